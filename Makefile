@@ -1,0 +1,85 @@
+# What a newcomer types. Every target makes the environment it needs; `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DEFAULT_GOAL := help
+
+# Two environments: .venv has everything (torch, vLLM), .venv-check is light, so that `make check` needs no torch.
+FULL := .venv/.installed-cpu .venv/.installed-self
+FULL_WITH_TOOLS := $(FULL) .venv/.installed-dev
+LIGHT := .venv-check/.installed-dev
+
+SOURCES := services shared headrace tests
+# Files that import one of these are type-checked where their types are installed (`make types`), all others in `make check`.
+HEAVY := torch|vllm|transformers|tokenizers|safetensors|huggingface_hub|datasets|pyarrow|matplotlib
+light_files = $$(grep -rLE --include='*.py' '^\s*(from|import) ($(HEAVY))\b' $(SOURCES))
+
+# node comes from a wheel, pyright from its own; neither is looked for outside, and nothing is downloaded at run time.
+export PYRIGHT_PYTHON_GLOBAL_NODE := 0
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: help demo test types check format lock clean
+.PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="--seed 1" is passed on
+	@.venv/bin/headrace demo $(ARGS)
+
+test: $(FULL_WITH_TOOLS) ## the whole suite: real vLLM, real Redis, real HTTP; then the types of every file
+	@status=0; \
+	.venv/bin/python -m pytest -m "not gpu" $(ARGS) || status=$$?; \
+	$(MAKE) --no-print-directory types || status=$$?; \
+	exit $$status
+
+check: $(LIGHT) ## format, lint, types, import rules, file sizes, unit tests without torch; under a minute
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target \
+		check-pyright check-mypy check-unit check-imports check-lint check-format
+
+check-format: $(LIGHT)
+	@.venv-check/bin/ruff format --check --quiet . || { echo "ruff format: run 'make format'"; exit 1; }
+
+check-lint: $(LIGHT)
+	@.venv-check/bin/ruff check --quiet .
+
+check-mypy: $(LIGHT)
+	@.venv-check/bin/mypy --follow-imports=silent $(light_files)
+
+check-pyright: $(LIGHT)
+	@.venv-check/bin/pyright --pythonpath .venv-check/bin/python $(light_files)
+
+check-imports: $(LIGHT)
+	@.venv-check/bin/lint-imports | tail -n +12
+
+check-unit: $(LIGHT)
+	@.venv-check/bin/python -m pytest -q -m "not gpu and not vllm and not slow" tests/unit tests/fundamentals
+
+types: $(FULL_WITH_TOOLS) ## mypy and pyright, strict, on every file, with torch and vLLM installed
+	@status=0; \
+	.venv/bin/mypy || status=$$?; \
+	.venv/bin/pyright --pythonpath .venv/bin/python || status=$$?; \
+	exit $$status
+
+format: $(LIGHT) ## format the code, fix what lint can fix
+	@.venv-check/bin/ruff check --fix-only --quiet .
+	@.venv-check/bin/ruff format .
+
+lock: $(LIGHT) ## resolve pyproject.toml anew and write requirements/*.txt
+	@.venv-check/bin/python requirements/lock.py
+
+clean: ## remove environments, caches and what runs left behind
+	rm -rf .venv .venv-check .headrace runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.installed-cpu: requirements/cpu.txt
+	@requirements/make_venv.sh new .venv cpu
+
+.venv/.installed-self: pyproject.toml .venv/.installed-cpu
+	@requirements/make_venv.sh self .venv
+
+.venv/.installed-dev: requirements/dev.txt .venv/.installed-cpu
+	@requirements/make_venv.sh add .venv dev
+
+.venv-check/.installed-dev: requirements/dev.txt
+	@requirements/make_venv.sh new .venv-check dev

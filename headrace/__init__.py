@@ -1,0 +1,1 @@
+"""What a user touches: command line, HTTP client, local launcher."""

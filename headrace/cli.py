@@ -1,0 +1,147 @@
+"""The command line: arguments in, a command called, errors out as sentences.
+
+    up, down, demo                                   cli_up.py, demo/command.py   processes on this machine
+    submit, runs, show, watch, stop, rollouts        cli_runs.py                  HTTP, wherever the service is
+
+Nothing heavy is imported before a command is known, so that `--help` is instant.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+from headrace import service_finder
+from shared.errors import HeadraceError
+
+AddParser = Callable[..., argparse.ArgumentParser]
+Command = Callable[[argparse.Namespace], int]
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = make_parser().parse_args(argv)
+    # Libraries log to whoever listens; here only sentences are for the person.
+    logging.getLogger().addHandler(logging.NullHandler())
+    command: Command = arguments.command
+    try:
+        return command(arguments)
+    except HeadraceError as error:
+        sys.stderr.write(f"headrace: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # `headrace runs | head`: the reader has seen enough.
+        sys.stderr.close()
+        return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="headrace", description="Asynchronous GRPO post-training of language models, as services."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_up(commands.add_parser)
+    _add_run_commands(commands.add_parser)
+    _add_demo(commands.add_parser)
+    return parser
+
+
+def _add_up(add_parser: AddParser) -> None:
+    up = add_parser(
+        "up",
+        help="start Redis and the services on this machine",
+        description="Starts an embedded Redis (or uses that of HEADRACE_REDIS_URL), the run API, the rewarder and the "
+        "generators, keeps them running, and ends all of them on Ctrl-C.",
+    )
+    service_finder.add_state_dir_argument(up)
+    up.add_argument("--generators", type=_positive, default=1, metavar="N", help="generator replicas (1)")
+    up.add_argument("--port", type=_port, help="port of the run API (8400, or the next free one)")
+    up.add_argument("--detach", action="store_true", help="return once it is up; `headrace down` ends it")
+    up.set_defaults(command=_up)
+    down = add_parser("down", help="end what `headrace up` started")
+    service_finder.add_state_dir_argument(down)
+    down.set_defaults(command=_down)
+
+
+def _add_run_commands(add_parser: AddParser) -> None:
+    submit = add_parser("submit", help="submit a run from a YAML or JSON file")
+    submit.add_argument("file", metavar="FILE")
+    submit.add_argument("--watch", action="store_true", help="then follow it")
+    submit.add_argument("--dry-run", action="store_true", help="only say whether it would be accepted")
+    _set(submit, "submit")
+    _set(add_parser("runs", help="list all runs"), "runs")
+    for name, text in (
+        ("show", "show one run: where it stands and what it is waiting for"),
+        ("watch", "follow a run live; Ctrl-C ends the watching, not the run"),
+        ("stop", "stop a run after the step it is in; it keeps a checkpoint"),
+        ("rollouts", "show what the model wrote in a step, with rewards"),
+    ):
+        command = add_parser(name, help=text)
+        command.add_argument("run", metavar="RUN", nargs="?", help="run id (the newest run)")
+        if name == "rollouts":
+            command.add_argument("--step", type=_positive, help="optimizer step (the newest one)")
+            command.add_argument("--limit", type=_positive, default=20, help="rollouts shown (20)")
+        _set(command, name)
+
+
+def _add_demo(add_parser: AddParser) -> None:
+    demo = add_parser("demo", help="train a small model from scratch through the real services")
+    demo.add_argument("--seed", type=_seed, default=0, help="of data, model and run (0)")
+    demo.add_argument("--state-dir", metavar="DIR", help="where everything is kept (a new one in ./.headrace)")
+    demo.add_argument("--keep", action="store_true", help="leave the services running at the end")
+    demo.set_defaults(command=_demo)
+
+
+def _set(parser: argparse.ArgumentParser, name: str) -> None:
+    service_finder.add_arguments(parser)
+
+    def command(arguments: argparse.Namespace) -> int:
+        from headrace import cli_runs
+
+        chosen: Command = getattr(cli_runs, name)
+        return chosen(arguments)
+
+    parser.set_defaults(command=command)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from headrace import cli_up
+
+    return cli_up.up(arguments)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from headrace import cli_up
+
+    return cli_up.down(arguments)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from headrace.demo import command
+
+    return command.demo(arguments)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{value} is no port")
+    return value

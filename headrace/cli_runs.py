@@ -1,0 +1,161 @@
+"""The commands that talk to a running service: submit, runs, show, watch, stop, rollouts."""
+
+import argparse
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace import service_finder, watch_view
+from headrace.client import ENDED, HeadraceClient
+from headrace.run_file import read_run_file
+from headrace.run_watch import RunWatch
+from headrace.watch import final_sentence, follow
+
+_PIPE_WIDTH = 120
+_MAX_SHOWN = 60
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """Submit a run file."""
+    config = read_run_file(Path(arguments.file))
+    with service_finder.connect(arguments) as client:
+        submission = client.check(config) if arguments.dry_run else client.submit(config)
+        for warning in submission.warnings:
+            _out(f"note: {warning}")
+        if arguments.dry_run:
+            _out(f"{arguments.file} is fine: it would be accepted")
+            for name, value in submission.derived.items():
+                _out(f"  {name}: {value}")
+            return 0
+        _out(f"submitted {submission.run_id}")
+        if arguments.watch:
+            return _watch(client, submission.run_id)
+        _out(f"follow it with `headrace watch {submission.run_id}`")
+    return 0
+
+
+def runs(arguments: argparse.Namespace) -> int:
+    """List all runs, newest first."""
+    with service_finder.connect(arguments) as client:
+        found = client.list()
+    if not found:
+        _out("there are no runs yet: submit one with `headrace submit FILE`")
+        return 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("run", "name", "status", "step", "trained", "dropped", "started", "took"):
+        table.add_column(column, justify="right" if column in ("step", "trained", "dropped", "took") else "left")
+    for run in found:
+        watch = RunWatch(run)
+        table.add_row(
+            watch.run_id,
+            str(run.get("name") or "-"),
+            Text(watch.status, style=watch_view.status_style(watch.status)),
+            f"{watch.step}/{watch.max_steps or '?'}",
+            str(watch.count("groups_trained")),
+            str(sum(watch.dropped.values())),
+            _local_time(run.get("started_at_s")),
+            _took(watch),
+        )
+    _console().print(table)
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Show one run as it stands."""
+    with service_finder.connect(arguments) as client:
+        run_id = service_finder.choose_run(client, arguments.run)
+        watch = RunWatch(client.get(run_id))
+        for metrics in client.metrics(run_id):
+            watch.take_metrics(metrics)
+    console = _console()
+    console.print(watch_view.panel(watch, now_s=time.time(), width=console.width))
+    _out(f"directory: {watch.run['run_dir']}")
+    return 0
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """Follow a run until it ends."""
+    with service_finder.connect(arguments) as client:
+        return _watch(client, service_finder.choose_run(client, arguments.run))
+
+
+def stop(arguments: argparse.Namespace) -> int:
+    """Ask a run to stop."""
+    with service_finder.connect(arguments) as client:
+        run = client.stop(service_finder.choose_run(client, arguments.run))
+    if run["status"] in ENDED:
+        _out(f"{run['run_id']} has ended already ({run['status']})")
+    else:
+        _out(f"{run['run_id']} stops after the step it is in and keeps a checkpoint in {run['run_dir']}/checkpoints")
+    return 0
+
+
+def rollouts(arguments: argparse.Namespace) -> int:
+    """Show what the model wrote in one step."""
+    with service_finder.connect(arguments) as client:
+        run_id = service_finder.choose_run(client, arguments.run)
+        rows = client.rollouts(run_id, step=arguments.step)
+    if not rows:
+        _out(f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts")
+        return 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{run_id}, step {rows[0].get('step')}")
+    for column in ("prompt", "completion", "reward", "advantage", "staleness"):
+        table.add_column(column, justify="left" if column in ("prompt", "completion") else "right")
+    for row in rows[: arguments.limit]:
+        table.add_row(
+            Text(_shortened(row.get("prompt"))),
+            Text(_shortened(row.get("completion"))),
+            _number(row.get("reward")),
+            _number(row.get("advantage")),
+            _number(row.get("staleness"), "d"),
+        )
+    _console().print(table)
+    if len(rows) > arguments.limit:
+        _out(f"{len(rows) - arguments.limit} more: --limit {len(rows)}")
+    return 0
+
+
+def _watch(client: HeadraceClient, run_id: str) -> int:
+    try:
+        seen = follow(client, run_id, console=_console())
+    except KeyboardInterrupt:
+        _out(f"stopped watching; {run_id} goes on (`headrace stop {run_id}` ends it)")
+        return 0
+    _out(final_sentence(seen.run))
+    return 1 if seen.status == "failed" else 0
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def _out(text: str) -> None:
+    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _local_time(seconds: Any) -> str:
+    if seconds is None:
+        return "-"
+    return datetime.fromtimestamp(float(seconds)).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _took(run: RunWatch) -> str:
+    gone_s = run.seconds_gone(time.time())
+    return "-" if gone_s is None else watch_view.clock(gone_s)
+
+
+def _number(value: Any, form: str = ".3f") -> str:
+    return f"{value:{form}}" if isinstance(value, int | float) else "-"
+
+
+def _shortened(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -1,0 +1,100 @@
+"""`headrace up`, in the foreground or detached, and `headrace down`."""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+from headrace import guarded_exec, launcher, process_table
+from headrace.service_specs import UpSettings, importable_environment
+from headrace.state_dir import StateDir, choose_state_dir
+from shared.errors import UserError
+
+_DETACHED_START_TIMEOUT_S = 120.0
+_DOWN_PATIENCE_S = 75.0
+_LOOK_EVERY_S = 0.1
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Start everything; return when it has been ended, or at once if detached."""
+    settings = UpSettings(
+        state_dir=choose_state_dir(arguments.state_dir),
+        num_generators=arguments.generators,
+        api_port=arguments.port,
+        redis_url=os.environ.get("HEADRACE_REDIS_URL") or None,
+    )
+    if arguments.detach:
+        return _up_detached(settings)
+    return launcher.run(settings, say=say)
+
+
+def down(arguments: argparse.Namespace) -> int:
+    """End a running launcher and wait until nothing of it is left."""
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    endpoint = state.endpoint()
+    if endpoint is None or not process_table.is_alive(endpoint.launcher):
+        say(f"nothing is running on {state.path}")
+        return 0
+    killed = process_table.end([endpoint.launcher], patience_s=_DOWN_PATIENCE_S)
+    if killed:
+        # The launcher did not get to it.
+        process_table.end(endpoint.processes.values(), patience_s=_DOWN_PATIENCE_S)
+        state.forget_endpoint()
+    say(f"stopped; runs and logs are in {state.path}")
+    return 0
+
+
+def start_detached(settings: UpSettings, *, outlives_us: bool) -> "subprocess.Popen[bytes]":
+    """Start a launcher in a session of its own; its words go to logs/launcher.log."""
+    state = StateDir(settings.state_dir)
+    state.make()
+    command = [] if outlives_us else guarded_exec.guard()
+    command += [sys.executable, "-m", "headrace", "up", "--state-dir", str(settings.state_dir)]
+    command += ["--generators", str(settings.num_generators)]
+    if settings.api_port is not None:
+        command += ["--port", str(settings.api_port)]
+    with (state.logs / "launcher.log").open("wb") as log_file:
+        return subprocess.Popen(
+            command,
+            env=importable_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            start_new_session=True,
+        )
+
+
+def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> str:
+    """Wait for the run API of a detached launcher; return its URL.
+
+    Raises:
+        UserError: The launcher ended, or the API did not answer in time.
+    """
+    state = StateDir(settings.state_dir)
+    deadline = time.monotonic() + _DETACHED_START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            said = (state.logs / "launcher.log").read_text(encoding="utf-8", errors="replace").strip()
+            raise UserError(said.removeprefix("headrace: ") or f"the launcher ended with {process.returncode}")
+        endpoint = state.endpoint()
+        if endpoint is not None and endpoint.launcher.pid == process.pid and endpoint.is_ready:
+            return endpoint.api_url
+        time.sleep(_LOOK_EVERY_S)
+    process.terminate()
+    raise UserError(f"headrace did not come up in {_DETACHED_START_TIMEOUT_S:.0f} s; the logs are in {state.logs}")
+
+
+def say(line: str) -> None:
+    """Print a line now, also into a pipe."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _up_detached(settings: UpSettings) -> int:
+    process = start_detached(settings, outlives_us=True)
+    api_url = wait_until_up(settings, process)
+    for line in launcher.announcement(StateDir(settings.state_dir), api_url):
+        say(line)
+    say("`headrace down` stops everything.")
+    return 0

@@ -1,0 +1,290 @@
+"""Talks to the run API over HTTP. This is the public Python interface of a running headrace.
+
+    with HeadraceClient("http://127.0.0.1:8400", api_key) as client:
+        submission = client.submit({"model": ..., "dataset_name": ..., "reward_funcs": [...]})
+        for event in client.events(submission.run_id):
+            print(event.kind, event.data)
+
+Runs are plain dictionaries, as the API sends them. Every failure is a HeadraceApiError whose text is a sentence.
+Nothing waits for ever, and proxies of the environment are not used.
+"""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+from urllib.parse import quote
+
+import httpx
+
+from shared.errors import HeadraceError
+
+Run = dict[str, Any]
+Rows = list[dict[str, Any]]
+ENDED = frozenset({"finished", "stopped", "failed"})
+"""Statuses from which a run never returns."""
+
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
+_SILENCE_S = 45.0
+"""The API sends a heartbeat every 15 s; three missed mean that the connection is dead."""
+
+
+class HeadraceApiError(HeadraceError):
+    """The run API refused, or could not be reached.
+
+    Args:
+        message: A sentence: the problem's ``detail``.
+        status: HTTP status; None if there was no answer.
+        problem: The RFC 9457 body, if there was one.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, problem: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.problem = dict(problem or {})
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The API's answer to a submit.
+
+    Args:
+        run: The run; None if it was only checked.
+        warnings: What may surprise; nothing that keeps the run from starting.
+        derived: What the settings amount to: steps, prompt groups, completions.
+    """
+
+    run: Run | None
+    warnings: tuple[str, ...]
+    derived: dict[str, Any]
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run that was made."""
+        if self.run is None:
+            raise HeadraceApiError("the run was only checked, not submitted")
+        return str(self.run["run_id"])
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened in a run: kind metrics, push, progress, status or log."""
+
+    id: str
+    kind: str
+    data: dict[str, Any]
+
+
+class HeadraceClient:
+    """A connection to one run API.
+
+    Args:
+        base_url: Of the run API, such as ``http://127.0.0.1:8400``.
+        key: Its API key; ``headrace up`` prints where it is.
+        timeout_s: Longest wait for an answer. Submitting reads the dataset and may take longer than the others.
+    """
+
+    def __init__(self, base_url: str, key: str, *, timeout_s: float = 120.0) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._key = key
+        self._http = httpx.Client(
+            base_url=self.base_url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(timeout_s, connect=5.0),
+            trust_env=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def another(self) -> "HeadraceClient":
+        """Return a client of the same API with connections of its own, for another thread."""
+        return HeadraceClient(self.base_url, self._key)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def submit(self, config: Mapping[str, Any]) -> Submission:
+        """Submit a run. A lost answer is asked for again without making a second run.
+
+        Raises:
+            HeadraceApiError: The config was refused (the sentence says why), or the API is away.
+        """
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        return _submission(self._object("POST", "/v1/runs", json=dict(config), headers=headers, num_tries=3))
+
+    def check(self, config: Mapping[str, Any]) -> Submission:
+        """Validate a run config, dataset, model and rewards included, without making a run."""
+        return _submission(self._object("POST", "/v1/runs", json=dict(config), params={"dry_run": "true"}))
+
+    def list(self) -> list[Run]:
+        """Return all runs, newest first."""
+        return self._pages("/v1/runs", "runs", "next_cursor", "cursor")
+
+    def get(self, run_id: str) -> Run:
+        """Return one run: config, status, reason, progress, and what it is waiting for."""
+        return self._object("GET", f"/v1/runs/{_quoted(run_id)}")
+
+    def stop(self, run_id: str) -> Run:
+        """Ask a run to stop after the step it is in; it keeps a checkpoint. Asking twice is harmless."""
+        return self._object("POST", f"/v1/runs/{_quoted(run_id)}/stop")
+
+    def metrics(self, run_id: str) -> Rows:
+        """Return the metrics of every optimizer step so far, oldest first."""
+        return self._pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics", "next_after_step", "after_step")
+
+    def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
+        """Return the rollouts trained in ``step``, or in the newest one that was logged."""
+        path = f"/v1/runs/{_quoted(run_id)}/rollouts"
+        if step is None:
+            # Between two pages a newer step could come; fix it first.
+            step = self._object("GET", path, params={"limit": 1})["step"]
+        return [] if step is None else self._pages(path, "rollouts", "next_offset", "offset", step=step)
+
+    def events(
+        self,
+        run_id: str,
+        *,
+        last_event_id: str | None = None,
+        patience_s: float = 60.0,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Event]:
+        """Yield events until the run has ended, reconnecting where the stream broke off.
+
+        Args:
+            run_id: The run.
+            last_event_id: Continue after this event; from the oldest that is kept if left out.
+            patience_s: How long the API may be away before this gives up.
+            stop: Set by another thread that has seen enough; noticed at the next event or reconnect.
+        """
+        stop = stop or threading.Event()
+        backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()
+        while not stop.is_set():
+            try:
+                for event in self._stream(run_id, last_event_id):
+                    last_event_id = event.id or last_event_id
+                    backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()
+                    yield event
+                    if stop.is_set() or (event.kind == "status" and event.data.get("final")):
+                        return
+                if self.get(run_id)["status"] in ENDED:
+                    return
+                answered_at = time.monotonic()
+            except HeadraceApiError as error:
+                is_away = error.status is None or error.status >= httpx.codes.INTERNAL_SERVER_ERROR
+                if not is_away or time.monotonic() - answered_at > patience_s:
+                    raise
+            stop.wait(backoff_s)
+            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+
+    def _stream(self, run_id: str, last_event_id: str | None) -> Iterator[Event]:
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
+        timeout = httpx.Timeout(_SILENCE_S, connect=5.0)
+        path = f"/v1/runs/{_quoted(run_id)}/events"
+        try:
+            with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+                if response.is_error:
+                    response.read()
+                    raise _refusal(response)
+                yield from parse_events(response.iter_lines())
+        except httpx.HTTPError as error:
+            raise self._away(error) from error
+
+    def _pages(self, path: str, items: str, next_name: str, parameter: str, **params: Any) -> Rows:
+        """Return the items of all pages."""
+        found: Rows = []
+        while True:
+            page = self._object("GET", path, params=params)
+            found += page[items]
+            if page.get(next_name) is None:
+                return found
+            params[parameter] = page[next_name]
+
+    def _object(self, method: str, path: str, *, num_tries: int = 1, **request: Any) -> dict[str, Any]:
+        for tries_left in reversed(range(num_tries)):
+            try:
+                response = self._http.request(method, path, **request)
+                break
+            except httpx.HTTPError as error:
+                if not tries_left:
+                    raise self._away(error) from error
+                time.sleep(_FIRST_BACKOFF_S)
+        else:
+            raise ValueError(f"num_tries={num_tries}")
+        if response.is_error:
+            raise _refusal(response)
+        try:
+            body = response.json()
+        except ValueError as error:
+            raise HeadraceApiError(f"{self.base_url} does not answer like a headrace run API") from error
+        if not isinstance(body, dict):
+            raise HeadraceApiError(f"{self.base_url} does not answer like a headrace run API")
+        return cast("dict[str, Any]", body)
+
+    def _away(self, error: httpx.HTTPError) -> HeadraceApiError:
+        if isinstance(error, httpx.TimeoutException):
+            return HeadraceApiError(f"the run API at {self.base_url} did not answer in time")
+        return HeadraceApiError(
+            f"the run API at {self.base_url} cannot be reached ({error}); is `headrace up` running?"
+        )
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[Event]:
+    """Turn lines of a server-sent event stream into events; comments (heartbeats) and malformed data are skipped."""
+    fields: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(":")
+            fields.setdefault(name, []).append(value.removeprefix(" "))
+            continue
+        event = _event(fields)
+        fields = {}
+        if event is not None:
+            yield event
+
+
+def _submission(body: Mapping[str, Any]) -> Submission:
+    return Submission(run=body.get("run"), warnings=tuple(body.get("warnings", ())), derived=body.get("derived", {}))
+
+
+def _event(fields: Mapping[str, list[str]]) -> Event | None:
+    if "data" not in fields:
+        return None
+    try:
+        data = json.loads("\n".join(fields["data"]))
+    except ValueError:
+        return None
+    if not isinstance(data, dict):
+        return None
+    kind = fields.get("event", ["message"])[-1]
+    return Event(id=fields.get("id", [""])[-1], kind=kind, data=cast("dict[str, Any]", data))
+
+
+def _refusal(response: httpx.Response) -> HeadraceApiError:
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):
+        return HeadraceApiError(
+            f"{response.request.url} answered {response.status_code}, and not like a headrace run API",
+            status=response.status_code,
+        )
+    body = cast("dict[str, Any]", problem)
+    return HeadraceApiError(str(body.get("detail") or body.get("title")), status=response.status_code, problem=body)
+
+
+def _quoted(run_id: str) -> str:
+    return quote(run_id, safe="")

@@ -1,0 +1,121 @@
+"""Draws what a run's metrics.jsonl says as a PNG: how it got better, how stale, how fast, what the pushes cost."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from shared.errors import UserError
+
+_BLUE, _ORANGE, _GREY = "#2a6f97", "#e07a2f", "#8a8a8a"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics log; a line torn by a crash is skipped.
+
+    Raises:
+        UserError: There is no such file.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            row: Any = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and "step" in row:
+            rows.append(cast("dict[str, Any]", row))
+    return rows
+
+
+def draw_curves(
+    rows: Sequence[dict[str, Any]],
+    png: Path,
+    *,
+    title: str,
+    accuracy: tuple[float, float] | None = None,
+) -> None:
+    """Write the picture.
+
+    Args:
+        rows: Of read_metrics.
+        png: Where to.
+        title: Above everything.
+        accuracy: Held-out accuracy before and after the run, drawn at its ends.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise UserError("drawing curves needs matplotlib: pip install 'headrace[demo]'") from None
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained")
+    figure.suptitle(title)
+    _draw_reward(axes[0][0], rows, accuracy)
+    _draw_staleness(axes[0][1], rows)
+    _draw_throughput(axes[1][0], rows)
+    _draw_pushes(axes[1][1], rows)
+    for axis in axes.flat:
+        axis.set_xlabel("optimizer step")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", alpha=0.25)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(frameon=False)
+    figure.savefig(png, dpi=110)
+    pyplot.close(figure)
+
+
+def _draw_reward(axis: Any, rows: Sequence[dict[str, Any]], accuracy: tuple[float, float] | None) -> None:
+    steps, rewards = _series(rows, "reward")
+    axis.set_title("reward of sampled completions")
+    axis.plot(steps, rewards, color=_BLUE, linewidth=1.4, label="mean reward")
+    if accuracy is not None and steps:
+        ends = [0.0, steps[-1]]
+        axis.plot(
+            ends, accuracy, "o", color=_ORANGE, clip_on=False, zorder=3, label="greedy accuracy, held-out prompts"
+        )
+        for step, value in zip(ends, accuracy, strict=True):
+            axis.annotate(f"{value:.2f}", (step, value), textcoords="offset points", xytext=(0, 8), ha="center")
+    if rewards and min(rewards) >= 0 and max(rewards) <= 1:
+        axis.set_ylim(-0.02, 1.08)
+
+
+def _draw_staleness(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    axis.set_title("staleness of trained groups (steps)")
+    steps, means = _series(rows, "staleness/mean")
+    axis.plot(steps, means, color=_BLUE, linewidth=1.4, label="mean")
+    steps, largest = _series(rows, "staleness/max")
+    axis.step(steps, largest, where="mid", color=_GREY, linewidth=0.9, label="largest")
+    axis.set_ylim(bottom=-0.05)
+
+
+def _draw_throughput(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    axis.set_title("tokens a second")
+    for name, color in (("generated", _BLUE), ("trained", _ORANGE)):
+        steps, values = _series(rows, f"throughput/{name}_tokens_per_s")
+        axis.plot(steps, values, color=color, linewidth=1.1, label=name)
+    axis.set_ylim(bottom=0)
+
+
+def _draw_pushes(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
+    axis.set_title("weight push (ms)")
+    for name, label, color in (
+        ("push/total_s", "whole push", _BLUE),
+        ("push/standstill_s", "generation stood still", _ORANGE),
+    ):
+        steps, values = _series(rows, name)
+        axis.plot(steps, [1000 * value for value in values], color=color, linewidth=1.1, label=label)
+    axis.set_ylim(bottom=0)
+
+
+def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+    """Return steps and values where the value is known."""
+    known = [row for row in rows if isinstance(row.get(name), int | float)]
+    return [float(row["step"]) for row in known], [float(row[name]) for row in known]

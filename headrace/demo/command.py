@@ -1,0 +1,229 @@
+"""`headrace demo`: makes a small model, then improves it with GRPO exactly as a user would.
+
+    launcher (a process of its own): Redis, run API, rewarder, generator
+        ^ started                ^ HTTP: submit, watch
+    warm-up  ----------------->  run file  ---> ... --->  accuracy before and after, curves, one line of JSON
+
+This process is a client and nothing more: what it knows of the run it learns from the public API and the run's
+directory.
+"""
+
+import argparse
+import contextlib
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace import cli_up, curves
+from headrace.client import HeadraceClient
+from headrace.demo import task
+from headrace.demo.outcome import Outcome, make_outcome
+from headrace.demo.settings import RUN_OPTIONS
+from headrace.run_watch import RunWatch
+from headrace.service_specs import UpSettings
+from headrace.state_dir import DEFAULT_STATE_DIR, StateDir
+from headrace.watch import follow
+from shared.errors import HeadraceError, UserError
+
+REWARD = "headrace.demo.reward:exact_answer"
+_STALL_S = 240.0
+_STOP_PATIENCE_S = 75.0
+_NUM_SHOWN = 8
+_PIPE_WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What exists before anything is submitted."""
+
+    splits: task.Splits
+    model_dir: Path
+    run_file: Path
+    seconds: float
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Run the demo; return 0 only if the model improved and nothing was lost on the way."""
+    began_at = time.monotonic()
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)
+    directory = _directory(arguments.state_dir, arguments.seed)
+    settings = UpSettings(state_dir=directory)
+    console.print(f"[bold]headrace demo[/]  seed {arguments.seed}, no GPU needed; everything is kept in {directory}")
+    with _services(settings, keep=arguments.keep, console=console) as process:
+        prepared = _prepare(directory, seed=arguments.seed, console=console)
+        api_url = cli_up.wait_until_up(settings, process)
+        with HeadraceClient(api_url, StateDir(directory).keys().api_key) as client:
+            run_id = _submit(client, prepared, console)
+            before = _evaluate(prepared.model_dir, prepared.splits)
+            console.print(
+                f"greedy accuracy on {len(prepared.splits.test)} held-out prompts before: [bold]{before[0]:.3f}[/]"
+            )
+            watch = follow(client, run_id, console=console, stall_s=_STALL_S)
+    if watch.status != "finished":
+        raise HeadraceError(f"the run {watch.status}: {watch.run.get('reason') or 'no reason was given'}")
+    after = _evaluate(Path(str(watch.run["run_dir"])) / "model", prepared.splits)
+    return _report(watch, prepared, before, after, seed=arguments.seed, began_at=began_at, console=console)
+
+
+def _directory(named: str | None, seed: int) -> Path:
+    """Return a new directory, so that no earlier demo's run is taken up again, or the one that was named."""
+    if named:
+        return Path(named).expanduser().absolute()
+    now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    return (Path(DEFAULT_STATE_DIR) / f"demo-{now}-seed-{seed}").absolute()
+
+
+@contextlib.contextmanager
+def _services(settings: UpSettings, *, keep: bool, console: Console) -> "Generator[subprocess.Popen[bytes]]":
+    """Start the launcher and end it, whatever happens in between."""
+    process = cli_up.start_detached(settings, outlives_us=keep)
+    try:
+        yield process
+    except BaseException:
+        _end(process)
+        console.print(f"everything was stopped; the logs are in {settings.state_dir / 'logs'}", highlight=False)
+        raise
+    if keep:
+        console.print(f"the services go on: end them with `headrace down --state-dir {settings.state_dir}`")
+    else:
+        _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=_STOP_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _prepare(directory: Path, *, seed: int, console: Console) -> Prepared:
+    """Make the data, the tokenizer and a model that is right some of the time, while the services start."""
+    started = time.monotonic()
+    model_dir, run_file, train_file = (directory / "demo" / name for name in ("model", "run.json", "train.jsonl"))
+    model_dir.mkdir(parents=True, exist_ok=True)
+    splits = task.make_splits(seed)
+    task.write_jsonl(train_file, splits.train)
+    console.print(f"the task: [cyan]{splits.test[0].prompt}[/]  ->  [cyan]{splits.test[0].answer}[/]", highlight=False)
+    with console.status("warm-up: loading torch"):
+        torch, transformers_logging = _quiet_torch()
+        # A small model trains no faster on two threads, and five times slower when the other core is busy.
+        torch.set_num_threads(1)
+    from headrace.demo.warmup import WarmupProgress, warm_up
+
+    with console.status("warm-up: imitating right answers") as status:
+
+        def show(progress: WarmupProgress) -> None:
+            status.update(
+                f"warm-up: imitating right answers, step {progress.step}, loss {progress.loss:.2f}, "
+                f"accuracy {progress.validation_accuracy:.2f}"
+            )
+
+        transformers_logging.disable_progress_bar()
+        try:
+            last = warm_up(model_dir, splits, seed=seed, on_progress=show)
+        except RuntimeError as error:
+            raise UserError(f"the warm-up failed: {error}") from error
+    config = {
+        **RUN_OPTIONS,
+        "name": f"demo-seed-{seed}",
+        "model": str(model_dir),
+        "dataset_name": str(train_file),
+        "reward_funcs": [REWARD],
+        "seed": seed,
+    }
+    run_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    seconds = time.monotonic() - started
+    console.print(f"warm-up: {last.step} steps of imitation in {seconds:.0f} s, then it is stopped on purpose")
+    return Prepared(splits, model_dir, run_file, seconds)
+
+
+def _quiet_torch() -> tuple[Any, Any]:
+    """Import torch and transformers, which take seconds, and keep their progress bars off the terminal."""
+    import torch
+    from transformers.utils import logging as transformers_logging
+
+    return torch, transformers_logging
+
+
+def _submit(client: HeadraceClient, prepared: Prepared, console: Console) -> str:
+    submission = client.submit(json.loads(prepared.run_file.read_text(encoding="utf-8")))
+    for warning in submission.warnings:
+        console.print(f"note: {warning}", markup=False, highlight=False)
+    console.print(f"submitted {submission.run_id} over HTTP; the run file is {prepared.run_file}", highlight=False)
+    return submission.run_id
+
+
+def _evaluate(model_dir: Path, splits: task.Splits) -> tuple[float, list[str]]:
+    from headrace.demo.evaluate import greedy_accuracy
+
+    return greedy_accuracy(
+        model_dir, [example.prompt for example in splits.test], [example.answer for example in splits.test]
+    )
+
+
+def _report(
+    watch: RunWatch,
+    prepared: Prepared,
+    before: tuple[float, list[str]],
+    after: tuple[float, list[str]],
+    *,
+    seed: int,
+    began_at: float,
+    console: Console,
+) -> int:
+    """Show what came of it; the last line is JSON."""
+    run_dir = Path(str(watch.run["run_dir"]))
+    metrics = curves.read_metrics(run_dir / "metrics.jsonl")
+    png = run_dir / "curves.png"
+    accuracy = (before[0], after[0])
+    curves.draw_curves(metrics, png, title=f"headrace demo, seed {seed}: reversing strings", accuracy=accuracy)
+    console.print(_comparison(prepared.splits, before[1], after[1]))
+    console.print(
+        f"greedy accuracy on {len(prepared.splits.test)} held-out prompts: "
+        f"[bold]{before[0]:.3f}[/] before, [bold green]{after[0]:.3f}[/] after"
+    )
+    for label, path in (("model", run_dir / "model"), ("checkpoints", run_dir / "checkpoints"), ("curves", png)):
+        console.print(f"{label:<12}{path}", markup=False, highlight=False, soft_wrap=True)
+    outcome: Outcome = make_outcome(
+        watch.run,
+        metrics,
+        seed=seed,
+        accuracy=accuracy,
+        seconds=time.monotonic() - began_at,
+        warmup_seconds=prepared.seconds,
+    )
+    problems = outcome.problems()
+    for problem in problems:
+        console.print(f"[bold red]not good enough:[/] {problem}", highlight=False)
+    cli_up.say(outcome.to_json())
+    return 1 if problems else 0
+
+
+def _comparison(splits: task.Splits, before: list[str], after: list[str]) -> Table:
+    """Return completions before and after, side by side: first of all prompts on which they differ."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("held-out prompt", "before", "after"):
+        table.add_column(column)
+    rows = sorted(zip(splits.test, before, after, strict=True), key=lambda row: row[1] == row[2])
+    for example, old, new in rows[:_NUM_SHOWN]:
+        cells = [Text(text or "(nothing)", style="green" if text == example.answer else "red") for text in (old, new)]
+        for cell, text in zip(cells, (old, new), strict=True):
+            cell.append(" ✓" if text == example.answer else " ✗")
+        table.add_row(example.prompt, *cells)
+    return table

@@ -1,0 +1,55 @@
+"""The demo's policy: a Qwen3 of about half a million weights, and a tokenizer that knows one token a letter.
+
+Made on the spot, so that nothing is downloaded. Embeddings are untied because vLLM's CPU path mishandles tied ones, and
+`head_dim` is explicit because Qwen3's default of 128 suits a larger model.
+"""
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from headrace.demo import task
+
+MAX_POSITIONS = 64
+_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+_FRAME = ("reverse ", " =")
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Tokens are the words around the letters, and the letters; a prompt needs no special token."""
+    vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_FRAME, *task.LETTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("reverse | =|."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCausalLM:
+    """Return a freshly initialised float32 model."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
+    return Qwen3ForCausalLM(config)

@@ -1,0 +1,123 @@
+"""What the demo ends with: numbers from the run's own record and metrics, and whether they are good enough.
+
+run record, metrics.jsonl, two accuracies --> Outcome --> problems(), the last line of JSON
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+MAX_ACCURACY_BEFORE, MIN_ACCURACY_AFTER = 0.5, 0.9
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The demo's result, in the order of its last line."""
+
+    seed: int
+    status: str
+    accuracy_before: float
+    accuracy_after: float
+    seconds: float
+    warmup_seconds: float
+    run_seconds: float
+    steps: int
+    staleness_mean: float
+    staleness_max: float
+    pushes: int
+    pushes_confirmed: int
+    groups_admitted: int
+    groups_trained: int
+    groups_dropped: int
+    groups_lost: int
+    generated_tokens_per_s: float
+
+    def to_json(self) -> str:
+        """Return one line of JSON, numbers rounded to what they mean."""
+        return json.dumps(
+            {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
+        )
+
+    def problems(self) -> list[str]:
+        """Return one sentence for each promise that was not kept."""
+        found: list[str] = []
+        if self.status != "finished":
+            found.append(f"the run {self.status} instead of finishing")
+        if self.accuracy_before > MAX_ACCURACY_BEFORE:
+            found.append(
+                f"the warmed-up model was right {self.accuracy_before:.0%} of the time already: "
+                f"more than {MAX_ACCURACY_BEFORE:.0%} leaves GRPO too little to show"
+            )
+        if self.accuracy_after < MIN_ACCURACY_AFTER:
+            found.append(
+                f"the model did not improve enough: right {self.accuracy_after:.1%} of the time, "
+                f"and {MIN_ACCURACY_AFTER:.0%} was to be reached"
+            )
+        if not self.pushes or self.pushes_confirmed != self.pushes:
+            found.append(f"only {self.pushes_confirmed} of {self.pushes} weight pushes were confirmed by the generator")
+        if self.groups_lost:
+            found.append(f"{self.groups_lost} of {self.groups_admitted} prompt groups were lost")
+        if self.staleness_max <= 0:
+            found.append("no group was ever stale: generation and training took turns instead of overlapping")
+        return found
+
+
+def make_outcome(
+    run: Mapping[str, Any],
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    seed: int,
+    accuracy: tuple[float, float],
+    seconds: float,
+    warmup_seconds: float,
+) -> Outcome:
+    """Compute the outcome; every count is the run's own, nothing is assumed.
+
+    Args:
+        run: The run's record after it ended.
+        metrics: The rows of its metrics log.
+        seed: Of the demo.
+        accuracy: Held-out greedy accuracy before and after the run.
+        seconds: Of the whole demo.
+        warmup_seconds: Of them, the supervised phase.
+    """
+    progress = cast("dict[str, Any]", run["progress"])
+    admitted, trained = int(progress["groups_admitted"]), int(progress["groups_trained"])
+    dropped = sum(int(number) for number in progress["groups_dropped"].values())
+    before, after = accuracy
+    return Outcome(
+        seed=seed,
+        status=str(run["status"]),
+        accuracy_before=before,
+        accuracy_after=after,
+        seconds=seconds,
+        warmup_seconds=warmup_seconds,
+        run_seconds=float(run["ended_at_s"] or 0.0) - float(run["started_at_s"] or 0.0),
+        steps=int(progress["step"]),
+        staleness_mean=_mean(metrics, "staleness/mean"),
+        staleness_max=max(_values(metrics, "staleness/max"), default=0.0),
+        pushes=int(progress["pushes"]),
+        pushes_confirmed=int(progress["pushes_confirmed"]),
+        groups_admitted=admitted,
+        groups_trained=trained,
+        groups_dropped=dropped,
+        groups_lost=admitted - trained - dropped,
+        generated_tokens_per_s=_rate(metrics, "throughput/generated_tokens_per_s"),
+    )
+
+
+def _values(metrics: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [float(row[name]) for row in metrics if isinstance(row.get(name), int | float)]
+
+
+def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
+    values = _values(metrics, name)
+    return sum(values) / len(values) if values else 0.0
+
+
+def _rate(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Return tokens over seconds: a mean of rates must weigh each step by how long it took."""
+    rows = [row for row in metrics if row.get(name) is not None and row.get("step_time")]
+    seconds = sum(float(row["step_time"]) for row in rows)
+    return sum(float(row[name]) * float(row["step_time"]) for row in rows) / seconds if seconds else 0.0

@@ -1,0 +1,29 @@
+"""The demo's hyperparameters, under TRL's names where TRL has the option.
+
+Chosen with a single-process simulation of the run in which the sampling policy was 2 or 4 steps stale. A small batch is
+enough because the warmed-up policy is right in some completions of most groups.
+"""
+
+from headrace.demo.task import MAX_ANSWER_TOKENS
+
+RUN_OPTIONS: dict[str, float | int | str] = {
+    "max_steps": 120,
+    "groups_per_step": 16,
+    "num_generations": 8,
+    "max_completion_length": MAX_ANSWER_TOKENS + 2,
+    "temperature": 1.0,
+    "learning_rate": 2e-4,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 10,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.99,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "loss_type": "dapo",
+    "epsilon": 0.2,
+    "epsilon_high": 0.28,
+    "vllm_importance_sampling_cap": 2.0,
+    "scale_rewards": "group",
+    "max_staleness": 4,
+}
+"""A run's options; the paths, the reward's name and the seed are the command's to add."""

@@ -1,0 +1,112 @@
+"""Supervised warm-up: imitate the careless teacher until every answer is one the teacher could have given.
+
+GRPO learns from groups whose rewards differ, so the policy must be able to be right, and often be wrong, when it
+starts. The phase ends by what the model does greedily on the validation split (a right answer or a clean copy) and not
+by time: it ends at the same skill on a fast machine and on a slow one. The held-out test split is not looked at.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from headrace.demo.evaluate import greedy_accuracy_of
+from headrace.demo.model import make_model, make_tokenizer
+from headrace.demo.task import Example, Splits, copy_of
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True)
+class WarmupPlan:
+    """When to stop, and how to get there."""
+
+    stop_at_teacher_like: float = 0.94
+    max_steps: int = 1_000
+    check_every_steps: int = 20
+    batch_examples: int = 128
+    learning_rate: float = 2e-3
+    ramp_steps: int = 50
+
+
+@dataclass(frozen=True)
+class WarmupProgress:
+    """One look at the model on the way; the last one is what the warm-up returns."""
+
+    step: int
+    loss: float
+    validation_accuracy: float
+    teacher_like: float
+    """Share of validation completions that are right or a clean copy."""
+    seconds: float
+
+
+def warm_up(
+    model_dir: Path,
+    splits: Splits,
+    *,
+    seed: int,
+    plan: WarmupPlan | None = None,
+    on_progress: Callable[[WarmupProgress], None] = lambda _: None,
+) -> WarmupProgress:
+    """Make a model and a tokenizer, train them, and save both in `model_dir` as transformers and vLLM load them.
+
+    Raises:
+        RuntimeError: `max_steps` went by and the model still answers as no teacher would.
+    """
+    plan = plan or WarmupPlan()
+    started = time.monotonic()
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / plan.ramp_steps))
+    prompts = [example.prompt for example in splits.validation]
+    answers = [example.answer for example in splits.validation]
+    batches = _batches(tokenizer, splits.warmup, batch_examples=plan.batch_examples, seed=seed)
+    for step in range(1, plan.max_steps + 1):
+        input_ids, labels, attention_mask = next(batches)
+        loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        ramp.step()
+        if step % plan.check_every_steps:
+            continue
+        accuracy, completions = greedy_accuracy_of(model, tokenizer, prompts, answers)
+        teacher_like = sum(
+            completion in (answer, copy_of(answer)) for completion, answer in zip(completions, answers, strict=True)
+        ) / len(answers)
+        progress = WarmupProgress(step, loss.item(), accuracy, teacher_like, time.monotonic() - started)
+        on_progress(progress)
+        if teacher_like >= plan.stop_at_teacher_like:
+            model.save_pretrained(model_dir)
+            tokenizer.save_pretrained(model_dir)
+            return progress
+    raise RuntimeError(
+        f"after {plan.max_steps} warm-up steps, under {plan.stop_at_teacher_like:.0%} of answers are right or a copy"
+    )
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], *, batch_examples: int, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield `input_ids_BT`, `labels_BT` (the prompt ignored) and `attention_mask_BT`, padded right, for ever."""
+    order = torch.Generator().manual_seed(seed)
+    prompts = tokenizer([example.prompt for example in examples], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([example.answer for example in examples], add_special_tokens=False)["input_ids"]
+    tokens = max(len(prompt) + len(answer) + 1 for prompt, answer in zip(prompts, answers, strict=True))
+    input_ids = torch.full((len(examples), tokens), tokenizer.pad_token_id)
+    labels = torch.full((len(examples), tokens), IGNORED_LABEL)
+    attention_mask = torch.zeros((len(examples), tokens), dtype=torch.long)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        whole = [*prompt, *answer, tokenizer.eos_token_id]
+        input_ids[row, : len(whole)] = torch.tensor(whole)
+        labels[row, len(prompt) : len(whole)] = torch.tensor(whole[len(prompt) :])
+        attention_mask[row, : len(whole)] = 1
+    while True:
+        for chosen in torch.randperm(len(examples), generator=order).split(batch_examples):  # type: ignore[no-untyped-call]
+            yield input_ids[chosen], labels[chosen], attention_mask[chosen]

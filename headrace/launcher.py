@@ -1,0 +1,210 @@
+"""Runs all of headrace on one machine: an embedded Redis and the services, as children of this process.
+
+    lock --> end leftovers --> redis --> trainer, rewarder, generators --> (Ctrl-C) --> end in order --> nobody left
+
+Nobody survives: a child is told when this process dies, every orphan is adopted, and what an earlier launcher that was
+killed outright left behind is ended first. What is true lives in Redis and in the runs' directories, so a crash of
+anything, this process included, costs work and no run.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import httpx
+
+from headrace import embedded_redis, process_table
+from headrace.service_specs import REDIS, TRAINER, UpSettings, choose_addresses, redis_spec, service_specs
+from headrace.state_dir import Endpoint, StateDir
+from headrace.supervised_process import ServiceSpec, SupervisedProcess
+from shared.errors import HeadraceError
+from shared.redis_connection import connect, wait_until_ready
+
+_REDIS_START_TIMEOUT_S = 60.0
+_READY_EVERY_S = 0.1
+_SLOW_START_S = 30.0
+_LEFTOVER_PATIENCE_S = 5.0
+_SWEEP_PATIENCE_S = 1.0
+
+
+def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
+    """Run until SIGINT or SIGTERM; return the exit status.
+
+    Raises:
+        UserError: Another launcher runs on this state directory, or it cannot be used.
+    """
+    state = StateDir(settings.state_dir)
+    state.make()
+    with state.lock():
+        _end_leftovers(state, say)
+        process_table.adopt_orphans()
+        return asyncio.run(Launcher(settings, state, say=say).run())
+
+
+class Launcher:
+    """One launch.
+
+    Args:
+        settings: What was asked for.
+        state: Its directory, locked.
+        say: Prints a line for the person at the terminal.
+    """
+
+    def __init__(self, settings: UpSettings, state: StateDir, *, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._state = state
+        self._say = say
+        self._keys = state.keys()
+        self._addresses = choose_addresses(settings)
+        self._running: list[SupervisedProcess] = []
+        self._is_ready = False
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        """Start everything, wait for a reason to stop, end everything."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                starting = tasks.create_task(self._start(tasks), name="start the services")
+                await self._stop.wait()
+                starting.cancel()
+                await self._end()
+        finally:
+            self._sweep()
+            self._state.forget_endpoint()
+        return self._exit_code
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def _start(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            redis_url = await self._start_redis(tasks)
+        except HeadraceError as error:
+            self._give_up(str(error))
+            return
+        specs = service_specs(
+            self._settings, self._state, keys=self._keys, addresses=self._addresses, redis_url=redis_url
+        )
+        for spec in specs:
+            self._supervise(spec, tasks)
+        await self._announce_when_ready()
+
+    async def _start_redis(self, tasks: asyncio.TaskGroup) -> str:
+        """Return the URL of a Redis that answers: the user's own, or the embedded one."""
+        redis_url = self._settings.redis_url
+        if redis_url is None:
+            password = self._keys.redis_password
+            redis_url = embedded_redis.url(self._addresses.redis, password)
+            self._supervise(redis_spec(self._state, port=self._addresses.redis, password=password), tasks)
+        client = connect(redis_url)
+        try:
+            await wait_until_ready(client, timeout_s=_REDIS_START_TIMEOUT_S)
+        finally:
+            await client.aclose()
+        return redis_url
+
+    def _supervise(self, spec: ServiceSpec, tasks: asyncio.TaskGroup) -> None:
+        service = SupervisedProcess(spec, say=self._say, on_start=self._write_endpoint)
+        self._running.append(service)
+        tasks.create_task(self._keep_alive(service), name=f"keep {spec.name} alive")
+
+    async def _keep_alive(self, service: SupervisedProcess) -> None:
+        code = await service.keep_alive()
+        if code is None:
+            return
+        if service.spec.is_essential:
+            self._give_up(f"headrace cannot run without {service.spec.name}")
+        else:
+            self._say("the rest goes on; correct what it says and start headrace again")
+
+    def _give_up(self, reason: str) -> None:
+        if not self._stop.is_set():
+            self._say(reason)
+            self._exit_code = 1
+            self._stop.set()
+
+    async def _announce_when_ready(self) -> None:
+        """Wait for the run API, then say where everything is."""
+        slow_at = time.monotonic() + _SLOW_START_S
+        async with httpx.AsyncClient(base_url=self._addresses.api_url, trust_env=False, timeout=2.0) as client:
+            while not await _answers(client):
+                await asyncio.sleep(_READY_EVERY_S)
+                if time.monotonic() > slow_at:
+                    slow_at = float("inf")
+                    self._say(f"still waiting for the run API; its log is {self._state.logs / 'trainer.log'}")
+        self._is_ready = True
+        self._write_endpoint()
+        for line in announcement(self._state, self._addresses.api_url):
+            self._say(line)
+
+    def _write_endpoint(self) -> None:
+        launcher = process_table.mark(os.getpid())
+        if launcher is None:
+            return
+        processes = {service.spec.name: service.process for service in self._running}
+        self._state.write_endpoint(
+            Endpoint(
+                api_url=self._addresses.api_url,
+                rewarder_url=self._addresses.rewarder_url,
+                generator_urls=self._addresses.generator_urls,
+                launcher=launcher,
+                processes={name: process for name, process in processes.items() if process is not None},
+                is_ready=self._is_ready,
+            )
+        )
+
+    async def _end(self) -> None:
+        """End the trainer while all it needs to save is there, then the others, then Redis."""
+        self._say("stopping (Ctrl-C again kills)")
+        first, last = (TRAINER,), (REDIS,)
+        between = tuple(s.spec.name for s in self._running if s.spec.name not in (TRAINER, REDIS))
+        for names in (first, between, last):
+            await asyncio.gather(*(self._end_one(s) for s in self._running if s.spec.name in names))
+
+    async def _end_one(self, service: SupervisedProcess) -> None:
+        if not await service.end(hurry=self._hurry):
+            self._say(f"{service.spec.name} did not end in time and was killed")
+
+    def _sweep(self) -> None:
+        """Kill whatever a service left behind."""
+        left = process_table.descendants(os.getpid())
+        process_table.end(left, patience_s=_SWEEP_PATIENCE_S)
+
+
+def announcement(state: StateDir, api_url: str) -> list[str]:
+    """Return what a person needs to know once the API answers."""
+    return [
+        "headrace is up.",
+        f"  API    {api_url}/v1/runs",
+        f"  key    {state.api_key_file} (the commands below find it by themselves)",
+        f"  logs   {state.logs}",
+        "Next: headrace submit FILE --watch    headrace runs    headrace watch    headrace stop",
+    ]
+
+
+async def _answers(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/readyz")).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _end_leftovers(state: StateDir, say: Callable[[str], None]) -> None:
+    """End the services of a launcher that was killed outright; the lock says that it is gone."""
+    endpoint = state.endpoint()
+    if endpoint is None:
+        return
+    left = [process for process in endpoint.processes.values() if process_table.is_alive(process)]
+    if left:
+        say(f"ending {len(left)} processes that an earlier launcher left behind")
+        process_table.end(left, patience_s=_LEFTOVER_PATIENCE_S)
+    state.forget_endpoint()

@@ -1,0 +1,85 @@
+"""Reads a run file: YAML or JSON whose keys are those of RunConfig.
+
+A path in it is meant from the file's own directory, so that a run file can lie beside its data and be submitted from
+anywhere. Whether the values make sense is the run API's to say; it says it in the same words to everyone.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, cast
+
+from shared.errors import UserError
+
+_PATHS = ("model", "dataset_name")
+_FLOAT = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.\d[\d_]*$")
+
+
+def read_run_file(path: Path) -> dict[str, Any]:
+    """Return the file's settings, with the paths in it made absolute.
+
+    Raises:
+        UserError: It cannot be read, is neither YAML nor JSON, or is not a table of settings.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    config: Any = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
+    if not isinstance(config, dict) or not config:
+        raise UserError(f"{path} must be a table of settings such as `model: NAME`")
+    settings = {str(name): value for name, value in cast("dict[object, Any]", config).items()}
+    return _with_absolute_paths(settings, path.resolve().parent)
+
+
+def _with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Replace a relative path by an absolute one where it exists; anything else may be a hub id."""
+    for name in _PATHS:
+        value = settings.get(name)
+        if isinstance(value, str) and value and (directory / Path(value).expanduser()).exists():
+            settings[name] = str((directory / Path(value).expanduser()).resolve())
+    return settings
+
+
+def _parse_json(text: str, path: Path) -> Any:
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        _refuse_doubles(names, path)
+        return dict(pairs)
+
+    try:
+        return json.loads(text, object_pairs_hook=table)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply for a run file") from None
+
+
+def _parse_yaml(text: str, path: Path) -> Any:
+    import yaml
+
+    def table(loader: Any, node: Any) -> Any:
+        _refuse_doubles([str(key.value) for key, _ in node.value], path)
+        return loader.construct_mapping(node)
+
+    # YAML 1.1 reads `1e-6` as text; here it is a number.
+    run_file_loader: Any = type("RunFileLoader", (yaml.SafeLoader,), {})
+    run_file_loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    run_file_loader.add_constructor("tag:yaml.org,2002:map", table)
+    try:
+        return yaml.load(text, run_file_loader)  # a SafeLoader: makes numbers, text, lists and tables alone
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{where}: not YAML ({error.problem})") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML ({error})") from error
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a run file: {error}") from error
+
+
+def _refuse_doubles(names: list[str], path: Path) -> None:
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise UserError(f"{path}: {', '.join(doubles)} is set twice")

@@ -1,0 +1,128 @@
+"""What is known of a run that is being watched: its record, its metrics by step, and what was said last.
+
+    GET run ------> |          |
+    GET metrics --> | RunWatch | --> watch_view.py
+    events -------> |          |
+
+No clock, no network, no terminal: fed by whoever has these, so that a test can feed it too.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, cast
+
+from headrace.client import ENDED, Event, Run
+
+_NUM_MESSAGES = 3
+_RATE_STEPS = 20
+
+
+class RunWatch:
+    """Everything the views show of one run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.by_step: dict[int, dict[str, float]] = {}
+        self.messages: deque[str] = deque(maxlen=_NUM_MESSAGES)
+
+    def take_run(self, run: Run) -> None:
+        """Note the newest record."""
+        self.run = run
+
+    def take_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Note one step; a step that was trained again after a crash replaces its first try and what came after."""
+        numbers = {
+            name: float(value)
+            for name, value in metrics.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        if "step" not in numbers:
+            return
+        step = int(numbers["step"])
+        if step in self.by_step and self.by_step[step] != numbers:
+            self.by_step = {known: old for known, old in self.by_step.items() if known < step}
+        self.by_step[step] = numbers
+
+    def take_event(self, event: Event) -> None:
+        """Note what a run said."""
+        if event.kind == "metrics":
+            self.take_metrics(event.data)
+        elif event.kind == "log" and isinstance(event.data.get("message"), str):
+            self.messages.append(event.data["message"])
+        elif event.kind == "push" and event.data.get("failed"):
+            failed = cast("dict[str, Any]", event.data["failed"])
+            self.messages += [f"push to {replica} failed: {reason}" for replica, reason in failed.items()]
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return str(self.run["run_id"])
+
+    @property
+    def title(self) -> str:
+        """The run's name, if it has one, and its id."""
+        name = self.run.get("name")
+        return f"{name} ({self.run_id})" if name else self.run_id
+
+    @property
+    def status(self) -> str:
+        """Its status."""
+        return str(self.run["status"])
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will never go on."""
+        return self.status in ENDED
+
+    @property
+    def waiting_for(self) -> str:
+        """What it is waiting for; empty if nothing."""
+        return "" if self.has_ended else str(self.run.get("waiting_for") or "")
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps made."""
+        return max([int(self._progress().get("step", 0)), *self.by_step])
+
+    @property
+    def max_steps(self) -> int:
+        """Optimizer steps there will be; 0 while unknown."""
+        return max(0, int(self._progress().get("max_steps", 0)))
+
+    def count(self, name: str) -> int:
+        """Return a count of the run's progress, such as ``groups_trained``."""
+        return int(self._progress().get(name, 0) or 0)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Groups dropped, by reason."""
+        return {str(reason): int(number) for reason, number in self._progress().get("groups_dropped", {}).items()}
+
+    @property
+    def num_in_flight(self) -> int:
+        """Groups admitted and neither trained nor dropped."""
+        return self.count("groups_admitted") - self.count("groups_trained") - sum(self.dropped.values())
+
+    def series(self, name: str) -> list[float]:
+        """Return a metric's values in the order of steps; steps without it are left out."""
+        return [row[name] for _, row in sorted(self.by_step.items()) if name in row]
+
+    def last(self, name: str) -> float | None:
+        """Return a metric's newest value."""
+        values = self.series(name)
+        return values[-1] if values else None
+
+    def seconds_gone(self, now_s: float) -> float | None:
+        """Return how long it has run, or how long it ran."""
+        started, ended = self.run.get("started_at_s"), self.run.get("ended_at_s")
+        return None if started is None else max(0.0, float(ended or now_s) - float(started))
+
+    def seconds_left(self) -> float | None:
+        """Return an estimate from the pace of the newest steps; None while there are too few."""
+        times = self.series("at_s")[-_RATE_STEPS:]
+        if self.has_ended or len(times) < 2 or not self.max_steps:
+            return None
+        return (self.max_steps - self.step) * (times[-1] - times[0]) / (len(times) - 1)
+
+    def _progress(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self.run.get("progress") or {})

@@ -1,0 +1,61 @@
+"""Finds the running headrace that a command means.
+
+--url, HEADRACE_URL  (with HEADRACE_API_KEY)   a service somewhere else
+--state-dir, HEADRACE_STATE_DIR, ./.headrace   the one `headrace up` runs here
+"""
+
+import argparse
+import os
+
+from headrace import process_table
+from headrace.client import HeadraceApiError, HeadraceClient
+from headrace.state_dir import StateDir, choose_state_dir
+from shared.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which service is meant."""
+    parser.add_argument("--url", help="run API of a service elsewhere; its key is taken from HEADRACE_API_KEY")
+    add_state_dir_argument(parser)
+
+
+def add_state_dir_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --state-dir."""
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="where `headrace up` keeps keys, Redis data, logs and runs (./.headrace)"
+    )
+
+
+def connect(arguments: argparse.Namespace) -> HeadraceClient:
+    """Return a client of the service that is meant.
+
+    Raises:
+        UserError: There is none; the sentence says where it was looked for.
+    """
+    url = arguments.url or (None if arguments.state_dir else os.environ.get("HEADRACE_URL"))
+    if url:
+        key = os.environ.get("HEADRACE_API_KEY", "")
+        if not key:
+            raise UserError(f"set HEADRACE_API_KEY to the API key of {url}")
+        if not url.startswith(("http://", "https://")):
+            raise UserError(f"{url} is no http:// or https:// address")
+        return HeadraceClient(url, key)
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    endpoint = state.endpoint()
+    if endpoint is None or not process_table.is_alive(endpoint.launcher):
+        raise UserError(f"no headrace service found (looked at {state.path}): start one with `headrace up`")
+    return HeadraceClient(endpoint.api_url, state.keys().api_key)
+
+
+def choose_run(client: HeadraceClient, run_id: str | None) -> str:
+    """Return the named run, or the newest one.
+
+    Raises:
+        HeadraceApiError: There is no run at all.
+    """
+    if run_id is not None:
+        return run_id
+    runs = client.list()
+    if not runs:
+        raise HeadraceApiError("there are no runs yet: submit one with `headrace submit FILE`")
+    return str(runs[0]["run_id"])

@@ -1,0 +1,166 @@
+"""The directory in which a launcher keeps what it must find again.
+
+    .headrace/         0700   one launcher at a time
+      keys/            0600   api_key, internal_key, redis_password: made once, used ever after
+      lock                    held by the launcher for as long as it lives
+      endpoint.json    0600   where the services are; there only while they run
+      logs/  redis/  runs/
+
+Secrets are in files of their own, so that a shell can say $(cat .headrace/keys/api_key).
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from shared.errors import UserError
+
+STATE_DIR_VARIABLE = "HEADRACE_STATE_DIR"
+DEFAULT_STATE_DIR = ".headrace"
+_KEY_BYTES = 24
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The secrets of one state directory."""
+
+    api_key: str = field(repr=False)
+    internal_key: str = field(repr=False)
+    redis_password: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ProcessMark:
+    """A process, told apart from a later one that got the same pid by when it started."""
+
+    pid: int
+    started_ticks: int
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a running launcher and its services are."""
+
+    api_url: str
+    rewarder_url: str
+    generator_urls: tuple[str, ...]
+    launcher: ProcessMark
+    processes: Mapping[str, ProcessMark]
+    is_ready: bool
+
+
+def choose_state_dir(named: str | None) -> Path:
+    """Return the directory of `--state-dir`, else of HEADRACE_STATE_DIR, else ./.headrace."""
+    return Path(named or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR).expanduser().absolute()
+
+
+class StateDir:
+    """Reads and writes one state directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs = path / "logs"
+        self.redis = path / "redis"
+        self.runs = path / "runs"
+        self.endpoint_file = path / "endpoint.json"
+        self.api_key_file = path / "keys" / "api_key"
+
+    def make(self) -> None:
+        """Create what is missing; others on this machine may not look inside.
+
+        Raises:
+            UserError: The directory cannot be made, or belongs to somebody else.
+        """
+        try:
+            for directory in (self.path, self.path / "keys", self.logs, self.redis, self.runs):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            # What is in here is never for a repository, wherever a user's project keeps its own ignore file.
+            (self.path / ".gitignore").write_text("*\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"the state directory {self.path} cannot be used ({error.strerror}); name another one with --state-dir"
+            ) from error
+
+    def lock(self) -> IO[str]:
+        """Return the open lock file: whoever has it is the only launcher here until it is closed.
+
+        Raises:
+            UserError: Another launcher has it.
+        """
+        file = (self.path / "lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(
+                f"headrace is already running on {self.path}; use it, end it with `headrace down`, "
+                "or start another one with --state-dir OTHER"
+            ) from None
+        return file
+
+    def keys(self) -> Keys:
+        """Return the keys; those that do not exist yet are made."""
+        return Keys(*(self._key(name) for name in ("api_key", "internal_key", "redis_password")))
+
+    def _key(self, name: str) -> str:
+        path = self.path / "keys" / name
+        if not path.exists() or not path.read_text(encoding="utf-8").strip():
+            write_privately(path, secrets.token_urlsafe(_KEY_BYTES) + "\n")
+        return path.read_text(encoding="utf-8").strip()
+
+    def write_endpoint(self, endpoint: Endpoint) -> None:
+        """Say where the services are."""
+        body = {
+            "api_url": endpoint.api_url,
+            "rewarder_url": endpoint.rewarder_url,
+            "generator_urls": list(endpoint.generator_urls),
+            "is_ready": endpoint.is_ready,
+            "launcher": _mark_to_json(endpoint.launcher),
+            "processes": {name: _mark_to_json(mark) for name, mark in endpoint.processes.items()},
+        }
+        write_privately(self.endpoint_file, json.dumps(body, indent=2) + "\n")
+
+    def endpoint(self) -> Endpoint | None:
+        """Return where the services are, or None if no launcher has said so."""
+        try:
+            body = json.loads(self.endpoint_file.read_text(encoding="utf-8"))
+            return Endpoint(
+                api_url=str(body["api_url"]),
+                rewarder_url=str(body["rewarder_url"]),
+                generator_urls=tuple(str(url) for url in body["generator_urls"]),
+                launcher=_mark_from_json(body["launcher"]),
+                processes={str(name): _mark_from_json(mark) for name, mark in body["processes"].items()},
+                is_ready=bool(body["is_ready"]),
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.endpoint_file} cannot be read ({error}); delete it") from error
+
+    def forget_endpoint(self) -> None:
+        """Nothing runs any more."""
+        self.endpoint_file.unlink(missing_ok=True)
+
+
+def write_privately(path: Path, text: str) -> None:
+    """Replace a file in one step; nobody but its owner can read it at any moment."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    aside.replace(path)
+
+
+def _mark_to_json(mark: ProcessMark) -> list[int]:
+    return [mark.pid, mark.started_ticks]
+
+
+def _mark_from_json(raw: Any) -> ProcessMark:
+    pid, started_ticks = raw
+    return ProcessMark(int(pid), int(started_ticks))

@@ -1,0 +1,165 @@
+"""One service kept alive: started, started again when it crashes, and ended when asked.
+
+    start --> runs --> exit 2 or 3   its own refusal: not started again, its message is shown
+                |----> any other exit: started again after a pause that doubles, up to ten seconds
+                +----> end(): SIGTERM, and SIGKILL to its process group when its time is up
+
+Exit codes are the services' contract: 0 asked to stop, 1 crash, 2 a user's error, 3 replaced by a newer process.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace import guarded_exec, process_table
+from headrace.state_dir import ProcessMark
+
+USER_ERROR, FENCED = 2, 3
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 10.0
+_HEALTHY_AFTER_S = 60.0
+_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """How one service is run."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    log_path: Path
+    is_essential: bool
+    stop_timeout_s: float
+
+
+class SupervisedProcess:
+    """Runs one service.
+
+    Args:
+        spec: How it is run.
+        say: Prints a line for the person at the terminal.
+        on_start: Called after each start, for whoever keeps book of pids.
+    """
+
+    def __init__(self, spec: ServiceSpec, *, say: Callable[[str], None], on_start: Callable[[], None]) -> None:
+        self.spec = spec
+        self.process: ProcessMark | None = None
+        self._say = say
+        self._on_start = on_start
+        self._is_ending = asyncio.Event()
+        self._has_ended = asyncio.Event()
+        self._log_starts_at = 0
+
+    async def keep_alive(self) -> int | None:
+        """Run until `end` is called (returns None) or the service refuses (returns its exit code)."""
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while not self._is_ending.is_set():
+                started_at = time.monotonic()
+                code = await self._run_once()
+                if self._is_ending.is_set():
+                    return None
+                if code in (USER_ERROR, FENCED):
+                    self._say(f"{self.spec.name} gave up: {self.last_words()} (log: {self.spec.log_path})")
+                    return code
+                if time.monotonic() - started_at > _HEALTHY_AFTER_S:
+                    pause_s = _FIRST_PAUSE_S
+                last_words = f" ({self.last_words()})" if code > 0 else ""
+                self._say(
+                    f"{self.spec.name} {_describe(code)}{last_words}; starting it again in {pause_s:.1f} s "
+                    f"(log: {self.spec.log_path})"
+                )
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_ending.wait(), timeout=pause_s)
+                pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            return None
+        finally:
+            self._has_ended.set()
+
+    async def end(self, *, hurry: asyncio.Event) -> bool:
+        """Ask it to end and wait; kill it when its time is up or `hurry` is set.
+
+        Returns:
+            False if it had to be killed.
+        """
+        self._is_ending.set()
+        process = self.process
+        if process is not None and process_table.is_alive(process):
+            _signal(process, signal.SIGTERM)
+        if await _first_of(self._has_ended, hurry, timeout_s=self.spec.stop_timeout_s):
+            return True
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        await self._has_ended.wait()
+        return False
+
+    def last_words(self) -> str:
+        """Return the last message the service logged since it was started."""
+        try:
+            with self.spec.log_path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_starts_at, size - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return "no log"
+        return next((said for line in reversed(lines) if (said := _message_of(line))), "it said nothing")
+
+    async def _run_once(self) -> int:
+        with self.spec.log_path.open("ab") as log_file:
+            self._log_starts_at = log_file.seek(0, os.SEEK_END)
+            child = await asyncio.create_subprocess_exec(
+                *guarded_exec.guard(),
+                *self.spec.command,
+                env=dict(self.spec.environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                # Ctrl-C at the terminal is the launcher's to hear; it ends its services in order.
+                start_new_session=True,
+            )
+        self.process = process_table.mark(child.pid)
+        self._on_start()
+        if self._is_ending.is_set() and self.process is not None:
+            _signal(self.process, signal.SIGTERM)
+        return await child.wait()
+
+
+def _signal(process: ProcessMark, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit status {code}"
+
+
+def _message_of(line: str) -> str:
+    """Return what a log line says, whether it is JSON or plain."""
+    line = line.strip()
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            return str(json.loads(line)["message"])
+    return line
+
+
+async def _first_of(event: asyncio.Event, hurry: asyncio.Event, *, timeout_s: float) -> bool:
+    """Wait for either event; return whether the first one came."""
+    waits = [
+        asyncio.create_task(event.wait(), name="wait for the end"),
+        asyncio.create_task(hurry.wait(), name="wait for hurry"),
+    ]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waits:
+            task.cancel()
+    return event.is_set()

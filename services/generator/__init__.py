@@ -1,0 +1,1 @@
+"""vLLM generation service: prompts in, whole groups of completions out, weights received in flight."""

@@ -1,0 +1,70 @@
+"""Entry point: ``python -m services.generator``.
+
+    HTTP server --+
+    run follower -+-- whichever ends first ends the process
+    signals ------+
+    weight alarm -+
+
+Exit codes: 0 asked to stop; 1 failed, start me again; 2 something is set wrong, do not.
+"""
+
+import argparse
+import sys
+
+from services.generator.vllm_environment import end_with_parent
+
+if __name__ == "__mp_main__":  # vLLM's child processes import this module first of all
+    end_with_parent()
+
+_HELP = """\
+Samples completions for the run that is current in Redis. Everything is set by environment variables:
+
+  HEADRACE_REDIS_URL        where Redis is (redis://127.0.0.1:6379/0)
+  HEADRACE_HOST, _PORT      where to listen (127.0.0.1, 8000)
+  HEADRACE_ADVERTISE_URL    where the trainer reaches this replica (http://HOST:PORT)
+  HEADRACE_API_KEY          bearer key of /v1
+  HEADRACE_INTERNAL_KEY     bearer key of /internal
+  HEADRACE_REPLICA_ID       stable name of this replica (host name)
+  HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}
+  HEADRACE_METRICS_PORT     port of /metrics; 0 is off (0)
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the service and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.generator", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args(argv)
+
+    import os
+
+    from services.generator.settings import read_settings
+    from services.generator.vllm_environment import is_cpu_build, set_environment
+    from shared.errors import UserError
+    from shared.logs import configure_logging
+
+    try:
+        settings = read_settings()
+        configure_logging(settings.log_level)
+        set_environment(os.environ, is_cpu=is_cpu_build(), log_level=settings.log_level)
+
+        from services.generator.process import run_process
+
+        return run_process(settings)
+    except UserError as error:
+        print(f"generator: {error}", file=sys.stderr)  # noqa: T201  a person reads this
+        return 2
+
+
+def _exit(code: int) -> None:
+    """End now: threads that load a model or serve metrics are not waited for."""
+    import os
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main())

@@ -1,0 +1,95 @@
+"""The generator's HTTP application: health, the weight routes for the trainer, the policy for everyone with a key.
+
+    /livez  /readyz          open
+    /internal/v1/weights...  internal key
+    /v1/...                  API key
+
+It is up before vLLM is, so that what the replica waits for can be asked.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from services.generator.openai_routes import PATHS, OpenAiRoutes
+from services.generator.service_state import ServiceState
+from services.generator.settings import GeneratorSettings
+from shared.errors import UserError
+from shared.http_guard import HttpGuard, problem
+
+_GRACEFUL_SHUTDOWN_S = 5
+
+
+def make_app(
+    settings: GeneratorSettings, *, state: ServiceState, openai: OpenAiRoutes, weight_routes: APIRouter
+) -> HttpGuard:
+    """Return the guarded application."""
+    app = FastAPI(title="headrace generator", docs_url=None, redoc_url=None)
+    app.include_router(weight_routes)
+    app.router.routes.extend(Route(path, openai, methods=methods) for path, methods in PATHS.items())
+
+    @app.get("/livez")
+    async def livez() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        reason = state.why_not_ready()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "waiting", "reason": reason}, status_code=503)
+
+    @app.exception_handler(HTTPException)
+    async def refuse(_: Request, error: HTTPException) -> JSONResponse:
+        body = problem(error.status_code, str(error.detail), f"{error.detail}.")
+        return JSONResponse(body, error.status_code, error.headers, media_type="application/problem+json")
+
+    assert livez and readyz and refuse
+    keys = {"/": settings.api_key.get_secret_value(), "/internal/": settings.internal_key.get_secret_value()}
+    return HttpGuard(app, keys=keys)
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn on a socket that is bound before anything slow happens; signals are left to the caller."""
+
+    def __init__(self, settings: GeneratorSettings) -> None:
+        self._socket = _bind(settings.host, settings.port)
+        self.port: int = self._socket.getsockname()[1]
+        super().__init__(uvicorn.Config(_not_yet, log_config=None, access_log=False, lifespan="off",
+                                        timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S))  # fmt: skip
+
+    async def answer(self, app: ASGIApp) -> None:
+        """Serve until ``should_exit`` is set."""
+        self.config.app = app
+        await self.serve(sockets=[self._socket])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install no signal handlers."""
+        yield
+
+
+async def _not_yet(*_: Any) -> None:
+    raise AssertionError("the application is given to answer()")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror}; set HEADRACE_PORT to a free port"
+        ) from error
+    return bound

@@ -1,0 +1,24 @@
+"""What a generator replica counts, for Prometheus, on a port of its own."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+
+class GeneratorMetrics:
+    """Metrics of one process, in a registry of their own: vLLM's stay out of it."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.tokens = Counter("headrace_generated_tokens", "Tokens sampled for prompt groups", registry=self.registry)
+        self.published = Counter("headrace_groups_generated", "Groups published whole", registry=self.registry)
+        self.duplicates = Counter(
+            "headrace_groups_generated_twice", "Groups another replica had published already", registry=self.registry
+        )
+        self.inflight = Gauge("headrace_groups_in_flight", "Groups in the engine", registry=self.registry)
+        self.policy_version = Gauge(
+            "headrace_generator_policy_version", "Policy version held; -1 is none", registry=self.registry
+        )
+        self.held = Gauge("headrace_generator_held", "1 while decoding is held for a push", registry=self.registry)
+
+    def serve(self, *, host: str, port: int) -> None:
+        """Answer /metrics from a thread of its own, so that a busy event loop can still be watched."""
+        start_http_server(port, addr=host, registry=self.registry)

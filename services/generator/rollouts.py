@@ -1,0 +1,87 @@
+"""Turns what the engine sampled into the rows that travel: pure, no engine in sight.
+
+prompt ids          p p p p
+completion ids              c c c c c     end-of-sequence included
+token_ids           p p p p c c c c c
+loss_mask           0 0 0 0 1 1 1 1 1
+logprobs                    l l l l l     over sampled tokens
+version_spans               3 3|4 4 4     policy versions 3 and 4: weights changed mid-completion
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask, unpack_ids
+from shared.errors import MessageError
+from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp, Turn, VersionSpan
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled sequence, as the engine gave it. ``spans`` are (version label, start, end) over ``token_ids``."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    spans: Sequence[tuple[str, int, int]]
+    finish_reason: str
+
+
+def completed_group(
+    prompt: PromptGroup, completions: Sequence[Completion], *, claimed_at_s: float, generated_at_s: float, by: str
+) -> CompletedGroup:
+    """Return the whole group.
+
+    Raises:
+        MessageError: The engine returned something that must not be trained on.
+    """
+    if len(completions) != prompt.num_generations:
+        raise MessageError(f"the engine returned {len(completions)} completions instead of {prompt.num_generations}")
+    prompt_ids = unpack_ids(prompt.prompt_ids)
+    return CompletedGroup(
+        prompt=prompt,
+        rollouts=tuple(
+            _rollout(prompt.group_id, branch, prompt_ids, completion, claimed_at_s, generated_at_s)
+            for branch, completion in enumerate(completions)
+        ),
+        stamps=(Stamp("claimed", claimed_at_s, by), Stamp("generated", generated_at_s, by)),
+    )
+
+
+def _rollout(
+    group_id: str, branch: int, prompt_ids: Ids, completion: Completion, started_at_s: float, ended_at_s: float
+) -> Rollout:
+    rollout_id = f"{group_id}-{branch}"
+    num_prompt, num_sampled = len(prompt_ids), len(completion.token_ids)
+    if num_sampled == 0:
+        raise MessageError(f"rollout {rollout_id} has no sampled token")
+    if len(completion.logprobs) != num_sampled:
+        raise MessageError(f"rollout {rollout_id} has {len(completion.logprobs)} logprobs for {num_sampled} tokens")
+    if not all(map(math.isfinite, completion.logprobs)):
+        raise MessageError(f"rollout {rollout_id} has a logprob that is no finite number: the weights have diverged")
+    return Rollout(
+        rollout_id=rollout_id,
+        group_id=group_id,
+        branch=branch,
+        token_ids=pack_ids([*prompt_ids.tolist(), *completion.token_ids]),
+        loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
+        logprobs=pack_logprobs(completion.logprobs),
+        version_spans=_version_spans(rollout_id, completion),
+        turns=(
+            Turn("assistant", num_prompt, num_prompt + num_sampled, completion.finish_reason, started_at_s, ended_at_s),
+        ),
+        completion=completion.text,
+    )
+
+
+def _version_spans(rollout_id: str, completion: Completion) -> tuple[VersionSpan, ...]:
+    """Return the spans with the labels as policy versions; tokens nobody vouches for are refused."""
+    end = 0
+    for label, start, stop in completion.spans:
+        if start != end or stop <= start or not label.isdecimal():
+            raise MessageError(f"rollout {rollout_id} was sampled under weights without a version: {completion.spans}")
+        end = stop
+    if end != len(completion.token_ids):
+        raise MessageError(f"rollout {rollout_id} has versions for {end} of its {len(completion.token_ids)} tokens")
+    return tuple(VersionSpan(int(label), start, stop) for label, start, stop in completion.spans)

@@ -1,0 +1,181 @@
+"""Serves the run the fleet is pointed at, one after the other, with as few engine starts as possible.
+
+    wait for a current run --> registered --> engine --> weights --> generate --+
+         ^                                                                      |
+         +---------- ended, vanished, or another run is current ----------------+
+
+The engine is kept when the next run needs the same one, and replaced in place otherwise: it lives in child processes, so
+nothing of it stays behind in this one.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Protocol
+
+from services.generator.engine import Engine, EngineDiedError, start_engine
+from services.generator.engine_spec import EngineSpec, spec_for
+from services.generator.generation_loop import GenerationLoop, WeightGate
+from services.generator.metrics import GeneratorMetrics
+from services.generator.openai_routes import OpenAiRoutes
+from services.generator.registration import registered
+from services.generator.service_state import ServiceState
+from services.generator.settings import GeneratorSettings
+from shared.errors import StateLostError, UserError
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, wait_until_ready
+from shared.run_config import RunConfig
+from shared.run_store import TERMINAL, RunRecord, RunStore
+
+log = logging.getLogger(__name__)
+
+
+class Receiver(WeightGate, Protocol):
+    """What this loop needs of weight_receiver.py."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether decoding is held for a push."""
+        ...
+
+    def attach(self, engine: Any, *, run_id: str, model: str, dtype: str) -> None:
+        """Receive this run's weights into ``engine``; nothing is held yet."""
+        ...
+
+    def detach(self) -> None:
+        """The run is over."""
+        ...
+
+
+class RunFollower:
+    """Follows the current run.
+
+    Args:
+        settings: Of this process.
+        redis: Client of redis_connection.py.
+        receiver: Receives weights.
+        state: Told what is being waited for.
+        openai: Given the engine to answer with.
+        metrics: Counts.
+        url: Where the trainer reaches this replica.
+    """
+
+    def __init__(
+        self,
+        settings: GeneratorSettings,
+        *,
+        redis: Redis,
+        receiver: Receiver,
+        state: ServiceState,
+        openai: OpenAiRoutes,
+        metrics: GeneratorMetrics,
+        url: str,
+    ) -> None:
+        self._settings = settings
+        self._redis = redis
+        self._store = RunStore(redis)
+        self._receiver = receiver
+        self._state = state
+        self._openai = openai
+        self._metrics = metrics
+        self._url = url
+        self._engine: Engine | None = None
+
+    async def run(self, *, has_cuda: bool) -> None:
+        """Serve runs until cancelled.
+
+        Raises:
+            EngineDiedError: vLLM failed; start this process again.
+            UnavailableError: Redis stayed away.
+        """
+        try:
+            while True:
+                record = await self._next_run()
+                log.info("serving run %s", record.run_id)
+                try:
+                    await self._serve(record, has_cuda=has_cuda)
+                except* StateLostError as lost:
+                    log.error("run %s: %s", record.run_id, lost.exceptions[0])  # noqa: TRY400  a sentence is enough
+                    self._state.wait_for("the run's streams are gone from Redis")
+                    await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
+                    await asyncio.sleep(1)
+        finally:
+            self._openai.close()
+            if self._engine is not None:
+                await asyncio.shield(self._engine.shutdown())
+
+    async def _next_run(self) -> RunRecord:
+        self._state.wait_for("no run yet")
+        while True:
+            run_id = await self._store.current_run()
+            record = await self._store.get(run_id) if run_id is not None else None
+            if record is not None and record.status not in TERMINAL:
+                return record
+            await asyncio.sleep(self._settings.poll_every_s)
+
+    async def _is_current(self, run_id: str) -> bool:
+        if await self._store.current_run() != run_id:
+            return False
+        record = await self._store.get(run_id)
+        return record is not None and record.status not in TERMINAL
+
+    async def _serve(self, record: RunRecord, *, has_cuda: bool) -> None:
+        config, keys, name = record.parsed_config(), RunKeys(record.run_id), self._settings.name
+        patience_s = self._settings.redis_patience_s
+        async with registered(self._redis, keys, replica_id=name, url=self._url, patience_s=patience_s):
+            try:
+                engine = await self._engine_for(spec_for(config, has_cuda=has_cuda), has_cuda=has_cuda)
+            except UserError as error:
+                log.error("run %s cannot be served: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
+                self._state.wait_for(f"this run's model cannot be loaded: {error}")
+                while await self._is_current(record.run_id):
+                    await asyncio.sleep(self._settings.poll_every_s)
+                return
+            self._receiver.attach(engine.client, run_id=record.run_id, model=config.model, dtype=config.dtype)
+            self._state.serve()
+            try:
+                await self._generate(record.run_id, keys, config, engine)
+            finally:
+                self._receiver.detach()
+
+    async def _engine_for(self, spec: EngineSpec, *, has_cuda: bool) -> Engine:
+        if self._engine is not None and self._engine.spec == spec:
+            return self._engine
+        self._state.wait_for("loading the model")
+        self._openai.close()
+        if self._engine is not None:
+            await self._engine.shutdown()
+            self._engine = None
+        self._engine = await start_engine(
+            spec,
+            extra_args=self._settings.engine_args,
+            has_cuda=has_cuda,
+            timeout_s=self._settings.engine_start_timeout_s,
+        )
+        await self._openai.open(self._engine)
+        return self._engine
+
+    async def _generate(self, run_id: str, keys: RunKeys, config: RunConfig, engine: Engine) -> None:
+        loop = GenerationLoop(
+            self._redis,
+            keys=keys,
+            config=config,
+            engine=engine,
+            gate=self._receiver,
+            replica_id=self._settings.name,
+            metrics=self._metrics,
+            patience_s=self._settings.redis_patience_s,
+        )
+        generating = asyncio.create_task(loop.run(), name=f"generate for {run_id}")
+        try:
+            while not generating.done() and await self._is_current(run_id):
+                self._state.required_version = loop.required_version
+                self._metrics.policy_version.set(self._receiver.policy_version)
+                self._metrics.held.set(self._receiver.is_held)
+                if engine.is_dead:
+                    raise EngineDiedError("vLLM's engine died; its own log lines above say why")
+                await asyncio.wait({generating}, timeout=self._settings.poll_every_s)
+        finally:
+            generating.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await generating

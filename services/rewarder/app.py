@@ -1,0 +1,171 @@
+"""The rewarder's HTTP side: look at reward functions, check them before a run starts, score a batch now.
+
+    GET  /v1/rewards         the built-in functions
+    POST /v1/rewards/check   can these be called, and what do they need?
+    POST /v1/score           outcomes and weighted sums for a batch
+    GET  /livez, /readyz     open, without data
+
+Runs need none of this but the check at submit: their groups come and go over streams. Errors are RFC 9457 problem+json
+and never repeat what was sent.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from services.rewarder.bodies import (
+    ChatMessage,
+    CheckRequest,
+    Health,
+    OutcomeBody,
+    ProblemBody,
+    RewardFunctionInfo,
+    RewardFunctions,
+    ScoreReply,
+    ScoreRequest,
+)
+from services.rewarder.built_in_rewards import BUILT_INS
+from services.rewarder.reward_call import RewardCall, printable
+from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
+from services.rewarder.worker_frames import Inspected, Refused
+from shared.errors import UserError
+from shared.http_guard import problem
+
+PROBLEM_JSON = "application/problem+json"
+LANE = "http"
+NotReady = Callable[[], Awaitable[str | None]]
+"""Answers why the service is not ready, or None."""
+
+
+def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
+    """Return the application, to be wrapped in HttpGuard."""
+    app = FastAPI(title="headrace rewarder", version="1", summary="Scores completions with TRL's reward functions")
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(UserError, _user_error)
+    app.add_exception_handler(Exception, _bug)
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"model": ProblemBody, "description": text, "content": {PROBLEM_JSON: {}}}
+        for status, text in ((401, "Key required"), (413, "Body too large"), (422, "What is wrong, per field"))
+    }
+
+    @app.get("/livez", summary="The event loop turns")
+    async def livez() -> Health:
+        return Health(status="alive")
+
+    @app.get("/readyz", summary="Redis answers, workers are warm, a known sum was judged right")
+    async def readyz() -> JSONResponse:
+        reason = await why_not_ready()
+        if reason is not None:
+            return _problem(503, "Not ready", reason)
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/v1/rewards", summary="Built-in reward functions", responses={401: errors[401]})
+    async def list_rewards() -> RewardFunctions:
+        return RewardFunctions(
+            reward_funcs=[
+                RewardFunctionInfo(
+                    name=name,
+                    kind="built-in",
+                    summary=known.summary,
+                    required_columns=[list(columns) for columns in known.columns],
+                )
+                for name, known in BUILT_INS.items()
+            ]
+        )
+
+    @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=errors)
+    async def check_rewards(body: CheckRequest) -> RewardFunctions:
+        found = await scorer.check(list(dict.fromkeys(body.reward_funcs)))
+        refused = {name: what.detail for name, what in found.items() if isinstance(what, Refused)}
+        if refused:
+            raise UnknownRewardsError(refused)
+        return RewardFunctions(
+            reward_funcs=[
+                RewardFunctionInfo(
+                    name=name, kind=what.kind, summary=what.summary, required_columns=what.required_columns
+                )
+                for name, what in found.items()
+                if isinstance(what, Inspected)
+            ]
+        )
+
+    @app.post("/v1/score", summary="Score completions now", responses=errors)
+    async def score(body: ScoreRequest) -> ScoreReply:
+        functions = [
+            WeightedFunction(name, weight) for name, weight in zip(body.reward_funcs, body.weights(), strict=True)
+        ]
+        outcomes = await scorer.score(_call(body), functions, timeout_s=body.timeout_s, lane=LANE)
+        return ScoreReply(
+            outcomes=[[OutcomeBody(**msgspec.structs.asdict(outcome)) for outcome in row] for row in outcomes],
+            rewards=[weighted_sum(row) for row in outcomes],
+        )
+
+    return app
+
+
+class UnknownRewardsError(UserError):
+    """Some reward functions cannot be used.
+
+    Args:
+        refused: Why, by name.
+    """
+
+    def __init__(self, refused: dict[str, str]) -> None:
+        super().__init__("; ".join(refused.values()), field="reward_funcs")
+        self.refused = refused
+
+
+def _call(body: ScoreRequest) -> RewardCall:
+    return RewardCall(
+        prompts=[_plain(prompt) for prompt in body.prompts],
+        completions=[_plain(completion) for completion in body.completions],
+        columns=body.columns,
+        completion_ids=body.completion_ids,
+        max_completion_length=body.max_completion_length,
+    )
+
+
+def _plain(text: str | Sequence[ChatMessage]) -> str | list[dict[str, str]]:
+    if isinstance(text, str):
+        return text
+    return [{"role": message.role, "content": message.content} for message in text]
+
+
+def _problem(status: int, title: str, detail: str, **more: object) -> JSONResponse:
+    return JSONResponse(problem(status, title, detail, **more), status_code=status, media_type=PROBLEM_JSON)
+
+
+async def _invalid_body(_request: Request, error: Exception) -> JSONResponse:
+    found = cast("RequestValidationError", error).errors()
+    errors = [
+        {
+            "where": printable(".".join(str(part) for part in item["loc"])),
+            "detail": printable(str(item["msg"]).removeprefix("Value error, ")),
+        }
+        for item in found
+    ]
+    detail = "; ".join(f"{item['where']}: {item['detail']}" for item in errors[:10])
+    return _problem(422, "Invalid request", detail, errors=errors[:100])
+
+
+async def _user_error(_request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, UnknownRewardsError):
+        errors = [{"where": printable(name), "detail": detail} for name, detail in error.refused.items()]
+        return _problem(422, "Unusable reward functions", str(error), errors=errors)
+    return _problem(422, "Invalid request", str(error))
+
+
+async def _http_error(_request: Request, error: Exception) -> JSONResponse:
+    known = cast("HTTPException", error)
+    return _problem(known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json.")
+
+
+async def _bug(_request: Request, error: Exception) -> JSONResponse:
+    detail = f"The rewarder failed with {type(error).__name__}; its log says where. Nothing was scored."
+    return _problem(500, "Internal error", detail)

@@ -1,0 +1,155 @@
+"""Bodies of the rewarder's HTTP routes: strict, no unknown keys, no NaN, no nesting without end."""
+
+import math
+from typing import Annotated, Any, Self, cast
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from services.rewarder.worker_frames import Kind
+from shared.messages import Outcome
+
+MAX_COMPLETIONS = 4096
+MAX_FUNCTIONS = 64
+MAX_DEPTH = 32
+
+
+def _carried_by_utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds a lone surrogate, which is no text") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_carried_by_utf8)]
+
+
+class Body(BaseModel):
+    """What every body has in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class CheckRequest(Body):
+    """Which reward functions to look at."""
+
+    reward_funcs: list[Text] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+
+
+class RewardFunctionInfo(Body):
+    """One reward function."""
+
+    name: str
+    kind: Kind
+    summary: str
+    required_columns: list[list[str]] = Field(description="Of each inner list the dataset needs one column")
+
+
+class RewardFunctions(Body):
+    """Reward functions that exist."""
+
+    reward_funcs: list[RewardFunctionInfo]
+
+
+class ChatMessage(Body):
+    """One message of a conversation."""
+
+    role: Text
+    content: Text
+
+
+class ScoreRequest(Body):
+    """Completions to score now. Every list has one entry a completion."""
+
+    reward_funcs: list[Text] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+    reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
+    prompts: list[Text | list[ChatMessage]] = Field(min_length=1, max_length=MAX_COMPLETIONS)
+    completions: list[Text | list[ChatMessage]]
+    completion_ids: list[list[int]] | None = None
+    columns: dict[str, list[Any]] = Field(default={}, description="Dataset columns, for example `solution`")
+    max_completion_length: int | None = Field(default=None, ge=1)
+    timeout_s: float = Field(default=30.0, gt=0, le=600, description="Deadline of each function")
+
+    @field_validator("columns")
+    @classmethod
+    def _columns_are_plain(cls, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        pending: list[tuple[Any, int]] = [(columns, 0)]
+        while pending:
+            value, depth = pending.pop()
+            if depth > MAX_DEPTH:
+                raise ValueError(f"nested deeper than {MAX_DEPTH}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError("holds NaN or an infinity; use null")
+            if isinstance(value, dict):
+                pairs = cast("dict[str, Any]", value).items()
+                pending += [(item, depth + 1) for pair in pairs for item in pair]
+            elif isinstance(value, list):
+                pending += [(item, depth + 1) for item in cast("list[object]", value)]
+            elif isinstance(value, str) and not value.isascii():
+                _carried_by_utf8(value)
+        return columns
+
+    @model_validator(mode="after")
+    def _one_weight_a_function(self) -> Self:
+        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_entry_a_completion(self) -> Self:
+        lists = {"completions": self.completions, "completion_ids": self.completion_ids, **self.columns}
+        wrong = [
+            f"{name} has {len(value)}"
+            for name, value in lists.items()
+            if value is not None and len(value) != len(self.prompts)
+        ]
+        if wrong:
+            raise ValueError(f"there are {len(self.prompts)} prompts, but {', '.join(wrong)}")
+        return self
+
+    def weights(self) -> list[float]:
+        """Return one weight a function."""
+        return [1.0] * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
+
+
+class OutcomeBody(Body):
+    """What one function said of one completion; only ``scored`` carries a value."""
+
+    name: str
+    outcome: Outcome
+    value: float | None
+    weight: float
+    detail: str
+    latency_s: float
+
+
+class ScoreReply(Body):
+    """For each completion its outcomes, and their weighted sum: null if a function failed or none applies."""
+
+    outcomes: list[list[OutcomeBody]]
+    rewards: list[float | None]
+
+
+class FieldError(Body):
+    """What is wrong with one field, or with one reward function."""
+
+    where: str
+    detail: str
+
+
+class ProblemBody(BaseModel):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] = []
+
+
+class Health(Body):
+    """Carries no data."""
+
+    status: str

@@ -1,0 +1,188 @@
+"""What a reward function is called with, and what its answer means.
+
+    RewardCall --arguments_for--> f(prompts=, completions=, ...) --judge--> one Verdict a completion
+
+The signature is TRL's: every dataset column is a list with one entry a completion, ``trainer_state`` has the progress,
+``log_extra`` and ``log_metric`` may be called. A function without ``**kwargs`` gets only what it names. An answer that
+is no finite number is never turned into one: it becomes an outcome that says what was wrong.
+"""
+
+import inspect
+import itertools
+import math
+import numbers
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import msgspec
+
+from shared.messages import Outcome, Prompt
+
+Completion = str | list[dict[str, str]]
+RewardFunction = Callable[..., Any]
+MAX_DETAIL_CHARS = 300
+
+_NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
+"""Columns that TRL does not pass on, because the call has them under these or similar names."""
+_GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    """Where training stands, under the names of transformers' TrainerState."""
+
+    global_step: int = 0
+    max_steps: int = 0
+
+
+class RewardCall(msgspec.Struct, frozen=True):
+    """One call for all completions at once; every list has one entry a completion."""
+
+    prompts: list[Prompt]
+    completions: list[Completion]
+    columns: dict[str, list[Any]]
+    completion_ids: list[list[int]] | None = None
+    trainer_state: TrainerState = TrainerState()
+    max_completion_length: int | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What one function said of one completion. Only ``scored`` carries a value."""
+
+    outcome: Outcome
+    value: float | None = None
+    detail: str = ""
+
+
+class CallError(Exception):
+    """The function cannot be called with what there is; the message says what is missing."""
+
+
+def arguments_for(function: RewardFunction, call: RewardCall, *, is_built_in: bool = False) -> dict[str, Any]:
+    """Return the keyword arguments for ``function``.
+
+    Raises:
+        CallError: It requires an argument that neither the call nor the dataset has.
+    """
+    arguments: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in _NOT_COLUMNS}
+    arguments |= {
+        "prompts": call.prompts,
+        "completions": call.completions,
+        "trainer_state": call.trainer_state,
+        "log_extra": _accept,
+        "log_metric": _accept,
+    }
+    if call.completion_ids is not None:
+        arguments["completion_ids"] = call.completion_ids
+    if is_built_in and call.max_completion_length is not None:
+        arguments["max_completion_length"] = call.max_completion_length
+    parameters = _parameters(function)
+    if parameters is None:
+        return arguments
+    missing = [name for name in _required(parameters) if name not in arguments]
+    if missing:
+        columns = ", ".join(sorted(call.columns)) or "none"
+        raise CallError(
+            f"needs {_quoted(missing)}, which is no column of the dataset; its columns are: {columns}. "
+            "Rename the column or the parameter, or give the parameter a default"
+        )
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return arguments
+    return {parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments}
+
+
+def required_columns(function: RewardFunction) -> list[str]:
+    """Return the dataset columns without which ``function`` cannot be called."""
+    parameters = _parameters(function)
+    return [] if parameters is None else [name for name in _required(parameters) if name not in _GIVEN]
+
+
+def is_async(function: RewardFunction) -> bool:
+    """Whether calling ``function`` gives an awaitable."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def judge(returned: object, num_completions: int) -> list[Verdict]:
+    """Return one verdict a completion for what a function returned, whatever that is."""
+    if inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        return everyone(num_completions, "invalid", "returned an awaitable; declare it `async def`")
+    kind = type(returned).__name__
+    if isinstance(returned, str | bytes | Mapping) or not isinstance(returned, Iterable):
+        return everyone(num_completions, "invalid", f"returned {kind}, not a list of {num_completions} numbers")
+    values = list(itertools.islice(cast("Iterable[object]", returned), num_completions + 1))
+    if len(values) != num_completions:
+        count = f"more than {num_completions}" if len(values) > num_completions else str(len(values))
+        detail = f"returned {count} rewards for {num_completions} completions; return one for each"
+        return everyone(num_completions, "invalid", detail)
+    return [_judge_one(value) for value in values]
+
+
+def everyone(num_completions: int, outcome: Outcome, detail: str) -> list[Verdict]:
+    """Return the same verdict for every completion."""
+    return [Verdict(outcome, None, printable(detail))] * num_completions
+
+
+def describe(error: BaseException) -> str:
+    """Return type and message of an exception in user code."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  user code: __str__ may do anything
+        message = "(its message cannot be shown)"
+    return printable(f"{type(error).__name__}: {message}" if message else type(error).__name__)
+
+
+def users_trace(error: BaseException) -> str:
+    """Return the stack trace below our own frame, for the log."""
+    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    text = "".join(traceback.format_exception(type(error), error, frames, limit=-8))
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def printable(text: str) -> str:
+    """Return ``text`` short enough to travel, without what UTF-8 cannot carry."""
+    return text[:MAX_DETAIL_CHARS].encode("utf-8", "backslashreplace").decode()
+
+
+def _judge_one(value: object) -> Verdict:
+    if value is None:
+        return Verdict("not_applicable")
+    if isinstance(value, Verdict):  # a built-in that knows better than a number
+        return value
+    try:
+        number: object = value if isinstance(value, numbers.Real) else getattr(value, "item")()  # noqa: B009
+        result = float(number) if isinstance(number, numbers.Real) else None
+    except Exception:  # noqa: BLE001  user code: any object can be in the list
+        result = None
+    if result is None:
+        return Verdict("invalid", None, printable(f"returned {type(value).__name__} where a number belongs"))
+    if not math.isfinite(result):
+        return Verdict(
+            "invalid", None, f"returned {result}; return None for a completion the function does not apply to"
+        )
+    return Verdict("scored", result)
+
+
+def _parameters(function: RewardFunction) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some C functions have none to show
+        return None
+
+
+def _required(parameters: list[inspect.Parameter]) -> list[str]:
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _accept(*_arguments: object, **_more: object) -> None:
+    """Stand in for TRL's ``log_extra`` and ``log_metric``: they may be called, and nothing is kept yet."""

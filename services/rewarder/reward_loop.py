@@ -1,0 +1,223 @@
+"""Reads completed groups of every active run, scores them, and hands them on.
+
+    completions --> [in flight: <= max_inflight_groups a run] --> scored
+                      every function of the run at once, each under reward_timeout_s
+
+A slow group holds up no other: each is a task of its own. A group is acked in the same step that publishes its
+scores, so a rewarder that dies loses none, and a group that was scored twice is published once. Malformed entries are
+buried.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+from pydantic import ValidationError
+
+from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer, WeightedFunction
+from shared.errors import MessageError, StateLostError, UserError
+from shared.keys import REWARDERS, RunKeys
+from shared.lease import lease
+from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, decode_completed_group, encode
+from shared.redis_connection import Redis, wait_until_ready
+from shared.run_config import RunConfig
+from shared.run_store import RunRecord, RunStore
+from shared.streams import Delivery, StreamConsumer, settle
+
+log = logging.getLogger(__name__)
+
+_BLOCK_S = 0.5
+"""Of one read; shorter than the drain after SIGTERM."""
+
+
+class RewardLoop:
+    """Scores the groups of every active run until it is told to stop.
+
+    Args:
+        redis: Ready, with headrace's functions.
+        scorer: Asks the reward functions.
+        replica_id: Name of this replica; stable across restarts, so that it finds its own pending entries.
+        max_inflight_groups: Of one run.
+        poll_every_s: How often to look for runs.
+        drain_s: How long running groups may finish after ``stop``.
+        redis_patience_s: How long Redis may be away after it lost a run.
+        metrics: Counts.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        scorer: Scorer,
+        *,
+        replica_id: str,
+        max_inflight_groups: int,
+        poll_every_s: float,
+        drain_s: float,
+        redis_patience_s: float,
+        metrics: RewarderMetrics,
+    ) -> None:
+        self._redis = redis
+        self._scorer = scorer
+        self._replica_id = replica_id
+        self._max_inflight_groups = max_inflight_groups
+        self._poll_every_s = poll_every_s
+        self._drain_s = drain_s
+        self._redis_patience_s = redis_patience_s
+        self._metrics = metrics
+        self._stopping = asyncio.Event()
+        self._states: dict[str, TrainerState] = {}
+
+    def stop(self) -> None:
+        """Read no more; ``run`` returns once running groups are done or the drain time is over."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve runs as they come and go.
+
+        Raises:
+            UnavailableError: Redis stayed away.
+        """
+        store = RunStore(self._redis)
+        serving: dict[str, asyncio.Task[None]] = {}
+        try:
+            while not self._stopping.is_set():
+                await self._follow(await store.active(), serving)
+                await self._pause()
+            if serving:
+                await asyncio.wait(serving.values(), timeout=self._drain_s)
+        finally:
+            await _cancel(*serving.values())
+
+    async def _follow(self, active: list[RunRecord], serving: dict[str, asyncio.Task[None]]) -> None:
+        for run_id in [run_id for run_id, task in serving.items() if task.done()]:
+            serving.pop(run_id).result()
+        for run_id in serving.keys() - {record.run_id for record in active}:
+            log.info("run %s is over", run_id)
+            await _cancel(serving.pop(run_id))
+            self._states.pop(run_id, None)
+        for record in active:
+            self._states[record.run_id] = TrainerState(record.progress.step, record.progress.max_steps)
+            if record.run_id not in serving:
+                serving[record.run_id] = asyncio.create_task(self._serve(record), name=f"rewards of {record.run_id}")
+
+    async def _serve(self, record: RunRecord) -> None:
+        try:
+            config = record.parsed_config()
+        except ValidationError as error:
+            log.error("run %s was written by another release and is not scored: %s", record.run_id, error)  # noqa: TRY400
+            await self._stopping.wait()
+            return
+        log.info("scoring run %s with %s", record.run_id, ", ".join(config.reward_funcs))
+        try:
+            await self._score_groups(RunKeys(record.run_id), config)
+        except* StateLostError as errors:
+            log.warning("run %s cannot be scored now: %s", record.run_id, errors.exceptions[0])
+            # A server that was wiped has lost headrace's functions too, and later runs need them.
+            await wait_until_ready(self._redis, timeout_s=self._redis_patience_s)
+            await self._pause()
+
+    async def _score_groups(self, keys: RunKeys, config: RunConfig) -> None:
+        consumer = StreamConsumer(
+            self._redis,
+            stream=keys.completions,
+            consumer_group=REWARDERS,
+            name=self._replica_id,
+            leases=keys.leases(REWARDERS),
+            dead=keys.dead,
+        )
+        in_flight: set[str] = set()
+        free_slots = asyncio.Semaphore(self._max_inflight_groups)
+        async with (
+            lease(self._redis, leases=keys.leases(REWARDERS), consumer=self._replica_id),
+            asyncio.TaskGroup() as groups,
+        ):
+            while not self._stopping.is_set():
+                await free_slots.acquire()
+                deliveries = [] if self._stopping.is_set() else await consumer.read(count=1, block_s=_BLOCK_S)
+                # After a lost reply everything pending under our name comes again, in work or not.
+                new = [delivery for delivery in deliveries if delivery.entry_id not in in_flight]
+                if not new:
+                    free_slots.release()
+                for delivery in new:
+                    in_flight.add(delivery.entry_id)
+                    task = groups.create_task(
+                        self._score_delivery(delivery, keys, config), name=f"score {delivery.group_id}"
+                    )
+                    task.add_done_callback(_finally(free_slots, in_flight, delivery.entry_id))
+
+    async def _score_delivery(self, delivery: Delivery, keys: RunKeys, config: RunConfig) -> None:
+        with self._metrics.groups_in_flight.track_inprogress():
+            async with settle(delivery):
+                scored = await self._score_group(decode_completed_group(delivery.payload), config)
+                is_first = await delivery.hand_off(keys.scored, keys.seen(keys.scored), encode(scored))
+                self._metrics.groups.labels("scored" if is_first else "scored elsewhere").inc()
+                return
+        self._metrics.groups.labels("buried").inc()
+
+    async def _score_group(self, group: CompletedGroup, config: RunConfig) -> ScoredGroup:
+        functions = [
+            WeightedFunction(name, weight) for name, weight in zip(config.reward_funcs, config.weights(), strict=True)
+        ]
+        state = self._states.get(group.prompt.run_id, TrainerState())
+        try:
+            outcomes = await self._scorer.score(
+                call_for(group, state=state, max_completion_length=config.max_completion_length),
+                functions,
+                timeout_s=config.reward_timeout_s,
+                lane=group.prompt.run_id,
+            )
+        except UserError as error:
+            raise MessageError(str(error)) from error
+        return with_rewards(group, outcomes, by=self._replica_id)
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(self._poll_every_s):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+
+def call_for(group: CompletedGroup, *, state: TrainerState, max_completion_length: int) -> RewardCall:
+    """Return what every reward function of the run is called with for this group, in TRL's shape."""
+    prompt = group.prompt
+    is_conversational = not isinstance(prompt.prompt, str)
+    num_completions = len(group.rollouts)
+    return RewardCall(
+        prompts=[prompt.prompt] * num_completions,
+        completions=[
+            [{"role": "assistant", "content": rollout.completion}] if is_conversational else rollout.completion
+            for rollout in group.rollouts
+        ],
+        columns={name: [value] * num_completions for name, value in prompt.columns.items()},
+        completion_ids=[rollout.completion_ids().tolist() for rollout in group.rollouts],
+        trainer_state=state,
+        max_completion_length=max_completion_length,
+    )
+
+
+def with_rewards(group: CompletedGroup, outcomes: list[tuple[RewardOutcome, ...]], *, by: str) -> ScoredGroup:
+    """Return the group with one outcome a function on every rollout."""
+    rollouts = tuple(
+        msgspec.structs.replace(rollout, rewards=rewards)
+        for rollout, rewards in zip(group.rollouts, outcomes, strict=True)
+    )
+    return ScoredGroup(group.prompt, rollouts, (*group.stamps, Stamp("scored", time.time(), by)))
+
+
+def _finally(slots: asyncio.Semaphore, in_flight: set[str], entry_id: str) -> Callable[[asyncio.Task[None]], None]:
+    def done(_task: asyncio.Task[None]) -> None:
+        in_flight.discard(entry_id)
+        slots.release()
+
+    return done
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,171 @@
+"""The process that runs synchronous reward functions, one call at a time, in its main thread.
+
+It is forked from a server that holds nothing but imports, and it is expendable: the service kills it when a deadline
+passes, and whatever it was doing, whatever it has spawned, goes with it. Nothing that user code does goes unnoticed:
+exceptions of every kind become verdicts, a crash or an exit closes the socket.
+"""
+
+import contextlib
+import ctypes
+import inspect
+import math
+import os
+import resource
+import signal
+import socket
+import sys
+from multiprocessing import forkserver
+
+import msgspec
+
+from services.rewarder.built_in_rewards import built_in
+from services.rewarder.function_loading import load_function, module_stamp
+from services.rewarder.reward_call import (
+    CallError,
+    RewardCall,
+    RewardFunction,
+    Verdict,
+    arguments_for,
+    describe,
+    everyone,
+    is_async,
+    judge,
+    printable,
+    required_columns,
+    users_trace,
+)
+from services.rewarder.worker_frames import (
+    Answer,
+    Inspect,
+    Inspected,
+    Ready,
+    Refused,
+    Reply,
+    Started,
+    Task,
+    decode_request,
+    encode_frame_body,
+    receive_frame,
+    send_frame,
+)
+from shared.errors import UserError
+
+_PR_SET_PDEATHSIG = 1
+_SPARE_CPU_S = 5
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a worker may use, and where it finds reward modules."""
+
+    memory_bytes: int
+    open_files: int
+    reward_path: tuple[str, ...] = ()
+
+
+def main(channel: socket.socket, limits: Limits) -> None:
+    """Serve requests from ``channel`` until the service is gone; never returns."""
+    _set_up(limits)
+    loaded: dict[str, RewardFunction] = {}
+    _send(channel, Ready())
+    while (frame := receive_frame(channel)) is not None:
+        request = decode_request(frame)
+        if isinstance(request, Inspect):
+            _send(channel, _inspect(request.function, limits))
+        else:
+            _serve(channel, request, limits, loaded)
+        signal.alarm(0)  # an alarm that user code left behind would hit the next call
+    # Threads that user code left behind must not keep the process.
+    os._exit(0)
+
+
+def _set_up(limits: Limits) -> None:
+    os.setsid()  # one signal then reaches whatever user code has spawned; and Ctrl-C reaches the service alone
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _let_go_of_the_fork_server()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _limit(resource.RLIMIT_AS, limits.memory_bytes)
+    _limit(resource.RLIMIT_NOFILE, limits.open_files)
+    _limit(resource.RLIMIT_CORE, 0)
+
+
+def _let_go_of_the_fork_server() -> None:
+    """Close our copy of the pipe whose end of file tells the fork server that the service is gone.
+
+    Every child inherits it. With a copy in a hung worker the fork server would outlive a killed service, and the hung
+    worker with it, because only the fork server's end makes the kernel kill the workers (PR_SET_PDEATHSIG).
+    """
+    state = getattr(forkserver, "_forkserver")  # noqa: B009  private, so not for type checkers
+    if state._forkserver_alive_fd is not None:  # noqa: SLF001
+        with contextlib.suppress(OSError):
+            os.close(state._forkserver_alive_fd)  # noqa: SLF001
+        state._forkserver_alive_fd = None  # noqa: SLF001
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _limit_cpu(timeout_s: float) -> None:
+    """Bound the processor time of the next call, should the service not be there to watch its deadline."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    budget_s = timeout_s * (os.cpu_count() or 1) + _SPARE_CPU_S
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(used.ru_utime + used.ru_stime + budget_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _send(channel: socket.socket, reply: Reply) -> None:
+    send_frame(channel, encode_frame_body(reply))
+
+
+def _inspect(name: str, limits: Limits) -> Inspected | Refused:
+    try:
+        function = load_function(name, reward_path=limits.reward_path)
+    except UserError as error:
+        return Refused(str(error))
+    except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
+        return Refused(f"importing {name.partition(':')[0]} ended with {describe(error)}")
+    known = built_in(name)
+    if known is not None:
+        return Inspected("built-in", known.summary, [list(columns) for columns in known.columns])
+    return Inspected(
+        "async" if is_async(function) else "sync",
+        printable((inspect.getdoc(function) or "").partition("\n")[0]),
+        [[column] for column in required_columns(function)],
+        module_stamp(name),
+    )
+
+
+def _serve(channel: socket.socket, task: Task, limits: Limits, loaded: dict[str, RewardFunction]) -> None:
+    call = msgspec.msgpack.decode(task.call, type=RewardCall)
+    num_completions = len(call.completions)
+    try:
+        if task.function not in loaded:
+            loaded[task.function] = load_function(task.function, reward_path=limits.reward_path)
+    except UserError as error:
+        _send(channel, Started())
+        _send(channel, Answer(everyone(num_completions, "error", str(error))))
+        return
+    except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
+        _send(channel, Started())
+        _send(channel, Answer(everyone(num_completions, "error", f"importing it ended with {describe(error)}")))
+        return
+    _limit_cpu(task.timeout_s)
+    _send(channel, Started())
+    verdicts, trace = _call(loaded[task.function], call, is_built_in=built_in(task.function) is not None)
+    _send(channel, Answer(verdicts, trace))
+
+
+def _call(function: RewardFunction, call: RewardCall, *, is_built_in: bool) -> tuple[list[Verdict], str]:
+    num_completions = len(call.completions)
+    try:
+        returned = function(**arguments_for(function, call, is_built_in=is_built_in))
+        return judge(returned, num_completions), ""
+    except CallError as error:
+        return everyone(num_completions, "error", str(error)), ""
+    except BaseException as error:  # noqa: BLE001  user code: math-verify's own timeout is no Exception either
+        return everyone(num_completions, "error", describe(error)), users_trace(error)

@@ -1,0 +1,195 @@
+"""One rewarder: HTTP, the worker pool and the reward loop, from start to SIGTERM.
+
+HTTP answers at once (/readyz says what is missing) --> Redis --> workers warm --> self-test --> runs are scored
+SIGTERM --> no more reads, running groups finish (drain_s) --> lease given back --> workers killed --> exit 0
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Generator
+from typing import Any, cast
+
+import prometheus_client
+import uvicorn
+from redis.exceptions import RedisError
+
+from services.rewarder.app import build_app
+from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_loop import RewardLoop
+from services.rewarder.reward_worker import Limits
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.settings import MIB, RewarderSettings
+from services.rewarder.worker_pool import WorkerPool
+from shared.errors import UnavailableError, UserError
+from shared.http_guard import HttpGuard
+from shared.redis_connection import connect, wait_until_ready
+
+log = logging.getLogger(__name__)
+
+_HTTP_SHUTDOWN_S = 5
+_PING_TIMEOUT_S = 1.0
+_SELF_TEST_TIMEOUT_S = 60.0
+
+
+class RewarderService:
+    """Everything of one rewarder process."""
+
+    def __init__(self, settings: RewarderSettings) -> None:
+        self._settings = settings
+        reward_path = tuple(str(path) for path in settings.reward_path)
+        self._metrics = RewarderMetrics()
+        self._redis = connect(settings.redis_url.get_secret_value())
+        self._pool = WorkerPool(
+            num_workers=settings.num_reward_workers,
+            limits=Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path),
+            queue_timeout_s=settings.queue_timeout_s,
+            import_timeout_s=settings.import_timeout_s,
+            metrics=self._metrics,
+        )
+        self._loop_functions = LoopFunctions(reward_path=reward_path, import_timeout_s=settings.import_timeout_s)
+        self._scorer = Scorer(
+            self._pool,
+            loop_functions=self._loop_functions,
+            import_timeout_s=settings.import_timeout_s,
+            check_timeout_s=settings.check_timeout_s,
+            metrics=self._metrics,
+        )
+        self._reward_loop = RewardLoop(
+            self._redis,
+            self._scorer,
+            replica_id=settings.replica_id or socket.gethostname(),
+            max_inflight_groups=settings.max_inflight_groups,
+            poll_every_s=settings.poll_every_s,
+            drain_s=settings.drain_s,
+            redis_patience_s=settings.redis_patience_s,
+            metrics=self._metrics,
+        )
+        self._starting: str | None = "starting: waiting for Redis"
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT.
+
+        Raises:
+            UserError: The port is taken, or Redis cannot be used.
+            UnavailableError: Redis stayed away.
+        """
+        asked_to_stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
+        with self._serving_metrics(), _listening_socket(self._settings.host, self._settings.port) as door:
+            server = _Server(
+                uvicorn.Config(
+                    HttpGuard(
+                        build_app(self._scorer, why_not_ready=self._why_not_ready),
+                        keys={"/": self._settings.api_key.get_secret_value()},
+                    ),
+                    log_config=None,
+                    access_log=False,
+                    timeout_graceful_shutdown=_HTTP_SHUTDOWN_S,
+                )
+            )
+            http = asyncio.create_task(server.serve(sockets=[door]), name="http server")
+            work = asyncio.create_task(self._work(), name="rewarder work")
+            stop = asyncio.create_task(asked_to_stop.wait(), name="signal")
+            host, port = door.getsockname()[:2]
+            log.info("rewarder listens on http://%s:%d", host, port)
+            try:
+                await asyncio.wait({http, work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                server.should_exit = True
+                await self._stop(work)
+                await asyncio.gather(http, return_exceptions=True)
+                stop.cancel()
+                await self._redis.aclose()
+        if not work.cancelled():
+            work.result()
+        http.result()
+
+    async def let_go(self) -> bool:
+        """Cancel what users' async functions left behind; return False if one of them refuses to end."""
+        return await self._loop_functions.close()
+
+    async def _work(self) -> None:
+        await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
+        self._starting = "starting: reward workers"
+        async with self._pool:
+            await self._self_test()
+            self._starting = None
+            try:
+                await self._reward_loop.run()
+            finally:
+                self._starting = "stopping"
+                await self._scorer.close()
+
+    async def _stop(self, work: "asyncio.Task[None]") -> None:
+        if self._starting is None:
+            self._reward_loop.stop()
+            await asyncio.wait({work}, timeout=self._settings.drain_s + _HTTP_SHUTDOWN_S)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    async def _self_test(self) -> None:
+        """Have one right and one wrong answer verified, or refuse to judge anybody's."""
+        call = RewardCall(
+            prompts=["1/2?"] * 2, completions=[r"\boxed{\frac{1}{2}}", r"\boxed{2}"], columns={"solution": ["0.5"] * 2}
+        )
+        rows = await self._scorer.score(
+            call, [WeightedFunction("accuracy_reward")], timeout_s=_SELF_TEST_TIMEOUT_S, lane="self-test"
+        )
+        values = [row[0].value for row in rows]
+        if values == [1.0, 0.0]:
+            return
+        if rows[0][0].outcome == "scored":
+            raise UserError(f"math-verify judged 1/2 = 0.5 and 2 = 0.5 as {values}: install the pinned math-verify")
+        raise UnavailableError(f"the self-test was not answered: {rows[0][0].outcome}: {rows[0][0].detail}")
+
+    async def _why_not_ready(self) -> str | None:
+        if self._starting is not None:
+            return self._starting
+        if self._pool.num_alive == 0:
+            return "no reward worker is up"
+        try:
+            async with asyncio.timeout(_PING_TIMEOUT_S):
+                await cast("Any", self._redis).ping()
+        except (RedisError, OSError) as error:  # TimeoutError is an OSError
+            log.warning("not ready: Redis: %s", error)
+            return "Redis does not answer"
+        return None
+
+    @contextlib.contextmanager
+    def _serving_metrics(self) -> Generator[None]:
+        if self._settings.metrics_port == 0:
+            yield
+            return
+        server, thread = prometheus_client.start_http_server(
+            self._settings.metrics_port, addr=self._settings.host, registry=self._metrics.registry
+        )
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(timeout=5)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to the service: it has more to stop than HTTP."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def _listening_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port} ({error.strerror}); set HEADRACE_PORT to a free port"
+        ) from error

@@ -1,0 +1,99 @@
+"""What the service and a reward worker say to each other over their socket: msgpack, never pickle.
+
+    service                                  worker
+       <------------------------------ Ready         limits are set, waiting
+       Task ------------------------->               import the function's module (import deadline)
+       <------------------------------ Started       the function's own deadline begins here
+       <------------------------------ Answer
+    or, in a worker made for it:
+       Inspect ---------------------->
+       <------------------------------ Inspected, or Refused with a sentence
+
+A frame is four bytes of length, big-endian, and that many bytes of msgpack.
+"""
+
+import socket
+import struct
+from typing import Literal
+
+import msgspec
+
+from services.rewarder.function_loading import Stamp
+from services.rewarder.reward_call import Verdict
+
+HEADER = struct.Struct(">I")
+MAX_FRAME_BYTES = 128 * 1024 * 1024
+Kind = Literal["built-in", "sync", "async"]
+
+
+class Task(msgspec.Struct, frozen=True, tag=True):
+    """Call ``function`` with ``call``, an encoded RewardCall; ``timeout_s`` bounds its processor time."""
+
+    function: str
+    call: msgspec.Raw
+    timeout_s: float
+
+
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Say what ``function`` is."""
+
+    function: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """Waiting for work."""
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The function is loaded and about to be called."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """One verdict a completion; ``trace`` is for the log if the function raised."""
+
+    verdicts: list[Verdict]
+    trace: str = ""
+
+
+class Inspected(msgspec.Struct, frozen=True, tag=True):
+    """What a function is; of each inner list in ``required_columns`` the dataset needs one column."""
+
+    kind: Kind
+    summary: str = ""
+    required_columns: list[list[str]] = []
+    stamp: Stamp | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """There is no such function; ``detail`` says what to do."""
+
+    detail: str
+
+
+Request = Task | Inspect
+Reply = Ready | Started | Answer | Inspected | Refused
+
+encode_frame_body = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def send_frame(channel: socket.socket, body: bytes) -> None:
+    """Send one frame, blocking."""
+    channel.sendall(HEADER.pack(len(body)) + body)
+
+
+def receive_frame(channel: socket.socket) -> bytes | None:
+    """Return the next frame, blocking; None when the other side is gone."""
+    header = _receive_exactly(channel, HEADER.size)
+    return None if header is None else _receive_exactly(channel, int(HEADER.unpack(header)[0]))
+
+
+def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < num_bytes:
+        part = channel.recv(min(1 << 20, num_bytes - len(received)))
+        if not part:
+            return None
+        received += part
+    return bytes(received)

@@ -1,0 +1,1 @@
+"""Trainer service: the run API (no torch) and, per run, the training rank it supervises."""

@@ -1,0 +1,28 @@
+"""The trainer service: ``python -m services.trainer``.
+
+    settings --> Redis --> run API  +  supervisor of training ranks  +  metrics
+
+Exit status: 0 asked to stop; 1 start me again; 2 the settings or the machine must be mended first, as the message says.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the service; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.trainer",
+        description="Serves the run API and supervises training ranks. Settings are HEADRACE_* environment variables, "
+        "such as HEADRACE_REDIS_URL, HEADRACE_PORT, HEADRACE_API_KEY, HEADRACE_RUNS_DIR and HEADRACE_REWARDER_URL.",
+    )
+    parser.parse_args(arguments)
+    # Only now, so that --help does not wait for what the service needs.
+    from services.trainer.service import run_service
+
+    return run_service()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

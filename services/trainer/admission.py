@@ -1,0 +1,172 @@
+"""Admits prompt groups: dataset rows in, entries of the prompts stream out, each number once.
+
+    dataset row n --encode--> group n --headrace_admit--> prompts
+         |
+         +-- no prompt, or too long: number n is settled as dropped, with the reason
+
+The number of a group is its position in the shuffled data set, so admission needs no memory beyond a counter.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from services.trainer.ledger import Ledger, group_id
+from shared.arrays import pack_ids
+from shared.errors import MessageError, UserError
+from shared.keys import RunKeys
+from shared.messages import Prompt, PromptGroup, Stamp, encode
+from shared.redis_connection import Redis, call
+from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+_MAX_UNUSABLE_IN_A_ROW = 1000
+
+
+class Row(Protocol):
+    """A dataset row; ``problem`` says why it cannot be used, if it cannot."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """Text or messages."""
+        ...
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Every other column."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be used, or None."""
+        ...
+
+
+class Rows(Protocol):
+    """Maps an admission number to a row, always the same one."""
+
+    def row_at(self, admission_number: int) -> Row:
+        """Return the row of this number."""
+        ...
+
+
+class Encoder(Protocol):
+    """Turns a prompt into token ids."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return token ids; raises UserError for a prompt that has none."""
+        ...
+
+
+class Admission:
+    """Fills the prompts stream.
+
+    Args:
+        redis: Client of redis_connection.py.
+        keys: Keys of the run.
+        config: Of the run.
+        rows: The data set.
+        encoder: Of prompts.
+        ledger: Its ``admitted`` counter is advanced here, and unusable rows are dropped in it.
+        epoch: This trainer's incarnation.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        keys: RunKeys,
+        config: RunConfig,
+        rows: Rows,
+        encoder: Encoder,
+        ledger: Ledger,
+        epoch: int,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._config = config
+        self._rows = rows
+        self._encoder = encoder
+        self._ledger = ledger
+        self._epoch = epoch
+        self._unusable_in_a_row = 0
+        self._why = ""
+
+    async def admit(self, count: int) -> None:
+        """Admit the next ``count`` usable groups. Unusable rows in between are dropped with their reason.
+
+        Raises:
+            UserError: So many rows in a row were unusable that the data set cannot be meant.
+        """
+        admitted = 0
+        while admitted < count:
+            if self._unusable_in_a_row >= _MAX_UNUSABLE_IN_A_ROW:
+                raise UserError(
+                    f"the last {self._unusable_in_a_row} rows of the data set could not be used; "
+                    f"the last one: {self._why}",
+                    field="dataset_name",
+                )
+            number = self._ledger.admitted
+            payload = self._payload(number)
+            if payload is not None:
+                await self._add("headrace_admit", number, payload)
+                admitted += 1
+            self._ledger.admitted = number + 1
+
+    async def readmit(self, numbers: Iterable[int]) -> None:
+        """Admit groups again that were admitted by an incarnation of which no trace is left."""
+        for number in numbers:
+            payload = self._payload(number)
+            if payload is not None:
+                await self._add("headrace_readmit", number, payload)
+
+    async def _add(self, function: str, number: int, payload: bytes) -> None:
+        keys = self._keys
+        seen = [keys.seen(keys.prompts)]
+        if function == "headrace_readmit":
+            seen += [keys.seen(keys.completions), keys.seen(keys.scored)]
+        await call(
+            self._redis,
+            function,
+            keys=(keys.epoch, keys.prompts, *seen),
+            args=(self._epoch, group_id(number), payload),
+        )
+
+    def _payload(self, number: int) -> bytes | None:
+        row = self._rows.row_at(number)
+        if row.problem is not None:
+            self._drop(number, "bad_row", row.problem)
+            return None
+        try:
+            prompt_ids = self._encoder.encode(row.prompt)
+        except UserError as error:
+            self._drop(number, "bad_row", str(error))
+            return None
+        limit = self._config.max_prompt_length
+        if limit is not None and len(prompt_ids) > limit:
+            self._drop(number, "prompt_too_long", f"{len(prompt_ids)} tokens, max_prompt_length={limit}")
+            return None
+        group = PromptGroup(
+            run_id=self._keys.run_id,
+            group_id=group_id(number),
+            prompt=row.prompt,
+            prompt_ids=pack_ids(prompt_ids),
+            columns=row.columns,
+            num_generations=self._config.num_generations,
+            stamps=(Stamp("admitted", time.time(), "trainer"),),
+        )
+        try:
+            payload = encode(group)
+        except MessageError as error:
+            self._drop(number, "bad_row", str(error))
+            return None
+        self._unusable_in_a_row = 0
+        return payload
+
+    def _drop(self, number: int, reason: str, why: str) -> None:
+        log.warning("dropped group %s (%s): %s", group_id(number), reason, why)
+        self._ledger.record_dropped(number, reason)
+        self._unusable_in_a_row += 1
+        self._why = why

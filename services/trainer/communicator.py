@@ -1,0 +1,188 @@
+"""The sending end of one communicator epoch: rank 0, over gloo or over NCCL.
+
+    open (listens) --> rendezvous (blocks for the others) --> broadcast, broadcast, ... --> close
+
+Every method but the constructor and ``close`` blocks and is called off the event loop. ``close`` may be called from any
+thread at any time: whoever is blocked in this communicator, here or in a generator, then gets an error instead of waiting.
+"""
+
+import base64
+import logging
+import socket
+import time
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+
+from services.trainer.nccl import NcclComm, nccl_version, unique_id
+from shared.control import Transport
+from shared.errors import PushError, UserError
+
+log = logging.getLogger(__name__)
+
+
+class Communicator(Protocol):
+    """What a push needs of a transport."""
+
+    @property
+    def port(self) -> int:
+        """Where the others find us, with the address."""
+        ...
+
+    @property
+    def nccl_unique_id(self) -> str | None:
+        """What the others need besides, for NCCL."""
+        ...
+
+    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
+        """Wait until every rank has entered.
+
+        Raises:
+            PushError: Some did not within ``timeout_s``, or the communicator was closed.
+        """
+        ...
+
+    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """Send a uint8 tensor to all ranks.
+
+        Raises:
+            PushError: It was not taken within ``timeout_s``, a rank died, or the communicator was closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everybody, at once."""
+        ...
+
+
+def open_communicator(transport: Transport, *, address: str) -> Communicator:
+    """Return a communicator that others can join at ``address``."""
+    return NcclCommunicator() if transport == "nccl" else GlooCommunicator(address=address)
+
+
+class GlooCommunicator:
+    """Rank 0 of a gloo group that nobody else in this process knows of.
+
+    Args:
+        address: Local address that the generators can reach; store and connections are bound to it alone.
+    """
+
+    nccl_unique_id: str | None = None
+
+    def __init__(self, *, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((address, 0))
+        except OSError as error:
+            listener.close()
+            raise UserError(f"the trainer cannot listen on {address} for the weight push: {error}") from error
+        listener.listen(512)
+        self._address = address
+        self.port: int = listener.getsockname()[1]
+        # Given a listening socket, or it would bind to every interface.
+        self._server: TCPStore | None = TCPStore(
+            address,
+            self.port,
+            None,
+            is_master=True,
+            timeout=timedelta(seconds=30),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        self._group: ProcessGroupGloo | None = None
+        self._is_closed = False
+
+    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
+        """See Communicator."""
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            # A second connection to our own server: when close() drops the server, this one is cut and we wake up.
+            store = TCPStore(self._address, self.port, None, is_master=False, timeout=timeout)
+            options = ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
+            options._timeout = timeout  # noqa: SLF001
+            options._devices = [ProcessGroupGloo.create_device(hostname=self._address)]  # noqa: SLF001
+            self._group = ProcessGroupGloo(PrefixStore("weights", store), 0, world_size, options)
+        except RuntimeError as error:
+            raise PushError(f"not every generator entered the communicator: {_first_line(error)}") from error
+        if self._is_closed:
+            self._group = None
+            raise PushError("the communicator was closed while it was formed")
+
+    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """See Communicator."""
+        group = self._group
+        if group is None:
+            raise PushError("the communicator is closed")
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = timedelta(seconds=max(timeout_s, 0.001))
+        try:
+            group.broadcast([chunk.cpu()], options).wait()
+        except RuntimeError as error:
+            raise PushError(f"the broadcast broke off: {_first_line(error)}") from error
+        finally:
+            # The error's traceback keeps this frame: it must not keep the group, or close() would not close its sockets.
+            del group
+
+    def close(self) -> None:
+        """Drop group and store: both close their sockets."""
+        self._is_closed = True
+        self._group = None
+        self._server = None
+
+
+class NcclCommunicator:
+    """Rank 0 of an NCCL communicator on this thread's current device; the wire of vLLM's NCCL engine.
+
+    The unique id travels in the join body, over an authenticated route: it is all a stranger would need to enter.
+    """
+
+    port = 1  # unused: NCCL opens a port of its own, and the unique id holds it
+
+    def __init__(self) -> None:
+        self._unique_id = unique_id()
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._comm: NcclComm | None = None
+        self._is_closed = False
+
+    @property
+    def nccl_unique_id(self) -> str:
+        """Base64 of the 128 bytes others need to enter."""
+        return base64.b64encode(self._unique_id).decode()
+
+    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
+        """See Communicator. Ends with the one-element all-reduce that vLLM's communicator begins with."""
+        deadline = time.monotonic() + timeout_s
+        with torch.cuda.device(self._device):
+            comm = NcclComm(self._unique_id, world_size=world_size)
+            self._comm = comm
+            comm.wait(deadline=deadline, what="entering NCCL")
+            comm.all_reduce(torch.zeros(1, device=self._device), deadline=deadline)
+
+    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """See Communicator."""
+        comm = self._comm
+        if comm is None or self._is_closed:
+            raise PushError("the communicator is closed")
+        with torch.cuda.device(self._device):
+            comm.broadcast(chunk.to(self._device), deadline=time.monotonic() + timeout_s)
+
+    def close(self) -> None:
+        """Abort: NCCL then releases whoever it can reach."""
+        self._is_closed = True
+        if self._comm is not None:
+            self._comm.abort()
+
+
+def own_versions() -> tuple[str, str | None]:
+    """Return (torch version, NCCL version or None): what the generators' must equal."""
+    return str(torch.__version__), nccl_version()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,44 @@
+"""Runs blocking work beside the event loop, under a deadline that also holds at shutdown.
+
+A thread cannot be killed. ``asyncio.to_thread`` would make the process wait for it at exit; a daemon thread is left
+behind instead, which is right for work that only reads.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+_ResultT = TypeVar("_ResultT")
+
+
+async def in_thread(work: Callable[[], _ResultT], *, timeout_s: float, name: str) -> _ResultT:
+    """Return ``work()``.
+
+    Raises:
+        TimeoutError: It was not done after ``timeout_s``; it may still be running, its result is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_ResultT] = loop.create_future()
+
+    def settle(result: _ResultT | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:  # noqa: BLE001  handed to the awaiting task, whatever it is
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is waiting any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    async with asyncio.timeout(timeout_s):
+        return await done

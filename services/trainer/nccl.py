@@ -1,0 +1,148 @@
+"""A dozen functions of NCCL's C library, called on torch's own copy of it, without blocking for ever.
+
+    NcclComm(unique id) --> wait --> all_reduce, broadcast, ... --> abort
+
+``torch.distributed`` can neither share a bare unique id with vLLM's communicator nor abort one rank of it. The communicator is
+non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once and its progress is polled up to a deadline, so a
+generator that never enters or dies in a broadcast costs a deadline and not the run.
+"""
+
+import ctypes
+import threading
+import time
+from functools import cache
+
+import torch
+
+from shared.errors import PushError
+
+_UNIQUE_ID_BYTES = 128
+_SUCCESS, _IN_PROGRESS = 0, 7
+_UINT8, _FLOAT32 = 1, 7
+_SUM = 0
+_POLL_S = 0.0005
+_CONFIG_MAGIC = 0xCAFEBEEF
+_CONFIG_VERSION = 21400  # NCCL 2.14: the first whose configuration has ``blocking``; later ones accept the shorter one
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_byte * _UNIQUE_ID_BYTES),)
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """Return the NCCL that torch has loaded; a second one in the process would not find the first one's state."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2")
+    except OSError as error:
+        raise PushError(f"libnccl.so.2 is not loaded ({error}); install a CUDA build of torch, or use gloo") from error
+    pointer = ctypes.c_void_p
+    library.ncclGetErrorString.restype = ctypes.c_char_p
+    library.ncclGetUniqueId.argtypes = [ctypes.POINTER(_UniqueId)]
+    library.ncclCommInitRankConfig.argtypes = [
+        ctypes.POINTER(pointer), ctypes.c_int, _UniqueId, ctypes.c_int, ctypes.POINTER(_Config),
+    ]  # fmt: skip
+    library.ncclCommGetAsyncError.argtypes = [pointer, ctypes.POINTER(ctypes.c_int)]
+    library.ncclCommAbort.argtypes = [pointer]
+    library.ncclBroadcast.argtypes = [
+        pointer, pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, pointer, pointer,
+    ]  # fmt: skip
+    library.ncclAllReduce.argtypes = [
+        pointer, pointer, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, pointer, pointer,
+    ]  # fmt: skip
+    return library
+
+
+def nccl_version() -> str | None:
+    """Return the version of torch's NCCL, or None in a build without CUDA."""
+    if torch.version.cuda is None:
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def unique_id() -> bytes:
+    """Return a fresh unique id; this process then listens for those who know it."""
+    result = _UniqueId()
+    _check(_library().ncclGetUniqueId(ctypes.byref(result)), "making a unique id")
+    return bytes(result)
+
+
+class NcclComm:
+    """Rank 0 of one communicator, on the current device."""
+
+    def __init__(self, identifier: bytes, *, world_size: int) -> None:
+        self._handle = ctypes.c_void_p()
+        self._lock = threading.Lock()
+        self._is_aborted = False
+        config = _Config(ctypes.sizeof(_Config), _CONFIG_MAGIC, _CONFIG_VERSION, 0)
+        code = _library().ncclCommInitRankConfig(
+            ctypes.byref(self._handle), world_size, _UniqueId.from_buffer_copy(identifier), 0, ctypes.byref(config)
+        )
+        _check(code, "entering NCCL")
+
+    def wait(self, *, deadline: float, what: str) -> None:
+        """Poll until the communicator is idle again.
+
+        Raises:
+            PushError: NCCL reports an error, ``deadline`` (monotonic) has passed, or ``abort`` was called.
+        """
+        while True:
+            with self._lock:
+                if self._is_aborted:
+                    raise PushError(f"{what} was aborted")
+                state = ctypes.c_int(_SUCCESS)
+                _check(_library().ncclCommGetAsyncError(self._handle, ctypes.byref(state)), what)
+            _check(state.value, what)
+            if state.value != _IN_PROGRESS:
+                return
+            if time.monotonic() > deadline:
+                raise PushError(f"{what} did not finish in time")
+            time.sleep(_POLL_S)
+
+    def all_reduce(self, tensor: torch.Tensor, *, deadline: float) -> None:
+        """Sum a float32 tensor in place over all ranks, and wait for it."""
+        self._run("ncclAllReduce", tensor, (_FLOAT32, _SUM), deadline=deadline)
+
+    def broadcast(self, chunk: torch.Tensor, *, deadline: float) -> None:
+        """Send a uint8 tensor to all ranks, and wait for it."""
+        self._run("ncclBroadcast", chunk, (_UINT8, 0), deadline=deadline)
+
+    def abort(self) -> None:
+        """Give up: whatever runs on this communicator ends with an error."""
+        with self._lock:
+            if not self._is_aborted:
+                self._is_aborted = True
+                _library().ncclCommAbort(self._handle)
+
+    def _run(self, function: str, tensor: torch.Tensor, kind: tuple[int, int], *, deadline: float) -> None:
+        stream = torch.cuda.current_stream()
+        pointer = ctypes.c_void_p(tensor.data_ptr())
+        with self._lock:
+            if self._is_aborted:
+                raise PushError(f"{function} was aborted")
+            code = getattr(_library(), function)(
+                pointer, pointer, tensor.numel(), *kind, self._handle, ctypes.c_void_p(stream.cuda_stream)
+            )
+        _check(code, function)
+        self.wait(deadline=deadline, what=function)
+        done = torch.cuda.Event()
+        done.record(stream)
+        while not done.query():
+            self.wait(deadline=deadline, what=function)
+            if time.monotonic() > deadline:
+                raise PushError(f"{function} did not finish in time: a generator stopped taking part")
+            time.sleep(_POLL_S)
+
+
+def _check(code: int, what: str) -> None:
+    if code not in (_SUCCESS, _IN_PROGRESS):
+        raise PushError(f"{what} failed: NCCL says {_library().ncclGetErrorString(code).decode()}")

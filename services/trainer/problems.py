@@ -1,0 +1,149 @@
+"""Errors over HTTP: RFC 9457 problem+json for all of them, and what each one means for whoever called.
+
+    Problem, UserError            4xx: the caller can fix it; ``errors`` lists every field at fault
+    UnavailableError              503: a peer is away; the same request may work later
+    StateLostError                503: Redis was wiped
+    anything else                 500: logged here, and the caller learns only that it happened
+
+What the caller sent is never echoed, but for names of settings and values that a sentence is about.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from shared.errors import StateLostError, UnavailableError, UserError
+from shared.http_guard import problem
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+_MAX_SENTENCE = 1000
+
+
+class Problem(Exception):  # noqa: N818  the RFC's own word
+    """An answer that is not a success.
+
+    Args:
+        status: HTTP status.
+        title: Short and the same every time; the problem's ``type`` is made from it.
+        detail: What happened and what to do.
+        errors: (field, message) of each thing that is wrong.
+        headers: Sent with the answer.
+        more: Further members of the body.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        title: str,
+        detail: str,
+        *,
+        errors: Sequence[tuple[str, str]] = (),
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.headers = headers
+        self.body = problem(status, title, detail, **more)
+        if errors:
+            self.body["errors"] = [{"field": field, "message": message} for field, message in errors]
+
+
+def invalid_run(errors: Sequence[tuple[str, str]], **more: Any) -> Problem:
+    """Return the refusal of a run config, with one entry for each thing that is wrong."""
+    errors = [(field[:100], message[:_MAX_SENTENCE]) for field, message in errors]
+    detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
+    return Problem(422, "Invalid run", detail, errors=errors, **more)
+
+
+def no_such_run(run_id: str) -> Problem:
+    """Return the 404 of a run that does not exist."""
+    return Problem(404, "No such run", "There is no run with this id. GET /v1/runs lists them.", run_id=run_id)
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Make every error of ``app`` a problem+json body."""
+    app.add_exception_handler(Problem, _on_problem)
+    app.add_exception_handler(UserError, _on_user_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(UnavailableError, _on_unavailable)
+    app.add_exception_handler(StateLostError, _on_unavailable)
+    app.add_exception_handler(Exception, _on_unknown)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the OpenAPI entry of the problems that a route answers with, those that every route has included."""
+    schema = {
+        "type": "object",
+        "required": ["type", "title", "status", "detail"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string", "description": "What happened and what to do"},
+            "errors": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
+                },
+            },
+        },
+    }
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
+        for status in sorted({401, 413, 422, *statuses, 500, 503})
+    }
+
+
+def _answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(body, status_code=body["status"], media_type=MEDIA_TYPE, headers=headers)
+
+
+def _on_problem(_request: Request, error: Exception) -> JSONResponse:
+    found = cast("Problem", error)
+    return _answer(found.body, found.headers)
+
+
+def _on_user_error(_request: Request, error: Exception) -> JSONResponse:
+    return _answer(problem(422, "Invalid request", str(error)))
+
+
+def _on_invalid_request(_request: Request, error: Exception) -> JSONResponse:
+    errors: list[dict[str, str]] = []
+    for item in cast("RequestValidationError", error).errors():
+        # Not the input: it may be large, secret, or not even valid Unicode.
+        field = ".".join(str(part) for part in item["loc"][1:])[:100]
+        errors.append({"field": field, "message": str(item["msg"]).removeprefix("Value error, ")})
+    detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
+    return _answer(problem(422, "Invalid request", detail, errors=errors))
+
+
+def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    found = cast("HTTPException", error)
+    details = {
+        404: "There is nothing at this path. GET /openapi.json lists all routes.",
+        405: f"This path does not take {request.method}. GET /openapi.json lists all routes.",
+    }
+    title = HTTPStatus(found.status_code).phrase
+    detail = details.get(found.status_code, str(found.detail))
+    return _answer(problem(found.status_code, title, detail), found.headers)
+
+
+def _on_unavailable(_request: Request, error: Exception) -> JSONResponse:
+    return _answer(problem(503, "Unavailable", f"{error}. Try again in a moment."), {"Retry-After": "5"})
+
+
+def _on_unknown(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    detail = "The trainer's log says more. The runs themselves are not affected."
+    return _answer(problem(500, "Internal error", detail))

@@ -1,0 +1,131 @@
+"""One training rank as a child process: started, pinned, logged, asked to stop, and never outliving its parent.
+
+    run_dir/rank.log   all it prints, over all restarts
+
+The kernel kills the rank when the run API dies, even by kill -9 (PR_SET_PDEATHSIG). It leads a process group
+of its own, so that Ctrl-C in a terminal reaches the API alone, and so that a kill takes the rank's children along.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.errors import UserError
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 16 * 1024
+_MAX_LINE = 500
+
+
+class RankProcess:
+    """A running or ended rank; ``RankProcess.start`` makes one."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], *, log: Path, environment: Mapping[str, str], cpus: Sequence[int] | None
+    ) -> "RankProcess":
+        """Start ``command`` with its output appended to ``log``.
+
+        Raises:
+            UserError: The command cannot be run, or the log cannot be written.
+        """
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as output:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=dict(environment),
+                    start_new_session=True,
+                    preexec_fn=_prepare_child(cpus),
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise UserError(f"the training rank could not be started ({error}); the command was {command}") from error
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Process id, and process group id."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the exit status is known."""
+        return self._process.returncode is not None
+
+    async def wait(self) -> int:
+        """Return the exit status; negative is the signal that killed it."""
+        return await self._process.wait()
+
+    async def wait_for(self, timeout_s: float) -> int | None:
+        """Return the exit status, or None if it still runs after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.wait()
+        except TimeoutError:
+            return None
+
+    async def stop(self, *, grace_s: float) -> int:
+        """SIGTERM, and SIGKILL to all of its process group after ``grace_s``. Returns the exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        status = await self.wait_for(grace_s)
+        if status is None:
+            self.kill()
+            status = await self.wait()
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL the rank and its children, unless it has ended."""
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a rank's log, as a person would quote it; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return _message(line)[:_MAX_LINE]
+
+
+def _message(line: str) -> str:
+    """Return the sentence in a line of logs.py, and any other line as it is."""
+    try:
+        event: Any = json.loads(line)
+        return " ".join(str(event["message"]).split())
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return line
+
+
+def _prepare_child(cpus: Sequence[int] | None) -> Callable[[], None]:
+    """Return what the child does between fork and exec; everything it needs is looked up here, before the fork."""
+    parent = os.getpid()
+    die_with_parent = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+    def prepare() -> None:
+        die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)  # the parent died before the line above could see it
+        if cpus is not None:
+            os.sched_setaffinity(0, cpus)
+
+    return prepare

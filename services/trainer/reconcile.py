@@ -1,0 +1,56 @@
+"""What a trainer does first: take the run over, and account for every group ever admitted.
+
+in the checkpoint: settled | on a stream: in flight | a dead letter: dropped | nowhere: admitted again
+
+settled: by the checkpoint | in flight: on a stream | dropped: a dead letter | else: admitted again
+"""
+
+import functools
+import logging
+
+from services.trainer.ledger import DEAD_LETTER, Ledger
+from shared.errors import StateLostError
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, patiently
+
+log = logging.getLogger(__name__)
+
+_PAGE = 64
+
+
+async def take_over(redis: Redis, keys: RunKeys) -> int:
+    """Return a new epoch; whoever held an older one can no longer admit, ack or push."""
+    if not await patiently(lambda: redis.exists(keys.run, keys.scored), what="reading the run", timeout_s=60) == 2:
+        raise StateLostError(f"Redis does not hold run {keys.run_id}; it was wiped or the run was deleted")
+    # Not idempotent, and need not be: skipping an epoch harms nobody.
+    return int(await patiently(lambda: redis.incr(keys.epoch), what="raising the epoch", timeout_s=60))
+
+
+async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:
+    """Advance ``ledger.admitted`` past everything Redis knows and return the groups that exist nowhere any more.
+
+    Streams are scanned in the direction of flow: a group that moves on meanwhile is seen at least once.
+    """
+    in_flight: set[int] = set()
+    for stream in (keys.prompts, keys.completions, keys.scored):
+        in_flight.update(await _numbers(redis, stream))
+    buried = set(await _numbers(redis, keys.dead))
+    for number in buried:
+        ledger.record_dropped(number, DEAD_LETTER)
+    ledger.admitted = max([ledger.admitted, *(number + 1 for number in in_flight | buried)])
+    missing = [number for number in ledger.in_flight() if number not in in_flight]
+    if missing:
+        log.warning("admitting %d groups again of which no trace is left", len(missing))
+    return missing
+
+
+async def _numbers(redis: Redis, stream: str) -> list[int]:
+    numbers: list[int] = []
+    after = "-"
+    while after:
+        page = functools.partial(redis.xrange, stream, min=after, count=_PAGE)
+        entries = await patiently(page, what=f"scanning {stream}", timeout_s=60)
+        labels = [fields.get(b"group_id", b"").decode(errors="replace") for _, fields in entries]
+        numbers += [int(label) for label in labels if label.isdecimal()]
+        after = f"({entries[-1][0].decode()}" if len(entries) == _PAGE else ""
+    return numbers

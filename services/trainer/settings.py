@@ -1,0 +1,80 @@
+"""Settings of the trainer service: of the run API, and of the training rank it starts with the same environment."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from shared.settings import ServiceSettings, default_runs_dir
+
+
+class TrainerSettings(ServiceSettings):
+    """``HEADRACE_*`` variables; lists and tables are written as JSON."""
+
+    runs_dir: Path = Field(default_factory=default_runs_dir, description="Checkpoints, logs and metrics of runs")
+    rewarder_url: str = Field(default="http://127.0.0.1:8200", description="Rewarder that checks reward functions")
+
+    rank_command: list[str] = Field(
+        default_factory=lambda: [sys.executable, "-m", "services.trainer.rank"],
+        min_length=1,
+        description="Starts a training rank; the run id is appended",
+    )
+    rank_env: dict[str, str] = Field(default_factory=dict, description="Added to the environment of the rank")
+    rank_cpus: list[int] | None = Field(default=None, min_length=1, description="CPUs the rank is pinned to")
+    rank_stop_grace_s: float = Field(default=15.0, gt=0, description="From SIGTERM to SIGKILL of a rank")
+    rank_exit_grace_s: float = Field(default=30.0, gt=0, description="How long a rank may outlive the end of its run")
+    max_restarts_without_progress: int = Field(default=5, ge=0, description="Then the run fails")
+    first_backoff_s: float = Field(default=0.5, gt=0, description="Pause before the first restart of a rank; doubles")
+    last_backoff_s: float = Field(default=10.0, gt=0, description="Longest pause before a restart")
+    supervise_every_s: float = Field(default=1.0, gt=0, description="How often a run's record is looked at")
+
+    push_address: str = Field(
+        default="127.0.0.1", description="Address of this host at which generators reach the communicator of the push"
+    )
+
+    dataset_check_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of reading a dataset at submit")
+    hub_timeout_s: float = Field(default=10.0, gt=0, description="Deadline of asking the Hugging Face hub for a model")
+    reward_check_timeout_s: float = Field(default=20.0, gt=0, description="Deadline of the rewarder's check at submit")
+    request_body_timeout_s: float = Field(default=30.0, gt=0, description="Deadline of receiving a request body")
+
+    heartbeat_s: float = Field(default=15.0, gt=0, description="Longest silence on an event stream")
+    max_event_streams: int = Field(default=64, ge=1, description="Watchers at a time")
+    progress_is_stale_after_s: float = Field(default=30.0, gt=0, description="Then a silent rank is reported as silent")
+
+    @model_validator(mode="after")
+    def _paths_do_not_depend_on_the_working_directory(self) -> Self:
+        if not self.runs_dir.is_absolute():
+            raise ValueError(f"runs_dir={self.runs_dir} is relative; give an absolute path in HEADRACE_RUNS_DIR")
+        return self
+
+    @model_validator(mode="after")
+    def _the_rewarder_is_an_http_address(self) -> Self:
+        if not self.rewarder_url.startswith(("http://", "https://")):
+            raise ValueError(f"rewarder_url={self.rewarder_url} is no http:// or https:// address")
+        return self
+
+    @model_validator(mode="after")
+    def _pinned_cpus_exist(self) -> Self:
+        missing = sorted(set(self.rank_cpus or ()) - os.sched_getaffinity(0))
+        if missing:
+            raise ValueError(
+                f"rank_cpus names CPUs {missing}, which this process may not use; "
+                f"it may use {sorted(os.sched_getaffinity(0))}"
+            )
+        return self
+
+    def rank_environment(self) -> dict[str, str]:
+        """Return the environment of a training rank: ours, these settings, and ``rank_env`` on top."""
+        return {
+            **os.environ,
+            "HEADRACE_REDIS_URL": self.redis_url.get_secret_value(),
+            "HEADRACE_INTERNAL_KEY": self.internal_key.get_secret_value(),
+            "HEADRACE_RUNS_DIR": str(self.runs_dir),
+            "HEADRACE_REPLICA_ID": self.replica_id,
+            "HEADRACE_PUSH_ADDRESS": self.push_address,
+            "HEADRACE_REDIS_PATIENCE_S": str(self.redis_patience_s),
+            "HEADRACE_LOG_LEVEL": self.log_level,
+            **self.rank_env,
+        }

@@ -1,0 +1,53 @@
+"""Every error headrace raises on purpose.
+
+    HeadraceError
+     +-- UserError            the caller can fix it: bad config, missing file; never retried
+     +-- MessageError         a stream entry that cannot be decoded or is inconsistent; buried
+     +-- StateLostError       Redis no longer holds the run (wiped, or failed over to an empty server)
+     +-- FencedError          a newer trainer incarnation has taken over this run; this one must exit
+     +-- PushError            a weight push failed; the run goes on with whoever is alive
+     +-- UnavailableError     a peer could not be reached within its deadline
+
+Foreign errors are translated once, at the seam where they appear, ``from error``.
+"""
+
+from collections.abc import Sequence
+
+
+class HeadraceError(Exception):
+    """Base of the tree; ``str(error)`` is a sentence for a person."""
+
+
+class UserError(HeadraceError):
+    """Something the caller wrote is wrong, and the message says what to do about it.
+
+    Args:
+        message: What happened and what to do.
+        field: Dotted name of the setting at fault, if there is one.
+        problems: (field, message) of each thing that is wrong, where ``message`` sums up several.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, problems: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.field = field
+        self.problems = tuple(problems)
+
+
+class MessageError(HeadraceError):
+    """A stream entry is malformed. It will never get better, so its consumer buries it."""
+
+
+class StateLostError(HeadraceError):
+    """The run's streams or consumer groups are gone from Redis."""
+
+
+class FencedError(HeadraceError):
+    """Another incarnation of the trainer owns the run now."""
+
+
+class PushError(HeadraceError):
+    """A weight push did not complete. The half-done update is never served."""
+
+
+class UnavailableError(HeadraceError):
+    """A service or Redis did not answer within its deadline."""

@@ -1,0 +1,139 @@
+#!lua name=headrace
+-- Every change that must be all or nothing. Loaded as a Redis FUNCTION library by redis_connection.py.
+--
+--   admit       dataset -> prompts       once per group id, fenced by the trainer's epoch
+--   readmit     the same for a group that was acked after the checkpoint now resumed from
+--   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
+--   settle      ack and delete           fenced by the trainer's epoch
+--   bury        a stream -> dead         only by whoever still owns the entry
+--   renew / release / reclaim            leases: an entry is reclaimed because its consumer is dead, not slow
+--
+-- Times are the server's clock. A clock step can reclaim healthy work; that costs work, never correctness,
+-- because the second result of a group is dropped by hand_off.
+
+local function fence(epoch_key, mine)
+  local current = tonumber(redis.call('GET', epoch_key) or '0')
+  if current > tonumber(mine) then
+    return redis.error_reply('FENCED epoch ' .. mine .. ' was superseded by ' .. current)
+  end
+  return nil
+end
+
+local function gone(stream)
+  if redis.call('EXISTS', stream) == 0 then
+    return redis.error_reply('STATELOST ' .. stream .. ' does not exist')
+  end
+  return nil
+end
+
+local function now_ms()
+  local t = redis.call('TIME')
+  return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+end
+
+-- keys: epoch prompts seen:prompts   args: epoch group_id payload
+redis.register_function('headrace_admit', function(keys, args)
+  local refused = fence(keys[1], args[1]) or gone(keys[2])
+  if refused then return refused end
+  if redis.call('SADD', keys[3], args[2]) == 0 then return 0 end
+  redis.call('XADD', keys[2], '*', 'group_id', args[2], 'payload', args[3])
+  return 1
+end)
+
+-- keys: epoch prompts seen:prompts seen:completions seen:scored   args: epoch group_id payload
+redis.register_function('headrace_readmit', function(keys, args)
+  local refused = fence(keys[1], args[1]) or gone(keys[2])
+  if refused then return refused end
+  for i = 4, 5 do redis.call('SREM', keys[i], args[2]) end
+  redis.call('SADD', keys[3], args[2])
+  redis.call('XADD', keys[2], '*', 'group_id', args[2], 'payload', args[3])
+  return 1
+end)
+
+-- keys: source destination seen:destination   args: consumer_group entry_id group_id payload
+redis.register_function('headrace_hand_off', function(keys, args)
+  local refused = gone(keys[1]) or gone(keys[2])
+  if refused then return refused end
+  local first = redis.call('SADD', keys[3], args[3])
+  if first == 1 then
+    redis.call('XADD', keys[2], '*', 'group_id', args[3], 'payload', args[4])
+  end
+  redis.call('XACK', keys[1], args[1], args[2])
+  redis.call('XDEL', keys[1], args[2])
+  return first
+end)
+
+-- keys: epoch stream started seen...   args: epoch consumer_group (entry_id group_id)...
+-- Settled ids leave the seen sets, which bounds them; a late duplicate that slips in is dropped by the trainer's ledger.
+redis.register_function('headrace_settle', function(keys, args)
+  local refused = fence(keys[1], args[1]) or gone(keys[2])
+  if refused then return refused end
+  local settled = 0
+  for i = 3, #args, 2 do
+    redis.call('XACK', keys[2], args[2], args[i])
+    settled = settled + redis.call('XDEL', keys[2], args[i])
+    redis.call('HDEL', keys[3], args[i + 1])
+    for k = 4, #keys do redis.call('SREM', keys[k], args[i + 1]) end
+  end
+  return settled
+end)
+
+-- keys: stream dead   args: consumer_group consumer entry_id group_id reason payload
+redis.register_function('headrace_bury', function(keys, args)
+  local owner = redis.call('XPENDING', keys[1], args[1], args[3], args[3], 1, args[2])
+  if #owner == 0 then return 0 end
+  redis.call('XADD', keys[2], '*', 'stream', keys[1], 'group_id', args[4], 'reason', args[5], 'payload', args[6])
+  redis.call('XACK', keys[1], args[1], args[3])
+  redis.call('XDEL', keys[1], args[3])
+  return 1
+end)
+
+-- keys: dead stream   args: dead_entry_id          puts a dead letter back where it died
+redis.register_function('headrace_replay', function(keys, args)
+  local found = redis.call('XRANGE', keys[1], args[1], args[1])
+  if #found == 0 then return 0 end
+  local refused = gone(keys[2])
+  if refused then return refused end
+  local fields = {}
+  for i = 1, #found[1][2], 2 do fields[found[1][2][i]] = found[1][2][i + 1] end
+  redis.call('XADD', keys[2], '*', 'group_id', fields['group_id'], 'payload', fields['payload'])
+  redis.call('XDEL', keys[1], args[1])
+  return 1
+end)
+
+-- keys: leases   args: consumer ttl_ms
+redis.register_function('headrace_renew', function(keys, args)
+  redis.call('ZADD', keys[1], now_ms() + tonumber(args[2]), args[1])
+  return 1
+end)
+
+-- keys: leases   args: -          names of the consumers whose lease is alive
+redis.register_function('headrace_alive', function(keys, args)
+  return redis.call('ZRANGEBYSCORE', keys[1], now_ms(), '+inf')
+end)
+
+-- keys: stream leases   args: consumer_group consumer count      -> claimed entries, as XCLAIM returns them
+redis.register_function('headrace_reclaim', function(keys, args)
+  local refused = gone(keys[1])
+  if refused then return refused end
+  local now, left, claimed = now_ms(), tonumber(args[3]), {}
+  for _, info in ipairs(redis.call('XINFO', 'CONSUMERS', keys[1], args[1])) do
+    local consumer = {}
+    for i = 1, #info, 2 do consumer[info[i]] = info[i + 1] end
+    if left > 0 and consumer['name'] ~= args[2] and consumer['pending'] > 0 then
+      local expiry = tonumber(redis.call('ZSCORE', keys[2], consumer['name']) or '0')
+      if expiry < now then
+        local ids = {}
+        for _, entry in ipairs(redis.call('XPENDING', keys[1], args[1], '-', '+', left, consumer['name'])) do
+          ids[#ids + 1] = entry[1]
+        end
+        if #ids > 0 then
+          local got = redis.call('XCLAIM', keys[1], args[1], args[2], 0, unpack(ids))
+          for _, entry in ipairs(got) do claimed[#claimed + 1] = entry end
+          left = left - #ids
+        end
+      end
+    end
+  end
+  return claimed
+end)

@@ -1,0 +1,110 @@
+"""The door of every HTTP service: pure ASGI, in front of the application, the same for all three.
+
+    request --> size limit --> bearer key --> application
+                   413           401
+
+Deny by default: every path needs the key that its prefix names, but the open ones (liveness and readiness, which carry
+no data). Keys are compared as sha256 in constant time. Errors are RFC 9457 problem+json.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/livez", "/readyz"})
+MAX_BODY_BYTES = 8 * 1024 * 1024
+
+
+def problem(status: int, title: str, detail: str, **more: Any) -> dict[str, Any]:
+    """Return an RFC 9457 body; ``type`` is a stable relative reference made from the title."""
+    slug = "-".join(title.lower().split())
+    return {"type": f"/problems/{slug}", "title": title, "status": status, "detail": detail, **more}
+
+
+class HttpGuard:
+    """ASGI middleware that limits bodies and asks for keys.
+
+    Args:
+        app: The application behind the door.
+        keys: Path prefix to bearer key; the longest matching prefix decides. An empty key means that prefix is
+            open, which settings allow on loopback only.
+        max_body_bytes: Larger requests get 413, chunked ones too.
+    """
+
+    def __init__(self, app: App, *, keys: Mapping[str, str], max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._digests = {prefix: _digest(key) if key else None for prefix, key in keys.items()}
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        path = str(scope["path"])
+        if path not in OPEN_PATHS and not self._has_key(path, headers.get(b"authorization", b"")):
+            detail = "Send the header 'Authorization: Bearer KEY'. `headrace up` prints where the key is."
+            await _reply(send, problem(401, "Key required", detail), extra=[(b"www-authenticate", b"Bearer")])
+            return
+        declared = headers.get(b"content-length", b"0")
+        if not declared.isdigit() or int(declared) > self._max_body_bytes:
+            await _reply(send, self._too_large())
+            return
+        await self._limited(scope, receive, send)
+
+    def _has_key(self, path: str, authorization: bytes) -> bool:
+        prefixes = [prefix for prefix in self._digests if path.startswith(prefix)]
+        if not prefixes:
+            return False
+        digest = self._digests[max(prefixes, key=len)]
+        if digest is None:
+            return True
+        scheme, _, token = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(hashlib.sha256(token.strip()).digest(), digest)
+
+    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application on a body that ends at the limit, whatever length was declared."""
+        received, has_started = 0, False
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message if received <= self._max_body_bytes else {"type": "http.disconnect"}
+
+        async def answer(message: Message) -> None:
+            nonlocal has_started
+            if has_started or received <= self._max_body_bytes:
+                has_started = True
+                await send(message)
+
+        try:
+            await self._app(scope, counted, answer)
+        finally:
+            if received > self._max_body_bytes and not has_started:
+                await _reply(send, self._too_large())
+
+    def _too_large(self) -> dict[str, Any]:
+        return problem(413, "Body too large", f"A request may have at most {self._max_body_bytes} bytes.")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+async def _reply(send: Send, body: dict[str, Any], *, extra: list[tuple[bytes, bytes]] | None = None) -> None:
+    data = json.dumps(body).encode()
+    headers = [
+        (b"content-type", b"application/problem+json"), (b"content-length", str(len(data)).encode()), *(extra or []),
+    ]  # fmt: skip
+    await send({"type": "http.response.start", "status": body["status"], "headers": headers})
+    await send({"type": "http.response.body", "body": data})

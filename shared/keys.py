@@ -1,0 +1,112 @@
+"""Names of everything headrace keeps in Redis.
+
+    headrace:runs                      sorted set: run id by creation time
+    headrace:current_run               the run the generator fleet serves now
+    headrace:submit:HASH               what a submit with that Idempotency-Key led to; expires
+    headrace:{RUN}:run                 hash: config, status, desired, reason, progress
+    headrace:{RUN}:epoch               counter: trainer incarnations and communicator epochs; only rises
+    headrace:{RUN}:prompts             stream    read by consumer group "generators"
+    headrace:{RUN}:completions         stream    read by consumer group "rewarders"
+    headrace:{RUN}:scored              stream    read by consumer group "trainers"
+    headrace:{RUN}:dead                stream of dead letters
+    headrace:{RUN}:seen:STREAM         set: group ids that ever entered that stream
+    headrace:{RUN}:leases:CONSUMERS    sorted set: consumer by lease expiry (ms, server clock)
+    headrace:{RUN}:generators          hash: replica id -> address
+    headrace:{RUN}:started             hash: group id -> policy version at which its sampling began
+    headrace:{RUN}:required_version    the policy version a generator must hold to take prompts
+    headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never the authority
+
+The run id is the hash tag, so that everything of one run lies on one node and one function call may touch all of it.
+"""
+
+from dataclasses import dataclass
+
+RUNS = "headrace:runs"
+CURRENT_RUN = "headrace:current_run"
+SUBMIT = "headrace:submit"
+
+GENERATORS = "generators"
+REWARDERS = "rewarders"
+TRAINERS = "trainers"
+
+
+@dataclass(frozen=True)
+class RunKeys:
+    """Redis keys of one run."""
+
+    run_id: str
+
+    def _key(self, name: str) -> str:
+        return f"headrace:{{{self.run_id}}}:{name}"
+
+    @property
+    def run(self) -> str:
+        """Hash with the run's record."""
+        return self._key("run")
+
+    @property
+    def epoch(self) -> str:
+        """Counter that fences old trainers and old communicators."""
+        return self._key("epoch")
+
+    @property
+    def prompts(self) -> str:
+        """Stream of PromptGroup."""
+        return self._key("prompts")
+
+    @property
+    def completions(self) -> str:
+        """Stream of CompletedGroup."""
+        return self._key("completions")
+
+    @property
+    def scored(self) -> str:
+        """Stream of ScoredGroup."""
+        return self._key("scored")
+
+    @property
+    def dead(self) -> str:
+        """Stream of dead letters."""
+        return self._key("dead")
+
+    def seen(self, stream: str) -> str:
+        """Set of the group ids that ever entered ``stream`` (a key of this run)."""
+        return self._key(f"seen:{stream.rsplit(':', 1)[-1]}")
+
+    def leases(self, consumer_group: str) -> str:
+        """Sorted set of consumer leases of one consumer group."""
+        return self._key(f"leases:{consumer_group}")
+
+    @property
+    def generators(self) -> str:
+        """Hash of replica id to address."""
+        return self._key("generators")
+
+    @property
+    def started(self) -> str:
+        """Hash of group id to the policy version at which its sampling began."""
+        return self._key("started")
+
+    @property
+    def required_version(self) -> str:
+        """Policy version a generator must hold to take prompts."""
+        return self._key("required_version")
+
+    @property
+    def events(self) -> str:
+        """Telemetry stream."""
+        return self._key("events")
+
+    def consumer_groups(self) -> tuple[tuple[str, str], ...]:
+        """(stream, consumer group) pairs that run creation makes, and nobody else."""
+        return ((self.prompts, GENERATORS), (self.completions, REWARDERS), (self.scored, TRAINERS))
+
+    def everything(self) -> tuple[str, ...]:
+        """Every key of the run, for deletion."""
+        streams = (self.prompts, self.completions, self.scored)
+        leases = tuple(self.leases(group) for group in (GENERATORS, REWARDERS, TRAINERS))
+        seen = tuple(self.seen(stream) for stream in streams)
+        return (
+            *streams, self.dead, self.run, self.epoch, self.generators, self.started, self.required_version,
+            self.events, *leases, *seen,
+        )  # fmt: skip

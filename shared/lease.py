@@ -1,0 +1,56 @@
+"""Keeps a consumer's lease alive for as long as its process is.
+
+    lease missing or expired  ==  the consumer is dead  ==>  others may reclaim its entries
+
+The lease says nothing about how long work may take. A clean shutdown gives the lease back at once.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+from shared.errors import UnavailableError
+from shared.redis_connection import Redis, call
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 15.0
+"""How long after its last sign of life a consumer counts as dead."""
+
+
+@contextlib.asynccontextmanager
+async def lease(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> AsyncGenerator[None]:
+    """Hold a lease for ``consumer`` while the body runs."""
+    await renew(redis, leases=leases, consumer=consumer, lease_s=lease_s)
+    task = asyncio.create_task(
+        _renew_for_ever(redis, leases=leases, consumer=consumer, lease_s=lease_s), name=f"lease of {consumer}"
+    )
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        with contextlib.suppress(UnavailableError):
+            await call(redis, "headrace_renew", keys=(leases,), args=(consumer, -1), timeout_s=1.0)
+
+
+async def renew(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> None:
+    """Extend the lease of ``consumer`` to ``lease_s`` from now."""
+    await call(redis, "headrace_renew", keys=(leases,), args=(consumer, int(lease_s * 1000)))
+
+
+async def alive(redis: Redis, *, leases: str) -> set[str]:
+    """Return the consumers whose lease has not expired."""
+    names = await call(redis, "headrace_alive", keys=(leases,))
+    return {name.decode() for name in names}
+
+
+async def _renew_for_ever(redis: Redis, *, leases: str, consumer: str, lease_s: float) -> None:
+    while True:
+        await asyncio.sleep(lease_s / 3)
+        try:
+            await renew(redis, leases=leases, consumer=consumer, lease_s=lease_s)
+        except UnavailableError as error:
+            log.warning("lease of %s could not be renewed: %s", consumer, error)

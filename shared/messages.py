@@ -1,0 +1,244 @@
+"""The messages on the streams: one prompt group, at three moments of its life.
+
+    PromptGroup  --generator-->  CompletedGroup  --rewarder-->  ScoredGroup
+    (prompts)                    (completions)                  (scored)
+
+Messages are frozen msgspec structs in msgpack, with packed arrays (arrays.py) and a schema version; nothing is ever
+unpickled. A rollout is one row, for one turn as for many: ``token_ids`` is the whole sequence, ``loss_mask`` is 1
+exactly on the tokens the policy sampled, and logprobs and version spans are indexed over those sampled tokens.
+Decoding checks that all of this agrees, so that what is inside the services needs no second look.
+"""
+
+import math
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from shared.arrays import Ids, Logprobs, unpack_ids, unpack_logprobs, unpack_mask
+from shared.errors import MessageError
+
+SCHEMA_VERSION = 1
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+Outcome = Literal["scored", "not_applicable", "timeout", "invalid", "overload", "error"]
+Prompt = str | list[dict[str, str]]
+"""TRL's two formats: plain text, or a conversation of ``{"role": ..., "content": ...}``."""
+
+
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Sampled tokens ``[start, end)`` of a rollout came from this policy version."""
+
+    policy_version: int
+    start: int
+    end: int
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One turn over ``token_ids[start:end]``; times are Unix seconds."""
+
+    role: str
+    start: int
+    end: int
+    finish_reason: str | None
+    started_at_s: float
+    ended_at_s: float
+
+
+class RewardOutcome(msgspec.Struct, frozen=True):
+    """What one reward function said of one completion. Only ``scored`` carries a value."""
+
+    name: str
+    outcome: Outcome
+    value: float | None
+    weight: float
+    detail: str = ""
+    latency_s: float = 0.0
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """A moment in a group's life: what happened, when (Unix seconds), and which replica did it."""
+
+    event: str
+    at_s: float
+    by: str
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """One prompt with one completion and, once scored, its rewards.
+
+    ``completion`` is the decoded text of the sampled tokens without special tokens.
+    """
+
+    rollout_id: str
+    group_id: str
+    branch: int
+    token_ids: bytes
+    loss_mask: bytes
+    logprobs: bytes
+    version_spans: tuple[VersionSpan, ...]
+    turns: tuple[Turn, ...]
+    completion: str
+    rewards: tuple[RewardOutcome, ...] = ()
+
+    def completion_ids(self) -> Ids:
+        """Return the sampled token ids, in order."""
+        ids: Ids = unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1]
+        return ids
+
+    def generator_logprobs(self) -> Logprobs:
+        """Return log p of each sampled token under the distribution it was sampled from, in nats."""
+        return unpack_logprobs(self.logprobs)
+
+    def oldest_policy_version(self) -> int:
+        """Return the policy version of the oldest sampled token."""
+        return min(span.policy_version for span in self.version_spans)
+
+    def is_truncated(self) -> bool:
+        """Whether the completion hit a length limit instead of ending by itself."""
+        return self.turns[-1].finish_reason == "length"
+
+
+class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):
+    """A prompt to be completed ``num_generations`` times.
+
+    ``group_id`` is the admission number in decimal (``"00000042"``): the same dataset position always gets the same id,
+    so re-reading the dataset can never admit a group twice. ``columns`` holds every other column of the dataset row,
+    as JSON types.
+    """
+
+    run_id: str
+    group_id: str
+    prompt: Prompt
+    prompt_ids: bytes
+    columns: dict[str, Any]
+    num_generations: int
+    stamps: tuple[Stamp, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+class CompletedGroup(msgspec.Struct, frozen=True, tag="completed_group"):
+    """A whole group with its completions, not scored yet."""
+
+    prompt: PromptGroup
+    rollouts: tuple[Rollout, ...]
+    stamps: tuple[Stamp, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+class ScoredGroup(msgspec.Struct, frozen=True, tag="scored_group"):
+    """A whole group whose every rollout carries one outcome for each reward function of the run."""
+
+    prompt: PromptGroup
+    rollouts: tuple[Rollout, ...]
+    stamps: tuple[Stamp, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    def oldest_policy_version(self) -> int:
+        """Return the policy version of the oldest token in the group."""
+        return min(rollout.oldest_policy_version() for rollout in self.rollouts)
+
+
+Group = PromptGroup | CompletedGroup | ScoredGroup
+_GroupT = TypeVar("_GroupT", PromptGroup, CompletedGroup, ScoredGroup)
+
+
+class _Head(msgspec.Struct):
+    """The only field read before the rest is trusted."""
+
+    schema_version: int
+
+
+def encode(group: Group) -> bytes:
+    """Return the group as one stream payload.
+
+    Raises:
+        MessageError: The group holds what the wire cannot carry (a lone surrogate, a non-JSON column) or is too large.
+    """
+    try:
+        data = msgspec.msgpack.encode(group)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise MessageError(f"the group cannot be encoded: {error}") from error
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"the group takes {len(data)} bytes, more than the {MAX_MESSAGE_BYTES} a stream entry may")
+    return data
+
+
+def decode_prompt_group(data: bytes) -> PromptGroup:
+    """Return the prompt group in ``data``; raises MessageError if it is not one."""
+    group = _decode(data, PromptGroup)
+    _check_prompt(group)
+    return group
+
+
+def decode_completed_group(data: bytes) -> CompletedGroup:
+    """Return the completed group in ``data``; raises MessageError if it is not one, or not whole."""
+    group = _decode(data, CompletedGroup)
+    _check_rollouts(group.prompt, group.rollouts)
+    return group
+
+
+def decode_scored_group(data: bytes) -> ScoredGroup:
+    """Return the scored group in ``data``; raises MessageError if it is not one, or not whole."""
+    group = _decode(data, ScoredGroup)
+    _check_rollouts(group.prompt, group.rollouts)
+    for rollout in group.rollouts:
+        for reward in rollout.rewards:
+            is_number = reward.value is not None and math.isfinite(reward.value)
+            if (reward.outcome == "scored") != is_number:
+                raise MessageError(f"reward {reward.name!r} says {reward.outcome} with value {reward.value}")
+    return group
+
+
+def _decode(data: bytes, kind: type[_GroupT]) -> _GroupT:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MessageError(f"{len(data)} bytes is more than the {MAX_MESSAGE_BYTES} a stream entry may take")
+    try:
+        head = msgspec.msgpack.decode(data, type=_Head)
+        if head.schema_version != SCHEMA_VERSION:
+            raise MessageError(
+                f"schema version {head.schema_version} was written by another release; this one reads {SCHEMA_VERSION}"
+            )
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MessageError(f"not a {kind.__name__}: {error}") from error
+
+
+def _check_prompt(group: PromptGroup) -> None:
+    if not group.prompt_ids or len(group.prompt_ids) % 4:
+        raise MessageError(f"group {group.group_id} has {len(group.prompt_ids)} bytes of prompt ids")
+    if group.num_generations < 1:
+        raise MessageError(f"group {group.group_id} asks for {group.num_generations} completions")
+
+
+def _check_rollouts(prompt: PromptGroup, rollouts: tuple[Rollout, ...]) -> None:
+    _check_prompt(prompt)
+    if len(rollouts) != prompt.num_generations:
+        raise MessageError(f"group {prompt.group_id} has {len(rollouts)} rollouts instead of {prompt.num_generations}")
+    for rollout in rollouts:
+        _check_rollout(rollout, prompt.group_id)
+
+
+def _check_rollout(rollout: Rollout, group_id: str) -> None:
+    where = f"rollout {rollout.rollout_id}"
+    if rollout.group_id != group_id:
+        raise MessageError(f"{where} belongs to group {rollout.group_id}, not {group_id}")
+    mask = unpack_mask(rollout.loss_mask)
+    if len(rollout.token_ids) != 4 * mask.size:
+        raise MessageError(f"{where} has {len(rollout.token_ids)} bytes of token ids for {mask.size} mask entries")
+    num_sampled = int((mask == 1).sum())
+    if num_sampled == 0 or num_sampled + int((mask == 0).sum()) != mask.size:
+        raise MessageError(f"{where} has a loss mask that is not 0/1 or marks no sampled token")
+    if len(rollout.logprobs) != 4 * num_sampled:
+        raise MessageError(f"{where} has {len(rollout.logprobs)} bytes of logprobs for {num_sampled} sampled tokens")
+    logprobs = rollout.generator_logprobs()
+    if not bool(((logprobs <= 1e-3) & (logprobs > -math.inf)).all()):
+        raise MessageError(f"{where} has a logprob that is not a finite number at most 0")
+    end = 0
+    for span in rollout.version_spans:
+        if span.start != end or span.end <= span.start:
+            raise MessageError(f"{where} has version spans that do not tile its tokens: {rollout.version_spans}")
+        end = span.end
+    if end != num_sampled:
+        raise MessageError(f"{where} has version spans over {end} of its {num_sampled} sampled tokens")
+    if not rollout.turns:
+        raise MessageError(f"{where} has no turn")

@@ -1,0 +1,141 @@
+"""Opens the Redis connection every service uses, with the defaults that break streams turned off.
+
+redis-py retries on its own and so applies an XADD twice after a lost reply, and its socket time-out is shorter than a
+blocking read. Here nothing is retried but our own idempotent functions (``call``), every wait is finite, and foreign
+exceptions become those of errors.py.
+"""
+
+import asyncio
+import builtins
+import importlib.resources
+import logging
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar, cast
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,  # noqa: A004  redis-py's own name
+    RedisError,
+    ResponseError,
+    TimeoutError,  # noqa: A004  redis-py's own name
+)
+
+from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError, UserError
+
+log = logging.getLogger(__name__)
+
+Redis = aioredis.Redis
+TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, OSError)
+BLOCK_S = 2.0
+"""Longest blocking read. The socket time-out below is well above it."""
+_SOCKET_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 2.0
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 1.0
+
+_ResultT = TypeVar("_ResultT")
+
+
+def connect(url: str) -> Redis:
+    """Return a client for ``url``; nothing is sent yet. Replies are bytes."""
+    return aioredis.from_url(  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+        url,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=_SOCKET_TIMEOUT_S,
+        socket_connect_timeout=_CONNECT_TIMEOUT_S,
+        socket_keepalive=True,
+        health_check_interval=0,
+        protocol=2,
+        max_connections=64,
+    )
+
+
+async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
+    """Wait for Redis to answer, refuse a server we cannot work with, and load our function library.
+
+    Raises:
+        UnavailableError: No answer within ``timeout_s``.
+        UserError: The server evicts keys or lacks FUNCTION; the message says what to change.
+    """
+    await patiently(lambda: client.ping(), what="Redis PING", timeout_s=timeout_s)
+    memory = await patiently(lambda: client.info("memory"), what="Redis INFO", timeout_s=timeout_s)
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise UserError(
+            f"Redis evicts keys when memory is short (maxmemory-policy {policy}) and would throw rollouts away. "
+            "Set maxmemory-policy noeviction."
+        )
+    code = importlib.resources.files("shared").joinpath("functions.lua").read_text(encoding="utf-8")
+    try:
+        await patiently(lambda: client.function_load(code, replace=True), what="FUNCTION LOAD", timeout_s=timeout_s)
+    except ResponseError as error:
+        raise UserError(f"this Redis cannot load functions ({error}); use Redis >= 7.0 or Valkey >= 7.2") from error
+
+
+async def patiently(make: Any, *, what: str, timeout_s: float) -> Any:
+    """Await ``make()`` again and again while Redis is unreachable. Only for what may be applied twice.
+
+    Raises:
+        UnavailableError: Still unreachable after ``timeout_s``.
+    """
+    deadline, backoff_s = time.monotonic() + timeout_s, _FIRST_BACKOFF_S
+    while True:
+        try:
+            return await make()
+        except TRANSIENT as error:
+            if time.monotonic() + backoff_s > deadline:
+                raise UnavailableError(f"{what} failed for {timeout_s:.0f} s: {error}") from error
+            log.warning("%s failed (%s), trying again in %.2f s", what, error, backoff_s)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+
+
+async def call(
+    client: Redis,
+    function: str,
+    *,
+    keys: Sequence[str],
+    args: Sequence[str | bytes | int | float] = (),
+    timeout_s: float = 60.0,
+) -> Any:
+    """Run one of functions.lua. All of them are idempotent, so a lost reply is simply asked for again.
+
+    Raises:
+        FencedError: A newer trainer owns the run.
+        StateLostError: The run's streams are gone.
+        UnavailableError: Redis did not answer within ``timeout_s``.
+    """
+    try:
+        return await patiently(
+            lambda: client.fcall(function, len(keys), *keys, *cast("Sequence[str]", args)),
+            what=f"Redis function {function}",
+            timeout_s=timeout_s,
+        )
+    except ResponseError as error:
+        raise translate(error) from error
+
+
+def translate(error: RedisError) -> HeadraceError:
+    """Return our exception for a refusal by Redis."""
+    message = str(error)
+    if message.startswith("FENCED"):
+        return FencedError(message)
+    if message.startswith(("STATELOST", "NOGROUP")):
+        return StateLostError(
+            f"Redis no longer holds this run's streams ({message}). It was wiped or replaced by an empty server."
+        )
+    if "Function not found" in message:
+        return StateLostError("Redis lost headrace's functions: it was wiped or replaced by an empty server")
+    return UnavailableError(f"Redis refused: {message}")
+
+
+async def bounded(awaitable: Awaitable[_ResultT], *, timeout_s: float, what: str) -> _ResultT:
+    """Await with a deadline; raises UnavailableError with ``what`` in it when it passes."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await awaitable
+    except builtins.TimeoutError as error:
+        raise UnavailableError(f"{what} took longer than {timeout_s:.1f} s") from error

@@ -1,0 +1,179 @@
+"""The record of each run in Redis: what is wanted, what is, and why it is waiting.
+
+    POST /v1/runs --create--> queued --> running --> finished
+                                 |          |------> stopped    (desired: stop)
+                                 +----------+------> failed     (with the reason)
+
+``status`` is written by the trainer service alone; generators and rewarders only read. The run's directory outlives
+this record: of what was trained, the checkpoint is the authority.
+"""
+
+import time
+from typing import Any, Literal
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from shared.errors import StateLostError
+from shared.keys import CURRENT_RUN, RUNS, RunKeys
+from shared.redis_connection import Redis, patiently
+from shared.run_config import RunConfig
+
+Status = Literal["queued", "running", "finished", "stopped", "failed"]
+TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
+_PATIENCE_S = 60.0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where a run stands, written by its training rank about once a second.
+
+    Counts are of the surviving lineage: ``admitted = trained + dropped + in flight``.
+    """
+
+    step: int = 0
+    max_steps: int = 0
+    policy_version: int = 0
+    waiting_for: str = "the training rank to start"
+    groups_admitted: int = 0
+    groups_trained: int = 0
+    groups_dropped: dict[str, int] = {}
+    num_generators: int = 0
+    pushes: int = 0
+    pushes_confirmed: int = 0
+    updated_at_s: float = 0.0
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """One run as the API shows it."""
+
+    run_id: str
+    config: dict[str, Any]
+    status: Status
+    desired: Literal["run", "stop"]
+    reason: str
+    created_at_s: float
+    started_at_s: float | None
+    ended_at_s: float | None
+    run_dir: str
+    progress: Progress
+
+    def parsed_config(self) -> RunConfig:
+        """Return the config as it was validated at submit."""
+        return RunConfig.model_validate(self.config)
+
+
+class RunStore:
+    """Reads and writes run records."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def create(self, run_id: str, config: RunConfig, *, run_dir: str) -> RunRecord:
+        """Make the run's streams and consumer groups, then its record. Nobody else ever makes them."""
+        keys = RunKeys(run_id)
+        for stream, consumer_group in keys.consumer_groups():
+            await self._make_consumer_group(stream, consumer_group)
+        created_at_s = time.time()
+        fields: dict[Any, Any] = {
+            "config": msgspec.json.encode(config.model_dump(mode="json")),
+            "status": "queued",
+            "desired": "run",
+            "reason": "",
+            "created_at_s": repr(created_at_s),
+            "run_dir": run_dir,
+            "progress": msgspec.json.encode(Progress()),
+        }
+        await self._patiently(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run record")
+        await self._patiently(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
+        record = await self.get(run_id)
+        if record is None:
+            raise StateLostError(f"run {run_id} vanished while it was created")
+        return record
+
+    async def get(self, run_id: str) -> RunRecord | None:
+        """Return the record, or None if there is no such run."""
+        fields = await self._patiently(lambda: self._redis.hgetall(RunKeys(run_id).run), "reading the run record")
+        if not fields or b"config" not in fields:
+            return None
+        text = {name.decode(): value for name, value in fields.items()}
+
+        def seconds(name: str) -> float | None:
+            return float(text[name]) if name in text else None
+
+        return RunRecord(
+            run_id=run_id,
+            config=msgspec.json.decode(text["config"]),
+            status=text["status"].decode(),
+            desired=text["desired"].decode(),
+            reason=text["reason"].decode(),
+            created_at_s=float(text["created_at_s"]),
+            started_at_s=seconds("started_at_s"),
+            ended_at_s=seconds("ended_at_s"),
+            run_dir=text["run_dir"].decode(),
+            progress=msgspec.json.decode(text["progress"], type=Progress),
+        )
+
+    async def list_ids(self) -> list[str]:
+        """Return all run ids, oldest first."""
+        names = await self._patiently(lambda: self._redis.zrange(RUNS, 0, -1), "listing runs")
+        return [name.decode() for name in names]
+
+    async def active(self) -> list[RunRecord]:
+        """Return the runs that have not ended, oldest first."""
+        records = [await self.get(run_id) for run_id in await self.list_ids()]
+        return [record for record in records if record is not None and record.status not in TERMINAL]
+
+    async def set_status(self, run_id: str, status: Status, *, reason: str = "") -> None:
+        """Write the status and the moment it was reached."""
+        fields: dict[Any, Any] = {"status": status, "reason": reason}
+        if status == "running":
+            fields["started_at_s"] = repr(time.time())
+        if status in TERMINAL:
+            fields["ended_at_s"] = repr(time.time())
+        await self._patiently(lambda: self._redis.hset(RunKeys(run_id).run, mapping=fields), "writing the status")
+
+    async def ask_to_stop(self, run_id: str) -> None:
+        """Write that the run shall stop; its training rank sees it between two steps."""
+        await self._patiently(lambda: self._redis.hset(RunKeys(run_id).run, "desired", "stop"), "asking to stop")
+
+    async def should_stop(self, run_id: str) -> bool:
+        """Return whether somebody asked the run to stop. A vanished record is an error, not a no."""
+        desired = await self._patiently(lambda: self._redis.hget(RunKeys(run_id).run, "desired"), "reading the run")
+        if desired is None:
+            raise StateLostError(f"run {run_id} is no longer in Redis")
+        return bool(desired == b"stop")
+
+    async def write_progress(self, run_id: str, progress: Progress) -> None:
+        """Overwrite the progress of the run."""
+        data = msgspec.json.encode(progress)
+        await self._patiently(lambda: self._redis.hset(RunKeys(run_id).run, "progress", data), "writing progress")
+
+    async def current_run(self) -> str | None:
+        """Return the run the generator fleet serves now."""
+        run_id = await self._patiently(lambda: self._redis.get(CURRENT_RUN), "reading the current run")
+        return None if run_id is None else str(run_id.decode())
+
+    async def set_current_run(self, run_id: str | None) -> None:
+        """Point the generator fleet at a run, or at none."""
+        if run_id is None:
+            await self._patiently(lambda: self._redis.delete(CURRENT_RUN), "clearing the current run")
+        else:
+            await self._patiently(lambda: self._redis.set(CURRENT_RUN, run_id), "setting the current run")
+
+    async def delete(self, run_id: str) -> None:
+        """Forget the run: its streams and its record. Its directory stays."""
+        await self._patiently(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
+        await self._patiently(lambda: self._redis.delete(*RunKeys(run_id).everything()), "deleting the run's keys")
+
+    async def _make_consumer_group(self, stream: str, consumer_group: str) -> None:
+        async def make() -> None:
+            try:
+                await self._redis.xgroup_create(stream, consumer_group, id="0", mkstream=True)
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+
+        await self._patiently(make, f"creating consumer group {consumer_group}")
+
+    async def _patiently(self, make: Any, what: str) -> Any:
+        return await patiently(make, what=what, timeout_s=_PATIENCE_S)

@@ -1,0 +1,207 @@
+"""Reads one stream in a consumer group such that no entry is lost, and none can poison its consumer.
+
+    own pending  --+                      +-- hand_off   published downstream and acked, in one step
+    new entries  --+--> read() --> settle +-- bury       malformed, or it killed its consumer several times
+    of the dead  --+                      +-- (nothing)  stays pending; read again after a restart
+
+An entry belongs to its consumer for as long as the consumer renews its lease (lease.py), however long the work takes.
+Delivery is at least once; that training is exactly once is the ledger's promise, not this module's.
+"""
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.exceptions import ResponseError
+
+from shared.errors import MessageError
+from shared.redis_connection import BLOCK_S, TRANSIENT, Redis, call, patiently, translate
+
+log = logging.getLogger(__name__)
+
+MAX_DELIVERIES = 4
+"""The fourth delivery of an entry is its last; healthy crashes count too, so this is not 2."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One stream entry in this consumer's hands."""
+
+    consumer: "StreamConsumer"
+    entry_id: str
+    group_id: str
+    payload: bytes
+
+    async def hand_off(self, destination: str, seen: str, payload: bytes) -> bool:
+        """Publish ``payload`` to ``destination`` and ack this entry, in one step.
+
+        Returns:
+            False if another consumer's result for this group got there first; ours is dropped.
+        """
+        first = await call(
+            self.consumer.redis,
+            "headrace_hand_off",
+            keys=(self.consumer.stream, destination, seen),
+            args=(self.consumer.consumer_group, self.entry_id, self.group_id, payload),
+        )
+        self.consumer.settled(self.entry_id)
+        return int(first) == 1
+
+    async def bury(self, reason: str) -> None:
+        """Move this entry to the dead letters, where it can be listed and replayed."""
+        log.error("buried group %s from %s: %s", self.group_id, self.consumer.stream, reason)
+        await call(
+            self.consumer.redis,
+            "headrace_bury",
+            keys=(self.consumer.stream, self.consumer.dead),
+            args=(
+                self.consumer.consumer_group, self.consumer.name, self.entry_id, self.group_id, reason, self.payload,
+            ),
+        )  # fmt: skip
+        self.consumer.settled(self.entry_id)
+
+
+@contextlib.asynccontextmanager
+async def settle(delivery: Delivery) -> AsyncGenerator[None]:
+    """Bury the delivery if the body finds it malformed; any other failure leaves it pending."""
+    try:
+        yield
+    except MessageError as error:
+        await delivery.bury(str(error))
+
+
+class StreamConsumer:
+    """This process's seat in one consumer group.
+
+    Args:
+        redis: Client of redis_connection.py.
+        stream: Key of the stream.
+        consumer_group: Made by run creation, never here.
+        name: Stable across restarts, so that a restarted process finds its own pending entries.
+        leases: Key of the consumer group's leases.
+        dead: Key of the dead-letter stream.
+        reclaim_every_s: How often to look for entries of dead consumers; None never does.
+        max_deliveries: Deliveries after which an entry is buried unread; None never does.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        stream: str,
+        consumer_group: str,
+        name: str,
+        leases: str,
+        dead: str,
+        reclaim_every_s: float | None = 5.0,
+        max_deliveries: int | None = MAX_DELIVERIES,
+    ) -> None:
+        self.redis = redis
+        self.stream = stream
+        self.consumer_group = consumer_group
+        self.name = name
+        self.dead = dead
+        self._leases = leases
+        self._reclaim_every_s = reclaim_every_s
+        self._max_deliveries = max_deliveries
+        self._own_pending_after: str | None = "0"
+        self._reclaim_at = time.monotonic()
+        self._redelivered: deque[Delivery] = deque()
+        self._in_hand: set[str] = set()
+
+    async def read(self, *, count: int, block_s: float = BLOCK_S) -> list[Delivery]:
+        """Return up to ``count`` deliveries, or none after ``block_s``.
+
+        Raises:
+            StateLostError: The stream or its consumer group is gone.
+            UnavailableError: Redis did not answer for a minute.
+        """
+        if not self._redelivered and self._own_pending_after is not None:
+            await self._fetch_own_pending(count)
+        if not self._redelivered and self._reclaim_every_s is not None and time.monotonic() >= self._reclaim_at:
+            self._reclaim_at = time.monotonic() + self._reclaim_every_s
+            await self._reclaim_from_the_dead(count)
+        if self._redelivered:
+            return [self._redelivered.popleft() for _ in range(min(count, len(self._redelivered)))]
+        try:
+            entries = await self._read_group(">", count=count, block_s=block_s)
+        except TRANSIENT:
+            # A lost reply may have left entries pending under our name: look there first next time.
+            self._own_pending_after = "0"
+            return []
+        return [self._delivery(*entry) for entry in entries]
+
+    def settled(self, entry_id: str) -> None:
+        """Forget an entry that was handed off, buried or acked."""
+        self._in_hand.discard(entry_id)
+
+    async def _fetch_own_pending(self, count: int) -> None:
+        after = self._own_pending_after
+        assert after is not None
+        entries = await patiently(
+            lambda: self._read_group(after, count=max(count, 16), block_s=None),
+            what=f"reading pending entries of {self.stream}",
+            timeout_s=60.0,
+        )
+        self._own_pending_after = entries[-1][0] if entries else None
+        # After a lost reply some of our pending entries are new to us, and the others are being worked on right now.
+        await self._redeliver([entry for entry in entries if entry[0] not in self._in_hand])
+
+    async def _reclaim_from_the_dead(self, count: int) -> None:
+        claimed = await call(
+            self.redis,
+            "headrace_reclaim",
+            keys=(self.stream, self._leases),
+            args=(self.consumer_group, self.name, max(count, 16)),
+        )
+        entries = [_entry(entry) for entry in claimed if entry is not None and entry[1]]
+        if entries:
+            log.warning("reclaimed %d entries of dead consumers from %s", len(entries), self.stream)
+        await self._redeliver(entries)
+
+    async def _redeliver(self, entries: list[tuple[str, str, bytes]]) -> None:
+        for entry in entries:
+            delivery = self._delivery(*entry)
+            num_deliveries = await self._num_deliveries(delivery.entry_id)
+            if self._max_deliveries is not None and num_deliveries >= self._max_deliveries:
+                await delivery.bury(f"its consumer died {num_deliveries - 1} times while working on it")
+            else:
+                self._redelivered.append(delivery)
+
+    async def _num_deliveries(self, entry_id: str) -> int:
+        found = await patiently(
+            lambda: self.redis.xpending_range(self.stream, self.consumer_group, min=entry_id, max=entry_id, count=1),
+            what=f"XPENDING {self.stream}",
+            timeout_s=60.0,
+        )
+        return int(found[0]["times_delivered"]) if found else 1
+
+    async def _read_group(self, after: str, *, count: int, block_s: float | None) -> list[tuple[str, str, bytes]]:
+        block_ms = None if block_s is None else max(1, int(block_s * 1000))
+        try:
+            reply: Any = await self.redis.xreadgroup(
+                self.consumer_group, self.name, {self.stream: after}, count=count, block=block_ms
+            )
+        except ResponseError as error:
+            raise translate(error) from error
+        if not reply:
+            return []
+        # A pending entry whose stream entry was deleted comes back without fields: there is nothing left to do for it.
+        return [_entry(entry) for entry in reply[0][1] if entry[1]]
+
+    def _delivery(self, entry_id: str, group_id: str, payload: bytes) -> Delivery:
+        self._in_hand.add(entry_id)
+        return Delivery(consumer=self, entry_id=entry_id, group_id=group_id, payload=payload)
+
+
+def _entry(raw: Any) -> tuple[str, str, bytes]:
+    """Return (entry id, group id, payload) of an entry as redis-py or a function returns it."""
+    entry_id, found = raw
+    if not isinstance(found, dict):
+        found = dict(zip(found[::2], found[1::2], strict=True))
+    fields = cast("dict[bytes, bytes]", found)
+    return entry_id.decode(), fields.get(b"group_id", b"").decode(errors="replace"), fields.get(b"payload", b"")

@@ -1,0 +1,94 @@
+"""What tests of the run API are made of: a tiny rewarder, the API on a real port, and a way to wait."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import AsyncGenerator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+
+from services.trainer.service import http_server
+from services.trainer.trainer_api import TrainerApi
+
+KEY = "a-key-for-tests"
+
+
+class FakeRewarder:
+    """Answers POST /v1/rewards/check like the rewarder: it knows ``accuracy_reward``, which needs a solution."""
+
+    def __init__(self) -> None:
+        rewarder = self
+        self.status = 200
+        self.keys_seen: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                rewarder.keys_seen.append(self.headers["Authorization"])
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["reward_funcs"]
+                status, answer = rewarder.answer(asked)
+                body = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="fake rewarder", daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def answer(self, asked: list[str]) -> tuple[int, dict[str, Any]]:
+        """Return status and body."""
+        unknown = [name for name in asked if name != "accuracy_reward"]
+        if self.status != 200:
+            return self.status, {"title": "Broken", "detail": "broken for this test"}
+        if unknown:
+            sentence = f"there is no reward function {unknown[0]}; built in is accuracy_reward"
+            errors = [{"field": "reward_funcs", "message": sentence}]
+            return 422, {"title": "Unknown reward", "status": 422, "detail": sentence, "errors": errors}
+        known = {"name": "accuracy_reward", "kind": "built-in", "summary": "", "required_columns": [["solution"]]}
+        return 200, {"reward_funcs": [known]}
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=10)
+
+
+@contextlib.asynccontextmanager
+async def serving(api: TrainerApi) -> AsyncGenerator[httpx.AsyncClient]:
+    """Serve the API on a free port, and yield a client that has the key."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = http_server(api)
+        task = asyncio.create_task(server.serve(sockets=[listener]), name="run API under test")
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            async with httpx.AsyncClient(
+                base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=20, trust_env=False
+            ) as client:
+                await wait_until(lambda: server.started)
+                yield client
+        finally:
+            api.stopping.set()
+            server.should_exit = True
+            async with asyncio.timeout(20):
+                await task
+
+
+async def wait_until(is_true: Any, *, timeout_s: float = 20.0) -> None:
+    """Wait for a condition, a function or a coroutine function, and fail if it does not come."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = is_true()
+            if await found if asyncio.iscoroutine(found) else found:
+                return
+            await asyncio.sleep(0.01)

@@ -1,0 +1,89 @@
+"""A run API on a real port, with a real Redis and a tiny rewarder behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from services.trainer.settings import TrainerSettings
+from services.trainer.trainer_api import TrainerApi, make_api
+from shared.redis_connection import Redis
+from tests.api.api_rig import KEY, FakeRewarder, serving
+
+
+@pytest.fixture
+def rewarder() -> Iterator[FakeRewarder]:
+    """Return a rewarder on a real port."""
+    fake = FakeRewarder()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """Return a directory that looks like a transformers model."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 512}')
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "tokenizer_config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"\0" * 8)
+    return directory
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """Return a JSONL file with ten usable rows."""
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(f'{{"prompt": "{n} + 1 =", "solution": "{n + 1}"}}\n' for n in range(10)))
+    return path
+
+
+@pytest.fixture
+def run(model_dir: Path, dataset: Path) -> dict[str, Any]:
+    """Return the body of a run that is fine."""
+    return {
+        "model": str(model_dir),
+        "dataset_name": str(dataset),
+        "reward_funcs": ["accuracy_reward"],
+        "num_generations": 4,
+        "groups_per_step": 2,
+        "max_steps": 4,
+        "max_completion_length": 16,
+        "save_steps": 2,
+    }
+
+
+@pytest.fixture
+def settings(redis_url: str, rewarder: FakeRewarder, tmp_path: Path) -> TrainerSettings:
+    """Return settings with short waits."""
+    return TrainerSettings(
+        redis_url=SecretStr(redis_url),
+        api_key=SecretStr(KEY),
+        rewarder_url=rewarder.url,
+        runs_dir=tmp_path / "runs",
+        supervise_every_s=0.05,
+        first_backoff_s=0.01,
+        last_backoff_s=0.05,
+        rank_stop_grace_s=2.0,
+        rank_exit_grace_s=0.5,
+        heartbeat_s=0.1,
+        reward_check_timeout_s=5.0,
+    )
+
+
+@pytest.fixture
+async def api(settings: TrainerSettings, redis: Redis) -> TrainerApi:
+    """Return the wired-up API. Nobody supervises runs, so they stay queued."""
+    return make_api(settings, redis, stopping=asyncio.Event())
+
+
+@pytest.fixture
+async def client(api: TrainerApi) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client with the key of a served API."""
+    async with serving(api) as found:
+        yield found

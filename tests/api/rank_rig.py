@@ -1,0 +1,41 @@
+"""A run whose training rank is fake_rank.py, and what can be seen of it from outside."""
+
+import os
+import sys
+from pathlib import Path
+
+from services.trainer.settings import TrainerSettings
+
+COMMAND = [sys.executable, "-S", str(Path(__file__).with_name("fake_rank.py"))]
+
+
+class RankPlan:
+    """What the rank does at each start; the last word is for all later ones too."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def settings(self, settings: TrainerSettings, plan: str) -> TrainerSettings:
+        """Return settings that start the fake rank with ``plan``."""
+        env = {"FAKE_RANK_DIR": str(self.directory), "FAKE_RANK_PLAN": plan}
+        return settings.model_copy(update={"rank_command": COMMAND, "rank_env": env})
+
+    def pids(self) -> list[int]:
+        """Return the pids of all ranks so far, oldest first."""
+        path = self.directory / "starts"
+        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def is_at_work(self) -> bool:
+        """Whether the newest rank has come to the point where it waits, and is alive."""
+        path = self.directory / "at_work"
+        pids = self.pids()
+        return path.exists() and bool(pids) and path.read_text() == str(pids[-1]) and is_alive(pids[-1])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

@@ -1,0 +1,101 @@
+"""A submit that is sent twice leads to one run."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from shared.keys import RUNS, SUBMIT
+from shared.redis_connection import Redis
+from tests.api.api_rig import FakeRewarder
+
+Run = dict[str, Any]
+KEYED = {"Idempotency-Key": "6f1c"}
+
+
+async def test_the_same_key_with_the_same_body_gives_the_same_answer_and_one_run(
+    client: httpx.AsyncClient, redis: Redis, run: Run
+) -> None:
+    first = await client.post("/v1/runs", json=run, headers=KEYED)
+    second = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert (first.status_code, second.status_code) == (202, 202)
+    assert first.json() == second.json()
+    assert first.headers["location"] == second.headers["location"]
+    assert await redis.zcard(RUNS) == 1
+
+
+async def test_the_same_key_with_another_body_is_refused(client: httpx.AsyncClient, redis: Redis, run: Run) -> None:
+    await client.post("/v1/runs", json=run, headers=KEYED)
+    reply = await client.post("/v1/runs", json=run | {"seed": 7}, headers=KEYED)
+    assert reply.status_code == 422
+    assert reply.json()["title"] == "Idempotency key reused"
+    assert await redis.zcard(RUNS) == 1
+
+
+async def test_other_keys_and_no_key_make_runs_of_their_own(client: httpx.AsyncClient, redis: Redis, run: Run) -> None:
+    for headers in ({}, {}, {"Idempotency-Key": "a"}, {"Idempotency-Key": "b"}):
+        assert (await client.post("/v1/runs", json=run, headers=headers)).status_code == 202
+    assert await redis.zcard(RUNS) == 4
+
+
+async def test_many_at_once_make_one_run(client: httpx.AsyncClient, redis: Redis, run: Run) -> None:
+    replies = await asyncio.gather(*(client.post("/v1/runs", json=run, headers=KEYED) for _ in range(8)))
+    assert {reply.status_code for reply in replies} <= {202, 409}
+    made = {reply.json()["run"]["run_id"] for reply in replies if reply.status_code == 202}
+    assert len(made) == 1
+    assert await redis.zcard(RUNS) == 1
+
+
+async def test_while_the_first_is_in_flight_the_second_is_told_to_wait(
+    client: httpx.AsyncClient, redis: Redis, run: Run
+) -> None:
+    await client.post("/v1/runs", json=run, headers=KEYED)
+    await rewrite_claim(redis, answer=None)
+    reply = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert reply.status_code == 409
+    assert reply.headers["retry-after"] == "2"
+
+
+async def test_a_claim_whose_process_died_is_carried_on_with_the_same_run_id(
+    client: httpx.AsyncClient, redis: Redis, run: Run
+) -> None:
+    first = await client.post("/v1/runs", json=run, headers=KEYED)
+    await rewrite_claim(redis, answer=None, claimed_at_s=0.0)
+    again = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert again.status_code == 202
+    assert again.json()["run"]["run_id"] == first.json()["run"]["run_id"]
+    assert await redis.zcard(RUNS) == 1
+
+
+async def test_a_refused_run_gives_its_key_back(
+    client: httpx.AsyncClient, run: Run, rewarder: FakeRewarder, dataset: Path
+) -> None:
+    rows = dataset.read_text()
+    dataset.write_text("")
+    assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 422
+    dataset.write_text(rows)
+    rewarder.status = 500
+    assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 503
+    rewarder.status = 200
+    assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 202
+
+
+@pytest.mark.parametrize("key", ["", "with space", "x" * 256])
+async def test_an_unusable_key_is_a_400(client: httpx.AsyncClient, run: Run, key: str) -> None:
+    reply = await client.post("/v1/runs", json=run, headers={"Idempotency-Key": key})
+    assert reply.status_code == 400
+
+
+async def test_keys_are_forgotten_after_a_day(client: httpx.AsyncClient, redis: Redis, run: Run) -> None:
+    await client.post("/v1/runs", json=run, headers=KEYED)
+    (name,) = await redis.keys(f"{SUBMIT}:*")
+    assert 86_300 < await redis.ttl(name) <= 86_400
+
+
+async def rewrite_claim(redis: Redis, **changes: Any) -> None:
+    """Change what is stored for the only key."""
+    (name,) = await redis.keys(f"{SUBMIT}:*")
+    await redis.set(name, msgspec.json.encode(msgspec.json.decode(await redis.get(name)) | changes), keepttl=True)

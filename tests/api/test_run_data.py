@@ -1,0 +1,64 @@
+"""Metrics and rollouts as the run's directory has them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+Run = dict[str, Any]
+
+
+@pytest.fixture
+async def run_dir(client: httpx.AsyncClient, run: Run) -> Path:
+    """Return the directory of a submitted run."""
+    return Path((await client.post("/v1/runs", json=run)).json()["run"]["run_dir"])
+
+
+async def test_metrics_come_in_pages_of_steps(client: httpx.AsyncClient, run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "reward": 0.{n}}}\n' for n in range(1, 6)))
+    path = f"/v1/runs/{run_dir.name}/metrics"
+    first = (await client.get(path, params={"limit": "2"})).json()
+    assert first == {"metrics": [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}], "next_after_step": 2}
+    rest = (await client.get(path, params={"after_step": "2"})).json()
+    assert [line["step"] for line in rest["metrics"]] == [3, 4, 5]
+    assert rest["next_after_step"] is None
+
+
+async def test_a_run_without_metrics_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
+    assert (await client.get(f"/v1/runs/{run_dir.name}/metrics")).json() == {"metrics": [], "next_after_step": None}
+
+
+async def test_a_torn_line_is_skipped_and_nan_is_null(client: httpx.AsyncClient, run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n[]\n{"step": 2, "lo')
+    shown = (await client.get(f"/v1/runs/{run_dir.name}/metrics")).json()
+    assert shown["metrics"] == [{"step": 1, "loss": None}]
+
+
+async def test_rollouts_are_of_the_newest_step_unless_one_is_asked_for(
+    client: httpx.AsyncClient, run_dir: Path
+) -> None:
+    (run_dir / "rollouts").mkdir()
+    for step in (1, 2, 10):
+        rows = [{"step": step, "branch": n, "completion": "7", "reward": 1.0} for n in range(3)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (run_dir / "rollouts" / f"step_{step:08d}.jsonl").write_text(text)
+    (run_dir / "rollouts" / "step_00000011.tmp").write_text("half")
+    path = f"/v1/runs/{run_dir.name}/rollouts"
+    newest = (await client.get(path)).json()
+    assert (newest["step"], newest["newest_step"], len(newest["rollouts"]), newest["next_offset"]) == (10, 10, 3, None)
+    page = (await client.get(path, params={"step": "2", "limit": "2"})).json()
+    assert [row["branch"] for row in page["rollouts"]] == [0, 1]
+    assert page["next_offset"] == 2
+    rest = (await client.get(path, params={"step": "2", "offset": "2"})).json()
+    assert [row["branch"] for row in rest["rollouts"]] == [2]
+    missing = await client.get(path, params={"step": "3"})
+    assert missing.status_code == 404
+    assert "those of 3 steps, 1 to 10" in missing.json()["detail"]
+
+
+async def test_a_run_without_rollouts_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
+    path = f"/v1/runs/{run_dir.name}/rollouts"
+    assert (await client.get(path)).json() == {"step": None, "newest_step": None, "rollouts": [], "next_offset": None}
+    assert "none yet" in (await client.get(path, params={"step": "1"})).json()["detail"]

@@ -1,0 +1,265 @@
+"""Submitting: everything that is wrong is said before anything starts, in sentences."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.trainer.run_validation import RunValidator
+from services.trainer.settings import TrainerSettings
+from services.trainer.trainer_api import make_api
+from shared.keys import RUNS, RunKeys
+from shared.redis_connection import Redis
+from tests.api.api_rig import KEY, FakeRewarder, serving
+
+Run = dict[str, Any]
+
+
+async def refusal(client: httpx.AsyncClient, run: Any, *, status: int = 422) -> dict[str, str]:
+    """Submit a run that must be refused, and return the sentence for each field at fault."""
+    reply = await client.post("/v1/runs", json=run)
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/problem+json"
+    body = reply.json()
+    assert body["status"] == status
+    assert body["type"].startswith("/problems/")
+    return {error["field"]: error["message"] for error in body["errors"]}
+
+
+async def test_a_valid_run_is_queued_with_its_streams_directory_and_config(
+    client: httpx.AsyncClient, redis: Redis, run: Run, settings: TrainerSettings, rewarder: FakeRewarder
+) -> None:
+    reply = await client.post("/v1/runs", json=run)
+    assert reply.status_code == 202
+    body = reply.json()
+    run_id = body["run"]["run_id"]
+    assert reply.headers["location"] == f"/v1/runs/{run_id}"
+    assert (body["run"]["status"], body["run"]["desired"]) == ("queued", "run")
+    assert body["warnings"] == []
+    assert len(run_id) == len("run-") + 26
+    keys = RunKeys(run_id)
+    assert await redis.exists(keys.prompts, keys.completions, keys.scored) == 3
+    written = json.loads((settings.runs_dir / run_id / "config.json").read_text())
+    assert written["num_generations"] == 4
+    assert written["temperature"] == 1.0
+    assert rewarder.keys_seen == [f"Bearer {KEY}"]
+
+
+async def test_a_dry_run_says_what_the_settings_amount_to_and_starts_nothing(
+    client: httpx.AsyncClient, redis: Redis, run: Run, settings: TrainerSettings
+) -> None:
+    reply = await client.post("/v1/runs", params={"dry_run": "true"}, json=run)
+    assert reply.status_code == 200
+    body = reply.json()
+    assert body["valid"] is True
+    assert body["run"] is None
+    # 4 steps of 2 groups of 4 completions of at most 16 tokens; max_staleness is 2.
+    assert body["derived"] == {
+        "num_rows": 10,
+        "columns": ["prompt", "solution"],
+        "steps": 4,
+        "prompt_groups": 8,
+        "completions": 32,
+        "max_completion_tokens": 512,
+        "max_groups_in_flight": 6,
+    }
+    assert await redis.zcard(RUNS) == 0
+    assert not settings.runs_dir.exists()
+
+
+async def test_an_unknown_setting_is_refused_with_the_nearest_known_one(client: httpx.AsyncClient, run: Run) -> None:
+    errors = await refusal(client, run | {"num_generation": 4})
+    assert errors == {"num_generation": "there is no such setting; did you mean num_generations?"}
+
+
+async def test_everything_that_is_wrong_is_said_in_one_answer(client: httpx.AsyncClient, run: Run) -> None:
+    errors = await refusal(client, run | {"learning_rate": "fast", "num_generations": 1, "colour": "red"})
+    assert set(errors) == {"learning_rate", "num_generations", "colour"}
+    errors = await refusal(
+        client, run | {"model": "/nowhere/model", "dataset_name": "/nowhere/train.jsonl", "reward_funcs": ["nice"]}
+    )
+    assert "no directory /nowhere/model" in errors["model"]
+    assert "no file /nowhere/train.jsonl" in errors["dataset_name"]
+    assert errors["reward_funcs"] == "there is no reward function nice; built in is accuracy_reward"
+
+
+async def test_a_missing_setting_is_named(client: httpx.AsyncClient, run: Run) -> None:
+    del run["model"]
+    assert "required" in (await refusal(client, run))["model"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward_funcs"),
+        ({"epsilon": 0.3, "epsilon_high": 0.2}, "epsilon_high=0.2 is below epsilon=0.3"),
+        ({"max_steps": 0}, "max_steps=0 trains nothing"),
+        ({"warmup_steps": 9}, "warmup_steps=9 is longer"),
+        ({"max_completion_length": 400, "max_tokens_per_microbatch": 300}, "raise it to at least 400"),
+    ],
+)
+async def test_an_impossible_combination_is_refused_with_the_reason(
+    client: httpx.AsyncClient, run: Run, changes: Run, sentence: str
+) -> None:
+    assert sentence in " ".join((await refusal(client, run | changes)).values())
+
+
+async def test_a_warm_up_longer_than_the_epochs_is_refused(client: httpx.AsyncClient, run: Run) -> None:
+    errors = await refusal(client, run | {"max_steps": -1, "num_train_epochs": 1.0, "warmup_steps": 6})
+    assert "are 5 steps" in errors["warmup_steps"]  # 10 rows, 2 a step
+
+
+async def test_completions_longer_than_the_model_has_positions_are_refused(client: httpx.AsyncClient, run: Run) -> None:
+    errors = await refusal(client, run | {"max_completion_length": 512})
+    assert "the model has 512 positions" in errors["max_completion_length"]
+
+
+async def test_a_row_without_a_prompt_is_refused_with_its_line(
+    client: httpx.AsyncClient, run: Run, dataset: Path
+) -> None:
+    with dataset.open("a") as file:
+        file.write('{"question": "2 + 2 =", "solution": "4"}\n')
+    errors = await refusal(client, run)
+    assert "1 of 11 rows cannot be used" in errors["dataset_name"]
+    assert "line 11" in errors["dataset_name"]
+    assert "'prompt'" in errors["dataset_name"]
+
+
+async def test_an_empty_dataset_is_refused(client: httpx.AsyncClient, run: Run, dataset: Path) -> None:
+    dataset.write_text("")
+    assert "has no rows" in (await refusal(client, run))["dataset_name"]
+
+
+@pytest.mark.parametrize("field", ["model", "dataset_name"])
+@pytest.mark.parametrize("path", ["./data/train.jsonl", "../model", "data/sub/thing.parquet", "~/model"])
+async def test_a_relative_path_is_refused_with_a_hint(
+    client: httpx.AsyncClient, run: Run, field: str, path: str
+) -> None:
+    assert "give the absolute one" in (await refusal(client, run | {field: path}))[field]
+
+
+async def test_a_rewarder_that_is_away_is_a_503_that_says_what_to_do(
+    client: httpx.AsyncClient, run: Run, rewarder: FakeRewarder, redis: Redis
+) -> None:
+    rewarder.close()
+    reply = await client.post("/v1/runs", json=run)
+    assert reply.status_code == 503
+    assert reply.json()["title"] == "Rewarder unavailable"
+    assert "HEADRACE_REWARDER_URL" in reply.json()["detail"]
+    assert await redis.zcard(RUNS) == 0
+
+
+@pytest.mark.parametrize(("status", "sentence"), [(401, "same HEADRACE_API_KEY"), (500, "it answered 500")])
+async def test_a_rewarder_that_cannot_answer_is_a_503_that_says_why(
+    client: httpx.AsyncClient, run: Run, rewarder: FakeRewarder, status: int, sentence: str
+) -> None:
+    rewarder.status = status
+    reply = await client.post("/v1/runs", json=run)
+    assert reply.status_code == 503
+    assert sentence in reply.json()["detail"]
+
+
+async def test_what_may_surprise_is_a_warning(client: httpx.AsyncClient, run: Run, dataset: Path) -> None:
+    dataset.write_text('{"prompt": "1 + 1 ="}\n{"prompt": "2 + 2 ="}\n')
+    body = (await client.post("/v1/runs", params={"dry_run": "1"}, json=run | {"save_steps": 10})).json()
+    used, saved, column = body["warnings"]
+    assert "need 8 prompts and the dataset has 2" in used
+    assert "each is used up to 4 times" in used
+    assert "save_steps=10 is more than the 4 steps" in saved
+    assert "accuracy_reward asks for the column solution" in column
+
+
+async def test_a_dataset_that_takes_too_long_is_a_503(settings: TrainerSettings, redis: Redis, run: Run) -> None:
+    released = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang(_config: Any) -> Any:
+        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(timeout=20)
+        raise AssertionError("nobody waits for this any more")
+
+    impatient = settings.model_copy(update={"dataset_check_timeout_s": 0.2})
+    validator = RunValidator(impatient, dataset_check=hang)
+    async with serving(make_api(impatient, redis, stopping=asyncio.Event(), validator=validator)) as client:
+        reply = await client.post("/v1/runs", json=run)
+        released.set()
+    assert reply.status_code == 503
+    assert "took longer than 0.2 s" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"learning_rate": NaN}',
+        b'{"learning_rate": 1e999}',
+        b'{"model": "\\ud800"}',
+        b'{"model": "\xff"}',
+        b"[" * 100_000,
+    ],
+)
+async def test_a_body_that_is_no_json_is_a_400(client: httpx.AsyncClient, body: bytes) -> None:
+    reply = await client.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["title"] == "Malformed JSON"
+
+
+@pytest.mark.parametrize("body", ["[]", '"run"', "null", "7"])
+async def test_json_that_is_no_object_is_a_422(client: httpx.AsyncClient, body: str) -> None:
+    reply = await client.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 422
+    assert "JSON object" in reply.json()["detail"]
+
+
+async def test_deeply_nested_json_is_refused_without_echoing_it(client: httpx.AsyncClient, run: Run) -> None:
+    deep = "[" * 900 + "]" * 900
+    text = json.dumps(run)[:-1] + f', "model": {deep}, "extra": {deep}}}'
+    reply = await client.post("/v1/runs", content=text, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 422
+    assert "[[[" not in reply.text
+    assert {error["field"] for error in reply.json()["errors"]} == {"model", "extra"}
+
+
+async def test_a_huge_number_of_unknown_settings_is_refused_at_once(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/runs", json={f"key{n}": n for n in range(50_000)})
+    assert reply.status_code == 422
+    assert len(reply.content) < 1000
+
+
+async def test_a_value_is_not_echoed(client: httpx.AsyncClient, run: Run) -> None:
+    reply = await client.post("/v1/runs", json=run | {"learning_rate": "canary-secret"})
+    assert reply.status_code == 422
+    assert "canary" not in reply.text
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_huge_body_is_a_413(client: httpx.AsyncClient, is_chunked: bool) -> None:
+    block = b"x" * 65536
+
+    async def chunks() -> Any:
+        for _ in range(40):
+            yield block
+
+    content: Any = chunks() if is_chunked else block * 40
+    reply = await client.post("/v1/runs", content=content, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 413
+    assert reply.headers["content-type"] == "application/problem+json"
+
+
+async def test_another_content_type_is_a_415(client: httpx.AsyncClient, run: Run) -> None:
+    reply = await client.post("/v1/runs", content=json.dumps(run), headers={"Content-Type": "text/plain"})
+    assert reply.status_code == 415
+    assert "Content-Type: application/json" in reply.json()["detail"]
+
+
+async def test_a_run_directory_that_cannot_be_made_is_a_503_and_no_run(
+    client: httpx.AsyncClient, run: Run, settings: TrainerSettings, redis: Redis
+) -> None:
+    settings.runs_dir.write_text("a file where the directory should be")
+    reply = await client.post("/v1/runs", json=run)
+    assert reply.status_code == 503
+    assert "HEADRACE_RUNS_DIR" in reply.json()["detail"]
+    assert await redis.zcard(RUNS) == 0

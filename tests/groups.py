@@ -1,0 +1,77 @@
+"""Makes the messages that tests put on streams."""
+
+from collections.abc import Sequence
+
+from shared.arrays import pack_ids, pack_logprobs, pack_mask
+from shared.messages import (
+    CompletedGroup,
+    PromptGroup,
+    RewardOutcome,
+    Rollout,
+    ScoredGroup,
+    Stamp,
+    Turn,
+    VersionSpan,
+)
+
+
+def prompt_group(group_id: str = "00000000", *, num_generations: int = 2, run_id: str = "run-test") -> PromptGroup:
+    """Return a prompt of three tokens with one column."""
+    return PromptGroup(
+        run_id=run_id,
+        group_id=group_id,
+        prompt="abc",
+        prompt_ids=pack_ids([5, 6, 7]),
+        columns={"answer": "42"},
+        num_generations=num_generations,
+        stamps=(Stamp("admitted", 1.0, "trainer-0"),),
+    )
+
+
+def rollout(
+    group_id: str = "00000000",
+    branch: int = 0,
+    *,
+    completion: str = "42",
+    completion_ids: Sequence[int] = (8, 9),
+    policy_version: int = 0,
+    reward: float | None = None,
+) -> Rollout:
+    """Return one rollout; with ``reward``, one scored outcome of the function ``exact``."""
+    prompt_ids = [5, 6, 7]
+    num_sampled = len(completion_ids)
+    rewards = () if reward is None else (RewardOutcome("exact", "scored", reward, 1.0),)
+    return Rollout(
+        rollout_id=f"{group_id}-{branch}",
+        group_id=group_id,
+        branch=branch,
+        token_ids=pack_ids([*prompt_ids, *completion_ids]),
+        loss_mask=pack_mask([0] * len(prompt_ids) + [1] * num_sampled),
+        logprobs=pack_logprobs([-0.5] * num_sampled),
+        version_spans=(VersionSpan(policy_version, 0, num_sampled),),
+        turns=(Turn("assistant", 3, 3 + num_sampled, "stop", 2.0, 3.0),),
+        completion=completion,
+        rewards=rewards,
+    )
+
+
+def completed_group(group_id: str = "00000000", *, num_generations: int = 2, policy_version: int = 0) -> CompletedGroup:
+    """Return a group with its completions."""
+    return CompletedGroup(
+        prompt=prompt_group(group_id, num_generations=num_generations),
+        rollouts=tuple(rollout(group_id, branch, policy_version=policy_version) for branch in range(num_generations)),
+        stamps=(Stamp("generated", 2.0, "generator-0"),),
+    )
+
+
+def scored_group(
+    group_id: str = "00000000", *, rewards: Sequence[float] = (0.0, 1.0), policy_version: int = 0
+) -> ScoredGroup:
+    """Return a group with one reward a completion."""
+    return ScoredGroup(
+        prompt=prompt_group(group_id, num_generations=len(rewards)),
+        rollouts=tuple(
+            rollout(group_id, branch, policy_version=policy_version, reward=reward)
+            for branch, reward in enumerate(rewards)
+        ),
+    )

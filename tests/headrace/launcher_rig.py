@@ -1,0 +1,107 @@
+"""A launcher of stand-in services, as a process of its own, that a test may order about, signal and kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace import process_table
+from headrace.state_dir import Endpoint, ProcessMark, StateDir
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PATIENCE_S = 30.0
+_FoundT = TypeVar("_FoundT")
+
+
+def wait_for(look: Callable[[], _FoundT | None], what: str) -> _FoundT:
+    """Return what `look` finds, once it finds something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"waited {PATIENCE_S:.0f} s for {what}")
+
+
+class LauncherRig:
+    """One launcher at a time, on one state directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state = StateDir(directory / "state")
+        self._directory = directory
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._seen: set[ProcessMark] = set()
+
+    def order(self, name: str, **orders: Any) -> None:
+        """Tell a stand-in what to do at its next start."""
+        (self._directory / f"{name}.orders").write_text(json.dumps(orders))
+
+    def launch(self, *, num_generators: int = 1) -> "subprocess.Popen[bytes]":
+        """Start a launcher."""
+        script = Path(__file__).with_name("run_launcher.py")
+        command = [sys.executable, str(script), str(self.state.path), str(self._directory), str(num_generators)]
+        with (self._directory / "output").open("ab") as output:
+            process = subprocess.Popen(
+                command, cwd=self._directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=output, stderr=output
+            )
+        self._processes.append(process)
+        return process
+
+    def launch_until_ready(self, *, num_generators: int = 1) -> "subprocess.Popen[bytes]":
+        """Start a launcher and wait until its API answers."""
+        num_before = self._num_starts()
+        process = self.launch(num_generators=num_generators)
+        wait_for(lambda: self._num_starts() >= num_before + 2 + num_generators, "every stand-in to start")
+        wait_for(lambda: self._is_ready(process), f"the launcher, which said: {self.output()}")
+        self.processes_of(process)
+        return process
+
+    def endpoint(self) -> Endpoint:
+        """Return what the launcher wrote down."""
+        endpoint = self.state.endpoint()
+        assert endpoint is not None
+        return endpoint
+
+    def output(self) -> str:
+        """Return what launchers said so far."""
+        path = self._directory / "output"
+        return path.read_text() if path.exists() else ""
+
+    def starts(self, name: str) -> list[dict[str, Any]]:
+        """Return the starts of a stand-in."""
+        path = self._directory / f"{name}.starts"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def stopped(self) -> list[str]:
+        """Return the stand-ins that ended when asked, in order."""
+        path = self._directory / "stopped"
+        return path.read_text().split() if path.exists() else []
+
+    def processes_of(self, launcher: "subprocess.Popen[bytes]") -> list[ProcessMark]:
+        """Return the living descendants of a launcher, and remember them for the end of the test."""
+        found = process_table.descendants(launcher.pid)
+        self._seen |= set(found)
+        return found
+
+    def end(self) -> list[ProcessMark]:
+        """Kill what is left at the end of a test and return it."""
+        for process in self._processes:
+            if process.poll() is None:
+                self.processes_of(process)
+                process.send_signal(signal.SIGKILL)
+            process.wait(timeout=PATIENCE_S)
+        return process_table.end(self._seen, patience_s=0.0)
+
+    def _num_starts(self) -> int:
+        return sum(len(self.starts(name)) for name in ("trainer", "rewarder", "generator"))
+
+    def _is_ready(self, process: "subprocess.Popen[bytes]") -> bool:
+        assert process.poll() is None, f"the launcher ended with {process.returncode} and said: {self.output()}"
+        endpoint = self.state.endpoint()
+        return endpoint is not None and endpoint.is_ready and endpoint.launcher.pid == process.pid

@@ -1,0 +1,97 @@
+"""A real HTTP server that answers as a test has written down, and remembers what it was asked."""
+
+import json
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+HANG_UP = object()
+"""An answer: close the connection without one."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    content_type: str = "application/json"
+
+
+@dataclass
+class ScriptedApi:
+    """Answers with what `script` returns for a request: a JSON value, an Answer, or HANG_UP."""
+
+    script: Callable[[Asked], Any]
+    asked: list[Asked] = field(default_factory=list[Asked])
+    url: str = ""
+
+
+def problem(status: int, detail: str) -> Answer:
+    """Return a problem+json answer."""
+    body = json.dumps({"type": "/problems/x", "title": "X", "status": status, "detail": detail}).encode()
+    return Answer(status=status, body=body, content_type="application/problem+json")
+
+
+def event_stream(*events: tuple[str, str, dict[str, Any]]) -> Answer:
+    """Return (id, kind, data) as a stream that then breaks off."""
+    text = "retry: 2000\n\n: still here\n\n"
+    for event_id, kind, data in events:
+        text += (f"id: {event_id}\n" if event_id else "") + f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+    return Answer(body=text.encode(), content_type="text/event-stream")
+
+
+@contextmanager
+def serving(script: Callable[[Asked], Any]) -> Generator[ScriptedApi]:
+    """Serve a script on a free port of loopback."""
+    api = ScriptedApi(script)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            self._answer()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  http.server's own name
+            pass
+
+        def _answer(self) -> None:
+            length = int(self.headers.get("content-length", 0))
+            body = json.loads(self.rfile.read(length)) if length else None
+            asked = Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            api.asked.append(asked)
+            answer = api.script(asked)
+            if answer is HANG_UP:
+                return
+            if not isinstance(answer, Answer):
+                answer = Answer(body=json.dumps(answer).encode())
+            self.send_response(answer.status)
+            self.send_header("content-type", answer.content_type)
+            self.end_headers()
+            self.wfile.write(answer.body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    api.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, name="scripted API")
+    thread.start()
+    try:
+        yield api
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

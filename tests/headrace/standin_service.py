@@ -1,0 +1,61 @@
+"""Stands in for a service under the launcher: answers HTTP, obeys SIGTERM, misbehaves when told to.
+
+    python standin_service.py NAME DIRECTORY
+
+Every start adds a line to DIRECTORY/NAME.starts: pid, and those variables of its environment that tests look at. What
+it does is read from DIRECTORY/NAME.orders at its start: a JSON object with `exit` (end at once with that status and
+message), `deaf` (ignore SIGTERM), `child` (leave a process of its own session behind).
+"""
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Door(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  http.server's own name
+        pass
+
+
+def main() -> int:
+    name, directory = sys.argv[1], Path(sys.argv[2])
+    orders_file = directory / f"{name}.orders"
+    orders: dict[str, Any] = json.loads(orders_file.read_text()) if orders_file.exists() else {}
+    asked_to_stop = threading.Event()
+
+    def on_sigterm(_number: int, _frame: object) -> None:
+        if not orders.get("deaf"):
+            asked_to_stop.set()
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+    shown = {key: value for key, value in os.environ.items() if key.startswith(("HEADRACE_", "VLLM_", "PYTHON"))}
+    with (directory / f"{name}.starts").open("a") as file:
+        file.write(json.dumps({"pid": os.getpid(), "at": time.monotonic(), "environment": shown}) + "\n")
+    if "exit" in orders:
+        sys.stderr.write(json.dumps({"level": "ERROR", "message": orders["message"]}) + "\n")
+        return int(orders["exit"])
+    if orders.get("child"):
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["HEADRACE_PORT"])), Door)
+    threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
+    while not asked_to_stop.wait(0.5):
+        pass
+    with (directory / "stopped").open("a") as file:
+        file.write(name + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

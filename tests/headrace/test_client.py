@@ -1,0 +1,190 @@
+"""The HTTP client against a real HTTP server that misbehaves."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.client import HeadraceApiError, HeadraceClient
+from tests.headrace.scripted_api import HANG_UP, Answer, Asked, event_stream, problem, serving
+
+RUN = {"run_id": "run-a", "status": "running"}
+SUBMITTED = {"valid": True, "warnings": ["each prompt is used up to 3 times"], "derived": {"steps": 5}, "run": RUN}
+
+
+def refusal_of(call: Callable[[], object]) -> HeadraceApiError:
+    """Return the error that a call must end with."""
+    with pytest.raises(HeadraceApiError) as refusal:
+        call()
+    return refusal.value
+
+
+def test_a_submit_carries_the_key_and_returns_the_run_and_what_may_surprise() -> None:
+    with serving(lambda _: SUBMITTED) as api, HeadraceClient(api.url, "secret") as client:
+        submission = client.submit({"model": "m"})
+    assert (submission.run_id, submission.warnings) == ("run-a", ("each prompt is used up to 3 times",))
+    (asked,) = api.asked
+    assert (asked.method, asked.path, asked.body) == ("POST", "/v1/runs", {"model": "m"})
+    assert asked.headers["authorization"] == "Bearer secret"
+
+
+def test_a_submit_whose_answer_was_lost_is_sent_again_under_the_same_idempotency_key() -> None:
+    answers = iter([HANG_UP, SUBMITTED])
+    with serving(lambda _: next(answers)) as api, HeadraceClient(api.url, "k") as client:
+        assert client.submit({"model": "m"}).run_id == "run-a"
+    first, second = (asked.headers["idempotency-key"] for asked in api.asked)
+    assert first == second
+
+
+def test_two_submits_have_two_idempotency_keys() -> None:
+    with serving(lambda _: SUBMITTED) as api, HeadraceClient(api.url, "k") as client:
+        client.submit({"model": "m"})
+        client.submit({"model": "m"})
+    assert len({asked.headers["idempotency-key"] for asked in api.asked}) == 2
+
+
+def test_a_check_makes_no_run() -> None:
+    checked = SUBMITTED | {"run": None}
+    with serving(lambda _: checked) as api, HeadraceClient(api.url, "k") as client:
+        submission = client.check({"model": "m"})
+    assert api.asked[0].path == "/v1/runs?dry_run=true"
+    assert submission.derived == {"steps": 5}
+    with pytest.raises(HeadraceApiError, match="only checked"):
+        _ = submission.run_id
+
+
+def test_a_refusal_is_its_detail_and_keeps_status_and_problem() -> None:
+    refused = problem(422, "learning_rat: did you mean learning_rate?")
+    with serving(lambda _: refused) as api, HeadraceClient(api.url, "k") as client:
+        refusal = refusal_of(lambda: client.submit({}))
+    assert str(refusal) == "learning_rat: did you mean learning_rate?"
+    assert refusal.status == 422
+    assert refusal.problem["title"] == "X"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(status=502, body=b"<html>bad gateway</html>", content_type="text/html"),
+        Answer(body=b"<html>"),
+        Answer(body=b"[1]"),
+    ],
+)
+def test_a_server_that_is_no_headrace_is_called_that(answer: Answer) -> None:
+    with serving(lambda _: answer) as api, HeadraceClient(api.url, "k") as client:
+        assert "like a headrace run API" in str(refusal_of(lambda: client.get("run-a")))
+
+
+def test_an_api_that_is_not_there_is_named_with_what_to_do() -> None:
+    with serving(lambda _: RUN) as api:
+        url = api.url
+    with HeadraceClient(url, "k") as client, pytest.raises(HeadraceApiError, match="is `headrace up` running") as away:
+        client.get("run-a")
+    assert url in str(away.value)
+    assert away.value.status is None
+
+
+def test_an_api_that_does_not_answer_is_given_up() -> None:
+    finished = threading.Event()
+
+    def hang(_: Asked) -> Any:
+        finished.wait(20)
+        return RUN
+
+    with serving(hang) as api, HeadraceClient(api.url, "k", timeout_s=0.2) as client:
+        assert "did not answer in time" in str(refusal_of(lambda: client.get("run-a")))
+        finished.set()
+
+
+def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    with serving(lambda _: RUN) as api, HeadraceClient(api.url, "k") as client:
+        assert client.get("run-a") == RUN
+
+
+def test_all_pages_are_fetched() -> None:
+    pages: dict[str, Any] = {
+        "/v1/runs": {"runs": [{"run_id": "b"}], "next_cursor": "x y"},
+        "/v1/runs?cursor=x+y": {"runs": [{"run_id": "a"}], "next_cursor": None},
+        "/v1/runs/run-a/metrics": {"metrics": [{"step": 1}, {"step": 2}], "next_after_step": 2},
+        "/v1/runs/run-a/metrics?after_step=2": {"metrics": [{"step": 3}], "next_after_step": None},
+        "/v1/runs/run-a/rollouts?limit=1": {"step": 7, "rollouts": [], "next_offset": 1},
+        "/v1/runs/run-a/rollouts?step=7": {"step": 7, "rollouts": [{"n": 0}], "next_offset": 1},
+        "/v1/runs/run-a/rollouts?step=7&offset=1": {"step": 7, "rollouts": [{"n": 1}], "next_offset": None},
+    }
+    with serving(lambda asked: pages[asked.path]) as api, HeadraceClient(api.url, "k") as client:
+        assert [run["run_id"] for run in client.list()] == ["b", "a"]
+        assert [row["step"] for row in client.metrics("run-a")] == [1, 2, 3]
+        assert [row["n"] for row in client.rollouts("run-a")] == [0, 1]
+
+
+def test_a_run_id_cannot_reach_another_path() -> None:
+    with serving(lambda _: RUN) as api, HeadraceClient(api.url, "k") as client:
+        client.get("../../metrics?x=1")
+    assert api.asked[0].path == "/v1/runs/..%2F..%2Fmetrics%3Fx%3D1"
+
+
+def test_events_go_on_after_the_last_one_when_the_stream_breaks_off() -> None:
+    streams = {
+        None: event_stream(("5-0", "metrics", {"step": 1}), ("6-0", "push", {"policy_version": 1})),
+        "6-0": event_stream(("7-0", "metrics", {"step": 2}), ("", "status", {"status": "finished", "final": True})),
+    }
+
+    def script(asked: Asked) -> Any:
+        return streams[asked.headers.get("last-event-id")] if asked.path.endswith("/events") else RUN
+
+    with serving(script) as api, HeadraceClient(api.url, "k") as client:
+        events = list(client.events("run-a"))
+    assert [(event.id, event.kind) for event in events] == [
+        ("5-0", "metrics"),
+        ("6-0", "push"),
+        ("7-0", "metrics"),
+        ("", "status"),
+    ]
+    assert events[2].data == {"step": 2}
+
+
+def test_events_end_when_the_run_has_ended_even_if_the_last_event_was_lost() -> None:
+    def script(asked: Asked) -> Any:
+        return event_stream(("5-0", "metrics", {"step": 1})) if asked.path.endswith("/events") else {"status": "failed"}
+
+    with serving(script) as api, HeadraceClient(api.url, "k") as client:
+        assert [event.id for event in client.events("run-a")] == ["5-0"]
+
+
+def test_events_survive_an_api_that_is_started_again() -> None:
+    answers = iter(
+        [
+            event_stream(("5-0", "metrics", {"step": 1})),
+            HANG_UP,
+            problem(503, "Redis is away"),
+            event_stream(("", "status", {"status": "finished", "final": True})),
+        ]
+    )
+    with serving(lambda _: next(answers)) as api, HeadraceClient(api.url, "k") as client:
+        assert [event.kind for event in client.events("run-a")] == ["metrics", "status"]
+
+
+def test_events_of_a_run_that_does_not_exist_are_refused_at_once() -> None:
+    with (
+        serving(lambda _: problem(404, "There is no run with this id.")) as api,
+        HeadraceClient(api.url, "k") as client,
+        pytest.raises(HeadraceApiError, match="no run with this id"),
+    ):
+        next(client.events("run-a"))
+    assert len(api.asked) == 1
+
+
+def test_events_are_given_up_when_the_api_stays_away() -> None:
+    with serving(lambda _: RUN) as api:
+        url = api.url
+    with HeadraceClient(url, "k") as client, pytest.raises(HeadraceApiError, match="cannot be reached"):
+        next(client.events("run-a", patience_s=0.1))
+
+
+def test_events_that_are_no_json_are_skipped() -> None:
+    text = b'event: metrics\ndata: {\n\ndata: [1]\n\nid: 9-0\nevent: status\ndata: {\ndata: "final": true}\n\n'
+    with serving(lambda _: Answer(body=text)) as api, HeadraceClient(api.url, "k") as client:
+        assert [(event.id, event.data) for event in client.events("run-a")] == [("9-0", {"final": True})]

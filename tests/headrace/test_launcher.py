@@ -1,0 +1,195 @@
+"""The launcher with a real embedded Redis and stand-ins for the services: nobody is lost, nobody is left."""
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import redis
+
+from headrace import process_table
+from tests.headrace.launcher_rig import PATIENCE_S, LauncherRig, wait_for
+
+
+def redis_url_of(rig: LauncherRig) -> str:
+    return str(rig.starts("trainer")[-1]["environment"]["HEADRACE_REDIS_URL"])
+
+
+def open_redis(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_and_leaves_no_process(rig: LauncherRig, number: signal.Signals) -> None:
+    launcher = rig.launch_until_ready(num_generators=2)
+    processes = rig.processes_of(launcher)
+    assert len(processes) == 5, "Redis, trainer, rewarder and two generators"
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=PATIENCE_S) == 0
+    assert not [process for process in processes if process_table.is_alive(process)]
+    assert rig.stopped()[0] == "trainer"
+    assert sorted(rig.stopped()) == ["generator", "generator", "rewarder", "trainer"]
+    assert rig.state.endpoint() is None
+
+
+def test_the_person_is_told_where_the_api_and_its_key_are(rig: LauncherRig) -> None:
+    rig.launch_until_ready()
+    wait_for(lambda: "Next:" in rig.output(), "the announcement")
+    assert rig.endpoint().api_url in rig.output()
+    assert str(rig.state.api_key_file) in rig.output()
+    assert rig.state.keys().api_key not in rig.output()
+
+
+def test_the_services_are_told_everything_by_environment_and_nothing_by_command_line(rig: LauncherRig) -> None:
+    launcher = rig.launch_until_ready()
+    keys, endpoint = rig.state.keys(), rig.endpoint()
+    trainer = rig.starts("trainer")[0]["environment"]
+    assert trainer["HEADRACE_API_KEY"] == keys.api_key
+    assert trainer["HEADRACE_INTERNAL_KEY"] == keys.internal_key
+    assert trainer["HEADRACE_RUNS_DIR"] == str(rig.state.runs)
+    assert trainer["HEADRACE_REWARDER_URL"] == endpoint.rewarder_url
+    assert rig.starts("rewarder")[0]["environment"]["HEADRACE_REWARD_PATH"] == str(rig.state.path.parent)
+    assert rig.starts("generator")[0]["environment"]["HEADRACE_REPLICA_ID"] == "generator-0"
+    for process in rig.processes_of(launcher):
+        command_line = Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert not [key for key in (keys.api_key, keys.internal_key, keys.redis_password) if key in command_line]
+
+
+def test_redis_wants_its_password_and_keeps_an_append_only_file_on_loopback(rig: LauncherRig) -> None:
+    rig.launch_until_ready()
+    with open_redis(redis_url_of(rig)) as known:
+        settings = {name: known.config_get(name)[name] for name in ("appendonly", "appendfsync", "bind")}
+        assert settings == {"appendonly": "yes", "appendfsync": "everysec", "bind": "127.0.0.1"}
+    anonymous_url = redis_url_of(rig).replace(rig.state.keys().redis_password, "").replace(":@", "")
+    with open_redis(anonymous_url) as stranger, pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+
+
+def test_keys_are_for_their_owner_alone_and_used_again(rig: LauncherRig) -> None:
+    launcher = rig.launch_until_ready()
+    first = rig.state.keys()
+    assert stat.S_IMODE(rig.state.path.stat().st_mode) == 0o700
+    for path in [*(rig.state.path / "keys").iterdir(), rig.state.endpoint_file, rig.state.redis / "valkey.conf"]:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    launcher.send_signal(signal.SIGTERM)
+    launcher.wait(timeout=PATIENCE_S)
+    rig.launch_until_ready()
+    assert rig.state.keys() == first
+    assert rig.starts("trainer")[-1]["environment"]["HEADRACE_API_KEY"] == first.api_key
+
+
+def test_what_redis_held_is_there_after_the_launcher_was_ended_and_started_again(rig: LauncherRig) -> None:
+    launcher = rig.launch_until_ready()
+    with open_redis(redis_url_of(rig)) as before:
+        before.set("a-run", "its record")
+    launcher.send_signal(signal.SIGTERM)
+    launcher.wait(timeout=PATIENCE_S)
+    rig.launch_until_ready()
+    with open_redis(redis_url_of(rig)) as after:
+        assert after.get("a-run") == b"its record"
+
+
+@pytest.mark.parametrize("name", ["trainer", "rewarder", "generator-0"])
+def test_a_killed_service_is_started_again(rig: LauncherRig, name: str) -> None:
+    rig.launch_until_ready()
+    kind = name.removesuffix("-0")
+    os.kill(rig.endpoint().processes[name].pid, signal.SIGKILL)
+    wait_for(lambda: len(rig.starts(kind)) == 2, f"a second start of {name}")
+    wait_for(lambda: f"{name} was killed by SIGKILL" in rig.output(), "the launcher to say so")
+    assert rig.starts(kind)[1]["environment"]["HEADRACE_PORT"] == rig.starts(kind)[0]["environment"]["HEADRACE_PORT"]
+    wait_for(lambda: rig.endpoint().processes[name].pid == rig.starts(kind)[1]["pid"], "the new pid to be written down")
+
+
+def test_a_killed_redis_comes_back_on_its_port_with_its_data(rig: LauncherRig) -> None:
+    rig.launch_until_ready()
+    url, killed = redis_url_of(rig), rig.endpoint().processes["redis"]
+    with open_redis(url) as before:
+        before.set("a-run", "its record")
+    os.kill(killed.pid, signal.SIGKILL)
+    wait_for(lambda: rig.endpoint().processes["redis"] != killed, "another Redis")
+
+    def read() -> bytes | None:
+        try:
+            with open_redis(url) as after:
+                value = after.get("a-run")
+        except (redis.ConnectionError, redis.BusyLoadingError):
+            return None
+        assert isinstance(value, bytes)
+        return value
+
+    assert wait_for(read, "the new Redis to answer") == b"its record"
+
+
+def test_a_service_that_crashes_again_and_again_is_started_with_growing_pauses(rig: LauncherRig) -> None:
+    rig.order("rewarder", exit=1, message="no memory")
+    rig.launch_until_ready()
+    wait_for(lambda: len(rig.starts("rewarder")) == 3, "a third start")
+    assert "rewarder ended with exit status 1 (no memory); starting it again in 0.5 s" in rig.output()
+    assert "rewarder ended with exit status 1 (no memory); starting it again in 1.0 s" in rig.output()
+    first, second, third = (start["at"] for start in rig.starts("rewarder"))
+    assert second - first >= 0.5
+    assert third - second >= 1.0
+
+
+@pytest.mark.parametrize("status", [2, 3])
+def test_a_generator_that_refuses_is_not_started_again_and_the_rest_goes_on(rig: LauncherRig, status: int) -> None:
+    rig.order("generator", exit=status, message="HEADRACE_ENGINE_ARGS: not JSON")
+    launcher = rig.launch_until_ready()
+    wait_for(lambda: "the rest goes on" in rig.output(), "the launcher to say so")
+    assert "generator-0 gave up: HEADRACE_ENGINE_ARGS: not JSON" in rig.output()
+    assert len(rig.starts("generator")) == 1
+    assert launcher.poll() is None
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=PATIENCE_S) == 0
+
+
+def test_when_the_run_api_refuses_everything_ends_with_its_message(rig: LauncherRig) -> None:
+    rig.order("trainer", exit=2, message="HEADRACE_RUNS_DIR is not writable")
+    launcher = rig.launch()
+    assert launcher.wait(timeout=PATIENCE_S) == 1
+    assert "trainer gave up: HEADRACE_RUNS_DIR is not writable" in rig.output()
+    assert "headrace cannot run without trainer" in rig.output()
+    assert rig.state.endpoint() is None
+
+
+def test_a_second_launcher_on_one_state_directory_is_refused(rig: LauncherRig) -> None:
+    rig.launch_until_ready()
+    assert rig.launch().wait(timeout=PATIENCE_S) == 1
+    assert f"headrace is already running on {rig.state.path}" in rig.output()
+    assert len(rig.starts("trainer")) == 1
+
+
+def test_a_second_ctrl_c_kills_what_does_not_listen(rig: LauncherRig) -> None:
+    rig.order("rewarder", deaf=True)
+    launcher = rig.launch_until_ready()
+    processes = rig.processes_of(launcher)
+    launcher.send_signal(signal.SIGINT)
+    wait_for(lambda: "generator" in rig.stopped(), "the others to end")
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=PATIENCE_S) == 0
+    assert "rewarder did not end in time and was killed" in rig.output()
+    assert not [process for process in processes if process_table.is_alive(process)]
+
+
+def test_what_a_service_leaves_behind_in_a_session_of_its_own_is_found_and_ended(rig: LauncherRig) -> None:
+    rig.order("generator", child=True)
+    launcher = rig.launch_until_ready()
+    processes = wait_for(lambda: found if len(found := rig.processes_of(launcher)) == 5 else None, "the orphan to be")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=PATIENCE_S) == 0
+    assert not [process for process in processes if process_table.is_alive(process)]
+
+
+def test_when_the_launcher_is_killed_outright_its_services_end_and_the_next_one_ends_the_deaf(rig: LauncherRig) -> None:
+    rig.order("rewarder", deaf=True)
+    launcher = rig.launch_until_ready()
+    left = rig.endpoint().processes
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait(timeout=PATIENCE_S)
+    listening = [process for name, process in left.items() if name != "rewarder"]
+    assert not process_table.wait_until_gone(listening, timeout_s=PATIENCE_S)
+    assert process_table.is_alive(left["rewarder"])
+    rig.launch_until_ready()
+    assert not process_table.is_alive(left["rewarder"])
+    assert "ending 1 processes that an earlier launcher left behind" in rig.output()

@@ -1,0 +1,91 @@
+"""Following a run over real HTTP, without a terminal."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from headrace.client import HeadraceApiError, HeadraceClient
+from headrace.watch import final_sentence, follow
+from tests.headrace.scripted_api import Asked, event_stream, problem, serving
+
+PROGRESS: dict[str, Any] = {"step": 2, "max_steps": 2, "groups_admitted": 4, "groups_trained": 4, "groups_dropped": {}}
+RUN: dict[str, Any] = {
+    "run_id": "run-a",
+    "name": None,
+    "status": "running",
+    "run_dir": "/runs/run-a",
+    "progress": PROGRESS,
+}
+ROWS = [{"step": 1, "at_s": 10.0, "reward": 0.25}, {"step": 2, "at_s": 12.0, "reward": 0.75}]
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=120)
+
+
+def printed(on: Console) -> str:
+    assert isinstance(on.file, io.StringIO)
+    return on.file.getvalue()
+
+
+def script_of(runs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Any:
+    """Answer with one record after another, the last of them for ever."""
+
+    def script(asked: Asked) -> Any:
+        if asked.path.endswith("/events"):
+            return event_stream(("1-0", "metrics", rows[0]))
+        if asked.path.endswith("/metrics"):
+            return {"metrics": rows, "next_after_step": None}
+        return runs.pop(0) if len(runs) > 1 else runs[0]
+
+    return script
+
+
+def test_a_run_is_followed_to_its_end_and_all_its_metrics_are_known() -> None:
+    ended = RUN | {"status": "finished", "started_at_s": 8.0, "ended_at_s": 14.0}
+    screen = console()
+    with serving(script_of([RUN, RUN, ended], ROWS)) as api, HeadraceClient(api.url, "k") as client:
+        watch = follow(client, "run-a", console=screen)
+    assert watch.status == "finished"
+    assert watch.series("reward") == [0.25, 0.75]
+    assert printed(screen).splitlines()[-1] == "[0:06] finished  step 2/2  reward 0.750"
+    assert final_sentence(watch.run) == "run-a finished after 2 steps; the model is in /runs/run-a/model"
+
+
+def test_a_run_that_failed_says_why() -> None:
+    failed = RUN | {"status": "failed", "reason": "the loss is not finite"}
+    with serving(script_of([failed], ROWS)) as api, HeadraceClient(api.url, "k") as client:
+        watch = follow(client, "run-a", console=console())
+    assert final_sentence(watch.run) == (
+        "run-a failed after 2 steps: the loss is not finite; checkpoints are in /runs/run-a/checkpoints"
+    )
+
+
+def test_a_run_in_which_nothing_moves_is_given_up_with_what_it_waits_for() -> None:
+    waiting = RUN | {"waiting_for": "a generator: none is alive"}
+    with (
+        serving(script_of([waiting], ROWS)) as api,
+        HeadraceClient(api.url, "k") as client,
+        pytest.raises(HeadraceApiError, match=r"nothing was trained for 1 s; .* a generator: none is alive"),
+    ):
+        follow(client, "run-a", console=console(), stall_s=1.0)
+
+
+def test_an_unknown_run_is_refused_at_once() -> None:
+    with (
+        serving(lambda _: problem(404, "There is no run with this id.")) as api,
+        HeadraceClient(api.url, "k") as client,
+        pytest.raises(HeadraceApiError, match="no run with this id"),
+    ):
+        follow(client, "run-z", console=console())
+
+
+def test_on_a_terminal_the_picture_is_drawn() -> None:
+    ended = RUN | {"status": "finished", "started_at_s": 8.0, "ended_at_s": 14.0}
+    screen = Console(file=io.StringIO(), width=90, height=40, force_terminal=True)
+    with serving(script_of([RUN, ended], ROWS)) as api, HeadraceClient(api.url, "k") as client:
+        follow(client, "run-a", console=screen)
+    assert "4 admitted = 4 trained + 0 dropped + 0 in flight" in printed(screen)
+    assert "0.750" in printed(screen)

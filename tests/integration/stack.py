@@ -1,0 +1,120 @@
+"""The whole of headrace on this machine, started as a user starts it, for tests that kill parts of it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from headrace.client import ENDED, HeadraceClient
+from headrace.process_table import descendants
+from headrace.state_dir import StateDir
+
+READY_TIMEOUT_S = 90
+
+
+class Stack:
+    """`headrace up` on a state directory of its own; rewards are importable from ``directory``."""
+
+    def __init__(self, directory: Path, *, num_generators: int = 1) -> None:
+        self.state = StateDir(directory / "state")
+        self._directory = directory
+        self._flags = ["--state-dir", str(self.state.path), "--generators", str(num_generators)]
+        self._output = directory / "up.log"
+
+    def __enter__(self) -> Self:
+        self._launcher = subprocess.Popen(
+            [sys.executable, "-m", "headrace", "up", *self._flags],
+            cwd=self._directory,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self._launcher.stdout is not None
+        for line in self._launcher.stdout:
+            if "headrace is up" in line:
+                break
+        else:
+            raise AssertionError("headrace up ended before it was up")
+        endpoint = self.state.endpoint()
+        assert endpoint is not None
+        self.client = HeadraceClient(endpoint.api_url, self.state.keys().api_key, timeout_s=60)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        self._launcher.send_signal(signal.SIGINT)
+        self._launcher.communicate(timeout=60)
+        self.exit_code = self._launcher.returncode
+
+    def service_pid(self, name: str) -> int:
+        """Return the pid of a service: trainer, rewarder, generator-0, redis."""
+        endpoint = self.state.endpoint()
+        assert endpoint is not None
+        return endpoint.processes[name].pid
+
+    def rank_pid(self) -> int:
+        """Return the pid of the training rank."""
+        for process in descendants(self.service_pid("trainer")):
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            if b"services.trainer.rank" in command:
+                return process.pid
+        raise AssertionError("no training rank is running")
+
+    def everybody(self) -> list[int]:
+        """Return the pids of the launcher and all its descendants."""
+        return [self._launcher.pid, *(process.pid for process in descendants(self._launcher.pid))]
+
+    def wait_for_step(self, run_id: str, step: int) -> None:
+        """Read the run's events until an optimizer step was made."""
+        for event in self.client.events(run_id):
+            if event.kind == "metrics" and event.data["step"] >= step:
+                return
+        raise AssertionError(f"the run ended before step {step}: {self.client.get(run_id)}")
+
+    def wait_for_end(self, run_id: str) -> dict[str, Any]:
+        """Read the run's events until it has ended; return its record."""
+        for _ in self.client.events(run_id):
+            pass
+        run = self.client.get(run_id)
+        assert run["status"] in ENDED
+        return run
+
+
+def ledger(run_dir: Path) -> dict[str, Any]:
+    """Return the ledger of the newest checkpoint."""
+    newest = max((run_dir / "checkpoints").glob("step_*"))
+    state = json.loads((newest / "trainer_state.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = state["extra"]["ledger"]
+    return found
+
+
+def numbers(runs: list[list[int]]) -> list[int]:
+    """Return the numbers in ``[first, last]`` runs."""
+    return [number for first, last in runs for number in range(first, last + 1)]
+
+
+def assert_every_group_is_accounted_for(run: dict[str, Any], *, groups_per_step: int) -> None:
+    """Check the ledger against the rollout log, which was written independently of it.
+
+    Every admitted group was trained or dropped with a reason, none both; each was trained in exactly one step of the
+    surviving weights, and each step trained as many as it should.
+    """
+    run_dir = Path(run["run_dir"])
+    kept = ledger(run_dir)
+    trained = numbers(kept["trained"])
+    dropped = [number for runs in kept["dropped"].values() for number in numbers(runs)]
+    assert sorted(trained + dropped) == list(range(kept["admitted"]))
+    steps: dict[int, set[int]] = {}
+    for path in (run_dir / "rollouts").glob("step_*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        match = re.fullmatch(r"step_(\d+)", path.stem)
+        assert match is not None
+        steps[int(match[1])] = {int(row["group_id"]) for row in rows}
+    assert sorted(steps) == list(range(1, run["progress"]["max_steps"] + 1))
+    assert all(len(groups) == groups_per_step for groups in steps.values())
+    assert sorted(number for groups in steps.values() for number in groups) == sorted(trained)

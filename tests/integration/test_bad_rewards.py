@@ -1,0 +1,32 @@
+"""A reward function that raises, hangs or lies about its length: a counted reason, no zero, no hang."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.integration.stack import Stack
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("name", ["raises", "wrong_length", "hangs"])
+def test_a_run_whose_reward_always_fails_drops_groups_and_can_be_stopped(
+    name: str, stack: Stack, run_file: Callable[..., dict[str, Any]]
+) -> None:
+    config = run_file(reward_funcs=[f"user_rewards:{name}"], reward_timeout_s=0.5)
+    run_id = stack.client.submit(config).run_id
+    for event in stack.client.events(run_id):
+        if event.kind == "progress" and stack.client.get(run_id)["progress"]["groups_dropped"].get("unscorable", 0) > 4:
+            break
+    waiting_for = stack.client.get(run_id)["waiting_for"]
+    assert "unscorable" in waiting_for
+    assert f"user_rewards:{name}" in waiting_for
+    stack.client.stop(run_id)
+    run = stack.wait_for_end(run_id)
+
+    assert run["status"] == "stopped"
+    progress = run["progress"]
+    assert progress["step"] == 0, "a failure is not a zero: nothing was trained on it"
+    assert progress["groups_admitted"] == sum(progress["groups_dropped"].values())
+    assert set(progress["groups_dropped"]) == {"unscorable", "run_stopped"}

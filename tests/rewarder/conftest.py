@@ -1,0 +1,174 @@
+"""A scorer with real worker processes, and the rewarder as its own process."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.reward_worker import Limits
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer
+from services.rewarder.worker_pool import WorkerPool
+
+USER_CODE = Path(__file__).parent / "user_code"
+ROOT = Path(__file__).parent.parent.parent
+LIMITS = Limits(4 << 30, 256, (str(USER_CODE),))
+MODULE = "rewards_under_test"
+
+
+def user(function: str) -> str:
+    """Return the name of a function in user_code/rewards_under_test.py."""
+    return f"{MODULE}:{function}"
+
+
+def call_with(*completions: str, **columns: object) -> RewardCall:
+    """Return a call for these completions; each keyword is the dataset row's value of a column."""
+    return RewardCall(
+        prompts=["p"] * len(completions),
+        completions=list(completions),
+        completion_ids=[[1, 2, 3][: index + 1] for index in range(len(completions))],
+        columns={name: [value] * len(completions) for name, value in columns.items()},
+        trainer_state=TrainerState(3, 9),
+        max_completion_length=10,
+    )
+
+
+def wait_for(condition: Callable[[], object], *, what: str, timeout_s: float = 30.0) -> None:
+    """Poll until ``condition`` is true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def descendants(pid: int) -> set[int]:
+    """Return all processes below ``pid``, whatever their session."""
+    parents: dict[int, int] = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(directory.name)] = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {pid}
+    while new := {child for child, parent in parents.items() if parent in found} - found:
+        found |= new
+    return found - {pid}
+
+
+@pytest.fixture
+def metrics() -> RewarderMetrics:
+    return RewarderMetrics()
+
+
+@pytest.fixture
+async def pool(metrics: RewarderMetrics) -> AsyncIterator[WorkerPool]:
+    async with WorkerPool(
+        num_workers=2, limits=LIMITS, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
+    ) as pool:
+        yield pool
+
+
+@pytest.fixture
+async def scorer(pool: WorkerPool, metrics: RewarderMetrics) -> AsyncIterator[Scorer]:
+    loop_functions = LoopFunctions(reward_path=LIMITS.reward_path, import_timeout_s=20.0)
+    scorer = Scorer(
+        pool,
+        loop_functions=loop_functions,
+        import_timeout_s=20.0,
+        check_timeout_s=20.0,
+        metrics=metrics,
+    )
+    yield scorer
+    await scorer.close()
+    assert await loop_functions.close()
+    for module in (MODULE, "changing_rewards"):
+        sys.modules.pop(module, None)
+
+
+class RewarderProcess:
+    """``python -m services.rewarder`` on an ephemeral port."""
+
+    def __init__(self, redis_url: str, log_file: Path, **settings: str) -> None:
+        self.port = 0
+        self.log_file = log_file
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+        environment |= {
+            "HEADRACE_REDIS_URL": redis_url,
+            "HEADRACE_PORT": "0",
+            "HEADRACE_API_KEY": "key-of-the-test",
+            "HEADRACE_REPLICA_ID": "rewarder-0",
+            "HEADRACE_REWARD_PATH": str(USER_CODE),
+            "HEADRACE_NUM_REWARD_WORKERS": "2",
+            "PYTHONPATH": str(ROOT),
+            **settings,
+        }
+        with log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "services.rewarder"],
+                cwd=log_file.parent,
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def log(self) -> str:
+        """Return everything it has said."""
+        return self.log_file.read_text()
+
+    def wait_until_ready(self) -> None:
+        """Wait for /readyz."""
+        start = "rewarder listens on http://127.0.0.1:"
+
+        def is_listening() -> bool:
+            assert self.process.poll() is None, self.log()
+            return start in self.log()
+
+        wait_for(is_listening, what="the port")
+        self.port = int(self.log().rpartition(start)[2].partition('"')[0])
+        with httpx.Client(trust_env=False, timeout=5) as client:
+            wait_for(lambda: client.get(self.url("/readyz")).status_code == 200, what="/readyz", timeout_s=60)
+
+    def url(self, path: str) -> str:
+        """Return the address of a route."""
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def stop(self) -> int:
+        """SIGTERM; return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait(timeout=10)
+
+
+@pytest.fixture
+def start_rewarder(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., RewarderProcess]]:
+    """Return a function that starts a rewarder; whatever is left of it at the end is killed."""
+    started: list[RewarderProcess] = []
+
+    def start(**settings: str) -> RewarderProcess:
+        rewarder = RewarderProcess(redis_url, tmp_path / f"rewarder-{len(started)}.log", **settings)
+        started.append(rewarder)
+        return rewarder
+
+    yield start
+    for rewarder in started:
+        if rewarder.process.poll() is None:
+            rewarder.kill()

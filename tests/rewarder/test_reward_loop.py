@@ -1,0 +1,242 @@
+"""From the completions stream to the scored stream, with a real Redis and real workers."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.rewarder.reward_loop import RewardLoop
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer
+from shared.keys import REWARDERS, RunKeys
+from shared.lease import alive
+from shared.messages import CompletedGroup, ScoredGroup, decode_scored_group, encode
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import Progress, RunStore
+from tests.groups import completed_group
+from tests.rewarder.conftest import user
+
+
+@contextlib.asynccontextmanager
+async def scoring(redis: Redis, scorer: Scorer, metrics: RewarderMetrics) -> AsyncIterator[RewardLoop]:
+    """Run the reward loop while the body runs; stop it cleanly afterwards."""
+    loop = RewardLoop(
+        redis,
+        scorer,
+        replica_id="rewarder-0",
+        max_inflight_groups=64,
+        poll_every_s=0.05,
+        drain_s=5.0,
+        redis_patience_s=10.0,
+        metrics=metrics,
+    )
+    task = asyncio.create_task(loop.run(), name="reward loop under test")
+    try:
+        yield loop
+    finally:
+        loop.stop()
+        async with asyncio.timeout(20):
+            await task
+
+
+async def until(condition: Callable[[], Awaitable[bool]], *, what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        await asyncio.sleep(0.01)
+
+
+async def make_run(redis: Redis, config: RunConfig, **changes: object) -> RunKeys:
+    await RunStore(redis).create("run-test", config.model_copy(update=changes), run_dir="unused")
+    return RunKeys("run-test")
+
+
+async def add(redis: Redis, keys: RunKeys, *groups: CompletedGroup) -> None:
+    for group in groups:
+        await redis.xadd(keys.completions, {"group_id": group.prompt.group_id, "payload": encode(group)})
+
+
+async def wait_for_scored(
+    redis: Redis, keys: RunKeys, num_groups: int, *, timeout_s: float = 20.0
+) -> list[ScoredGroup]:
+    async def are_scored() -> bool:
+        return bool(await redis.xlen(keys.scored) >= num_groups)
+
+    await until(are_scored, what=f"{num_groups} scored groups", timeout_s=timeout_s)
+    return [decode_scored_group(fields[b"payload"]) for _, fields in await redis.xrange(keys.scored)]
+
+
+def with_columns(group: CompletedGroup, **columns: object) -> CompletedGroup:
+    return msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, columns=columns))
+
+
+async def test_a_group_is_scored_published_and_acked(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    names = [user("exact"), user("step_as_reward")]
+    keys = await make_run(redis, run_config, reward_funcs=names, reward_weights=[1.0, 0.5])
+    await RunStore(redis).write_progress("run-test", Progress(step=7, max_steps=9))
+    await add(redis, keys, completed_group("00000001"))
+    async with scoring(redis, scorer, metrics):
+        (scored,) = await wait_for_scored(redis, keys, 1)
+    assert scored.prompt.group_id == "00000001"
+    for rollout in scored.rollouts:
+        assert [(r.name, r.outcome, r.value, r.weight) for r in rollout.rewards] == [
+            (names[0], "scored", 1.0, 1.0),
+            (names[1], "scored", 7.0, 0.5),
+        ]
+    assert [(stamp.event, stamp.by) for stamp in scored.stamps] == [
+        ("generated", "generator-0"),
+        ("scored", "rewarder-0"),
+    ]
+    assert await redis.xlen(keys.completions) == 0
+    assert (await redis.xpending(keys.completions, REWARDERS))["pending"] == 0
+
+
+async def test_an_entry_that_is_no_group_is_buried_with_the_reason_and_the_next_one_is_scored(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("one")])
+    await redis.xadd(keys.completions, {"group_id": "00000001", "payload": b"\xc1 garbage"})
+    torn = msgspec.structs.replace(completed_group("00000002"), rollouts=completed_group("00000002").rollouts[:1])
+    await add(redis, keys, torn, completed_group("00000003"))
+    async with scoring(redis, scorer, metrics):
+        (scored,) = await wait_for_scored(redis, keys, 1)
+
+        async def are_buried() -> bool:
+            return bool(await redis.xlen(keys.dead) == 2)
+
+        await until(are_buried, what="two dead letters")
+    assert scored.prompt.group_id == "00000003"
+    letters = {fields[b"group_id"]: fields[b"reason"] for _, fields in await redis.xrange(keys.dead)}
+    assert letters[b"00000001"].startswith(b"not a CompletedGroup")
+    assert letters[b"00000002"] == b"group 00000002 has 1 rollouts instead of 2"
+    assert await redis.xlen(keys.completions) == 0
+
+
+async def test_fifty_groups_with_a_slow_async_reward_take_little_longer_than_one(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("half_a_second")])
+    await add(redis, keys, completed_group("warm-up"))
+    async with scoring(redis, scorer, metrics):
+        await wait_for_scored(redis, keys, 1)
+        await add(redis, keys, *(completed_group(f"{number:08d}") for number in range(50)))
+        started_at = time.monotonic()
+        scored = await wait_for_scored(redis, keys, 51)
+        seconds = time.monotonic() - started_at
+    assert {group.prompt.group_id for group in scored[1:]} == {f"{number:08d}" for number in range(50)}
+    assert seconds < 2.0, f"50 groups of 0.5 s each took {seconds:.2f} s"
+
+
+async def test_a_group_whose_reward_hangs_holds_up_no_other_and_is_not_lost(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, tmp_path: Path
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("waits_for_go")], reward_timeout_s=1.5)
+    ready = tmp_path / "ready"
+    ready.mkdir()
+    (ready / "go").touch()
+    never = tmp_path / "never"
+    never.mkdir()
+    await add(redis, keys, with_columns(completed_group("hanging"), directory=str(never)))
+    async with scoring(redis, scorer, metrics):
+        await add(redis, keys, *(with_columns(completed_group(f"{n}"), directory=str(ready)) for n in range(10)))
+        scored = await wait_for_scored(redis, keys, 11)
+    order = [group.prompt.group_id for group in scored]
+    assert order[-1] == "hanging", "the others waited for it"
+    assert [rollout.rewards[0].outcome for rollout in scored[-1].rollouts] == ["timeout", "timeout"]
+    assert all(rollout.rewards[0].value == 1.0 for group in scored[:-1] for rollout in group.rollouts)
+
+
+async def test_a_reward_that_vanished_after_submit_is_an_error_outcome_and_no_crash(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=["vanished:f", user("one")])
+    await add(redis, keys, completed_group("00000001"))
+    async with scoring(redis, scorer, metrics):
+        (scored,) = await wait_for_scored(redis, keys, 1)
+    for rollout in scored.rollouts:
+        assert [(reward.outcome, reward.value) for reward in rollout.rewards] == [("error", None), ("scored", 1.0)]
+        assert rollout.rewards[0].detail.startswith("no module named vanished")
+
+
+async def test_a_group_that_was_scored_already_is_not_published_again(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("one")])
+    await add(redis, keys, completed_group("00000001"), completed_group("00000001"), completed_group("00000002"))
+    async with scoring(redis, scorer, metrics):
+
+        async def is_empty() -> bool:
+            return bool(await redis.xlen(keys.completions) == 0)
+
+        await until(is_empty, what="an empty completions stream")
+        scored = await wait_for_scored(redis, keys, 2)
+    assert sorted(group.prompt.group_id for group in scored) == ["00000001", "00000002"]
+
+
+async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, tmp_path: Path
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("waits_for_go")])
+    await add(redis, keys, with_columns(completed_group("00000001"), directory=str(tmp_path)))
+
+    async def has_started() -> bool:
+        return any(tmp_path.glob("started-*"))
+
+    async with scoring(redis, scorer, metrics) as loop:
+        await until(has_started, what="the reward function")
+        assert await alive(redis, leases=keys.leases(REWARDERS)) == {"rewarder-0"}
+        loop.stop()
+        await add(redis, keys, with_columns(completed_group("00000002"), directory=str(tmp_path)))
+        (tmp_path / "go").touch()
+    scored = [fields[b"group_id"] for _, fields in await redis.xrange(keys.scored)]
+    assert scored[0] == b"00000001"
+    assert await alive(redis, leases=keys.leases(REWARDERS)) == set()
+    assert await redis.xlen(keys.completions) + len(scored) == 2, "what was not scored is still in the stream"
+
+
+async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    store = RunStore(redis)
+    first = await make_run(redis, run_config, reward_funcs=[user("one")])
+    async with scoring(redis, scorer, metrics):
+        await add(redis, first, completed_group("00000001"))
+        await wait_for_scored(redis, first, 1)
+        await store.set_status("run-test", "finished")
+
+        async def is_left() -> bool:
+            return await alive(redis, leases=first.leases(REWARDERS)) == set()
+
+        await until(is_left, what="the lease to be given back")
+        await store.delete("run-test")
+        await store.create("run-two", run_config.model_copy(update={"reward_funcs": [user("one")]}), run_dir="unused")
+        second = RunKeys("run-two")
+        await add(redis, second, completed_group("00000001"))
+        await wait_for_scored(redis, second, 1)
+
+
+async def test_a_wiped_redis_does_not_end_the_rewarder_which_serves_the_next_run(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = await make_run(redis, run_config, reward_funcs=[user("one")])
+    async with scoring(redis, scorer, metrics):
+        await add(redis, first, completed_group("00000001"))
+        await wait_for_scored(redis, first, 1)
+        await redis.flushall()
+        await redis.execute_command("FUNCTION", "FLUSH")  # type: ignore[no-untyped-call]
+
+        async def has_noticed() -> bool:
+            return "run run-test is over" in caplog.text or "cannot be scored now" in caplog.text
+
+        caplog.set_level("INFO")
+        second = await make_run(redis, run_config, reward_funcs=[user("one")])
+        await add(redis, second, completed_group("00000002"))
+        (scored,) = await wait_for_scored(redis, second, 1)
+    assert scored.prompt.group_id == "00000002"

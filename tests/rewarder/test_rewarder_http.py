@@ -1,0 +1,236 @@
+"""The rewarder's routes over real HTTP: what is good is answered, what is bad gets a sentence."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import RedisServer, free_port
+from tests.rewarder.conftest import RewarderProcess, user
+
+KEY = {"Authorization": "Bearer key-of-the-test"}
+
+
+@pytest.fixture(scope="module")
+def rewarder(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewarderProcess]:
+    log_file = tmp_path_factory.mktemp("http") / "rewarder.log"
+    rewarder = RewarderProcess(redis_server.url, log_file, HEADRACE_METRICS_PORT=str(free_port()))
+    try:
+        rewarder.wait_until_ready()
+        yield rewarder
+        assert rewarder.stop() == 0, rewarder.log()
+    finally:
+        if rewarder.process.poll() is None:
+            rewarder.kill()
+
+
+@pytest.fixture
+def client(rewarder: RewarderProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=rewarder.url(""), headers=KEY, trust_env=False, timeout=60) as client:
+        yield client
+
+
+def score(client: httpx.Client, **body: Any) -> httpx.Response:
+    return client.post("/v1/score", json={"prompts": ["p", "p"], "completions": ["42", "41"], **body})
+
+
+def test_every_route_but_health_asks_for_the_key(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/livez", "/readyz", "/v1/rewards", "/v1/rewards/check", "/v1/score"}
+    for path, methods in [
+        *paths.items(),
+        ("/openapi.json", {"get": {}}),
+        ("/docs", {"get": {}}),
+        ("/nowhere", {"get": {}}),
+    ]:
+        for method in methods:
+            reply = client.request(method, path, headers={"Authorization": "Bearer another"})
+            assert reply.status_code == (200 if path in ("/livez", "/readyz") else 401), path
+
+
+def test_the_openapi_document_is_3_1_and_names_the_problems(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    assert {"200", "401", "413", "422"} <= set(document["paths"]["/v1/score"]["post"]["responses"])
+
+
+def test_the_built_ins_are_listed_with_what_they_need(client: httpx.Client) -> None:
+    listed = {item["name"]: item for item in client.get("/v1/rewards").json()["reward_funcs"]}
+    assert set(listed) == {"accuracy_reward", "think_format_reward", "soft_overlong_punishment_reward"}
+    assert listed["accuracy_reward"]["required_columns"] == [["solution", "answer"]]
+    assert "math-verify" in listed["accuracy_reward"]["summary"]
+
+
+def test_good_functions_are_told_apart(client: httpx.Client) -> None:
+    names = ["accuracy_reward", user("exact"), user("half_a_second"), user("one")]
+    reply = client.post("/v1/rewards/check", json={"reward_funcs": names})
+    assert reply.status_code == 200, reply.text
+    found = reply.json()["reward_funcs"]
+    assert [item["name"] for item in found] == names
+    assert [item["kind"] for item in found] == ["built-in", "sync", "async", "sync"]
+    assert found[1]["required_columns"] == [["answer"]]
+    assert found[3]["summary"] == "1.0 for everybody."
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "acuracy_reward",
+            "'acuracy_reward' is no built-in reward. Did you mean 'accuracy_reward'? Built in are: accura",
+        ),
+        ("my_rewards.judge", "'my_rewards.judge' is no built-in reward; did you mean 'my_rewards:judge'?"),
+        (
+            "my_rewards:judge",
+            "no module named my_rewards: put my_rewards.py into one of the directories of HEADRACE_REWAR",
+        ),
+        ("os.path:no such", "'os.path:no such' is no 'package.module:function'"),
+        (user("exakt"), "module rewards_under_test has no function exakt; did you mean exact? it has: one, exact,"),
+        (user("NOT_A_FUNCTION"), "'NOT_A_FUNCTION' in module rewards_under_test is no function but a int"),
+        (
+            "needy_rewards:one",
+            "module needy_rewards imports no_such_package_anywhere, which is not installed where the",
+        ),
+        ("broken_rewards:f", "importing broken_rewards failed: KeyError: 'unknown' (broken_rewards.py, line 4)"),
+        ("exiting_rewards:f", "importing exiting_rewards ended with SystemExit: 4"),
+    ],
+)
+def test_a_function_that_cannot_be_used_gets_a_sentence(client: httpx.Client, name: str, says: str) -> None:
+    reply = client.post("/v1/rewards/check", json={"reward_funcs": [user("one"), name]})
+    assert reply.status_code == 422
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert reply.json()["type"] == "/problems/unusable-reward-functions"
+    (error,) = reply.json()["errors"]
+    assert error["where"] == name
+    assert error["detail"].startswith(says), error["detail"]
+    assert "Traceback" not in reply.text
+
+
+def test_a_module_that_hangs_on_import_is_refused_and_the_service_goes_on(
+    rewarder: RewarderProcess, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    impatient = RewarderProcess(redis_server.url, tmp_path / "log", HEADRACE_CHECK_TIMEOUT_S="2")
+    try:
+        impatient.wait_until_ready()
+        with httpx.Client(base_url=impatient.url(""), headers=KEY, trust_env=False, timeout=60) as client:
+            reply = client.post("/v1/rewards/check", json={"reward_funcs": ["hanging_rewards:f"]})
+            assert reply.status_code == 422
+            assert reply.json()["detail"] == "importing hanging_rewards took longer than 2 s"
+            assert score(client, reward_funcs=[user("one")]).json()["rewards"] == [1.0, 1.0]
+    finally:
+        impatient.kill()
+
+
+def test_a_batch_is_scored_with_outcomes_and_weighted_sums(client: httpx.Client) -> None:
+    reply = score(
+        client,
+        reward_funcs=[user("exact"), "think_format_reward", user("nonsense")],
+        reward_weights=[2.0, 0.5, 1.0],
+        columns={"answer": ["42", "42"]},
+    )
+    assert reply.status_code == 200, reply.text
+    first, second = reply.json()["outcomes"]
+    assert [(item["outcome"], item["value"], item["weight"]) for item in first] == [
+        ("scored", 1.0, 2.0),
+        ("scored", 0.0, 0.5),
+        ("invalid", None, 1.0),
+    ]
+    assert [item["value"] for item in second] == [0.0, 0.0, None]
+    assert reply.json()["rewards"] == [None, None], "a sum without the failed function would be another reward"
+
+
+def test_what_does_not_apply_counts_nothing_and_what_was_scored_is_summed(client: httpx.Client) -> None:
+    reply = score(
+        client,
+        reward_funcs=["accuracy_reward", user("exact")],
+        reward_weights=[3.0, 0.5],
+        completions=[r"\boxed{42}", "no idea"],
+        columns={"solution": ["42", "nobody knows"], "answer": [r"\boxed{42}", "no idea"]},
+    )
+    assert [item["outcome"] for item in reply.json()["outcomes"][1]] == ["not_applicable", "scored"]
+    assert reply.json()["rewards"] == [3.5, 0.5]
+
+
+def test_a_conversation_can_be_scored(client: httpx.Client) -> None:
+    reply = score(
+        client,
+        reward_funcs=[user("roles")],
+        prompts=[[{"role": "user", "content": "6 * 7?"}]],
+        completions=[[{"role": "assistant", "content": "42"}]],
+    )
+    assert reply.json()["rewards"] == [1.0], reply.text
+
+
+def test_an_unknown_function_in_a_batch_is_an_outcome(client: httpx.Client) -> None:
+    reply = score(client, reward_funcs=["vanished:f", user("one")])
+    assert [item["outcome"] for item in reply.json()["outcomes"][0]] == ["error", "scored"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"reward_funcs": []}, "body.reward_funcs: List should have at least 1 item"),
+        ({"reward_funcs": ["think_format_reward"], "reward_func": "x"}, "body.reward_func: Extra inputs"),
+        ({"reward_funcs": ["think_format_reward"], "timeout_s": "5"}, "body.timeout_s: Input should be a valid number"),
+        ({"reward_funcs": ["think_format_reward"], "completions": ["a"]}, "there are 2 prompts, but completions has 1"),
+        ({"reward_funcs": ["think_format_reward"], "columns": {"a": [1]}}, "there are 2 prompts, but a has 1"),
+        ({"reward_funcs": ["think_format_reward"], "reward_weights": [1.0, 2.0]}, "has 2 entries for 1 reward_funcs"),
+    ],
+)
+def test_a_bad_body_gets_a_sentence(client: httpx.Client, body: dict[str, Any], says: str) -> None:
+    reply = score(client, **body)
+    assert reply.status_code == 422
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert says in reply.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"reward_funcs": ["think_format_reward"], "prompts": ["p"], "completions": ["c"], "timeout_s": NaN}',
+        '{"reward_funcs": ["think_format_reward"], "prompts": ["p"], "completions": ["c"], "reward_weights": [1e999]}',
+        '{"reward_funcs": ["think_format_reward"], "prompts": ["p"], "completions": ["c"], "columns": {"a": [NaN]}}',
+        '{"reward_funcs": ["think_format_reward"], "prompts": ["p"], "completions": ["secret \\ud800"]}',
+        '{"reward_funcs": ["secret \\ud800"], "prompts": ["p"], "completions": ["c"]}',
+        '{"reward_funcs": ["think_format_reward"], "prompts": ["p"], "completions": ["c"], "columns": {"\\ud800": [1]}}',
+        '{"reward_funcs": ["think_format_reward"], "prompts": ["p"], "completions": ["c"], "columns": {"a": ["\\ud800"]}}',
+        '{"reward_funcs": ["think_format_reward"], "prompts": ["p"], "completions": ["c"], "columns": {"a": [%s]}}'
+        % ("[" * 900 + "]" * 900),
+        '{"reward_funcs": ["think_format_reward"], "prompts": ["p"], "completions": ["c"], "columns": {"a": [%s]}}'
+        % ("[" * 100_000 + "]" * 100_000),
+        '{"secret": ',
+        "[]",
+        "",
+    ],
+)
+def test_a_body_meant_to_break_is_a_4xx_that_does_not_repeat_it(client: httpx.Client, raw: str) -> None:
+    reply = client.post("/v1/score", content=raw, headers={"Content-Type": "application/json"})
+    assert reply.status_code in (400, 422), reply.text
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert "secret" not in reply.text
+    assert client.get("/livez").status_code == 200
+
+
+def test_a_body_that_is_too_large_is_413(client: httpx.Client) -> None:
+    assert score(client, reward_funcs=["a"], completions=["x" * 9_000_000, ""]).status_code == 413
+
+
+def test_an_unknown_route_and_a_wrong_method_are_problems(client: httpx.Client) -> None:
+    for reply, status in ((client.get("/v1/nothing"), 404), (client.get("/v1/score"), 405)):
+        assert (reply.status_code, reply.headers["content-type"]) == (status, "application/problem+json")
+
+
+def test_the_metrics_count_outcomes_by_function(rewarder: RewarderProcess, client: httpx.Client) -> None:
+    score(client, reward_funcs=["think_format_reward"])
+    port = next(
+        value.partition(b"=")[2].decode()
+        for value in Path(f"/proc/{rewarder.process.pid}/environ").read_bytes().split(b"\0")
+        if value.startswith(b"HEADRACE_METRICS_PORT=")
+    )
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=10).text
+    assert 'headrace_reward_outcomes_total{function="think_format_reward",outcome="scored"}' in text
+    assert 'headrace_reward_seconds_bucket{function="think_format_reward",le="0.001",outcome="scored"}' in text
+    assert "headrace_reward_groups_in_flight 0.0" in text
+    assert "headrace_reward_queue_depth 0.0" in text

@@ -1,0 +1,141 @@
+"""The rewarder as users meet it: its own process, real HTTP, signals, kill -9."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from shared.keys import REWARDERS, RunKeys
+from shared.messages import decode_scored_group, encode
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+from tests.groups import completed_group
+from tests.rewarder.conftest import ROOT, RewarderProcess, descendants, is_running, user, wait_for
+
+StartRewarder = Callable[..., RewarderProcess]
+
+
+async def until_scored(redis: Redis, keys: RunKeys, num_groups: int) -> None:
+    async with asyncio.timeout(60):
+        while await redis.xlen(keys.scored) < num_groups:
+            await asyncio.sleep(0.02)
+
+
+async def a_run_that_waits(redis: Redis, config: RunConfig, directory: Path) -> RunKeys:
+    """Make a run with one group whose reward waits for the file ``go``."""
+    changed = config.model_copy(update={"reward_funcs": [user("waits_for_go")]})
+    await RunStore(redis).create("run-test", changed, run_dir="unused")
+    keys = RunKeys("run-test")
+    group = completed_group("00000001")
+    group = msgspec.structs.replace(
+        group, prompt=msgspec.structs.replace(group.prompt, columns={"directory": str(directory)})
+    )
+    await redis.xadd(keys.completions, {"group_id": "00000001", "payload": encode(group)})
+    return keys
+
+
+async def test_a_group_whose_rewarder_was_killed_is_scored_exactly_once_after_a_restart(
+    redis: Redis, run_config: RunConfig, start_rewarder: StartRewarder, tmp_path: Path
+) -> None:
+    keys = await a_run_that_waits(redis, run_config, tmp_path)
+    first = start_rewarder()
+    wait_for(lambda: list(tmp_path.glob("started-*")), what="the reward function to start", timeout_s=60)
+    children = descendants(first.process.pid)
+    first.kill()
+    wait_for(lambda: not any(is_running(pid) for pid in children), what="the end of every process of the dead rewarder")
+    assert len(children) >= 4, "fork server, resource tracker and two workers were expected"
+    assert await redis.xlen(keys.scored) == 0
+    assert (await redis.xpending(keys.completions, REWARDERS))["pending"] == 1
+    (tmp_path / "go").touch()
+    second = start_rewarder()
+    await until_scored(redis, keys, 1)
+    second.wait_until_ready()
+    assert second.stop() == 0, second.log()
+    assert len(list(tmp_path.glob("started-*"))) == 2, "it was begun twice"
+    entries = await redis.xrange(keys.scored)
+    assert len(entries) == 1, "and published once"
+    scored = decode_scored_group(entries[0][1][b"payload"])
+    assert [rollout.rewards[0].value for rollout in scored.rollouts] == [1.0, 1.0]
+    assert await redis.xlen(keys.completions) == 0
+    assert await redis.xlen(keys.dead) == 0
+
+
+async def test_sigterm_ends_it_with_exit_0_and_no_process_left_even_with_calls_that_never_end(
+    redis: Redis, run_config: RunConfig, start_rewarder: StartRewarder, tmp_path: Path
+) -> None:
+    keys = await a_run_that_waits(redis, run_config, tmp_path)
+    rewarder = start_rewarder(HEADRACE_DRAIN_S="0.5")
+    rewarder.wait_until_ready()
+    wait_for(lambda: list(tmp_path.glob("started-*")), what="the reward function to start")
+    body = {"reward_funcs": [user("never_ends")], "prompts": ["p"], "completions": ["c"], "timeout_s": 0.1}
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+        reply = await client.post(
+            rewarder.url("/v1/score"), json=body, headers={"Authorization": "Bearer key-of-the-test"}
+        )
+    assert reply.json()["outcomes"][0][0]["outcome"] == "timeout", reply.text
+    children = descendants(rewarder.process.pid)
+    started_at = time.monotonic()
+    assert rewarder.stop() == 0, rewarder.log()
+    assert time.monotonic() - started_at < 10
+    wait_for(lambda: not any(is_running(pid) for pid in children), what="the end of its children")
+    assert await redis.xlen(keys.completions) == 1, "the group waits for the next rewarder"
+
+
+def test_help_needs_nothing_heavy_and_no_settings(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(fastapi=None, uvicorn=None, math_verify=None, redis=None, pydantic=None)\n"
+        "from services.rewarder.__main__ import main\nmain(['--help'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "HEADRACE_REWARD_PATH" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"HEADRACE_REWARD_PATH": "/no/such/place"}, "HEADRACE_REWARD_PATH: /no/such/place is no directory"),
+        ({"HEADRACE_NUM_REWARD_WORKERS": "0"}, "HEADRACE_NUM_REWARD_WORKERS: "),
+        ({"HEADRACE_HOST": "0.0.0.0"}, "HEADRACE_API_KEY"),
+    ],
+)
+def test_a_wrong_setting_is_a_sentence_and_exit_2(
+    start_rewarder: StartRewarder, settings: dict[str, str], message: str
+) -> None:
+    rewarder = start_rewarder(**settings)
+    assert rewarder.process.wait(timeout=60) == 2
+    assert message in rewarder.log()
+    assert "Traceback" not in rewarder.log()
+
+
+def test_a_port_that_is_taken_is_a_sentence_and_exit_2(start_rewarder: StartRewarder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        rewarder = start_rewarder(HEADRACE_PORT=str(taken.getsockname()[1]))
+        assert rewarder.process.wait(timeout=60) == 2
+    assert "set HEADRACE_PORT to a free port" in rewarder.log()
+    assert "Traceback" not in rewarder.log()
+
+
+def test_without_redis_it_is_alive_but_not_ready_and_gives_up_with_exit_1(start_rewarder: StartRewarder) -> None:
+    rewarder = start_rewarder(HEADRACE_REDIS_URL="redis://127.0.0.1:9/0", HEADRACE_REDIS_PATIENCE_S="3")
+    start = "rewarder listens on http://127.0.0.1:"
+    wait_for(lambda: start in rewarder.log(), what="the port")
+    rewarder.port = int(rewarder.log().rpartition(start)[2].partition('"')[0])
+    with httpx.Client(trust_env=False, timeout=5) as client:
+        assert client.get(rewarder.url("/livez")).status_code == 200
+        reply = client.get(rewarder.url("/readyz"))
+    assert (reply.status_code, reply.json()["detail"]) == (503, "starting: waiting for Redis")
+    assert rewarder.process.wait(timeout=60) == 1
+    assert "Redis PING failed for 3 s" in rewarder.log()
+    assert "Traceback" not in rewarder.log()

@@ -1,0 +1,245 @@
+"""Every way a reward function can go wrong costs its own outcomes and nothing else. Real worker processes."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.rewarder.reward_call import RewardCall
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.worker_pool import WorkerPool
+from shared.messages import RewardOutcome
+from tests.rewarder.conftest import LIMITS, call_with, descendants, is_running, user, wait_for
+
+
+async def outcomes_of(
+    scorer: Scorer, *names: str, call: RewardCall, timeout_s: float = 20.0
+) -> list[tuple[RewardOutcome, ...]]:
+    return await scorer.score(call, [WeightedFunction(name, 1.0) for name in names], timeout_s=timeout_s, lane="test")
+
+
+async def test_a_sync_function_scores_in_a_worker_and_an_async_one_on_the_loop(scorer: Scorer) -> None:
+    rows = await outcomes_of(scorer, user("exact"), user("step_as_reward"), call=call_with("42", "41", answer="42"))
+    assert [[(o.name, o.outcome, o.value) for o in row] for row in rows] == [
+        [(user("exact"), "scored", 1.0), (user("step_as_reward"), "scored", 3.0)],
+        [(user("exact"), "scored", 0.0), (user("step_as_reward"), "scored", 3.0)],
+    ]
+
+
+async def test_the_weight_travels_with_every_outcome(scorer: Scorer) -> None:
+    functions = [WeightedFunction(user("one"), 0.25), WeightedFunction("think_format_reward", -2.0)]
+    rows = await scorer.score(call_with("x"), functions, timeout_s=20, lane="test")
+    assert [outcome.weight for outcome in rows[0]] == [0.25, -2.0]
+
+
+async def test_a_function_gets_what_trl_gives_it(scorer: Scorer) -> None:
+    rows = await outcomes_of(scorer, user("everything"), call=call_with("a", "b", answer="42"))
+    assert [(row[0].outcome, row[0].value, row[0].detail) for row in rows] == [("scored", 1.0, ""), ("scored", 2.0, "")]
+
+
+async def test_a_conversation_arrives_as_messages(scorer: Scorer) -> None:
+    call = RewardCall(
+        prompts=[[{"role": "user", "content": "6 * 7?"}]] * 2,
+        completions=[[{"role": "assistant", "content": "42"}], [{"role": "assistant", "content": "7"}]],
+        columns={},
+    )
+    rows = await outcomes_of(scorer, user("roles"), call=call)
+    assert [row[0].value for row in rows] == [1.0, 0.0]
+
+
+async def test_a_function_without_kwargs_gets_only_what_it_names(scorer: Scorer) -> None:
+    rows = await outcomes_of(scorer, user("without_kwargs"), call=call_with("a", answer="42"))
+    assert rows[0][0].value == 0.5
+
+
+@pytest.mark.parametrize("name", ["raises", "raises_async"])
+async def test_a_function_that_raises_is_an_error_with_type_and_message(scorer: Scorer, name: str) -> None:
+    rows = await outcomes_of(scorer, user(name), user("one"), call=call_with("a", "b"))
+    for failed, neighbour in rows:
+        assert (failed.outcome, failed.value) == ("error", None)
+        assert failed.detail == r"ValueError: the judge is \ud800 ill"
+        assert neighbour.value == 1.0
+
+
+async def test_the_trace_of_a_user_s_error_is_logged_once_and_never_travels(
+    scorer: Scorer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        rows = await outcomes_of(scorer, user("raises"), call=call_with("a"))
+        assert "Traceback" not in rows[0][0].detail
+    logged = [record.getMessage() for record in caplog.records if "ValueError" in record.getMessage()]
+    assert len(logged) == 1
+    assert "rewards_under_test.py" in logged[0]
+    assert "reward_worker.py" not in logged[0], "our own frames tell a user nothing"
+
+
+@pytest.mark.parametrize("name", ["exits", "exits_async"])
+async def test_a_function_that_calls_exit_ends_neither_worker_nor_service(scorer: Scorer, name: str) -> None:
+    rows = await outcomes_of(scorer, user(name), user("one"), call=call_with("a"))
+    assert (rows[0][0].outcome, rows[0][0].detail) == ("error", "SystemExit: 3")
+    assert rows[0][1].value == 1.0
+
+
+async def test_an_async_function_that_cancels_itself_is_an_error(scorer: Scorer) -> None:
+    rows = await outcomes_of(scorer, user("cancels_itself"), call=call_with("a"))
+    assert (rows[0][0].outcome, rows[0][0].detail) == ("error", "cancelled itself")
+
+
+async def test_a_function_that_kills_its_process_is_an_error_and_the_worker_is_replaced(
+    scorer: Scorer, pool: WorkerPool
+) -> None:
+    rows = await outcomes_of(scorer, user("crashes"), call=call_with("a"))
+    assert rows[0][0].outcome == "error"
+    assert "exit code 7" in rows[0][0].detail
+    for _ in range(4):
+        rows = await outcomes_of(scorer, user("one"), call=call_with("a"))
+        assert rows[0][0].value == 1.0
+    async with asyncio.timeout(20):
+        while pool.num_alive < 2:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_hanging_function_is_killed_at_its_deadline_with_all_it_spawned_and_holds_up_nobody(
+    scorer: Scorer, pool: WorkerPool, metrics: RewarderMetrics, tmp_path: Path
+) -> None:
+    await outcomes_of(scorer, user("one"), user("step_as_reward"), user("hangs"), call=call_with("a"), timeout_s=0.1)
+    pid_file = tmp_path / "pids"
+    started_at = time.monotonic()
+    hanging = asyncio.create_task(
+        outcomes_of(scorer, user("hangs"), call=call_with("a", "b", pid_file=str(pid_file)), timeout_s=2.0)
+    )
+    neighbours = [await outcomes_of(scorer, user("one"), user("step_as_reward"), call=call_with("a")) for _ in range(5)]
+    neighbours_s = time.monotonic() - started_at
+    rows = await hanging
+    hanging_s = time.monotonic() - started_at
+    assert all([outcome.value for outcome in rows_of_one[0]] == [1.0, 3.0] for rows_of_one in neighbours)
+    assert neighbours_s < 2.0, f"the neighbours waited {neighbours_s:.2f} s for the hanging function"
+    assert [(row[0].outcome, row[0].value) for row in rows] == [("timeout", None)] * 2
+    assert rows[0][0].detail == "took longer than 2 s and was killed"
+    assert 2.0 <= hanging_s < 5.0
+    worker, grandchild = (int(pid) for pid in pid_file.read_text().split())
+    wait_for(lambda: not is_running(worker) and not is_running(grandchild), what="the end of worker and grandchild")
+    assert metrics.registry.get_sample_value("headrace_reward_worker_kills_total", {"reason": "timeout"}) == 2.0
+    rows = await outcomes_of(scorer, user("one"), call=call_with("a"))
+    assert rows[0][0].value == 1.0
+
+
+async def test_a_hanging_async_function_is_a_timeout_even_if_it_swallows_the_cancellation(scorer: Scorer) -> None:
+    await outcomes_of(scorer, user("step_as_reward"), call=call_with("a"))
+    started_at = time.monotonic()
+    rows = await outcomes_of(scorer, user("hangs_async"), user("step_as_reward"), call=call_with("a"), timeout_s=0.5)
+    assert time.monotonic() - started_at < 2.0
+    assert (rows[0][0].outcome, rows[0][0].value) == ("timeout", None)
+    assert rows[0][1].value == 3.0
+
+
+async def test_a_list_of_the_wrong_length_is_invalid_for_every_completion(scorer: Scorer) -> None:
+    rows = await outcomes_of(scorer, user("one_too_few"), call=call_with("a", "b", "c"))
+    assert [row[0].outcome for row in rows] == ["invalid"] * 3
+    assert rows[0][0].detail == "returned 2 rewards for 3 completions; return one for each"
+
+
+async def test_each_value_is_judged_by_itself(scorer: Scorer) -> None:
+    rows = await outcomes_of(scorer, user("nonsense"), call=call_with(*"abcdef"))
+    assert [(row[0].outcome, row[0].value) for row in rows] == [
+        ("invalid", None),
+        ("invalid", None),
+        ("invalid", None),
+        ("not_applicable", None),
+        ("scored", 1.0),
+        ("scored", 2.0),
+    ]
+
+
+async def test_a_missing_column_is_named(scorer: Scorer) -> None:
+    rows = await outcomes_of(scorer, user("exact"), call=call_with("a", solution="42"))
+    assert rows[0][0].outcome == "error"
+    assert rows[0][0].detail.startswith("needs 'answer', which is no column of the dataset; its columns are: solution.")
+
+
+async def test_a_function_that_is_not_there_is_an_error_for_every_completion(scorer: Scorer) -> None:
+    rows = await outcomes_of(scorer, "no_such_module:f", user("oen"), user("one"), call=call_with("a", "b"))
+    for absent, misspelt, there in rows:
+        assert absent.outcome == misspelt.outcome == "error"
+        assert absent.detail.startswith("no module named no_such_module: put no_such_module.py into one of the direct")
+        assert "has no function oen; did you mean one? it has: one, exact," in misspelt.detail
+        assert there.value == 1.0
+
+
+async def test_async_functions_run_at_the_same_time_or_two_that_wait_for_each_other_would_never_end(
+    scorer: Scorer,
+) -> None:
+    call = call_with("a", meeting="here")
+    rows = await outcomes_of(scorer, user("meets_another"), user("meets_one"), call=call, timeout_s=10)
+    assert [outcome.value for outcome in rows[0]] == [1.0, 2.0]
+
+
+async def test_sync_functions_run_at_the_same_time_or_two_that_wait_for_each_other_would_never_end(
+    scorer: Scorer, tmp_path: Path
+) -> None:
+    call = call_with("a", directory=str(tmp_path))
+    rows = await outcomes_of(scorer, user("meets_left"), user("meets_right"), call=call, timeout_s=10)
+    assert [outcome.value for outcome in rows[0]] == [1.0, 2.0]
+
+
+async def test_a_pathological_answer_is_a_timeout_and_its_neighbours_are_judged(scorer: Scorer) -> None:
+    call = call_with(r"\boxed{42}", r"\boxed{100000000!}", r"\boxed{41}", answer="42")
+    started_at = time.monotonic()
+    slow = asyncio.create_task(outcomes_of(scorer, "accuracy_reward", call=call))
+    fast = await outcomes_of(scorer, user("one"), call=call_with("a"))
+    fast_s = time.monotonic() - started_at
+    rows = await slow
+    assert [(row[0].outcome, row[0].value) for row in rows] == [("scored", 1.0), ("timeout", None), ("scored", 0.0)]
+    assert fast[0][0].value == 1.0
+    assert fast_s < 2.0, "a plain reward waited for a pathological one"
+
+
+async def test_a_changed_file_runs_its_new_code_after_the_next_check(
+    scorer: Scorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "changing_rewards.py"
+    sync, on_loop = "changing_rewards:sync", "changing_rewards:on_loop"
+    source = "def sync(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
+    pool_limits = scorer._pool._limits
+    monkeypatch.setattr(
+        scorer._pool, "_limits", type(pool_limits)(pool_limits.memory_bytes, pool_limits.open_files, (str(tmp_path),))
+    )
+    scorer._pool.renew()
+    file.write_text(source.format("1.0"))
+    assert all(what.__class__.__name__ == "Inspected" for what in (await scorer.check([sync, on_loop])).values())
+    rows = await outcomes_of(scorer, sync, on_loop, call=call_with("a"))
+    assert [outcome.value for outcome in rows[0]] == [1.0, 1.0]
+    file.write_text(source.format("2.125"))
+    await scorer.check([sync, on_loop])
+    rows = await outcomes_of(scorer, sync, on_loop, call=call_with("a"))
+    assert [outcome.value for outcome in rows[0]] == [2.125, 2.125]
+
+
+async def test_closing_the_pool_leaves_no_worker(metrics: RewarderMetrics) -> None:
+    before = descendants(os.getpid())
+    async with WorkerPool(num_workers=2, limits=LIMITS, queue_timeout_s=5, import_timeout_s=5, metrics=metrics) as pool:
+        assert pool.num_alive == 2
+        hanging = asyncio.create_task(pool.call(user("hangs"), _encoded(call_with("a")), lane="x", timeout_s=60))
+        wait_for(lambda: len(descendants(os.getpid()) - before) >= 2, what="two workers")
+        workers = descendants(os.getpid()) - before
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    wait_for(lambda: not any(_is_worker(pid) for pid in workers), what="the end of the workers")
+
+
+def _is_worker(pid: int) -> bool:
+    """Whether it is a session leader, as workers are and the fork server and the resource tracker are not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return fields[0] != "Z" and int(fields[3]) == pid
+
+
+def _encoded(call: RewardCall) -> bytes:
+    return msgspec.msgpack.encode(call)

@@ -1,0 +1,4 @@
+"""A module that fails while it is imported."""
+
+TABLE = {"known": 1}
+SCALE = TABLE["unknown"]

@@ -1,0 +1,7 @@
+"""A module that needs what is not installed."""
+
+import no_such_package_anywhere  # type: ignore[import-not-found]  # noqa: F401
+
+
+def one(**_: object) -> list[float]:
+    return []

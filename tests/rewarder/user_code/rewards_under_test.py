@@ -1,0 +1,141 @@
+"""Reward functions as users write them, good and bad. Nothing here imports headrace."""
+
+import asyncio
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+_meetings: dict[str, asyncio.Barrier] = {}
+
+
+def one(completions: list[str], **_: Any) -> list[float]:
+    """1.0 for everybody."""
+    return [1.0] * len(completions)
+
+
+def exact(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    return [float(completion == expected) for completion, expected in zip(completions, answer, strict=True)]
+
+
+def without_kwargs(completions: list[str]) -> list[float]:
+    return [0.5] * len(completions)
+
+
+async def step_as_reward(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+    return [float(trainer_state.global_step)] * len(completions)
+
+
+def everything(prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, **columns: Any) -> list[float]:
+    columns["log_extra"]("seen", completions)
+    columns["log_metric"]("seen", 1.0)
+    assert isinstance(prompts, list)
+    lengths = {len(value) for value in (prompts, completions, completion_ids, columns["answer"])}
+    assert lengths == {len(completions)}, lengths
+    assert (trainer_state.global_step, trainer_state.max_steps) == (3, 9)
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def roles(prompts: Any, completions: Any, **_: Any) -> list[float]:
+    good = prompts[0][0]["role"] == "user" and completions[0][0]["role"] == "assistant"
+    return [float(good and completion[0]["content"] == "42") for completion in completions]
+
+
+def raises(**_: Any) -> list[float]:
+    raise ValueError("the judge is \ud800 ill")
+
+
+async def raises_async(**_: Any) -> list[float]:
+    raise ValueError("the judge is \ud800 ill")
+
+
+def exits(**_: Any) -> list[float]:
+    raise SystemExit(3)
+
+
+async def exits_async(**_: Any) -> list[float]:
+    raise SystemExit(3)
+
+
+async def cancels_itself(**_: Any) -> list[float]:
+    raise asyncio.CancelledError
+
+
+def crashes(**_: Any) -> list[float]:
+    os._exit(7)
+
+
+def hangs(pid_file: list[str] | None = None, **_: Any) -> list[float]:
+    if pid_file:
+        child = subprocess.Popen(["sleep", "600"])
+        Path(pid_file[0]).write_text(f"{os.getpid()} {child.pid}")
+    while True:
+        time.sleep(0.05)
+
+
+async def hangs_async(**_: Any) -> list[float]:
+    for _ in range(3):  # a user's function may swallow its cancellation
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue
+    return []
+
+
+async def never_ends(**_: Any) -> list[float]:
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue
+
+
+def one_too_few(completions: list[str], **_: Any) -> list[float]:
+    return [1.0] * (len(completions) - 1)
+
+
+def nonsense(completions: list[str], **_: Any) -> list[Any]:
+    return [float("nan"), float("inf"), "0.5", None, True, 2][: len(completions)]
+
+
+async def half_a_second(completions: list[str], **_: Any) -> list[float]:
+    await asyncio.sleep(0.5)
+    return [1.0] * len(completions)
+
+
+async def meets_another(completions: list[str], meeting: list[str], **_: Any) -> list[float]:
+    await _meetings.setdefault(meeting[0], asyncio.Barrier(2)).wait()
+    return [1.0] * len(completions)
+
+
+async def meets_one(completions: list[str], meeting: list[str], **_: Any) -> list[float]:
+    await _meetings.setdefault(meeting[0], asyncio.Barrier(2)).wait()
+    return [2.0] * len(completions)
+
+
+def _meet(directory: str, mine: str, other: str) -> None:
+    (Path(directory) / mine).touch()
+    while not (Path(directory) / other).exists():
+        time.sleep(0.005)
+
+
+def meets_left(completions: list[str], directory: list[str], **_: Any) -> list[float]:
+    _meet(directory[0], "left", "right")
+    return [1.0] * len(completions)
+
+
+def meets_right(completions: list[str], directory: list[str], **_: Any) -> list[float]:
+    _meet(directory[0], "right", "left")
+    return [2.0] * len(completions)
+
+
+def waits_for_go(completions: list[str], directory: list[str], **_: Any) -> list[float]:
+    place = Path(directory[0])
+    (place / f"started-{os.getpid()}").touch()
+    while not (place / "go").exists():
+        time.sleep(0.005)
+    return [1.0] * len(completions)
+
+
+NOT_A_FUNCTION = 3

@@ -1,0 +1,64 @@
+"""Makes a causal language model so small that a real vLLM engine on a CPU is a test fixture.
+
+A Qwen3 of two layers and about 60 thousand weights, untied embeddings, and a tokenizer with one token a character. Its
+weights are random: what it writes means nothing, but it writes it with full-support probabilities.
+"""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU0123456789 =+"
+VOCAB_SIZE = len(SPECIAL) + len(CHARACTERS)
+EOS_TOKEN_ID = SPECIAL.index("<eos>")
+MAX_POSITIONS = 256
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}="
+
+
+def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer in which token ``4 + i`` is ``CHARACTERS[i]``."""
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL, *CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_POSITIONS,
+    )
+
+
+def make_tiny_model(path: Path, *, seed: int = 0) -> Path:
+    """Write model and tokenizer to ``path`` as ``transformers`` would, and return it.
+
+    The initialisation is wide, so that different seeds give clearly different distributions.
+    """
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        pad_token_id=SPECIAL.index("<pad>"),
+        bos_token_id=SPECIAL.index("<bos>"),
+        eos_token_id=EOS_TOKEN_ID,
+        dtype="float32",
+    )
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(path)
+    make_tiny_tokenizer().save_pretrained(path)
+    return path

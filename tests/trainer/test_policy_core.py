@@ -1,0 +1,232 @@
+"""The core against a second implementation that has no padding, no microbatches and no float32."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from services.trainer.microbatches import TrainRow
+from services.trainer.optimizer import decays
+from services.trainer.policy_core import NonFiniteError
+from tests.trainer.cores import (
+    GRADIENT_DESCENT,
+    assert_same_weights,
+    make_core,
+    make_row,
+    random_rows,
+    weights,
+)
+
+TEMPERATURE = 0.7
+
+
+def reference_logprobs(model: Path, row: TrainRow) -> tuple[torch.nn.Module, Tensor]:
+    """Return the model in float64, and log p of the row's sampled tokens under it, with gradient."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    return policy, reference_row_logprobs(policy, row)
+
+
+def reference_row_logprobs(policy: torch.nn.Module, row: TrainRow) -> Tensor:
+    ids = torch.tensor(row.token_ids.tolist())
+    logits: Tensor = policy(ids.unsqueeze(0)).logits[0, :-1]
+    logprobs = (logits / TEMPERATURE).log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    return logprobs[torch.tensor(row.loss_mask[1:].tolist()) == 1]
+
+
+def reference_gradients(model: Path, rows: list[TrainRow], *, cap: float) -> tuple[dict[str, Tensor], float]:
+    """Return the gradient by weight, and the loss: the mean over all tokens of -advantage * weight * logprob."""
+    policy, _ = reference_logprobs(model, rows[0])
+    num_tokens = sum(row.num_sampled for row in rows)
+    value = 0.0
+    for row in rows:
+        logprobs = reference_row_logprobs(policy, row)
+        generator = torch.tensor(row.generator_logprobs.tolist(), dtype=torch.float64)
+        weight = torch.exp(logprobs.detach() - generator).clamp(max=cap)
+        value += float(-(row.advantage * weight).sum()) / num_tokens
+        surrogate = -(row.advantage * weight * logprobs).sum() / num_tokens
+        surrogate.backward()  # type: ignore[no-untyped-call]
+    gradients = {name: parameter.grad for name, parameter in policy.named_parameters()}
+    return {name: gradient for name, gradient in gradients.items() if gradient is not None}, value
+
+
+def test_loss_and_gradient_conform_to_a_reference_without_padding_or_microbatches(tiny_model: Path) -> None:
+    rows = random_rows(12)
+    core = make_core(tiny_model, temperature=TEMPERATURE, **GRADIENT_DESCENT)
+    before = weights(core)
+    core.accumulate(rows)
+    stats = core.step()
+    after = weights(core)
+    expected, loss = reference_gradients(tiny_model, rows, cap=3.0)
+    assert set(expected) == set(before)
+    for name, gradient in expected.items():
+        torch.testing.assert_close((before[name] - after[name]).double(), gradient, rtol=2e-4, atol=2e-7)
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in expected.values()))
+    assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert stats.metrics()["loss"] == pytest.approx(loss, rel=1e-4)
+    assert stats.token_stats.num_tokens == sum(row.num_sampled for row in rows)
+    assert stats.metrics()["sampling/truncated_share"] > 0  # the cap had work to do
+
+
+def test_many_microbatches_over_several_calls_are_one_big_batch(tiny_model: Path) -> None:
+    rows = random_rows(20)
+    whole = make_core(tiny_model, **GRADIENT_DESCENT)
+    assert whole.accumulate(rows).num_microbatches == 1
+    pieces = make_core(tiny_model, max_tokens_per_microbatch=32, max_completion_length=8, **GRADIENT_DESCENT)
+    assert pieces.accumulate(rows[:7]).num_microbatches > 2
+    pieces.accumulate(rows[7:][::-1])
+    whole_stats, pieces_stats = whole.step(), pieces.step()
+    assert pieces_stats.metrics() == pytest.approx(whole_stats.metrics(), rel=1e-4, abs=1e-7)
+    left, right = weights(whole), weights(pieces)
+    for name, tensor in left.items():
+        torch.testing.assert_close(tensor, right[name], rtol=0, atol=5e-7)
+
+
+def test_per_token_arrays_come_in_the_order_of_the_rows(tiny_model: Path) -> None:
+    rows = random_rows(9)
+    core = make_core(tiny_model, temperature=TEMPERATURE, max_tokens_per_microbatch=32, max_completion_length=8)
+    per_token = core.accumulate(rows, per_token=True).per_token
+    assert per_token is not None
+    policy, _ = reference_logprobs(tiny_model, rows[0])
+    for row, arrays in zip(rows, per_token, strict=True):
+        expected = reference_row_logprobs(policy, row).detach().numpy()
+        np.testing.assert_allclose(arrays.trainer_logprobs, expected, atol=2e-5)
+        np.testing.assert_allclose(arrays.importance_ratio, np.exp(expected - row.generator_logprobs), rtol=1e-4)
+        assert arrays.entropy.shape == expected.shape
+        assert (arrays.entropy > 0).all()
+
+
+def test_per_token_arrays_are_not_made_unless_asked_for(tiny_model: Path) -> None:
+    assert make_core(tiny_model).accumulate(random_rows(2)).per_token is None
+
+
+def test_rows_of_advantage_zero_count_as_tokens_and_move_nothing_else(tiny_model: Path) -> None:
+    row = make_row([5, 6, 7, 8], [0, 0, 1, 1])
+    idle = make_row([9, 10, 11, 12], [0, 0, 1, 1], advantage=0.0)
+    alone, accompanied = make_core(tiny_model, **GRADIENT_DESCENT), make_core(tiny_model, **GRADIENT_DESCENT)
+    alone.accumulate([row])
+    accompanied.accumulate([idle, row])
+    stats = alone.step(), accompanied.step()
+    assert stats[1].token_stats.num_tokens == 4
+    assert stats[1].grad_norm == pytest.approx(stats[0].grad_norm / 2, rel=1e-5)
+
+
+def test_a_step_on_rows_of_advantage_zero_alone_leaves_the_weights(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    before = weights(core)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=0.0)])
+    stats = core.step()
+    assert (stats.policy_version, stats.grad_norm) == (1, 0.0)
+    assert_same_weights(weights(core), before)
+
+
+def test_training_makes_a_rewarded_completion_likelier_and_a_punished_one_less_likely(tiny_model: Path) -> None:
+    core = make_core(tiny_model, learning_rate=1e-3)
+    rows = [
+        make_row([5, 6, 7, 8], [0, 0, 1, 1], advantage=1.0),
+        make_row([5, 6, 9, 10], [0, 0, 1, 1], advantage=-1.0),
+    ]
+
+    def logprobs() -> list[float]:
+        per_token = core.accumulate(rows, per_token=True).per_token
+        assert per_token is not None
+        return [float(arrays.trainer_logprobs.sum()) for arrays in per_token]
+
+    before = logprobs()
+    for _ in range(5):
+        core.step()
+        after = logprobs()
+    assert after[0] > before[0] + 0.1
+    assert after[1] < before[1] - 0.1
+
+
+def test_without_importance_correction_the_clip_holds_on_to_the_generator(tiny_model: Path) -> None:
+    # Far likelier now than when it was sampled, and good: the clip stops it. The truncated weight would not.
+    row = make_row([5, 6, 7], [0, 1, 1], advantage=1.0, generator_logprob=-50.0)
+    clipped = make_core(tiny_model, vllm_importance_sampling_correction=False)
+    clipped.accumulate([row])
+    stats = clipped.step()
+    assert stats.grad_norm == 0.0
+    assert stats.metrics()["clip_ratio/high_mean"] == 1.0
+    corrected = make_core(tiny_model)
+    corrected.accumulate([row])
+    stats = corrected.step()
+    assert stats.grad_norm > 0
+    assert stats.metrics()["clip_ratio/high_mean"] == 0.0
+    assert stats.metrics()["sampling/importance_sampling_ratio/max"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("advantage", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_weights(tiny_model: Path, advantage: float) -> None:
+    core = make_core(tiny_model)
+    before = weights(core)
+    good = make_row([5, 6, 7], [0, 1, 1])
+    core.accumulate([good])
+    with pytest.raises(NonFiniteError, match="the loss of step 1 is"):
+        core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=advantage)])
+    assert_same_weights(weights(core), before)
+    assert core.policy_version == 0
+    # What was accumulated before is gone with it, and the core goes on.
+    with pytest.raises(ValueError, match="nothing was accumulated"):
+        core.step()
+    core.accumulate([good])
+    assert core.step().policy_version == 1
+
+
+def test_a_gradient_that_is_not_finite_names_the_step_and_leaves_the_weights(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
+    core.step()
+    before = weights(core)
+    # The loss is finite, the squares in the norm of its gradient are not.
+    core.accumulate([make_row([5, 6], [0, 1], advantage=1e30, generator_logprob=-4.0)])
+    with pytest.raises(NonFiniteError, match="the gradient of step 2 has norm inf"):
+        core.step()
+    assert_same_weights(weights(core), before)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
+    assert core.step().policy_version == 2
+
+
+def test_a_step_of_nothing_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match="nothing was accumulated"):
+        make_core(tiny_model).step()
+
+
+def test_the_learning_rate_warms_up_and_decays(tiny_model: Path) -> None:
+    core = make_core(tiny_model, total_steps=6, learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=2)
+    rates: list[float] = []
+    for _ in range(6):
+        core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
+        rates.append(core.step().learning_rate)
+    assert rates == pytest.approx([0.0, 0.5e-3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+def test_the_gradient_is_clipped_to_its_norm_and_reported_before_clipping(tiny_model: Path) -> None:
+    core = make_core(tiny_model, **(GRADIENT_DESCENT | {"max_grad_norm": 0.25}))
+    before = weights(core)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=10.0)])
+    stats = core.step()
+    after = weights(core)
+    moved = math.sqrt(sum(float((before[name] - after[name]).square().sum()) for name in before))
+    assert stats.grad_norm > 1.0
+    assert moved == pytest.approx(0.25, rel=1e-3)
+
+
+def test_weight_decay_spares_norms(tiny_model: Path) -> None:
+    core = make_core(tiny_model, learning_rate=0.1, weight_decay=0.5)
+    before = weights(core)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=0.0)])
+    core.step()
+    for name, tensor in weights(core).items():
+        factor = 1.0 if "norm" in name else 1 - 0.1 * 0.5
+        torch.testing.assert_close(tensor, before[name] * factor)
+
+
+def test_weight_decay_goes_by_the_names_transformers_goes_by() -> None:
+    spared = ["model.norm.weight", "model.layers.0.input_layernorm.weight", "layers.1.self_attn.q_norm.weight", "h.0.mlp.bias"]
+    assert not [name for name in spared if decays(name)]
+    assert decays("model.layers.0.mlp.up_proj.weight")
+    assert decays("model.embed_tokens.weight")

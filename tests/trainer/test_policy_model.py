@@ -1,0 +1,128 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from services.trainer.policy_model import load_policy
+from services.trainer.prompt_encoder import load_tokenizer
+from shared.errors import UserError
+from tests.trainer.cores import CPU, make_core, random_rows
+
+
+@pytest.fixture
+def broken_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """Return a copy of the tiny model, to be damaged by the test."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "broken"))
+
+
+def edit_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_weights_have_the_names_shapes_and_bits_of_the_files_they_came_from(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    named = dict(core.named_weights())
+    on_disk = load_file(tiny_model / "model.safetensors")
+    assert set(named) == set(on_disk)
+    assert all(torch.equal(named[name], on_disk[name]) for name in named)
+    assert not any(tensor.requires_grad for tensor in named.values())
+    assert [name for name, _ in core.named_weights()] == list(named)  # the order is the same every time
+
+
+def test_tied_weights_come_once(tmp_path: Path) -> None:
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    names = [name for name, _ in make_core(tmp_path).named_weights()]
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    assert set(names) == set(load_file(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_the_final_model_is_in_the_dtype_of_the_run_and_is_what_is_pushed(
+    tiny_model: Path, tmp_path: Path, dtype: str, torch_dtype: torch.dtype
+) -> None:
+    core = make_core(tiny_model, dtype=dtype, learning_rate=1e-3)
+    core.accumulate(random_rows(4))
+    core.step()
+    core.save_pretrained(tmp_path, load_tokenizer(str(tiny_model)))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    pushed = dict(core.named_weights())
+    assert {tensor.dtype for tensor in pushed.values()} == {torch_dtype}
+    assert {tensor.dtype for tensor in loaded.values()} == {torch_dtype}
+    assert all(torch.equal(pushed[name], loaded[name]) for name in loaded)
+    assert load_tokenizer(str(tmp_path))("abc")["input_ids"] == [4, 5, 6]
+
+
+def test_updates_too_small_for_bfloat16_add_up(tiny_model: Path) -> None:
+    # A weight of about 0.2 has neighbours 1e-3 apart in bfloat16; one step moves it by 1e-5.
+    core = make_core(tiny_model, dtype="bfloat16", learning_rate=1e-5)
+    before = {name: tensor.clone() for name, tensor in core.named_weights()}
+    rows = random_rows(4)
+    for _ in range(100):
+        core.accumulate(rows)
+        core.step()
+    changed = sum(int((before[name] != tensor).sum()) for name, tensor in core.named_weights())
+    total = sum(tensor.numel() for tensor in before.values())
+    assert changed > total / 4
+
+
+def test_a_missing_model_is_named_with_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no model '.*absent': no such directory") as caught:
+        load_policy(str(tmp_path / "absent"), revision=None, device=CPU)
+    assert caught.value.field == "model"
+
+
+def test_a_model_that_comes_with_its_own_code_is_refused(broken_model: Path) -> None:
+    edit_json(broken_model / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
+    (broken_model / "evil.py").write_text("raise AssertionError('was run')")
+    with pytest.raises(UserError, match="code of its own .* never run"):
+        load_policy(str(broken_model), revision=None, device=CPU)
+
+
+def test_a_tokenizer_that_comes_with_its_own_code_is_refused(broken_model: Path) -> None:
+    edit_json(broken_model / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
+    with pytest.raises(UserError, match="code of its own"):
+        load_tokenizer(str(broken_model))
+
+
+def test_a_model_whose_files_lack_a_weight_is_refused_instead_of_made_up(broken_model: Path) -> None:
+    file = broken_model / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lack 1 of the model's parameters, first of all model.layers.1.mlp.up_proj"):
+        load_policy(str(broken_model), revision=None, device=CPU)
+
+
+def test_a_model_with_pickled_weights_alone_is_refused(broken_model: Path) -> None:
+    (broken_model / "model.safetensors").unlink()
+    (broken_model / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_policy(str(broken_model), revision=None, device=CPU)
+
+
+def test_a_model_whose_weight_file_is_torn_is_refused(broken_model: Path) -> None:
+    file = broken_model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_policy(str(broken_model), revision=None, device=CPU)
+
+
+def test_an_architecture_nobody_knows_is_refused(broken_model: Path) -> None:
+    edit_json(broken_model / "config.json", model_type="unheard_of")
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_policy(str(broken_model), revision=None, device=CPU)

@@ -1,0 +1,83 @@
+"""The Hugging Face hub's answers become sentences; asked over real HTTP, of a hub that runs in this test."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from services.trainer.model_check import HubLookup, hub_lookup
+from shared.errors import UnavailableError, UserError
+
+pytest.importorskip("huggingface_hub")
+
+ANSWERS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "/api/models/org/good": (200, "", {"config": {"model_type": "qwen3"}, "siblings": [{"rfilename": "config.json"}]}),
+    "/api/models/org/data": (200, "", {"siblings": [{"rfilename": "rows.csv"}]}),
+    "/api/models/org/gated": (403, "GatedRepo", {}),
+    "/api/models/org/none": (404, "RepoNotFound", {}),
+    "/api/models/org/good/revision/v9": (404, "RevisionNotFound", {}),
+    "/api/models/org/down": (400, "", {}),
+}
+
+
+@pytest.fixture
+def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
+    """Return a lookup at a hub on a real port."""
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, code, body = ANSWERS[self.path.partition("?")[0]]
+            content = json.dumps({"id": "org/model"} | body).encode()
+            self.send_response(status)
+            if code:
+                self.send_header("X-Error-Code", code)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, name="fake hub", daemon=True)
+    thread.start()
+    yield hub_lookup(5.0, endpoint=f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    server.server_close()
+    thread.join(timeout=10)
+
+
+def test_a_model_that_is_there_is_described(lookup: HubLookup) -> None:
+    assert lookup("org/good", None)["model_type"] == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "field", "sentence"),
+    [
+        ("org/none", None, "model", "org/none is not on the hub, or private"),
+        ("org/gated", None, "model", "accept its terms"),
+        ("org/good", "v9", "model_revision", "has no revision 'v9'"),
+        ("org/data", None, "model", "no config.json on the hub"),
+    ],
+)
+def test_a_model_that_cannot_be_had_is_refused(
+    lookup: HubLookup, name: str, revision: str | None, field: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence) as caught:
+        lookup(name, revision)
+    assert caught.value.field == field
+
+
+def test_a_hub_in_trouble_is_unavailable(lookup: HubLookup) -> None:
+    with pytest.raises(UnavailableError, match="did not answer"):
+        lookup("org/down", None)
+
+
+def test_a_hub_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(UnavailableError, match="did not answer"):
+        hub_lookup(1.0, endpoint="http://127.0.0.1:9")("org/model", None)

@@ -1,0 +1,117 @@
+"""A model that cannot be trained is refused at submit, with the reason."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.trainer.model_check import check_model, is_hub_id
+from shared.errors import UnavailableError, UserError
+from shared.run_config import RunConfig
+
+
+def config(model: str | Path, **changes: Any) -> RunConfig:
+    values: dict[str, Any] = {
+        "model": str(model),
+        "dataset_name": "d",
+        "reward_funcs": ["r"],
+        "max_completion_length": 8,
+    }
+    return RunConfig.model_validate(values | changes)
+
+
+def nobody(_name: str, _revision: str | None) -> Mapping[str, Any]:
+    raise AssertionError("a local model must not be looked up on the hub")
+
+
+def refusal(run: RunConfig, lookup: Any = nobody) -> UserError:
+    with pytest.raises(UserError) as caught:
+        check_model(run, lookup=lookup)
+    return caught.value
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Return a directory that looks like a transformers model."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 64}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    return tmp_path
+
+
+def test_a_local_model_is_accepted_without_asking_the_hub(model: Path) -> None:
+    assert check_model(config(model), lookup=nobody) == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ("config.json", "no config.json"),
+        ("tokenizer.json", "has no tokenizer"),
+        ("model.safetensors", "no .safetensors weights"),
+    ],
+)
+def test_a_missing_file_is_named(model: Path, missing: str, sentence: str) -> None:
+    (model / missing).unlink()
+    error = refusal(config(model))
+    assert error.field == "model"
+    assert sentence in str(error)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_model_that_brings_code_is_refused(model: Path, name: str) -> None:
+    (model / name).write_text(json.dumps({"auto_map": {"AutoModel": "modeling.Model"}}))
+    assert "auto_map" in str(refusal(config(model)))
+    assert "never run" in str(refusal(config(model)))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, "\0"])
+def test_a_broken_config_is_a_sentence(model: Path, text: str) -> None:
+    (model / "config.json").write_text(text)
+    assert "config.json" in str(refusal(config(model)))
+
+
+def test_a_revision_of_a_directory_makes_no_sense(model: Path) -> None:
+    assert refusal(config(model, model_revision="main")).field == "model_revision"
+
+
+def test_prompt_and_completion_must_fit_the_model(model: Path) -> None:
+    assert check_model(config(model, max_completion_length=60, max_prompt_length=4), lookup=nobody) == []
+    error = refusal(config(model, max_completion_length=60, max_prompt_length=5))
+    assert "65 tokens together, but the model has 64 positions" in str(error)
+    assert "at most 59" in str(error)
+
+
+def test_a_hub_model_is_asked_for_with_its_revision() -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def lookup(name: str, revision: str | None) -> Mapping[str, Any]:
+        asked.append((name, revision))
+        return {"model_type": "qwen3"}
+
+    assert check_model(config("Qwen/Qwen3-0.6B", model_revision="abc"), lookup=lookup) == []
+    assert asked == [("Qwen/Qwen3-0.6B", "abc")]
+
+
+def test_a_hub_model_that_brings_code_is_refused() -> None:
+    error = refusal(config("org/model"), lambda *_: {"auto_map": {"AutoModel": "x.Y"}})
+    assert "org/model on the hub has auto_map" in str(error)
+
+
+def test_a_hub_that_does_not_answer_is_a_warning_and_no_refusal() -> None:
+    def lookup(_name: str, _revision: str | None) -> Mapping[str, Any]:
+        raise UnavailableError("the hub did not answer")
+
+    assert check_model(config("org/model"), lookup=lookup) == ["the model was not checked: the hub did not answer"]
+
+
+@pytest.mark.parametrize("path", ["./model", "../model", "a/b/c", "~/model", "C:\\model", "org/..", "", "a b"])
+def test_what_is_neither_path_nor_hub_id_is_refused(path: str) -> None:
+    assert "absolute path" in str(refusal(config(path)))
+
+
+@pytest.mark.parametrize(("name", "is_id"), [("gpt2", True), ("Qwen/Qwen3-0.6B", True), ("/x", False), ("a//b", False)])
+def test_hub_ids_are_told_from_paths(name: str, is_id: bool) -> None:
+    assert is_hub_id(name) is is_id

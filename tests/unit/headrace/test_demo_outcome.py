@@ -1,0 +1,88 @@
+"""When the demo counts as a success, and what it says when it does not."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.demo.outcome import Outcome, make_outcome
+
+RUN: dict[str, Any] = {
+    "status": "finished",
+    "started_at_s": 100.0,
+    "ended_at_s": 250.0,
+    "progress": {
+        "step": 2,
+        "pushes": 3,
+        "pushes_confirmed": 3,
+        "groups_admitted": 20,
+        "groups_trained": 16,
+        "groups_dropped": {"run_ended": 3, "zero_std": 1},
+    },
+}
+METRICS: list[dict[str, Any]] = [
+    {
+        "step": 1,
+        "step_time": 1.0,
+        "staleness/mean": 0.0,
+        "staleness/max": 0.0,
+        "throughput/generated_tokens_per_s": 100.0,
+    },
+    {
+        "step": 2,
+        "step_time": 3.0,
+        "staleness/mean": 1.0,
+        "staleness/max": 2.0,
+        "throughput/generated_tokens_per_s": 500.0,
+    },
+]
+
+
+def outcome_of(run: dict[str, Any]) -> Outcome:
+    return make_outcome(run, METRICS, seed=3, accuracy=(0.4, 0.95), seconds=200.0, warmup_seconds=30.0)
+
+
+def test_the_numbers_are_the_runs_own() -> None:
+    outcome = outcome_of(RUN)
+    assert outcome.problems() == []
+    assert outcome.groups_lost == 20 - 16 - 4
+    assert outcome.staleness_mean == 0.5
+    # 100 tokens/s for one second and 500 for three: 1600 tokens in 4 seconds.
+    assert outcome.generated_tokens_per_s == 400.0
+    assert outcome.run_seconds == 150.0
+
+
+def test_the_last_line_is_one_json_object_with_everything_that_was_promised() -> None:
+    line = outcome_of(RUN).to_json()
+    assert "\n" not in line
+    promised = {
+        "accuracy_before", "accuracy_after", "seconds", "steps", "staleness_mean", "pushes", "pushes_confirmed",
+        "groups_admitted", "groups_trained", "groups_dropped", "groups_lost", "generated_tokens_per_s", "seed",
+        "warmup_seconds",
+    }  # fmt: skip
+    assert promised <= json.loads(line).keys()
+    assert json.loads(line)["accuracy_after"] == 0.95
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"accuracy_after": 0.89}, "did not improve enough: right 89.0%"),
+        ({"accuracy_before": 0.51}, "right 51% of the time already"),
+        ({"pushes_confirmed": 2}, "only 2 of 3 weight pushes"),
+        ({"pushes": 0, "pushes_confirmed": 0}, "only 0 of 0 weight pushes"),
+        ({"groups_lost": 1}, "1 of 20 prompt groups were lost"),
+        ({"groups_lost": -1}, "-1 of 20 prompt groups"),
+        ({"staleness_max": 0.0}, "no group was ever stale"),
+        ({"status": "stopped"}, "stopped instead of finishing"),
+    ],
+)
+def test_each_broken_promise_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    (problem,) = replace(outcome_of(RUN), **change).problems()
+    assert sentence in problem
+
+
+def test_a_group_without_an_end_is_lost() -> None:
+    progress = RUN["progress"] | {"groups_trained": 15}
+    assert outcome_of(RUN | {"progress": progress}).groups_lost == 1

@@ -1,0 +1,54 @@
+"""Who is alive: real processes, real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from headrace import process_table
+from headrace.state_dir import ProcessMark
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+def test_a_process_is_alive_until_it_is_not() -> None:
+    with subprocess.Popen(SLEEP) as process:
+        mark = process_table.mark(process.pid)
+        assert mark is not None
+        assert process_table.is_alive(mark)
+        process.kill()
+        assert not process_table.wait_until_gone([mark], timeout_s=10)
+        assert process_table.mark(process.pid) is None, "a zombie counts as gone"
+
+
+def test_another_process_of_the_same_pid_is_not_the_one_that_was_meant() -> None:
+    own = process_table.mark(os.getpid())
+    assert own is not None
+    stranger = ProcessMark(own.pid, own.started_ticks - 1)
+    assert not process_table.is_alive(stranger)
+    assert process_table.end([stranger], patience_s=0) == []
+
+
+def test_descendants_are_found_through_their_parents() -> None:
+    nested = f"import subprocess; subprocess.run({SLEEP!r})"
+    with subprocess.Popen([sys.executable, "-S", "-c", nested], start_new_session=True) as process:
+        deadline_looks = 1000
+        while len(found := process_table.descendants(process.pid)) < 1 and deadline_looks:
+            deadline_looks -= 1
+            process_table.wait_until_gone([], timeout_s=0)
+            os.sched_yield()
+        assert len(found) == 1
+        assert process.pid in {mark.pid for mark in process_table.descendants(os.getpid())}
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not process_table.wait_until_gone(found, timeout_s=10)
+
+
+def test_who_ignores_sigterm_is_killed_and_named() -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-S", "-c", deaf], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        mark = process_table.mark(process.pid)
+        assert mark is not None
+        assert process_table.end([mark], patience_s=0.1) == [mark]
+        assert process.wait(timeout=10) == -signal.SIGKILL

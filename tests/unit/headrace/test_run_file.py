@@ -1,0 +1,94 @@
+"""Run files: what people write, and what they write wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.run_file import read_run_file
+from shared.errors import UserError
+from shared.run_config import parse_run_config
+
+MINIMAL = "model: org/model\ndataset_name: org/data\nreward_funcs: [accuracy_reward]\n"
+
+
+def written(tmp_path: Path, text: str, name: str = "run.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_a_yaml_file_and_a_json_file_say_the_same(tmp_path: Path) -> None:
+    from_yaml = read_run_file(written(tmp_path, "model: m\nmax_steps: 5\nreward_funcs:\n  - a\n  - b\n"))
+    from_json = read_run_file(
+        written(tmp_path, '{"model": "m", "max_steps": 5, "reward_funcs": ["a", "b"]}', name="run.json")
+    )
+    assert from_yaml == from_json == {"model": "m", "max_steps": 5, "reward_funcs": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-6", 1e-6), ("3E-4", 3e-4), ("0.5", 0.5), ("-2.5e+3", -2500.0), (".5", 0.5), ("1_000", 1000)],
+)
+def test_a_learning_rate_is_a_number_however_it_is_written(tmp_path: Path, text: str, value: float) -> None:
+    assert read_run_file(written(tmp_path, f"learning_rate: {text}\n")) == {"learning_rate": value}
+
+
+@pytest.mark.parametrize("text", ["e5", "1.2.3", "run-1e5x", "none", "1e"])
+def test_what_only_looks_like_a_number_stays_text(tmp_path: Path, text: str) -> None:
+    assert read_run_file(written(tmp_path, f"name: {text}\n")) == {"name": text}
+
+
+def test_what_a_yaml_file_holds_is_accepted_as_a_run_config(tmp_path: Path) -> None:
+    config = parse_run_config(read_run_file(written(tmp_path, MINIMAL + "learning_rate: 1e-6\nscale_rewards: none\n")))
+    assert config.learning_rate == 1e-6
+    assert config.scale_rewards == "none"
+
+
+def test_paths_are_meant_from_the_file_and_not_from_where_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "train.jsonl").write_text("{}\n")
+    (tmp_path / "model").mkdir()
+    path = written(tmp_path / "runs", "model: ../model\ndataset_name: train.jsonl\n")
+    monkeypatch.chdir("/")
+    assert read_run_file(path) == {
+        "model": str(tmp_path / "model"),
+        "dataset_name": str(tmp_path / "runs" / "train.jsonl"),
+    }
+
+
+def test_a_hub_id_is_left_alone(tmp_path: Path) -> None:
+    assert read_run_file(written(tmp_path, MINIMAL))["model"] == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("run.yaml", "model: a\nmodel: b\n", "model is set twice"),
+        ("run.json", '{"model": "a", "model": "b"}', "model is set twice"),
+        ("run.yaml", "model: [a\n", "line 2: not YAML"),
+        ("run.json", '{"model": }', "line 1: not JSON"),
+        ("run.yaml", "- model\n", "must be a table of settings"),
+        ("run.json", "[]", "must be a table of settings"),
+        ("run.yaml", "", "must be a table of settings"),
+        ("run.yaml", "model: !!python/object/apply:os.getcwd []\n", "not YAML"),
+        ("run.json", "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_run_file_is_refused_with_a_sentence(
+    tmp_path: Path, name: str, text: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence) as refusal:
+        read_run_file(written(tmp_path, text, name))
+    assert name in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no file"):
+        read_run_file(tmp_path / "nothing.yaml")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_run_file(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_run_file(tmp_path / "latin.yaml")

@@ -1,0 +1,132 @@
+"""What a watched run looks like, from records and events as the API sends them."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from headrace import watch_view
+from headrace.client import Event
+from headrace.run_watch import RunWatch
+
+
+def make_run(**changes: Any) -> dict[str, Any]:
+    progress = {
+        "step": 2,
+        "max_steps": 10,
+        "policy_version": 2,
+        "groups_admitted": 30,
+        "groups_trained": 16,
+        "groups_dropped": {"zero_std": 3, "dead_letter": 1},
+        "num_generators": 1,
+        "pushes": 3,
+        "pushes_confirmed": 3,
+    }
+    run = {
+        "run_id": "run-a",
+        "name": "tiny",
+        "status": "running",
+        "reason": "",
+        "started_at_s": 1000.0,
+        "ended_at_s": None,
+        "run_dir": "/runs/run-a",
+        "waiting_for": "a generator: none is alive",
+        "progress": progress,
+    }
+    return run | changes
+
+
+def metrics(step: int, **values: float) -> Event:
+    return Event(id=f"{step}-0", kind="metrics", data={"step": step, "at_s": 1000.0 + 2 * step, **values})
+
+
+def drawn(watch: RunWatch, *, width: int = 90) -> str:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as picture:
+        console.print(watch_view.panel(watch, now_s=1065.0, width=width))
+    return picture.get()
+
+
+def test_groups_in_flight_are_what_is_left_of_the_admitted() -> None:
+    watch = RunWatch(make_run())
+    assert watch.num_in_flight == 30 - 16 - 3 - 1
+    assert "30 admitted = 16 trained + 4 dropped (zero_std 3, dead_letter 1) + 10 in flight" in drawn(watch, width=100)
+
+
+def test_time_left_is_the_pace_of_the_steps_so_far_times_those_to_come() -> None:
+    watch = RunWatch(make_run())
+    assert watch.seconds_left() is None
+    for step in (1, 2, 3):
+        watch.take_event(metrics(step, reward=0.1))
+    assert watch.seconds_left() == (10 - 3) * 2.0
+    assert "1:05 gone, about 0:14 left" in drawn(watch)
+
+
+def test_a_step_made_again_after_a_crash_replaces_the_first_try_and_what_came_after_it() -> None:
+    watch = RunWatch(make_run())
+    for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25)):
+        watch.take_event(metrics(step, reward=reward))
+    assert watch.series("reward") == [0.1, 0.25]
+
+
+def test_the_same_step_from_the_log_and_from_the_stream_counts_once() -> None:
+    watch = RunWatch(make_run())
+    for _ in range(2):
+        for step in (1, 2):
+            watch.take_event(metrics(step, reward=0.5))
+    assert watch.series("reward") == [0.5, 0.5]
+
+
+def test_a_metric_that_is_null_or_missing_is_left_out_and_does_not_break_the_picture() -> None:
+    watch = RunWatch(make_run())
+    watch.take_metrics({"step": 1, "reward": None, "loss": 0.5})
+    watch.take_metrics({"reward": 1.0})
+    watch.take_metrics({"step": 2, "reward": 0.75})
+    assert watch.series("reward") == [0.75]
+    assert "0.750" in drawn(watch)
+
+
+def test_the_picture_says_what_the_run_is_waiting_for_until_it_has_ended() -> None:
+    watch = RunWatch(make_run())
+    assert "for a generator: none is alive" in drawn(watch)
+    watch.take_run(make_run(status="failed", reason="the loss is not finite", ended_at_s=1010.0))
+    assert "waiting" not in drawn(watch)
+    assert "the loss is not finite" in drawn(watch)
+    assert "0:10 gone" in drawn(watch)
+
+
+def test_a_failed_push_and_a_log_message_are_shown() -> None:
+    watch = RunWatch(make_run())
+    watch.take_event(Event(id="1-0", kind="push", data={"failed": {"generator-0": "no answer"}}))
+    watch.take_event(Event(id="2-0", kind="log", data={"message": "group 7 was buried"}))
+    assert "push to generator-0 failed: no answer" in drawn(watch)
+    assert "group 7 was buried" in drawn(watch)
+
+
+def test_the_picture_fits_narrow_terminals() -> None:
+    watch = RunWatch(make_run())
+    for step in range(1, 9):
+        watch.take_event(metrics(step, reward=step / 8, **{"push/total_s": 0.081, "push/standstill_s": 0.04}))
+    for width in (60, 80, 200):
+        lines = drawn(watch, width=width).splitlines()
+        assert max(len(line) for line in lines) <= min(width, watch_view.MAX_WIDTH)
+        assert "…" not in drawn(watch, width=width)
+    assert "81 ms, of it 40 ms standing still" in drawn(watch)
+
+
+def test_one_line_says_the_same_for_logs() -> None:
+    watch = RunWatch(make_run(waiting_for=None))
+    watch.take_event(metrics(2, **{"reward": 0.5, "staleness/mean": 1.25, "throughput/generated_tokens_per_s": 6543.2}))
+    assert (
+        watch_view.line(watch, now_s=1065.0)
+        == "[1:05] running  step 2/10  reward 0.500  staleness 1.25  generated 6,543 tokens/s"
+    )
+
+
+def test_a_name_that_looks_like_markup_is_shown_as_it_is() -> None:
+    watch = RunWatch(make_run(waiting_for="[red]that[/red]"))
+    assert "for [red]that[/red]" in drawn(watch)
+
+
+def test_time_is_written_as_clocks_are() -> None:
+    assert [watch_view.clock(seconds) for seconds in (0, 59.6, 61, 3661)] == ["0:00", "1:00", "1:01", "1:01:01"]

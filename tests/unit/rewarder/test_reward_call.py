@@ -1,0 +1,153 @@
+"""What a function is called with, and what its answer means: no processes, no I/O."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.rewarder.reward_call import (
+    CallError,
+    RewardCall,
+    TrainerState,
+    Verdict,
+    arguments_for,
+    is_async,
+    judge,
+    required_columns,
+)
+
+CALL = RewardCall(
+    prompts=["p", "p"],
+    completions=["a", "b"],
+    columns={"answer": ["42", "42"], "prompt": ["x", "x"], "prompts": ["y", "y"]},
+    completion_ids=[[1], [2, 3]],
+    trainer_state=TrainerState(3, 9),
+    max_completion_length=10,
+)
+
+
+class OneElementTensor:
+    """Like a 0-d tensor: no number, but it has one."""
+
+    def item(self) -> float:
+        return 0.25
+
+
+class Nasty:
+    def item(self) -> float:
+        raise RuntimeError("no")
+
+
+def test_a_function_with_kwargs_gets_the_columns_but_not_those_trl_holds_back() -> None:
+    def function(**_: Any) -> None: ...
+
+    arguments = arguments_for(function, CALL)
+    assert set(arguments) == {
+        "prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "answer",
+    }  # fmt: skip
+    assert arguments["prompts"] == ["p", "p"], "a column of that name does not replace the prompts"
+
+
+def test_a_function_without_kwargs_gets_what_it_names() -> None:
+    def function(completions: Any, answer: Any, other: Any = 1) -> None: ...
+
+    assert set(arguments_for(function, CALL)) == {"completions", "answer"}
+
+
+def test_only_built_ins_are_told_the_longest_completion() -> None:
+    def function(**_: Any) -> None: ...
+
+    assert arguments_for(function, CALL, is_built_in=True)["max_completion_length"] == 10
+
+
+def test_a_parameter_nobody_can_fill_is_named_with_the_columns_there_are() -> None:
+    def function(completions: Any, gold: Any, **_: Any) -> None: ...
+
+    with pytest.raises(CallError, match="needs 'gold', which is no column of the dataset; its columns are: answer"):
+        arguments_for(function, CALL)
+
+
+def test_the_columns_a_function_requires_are_its_parameters_without_default() -> None:
+    def function(
+        prompts: Any, completions: Any, trainer_state: Any, gold: Any, style: Any = None, **_: Any
+    ) -> None: ...
+
+    assert required_columns(function) == ["gold"]
+
+
+def test_an_object_with_an_async_call_is_async() -> None:
+    class Judge:
+        async def __call__(self, **_: Any) -> list[float]:
+            return []
+
+    async def function(**_: Any) -> list[float]:
+        return []
+
+    assert is_async(Judge())
+    assert is_async(function)
+    assert not is_async(lambda **_: [])
+
+
+@pytest.mark.parametrize(
+    ("returned", "value"),
+    [
+        (1, 1.0), (True, 1.0), (0.5, 0.5), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (np.bool_(True), 1.0),
+        (Fraction(1, 4), 0.25), (OneElementTensor(), 0.25), (-0.0, 0.0),
+    ],
+)  # fmt: skip
+def test_every_real_number_is_a_reward(returned: object, value: float) -> None:
+    assert judge([returned], 1) == [Verdict("scored", value)]
+
+
+@pytest.mark.parametrize(
+    "returned", [float("nan"), float("inf"), np.float64("nan"), "0.5", b"1", 1j, 10**400, [1.0], {}, object(), Nasty()]
+)
+def test_what_is_no_finite_number_is_invalid_and_never_a_zero(returned: object) -> None:
+    (verdict,) = judge([returned], 1)
+    assert (verdict.outcome, verdict.value) == ("invalid", None)
+    assert verdict.detail
+
+
+def test_none_is_not_applicable() -> None:
+    assert judge([None, 1.0], 2) == [Verdict("not_applicable"), Verdict("scored", 1.0)]
+
+
+@pytest.mark.parametrize("returned", [np.array([0.5, 1.0]), (0.5, 1.0), iter([0.5, 1.0])])
+def test_any_sequence_will_do(returned: object) -> None:
+    assert judge(returned, 2) == [Verdict("scored", 0.5), Verdict("scored", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "detail"),
+    [
+        ([1.0], "returned 1 rewards for 2 completions; return one for each"),
+        ([], "returned 0 rewards for 2 completions; return one for each"),
+        (repeat(1.0), "returned more than 2 rewards for 2 completions; return one for each"),
+        (1.0, "returned float, not a list of 2 numbers"),
+        ("ab", "returned str, not a list of 2 numbers"),
+        ({"a": 1, "b": 2}, "returned dict, not a list of 2 numbers"),
+        (None, "returned NoneType, not a list of 2 numbers"),
+    ],
+)
+def test_what_is_no_list_of_the_right_length_is_invalid_for_all(returned: object, detail: str) -> None:
+    assert judge(returned, 2) == [Verdict("invalid", None, detail)] * 2
+
+
+def test_a_plain_function_that_returns_a_coroutine_is_told_to_say_async() -> None:
+    async def answer() -> list[float]:
+        return [1.0]
+
+    (verdict,) = judge(answer(), 1)
+    assert verdict == Verdict("invalid", None, "returned an awaitable; declare it `async def`")
+
+
+def test_a_generator_that_raises_while_it_is_read_raises_for_its_caller_to_record() -> None:
+    def rewards() -> Iterator[float]:
+        yield 1.0
+        raise ValueError("half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        judge(rewards(), 2)

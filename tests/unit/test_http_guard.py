@@ -1,0 +1,78 @@
+"""The door: no key, no entry; and nobody makes a service read more than it can hold."""
+
+import json
+
+import httpx
+import pytest
+
+from shared.http_guard import HttpGuard, Message, Receive, Scope, Send
+
+
+async def echo_length(scope: Scope, receive: Receive, send: Send) -> None:
+    length = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        length += len(message.get("body", b""))
+        if not message.get("more_body"):
+            break
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": json.dumps(length).encode()})
+
+
+def client(**headers: str) -> httpx.AsyncClient:
+    guard = HttpGuard(echo_length, keys={"/": "public", "/internal/": "secret"}, max_body_bytes=100)
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=guard),
+        base_url="http://test",
+        headers=headers,
+    )
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/runs", "/docs", "/internal/v1/weights", "/livez/", "//livez"])
+async def test_without_a_key_everything_is_refused_with_a_sentence(path: str) -> None:
+    reply = await client().get(path)
+    assert reply.status_code == 401
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert "Authorization: Bearer" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+async def test_liveness_and_readiness_need_no_key(path: str) -> None:
+    assert (await client().get(path)).status_code == 200
+
+
+async def test_the_public_key_opens_public_routes_and_no_internal_one() -> None:
+    async with client(authorization="Bearer public") as door:
+        assert (await door.get("/v1/runs")).status_code == 200
+        assert (await door.get("/internal/v1/weights")).status_code == 401
+
+
+async def test_the_internal_key_opens_internal_routes() -> None:
+    assert (await client(authorization="bearer secret").get("/internal/v1/weights")).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["Bearer", "Bearer ", "Basic public", "public", "Bearer publi", "Bearer publicx"])
+async def test_a_wrong_header_is_no_key(value: str) -> None:
+    assert (await client(authorization=value).get("/v1/runs")).status_code == 401
+
+
+async def test_a_large_body_is_refused_before_it_is_read() -> None:
+    reply = await client(authorization="Bearer public").post("/v1/runs", content=b"x" * 101)
+    assert reply.status_code == 413
+    assert "100 bytes" in reply.json()["detail"]
+
+
+async def test_a_body_of_undeclared_length_is_refused_at_the_limit() -> None:
+    consumed = 0
+
+    async def chunks() -> object:
+        nonlocal consumed
+        for _ in range(50):
+            consumed += 10
+            yield b"x" * 10
+
+    reply = await client(authorization="Bearer public").post("/v1/runs", content=chunks())  # type: ignore[arg-type]
+    assert reply.status_code == 413
+    assert consumed <= 120

@@ -1,0 +1,120 @@
+"""What is on the wire is either a sound group or a MessageError, never anything else."""
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.arrays import pack_ids, pack_logprobs, pack_mask
+from shared.errors import MessageError
+from shared.messages import (
+    MAX_MESSAGE_BYTES,
+    VersionSpan,
+    decode_completed_group,
+    decode_prompt_group,
+    decode_scored_group,
+    encode,
+)
+from tests.groups import completed_group, prompt_group, rollout, scored_group
+
+
+def test_every_kind_of_group_survives_the_wire() -> None:
+    assert decode_prompt_group(encode(prompt_group())) == prompt_group()
+    assert decode_completed_group(encode(completed_group())) == completed_group()
+    assert decode_scored_group(encode(scored_group())) == scored_group()
+
+
+def test_a_rollout_yields_its_sampled_tokens_and_their_logprobs() -> None:
+    row = rollout(completion_ids=(8, 9, 10))
+    assert row.completion_ids().tolist() == [8, 9, 10]
+    assert row.generator_logprobs().tolist() == [-0.5, -0.5, -0.5]
+
+
+def test_a_group_is_as_old_as_its_oldest_token() -> None:
+    group = scored_group(policy_version=7)
+    spans = (VersionSpan(5, 0, 1), VersionSpan(8, 1, 2))
+    mixed = msgspec.structs.replace(group.rollouts[1], version_spans=spans)
+    group = msgspec.structs.replace(group, rollouts=(group.rollouts[0], mixed))
+    assert group.oldest_policy_version() == 5
+
+
+def test_one_kind_is_not_taken_for_another() -> None:
+    with pytest.raises(MessageError, match="not a CompletedGroup"):
+        decode_completed_group(encode(prompt_group()))
+
+
+def test_another_schema_version_is_named_in_the_refusal() -> None:
+    data = encode(msgspec.structs.replace(prompt_group(), schema_version=99))
+    with pytest.raises(MessageError, match="schema version 99 was written by another release"):
+        decode_prompt_group(data)
+
+
+def test_a_group_that_is_not_whole_is_refused() -> None:
+    group = completed_group(num_generations=2)
+    with pytest.raises(MessageError, match="has 1 rollouts instead of 2"):
+        decode_completed_group(encode(msgspec.structs.replace(group, rollouts=group.rollouts[:1])))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"logprobs": pack_logprobs([-0.5])}, "4 bytes of logprobs for 2 sampled tokens"),
+        ({"loss_mask": pack_mask([0, 0, 0, 1])}, "20 bytes of token ids for 4 mask entries"),
+        ({"loss_mask": pack_mask([0] * 5)}, "marks no sampled token"),
+        ({"loss_mask": pack_mask([0, 0, 0, 1, 2])}, "not 0/1"),
+        ({"logprobs": pack_logprobs([-0.5, float("nan")])}, "not a finite number"),
+        ({"logprobs": pack_logprobs([-0.5, 0.7])}, "not a finite number at most 0"),
+        ({"version_spans": (VersionSpan(0, 0, 1),)}, "over 1 of its 2 sampled tokens"),
+        ({"version_spans": (VersionSpan(0, 0, 1), VersionSpan(1, 0, 2))}, "do not tile"),
+        ({"turns": ()}, "has no turn"),
+        ({"group_id": "00000001"}, "belongs to group 00000001"),
+        ({"token_ids": pack_ids([1, 2, 3])}, "12 bytes of token ids for 5 mask entries"),
+    ],
+)
+def test_a_rollout_that_contradicts_itself_is_refused(change: dict[str, Any], reason: str) -> None:
+    group = completed_group()
+    broken = msgspec.structs.replace(group.rollouts[0], **change)
+    data = encode(msgspec.structs.replace(group, rollouts=(broken, *group.rollouts[1:])))
+    with pytest.raises(MessageError, match=reason):
+        decode_completed_group(data)
+
+
+def test_a_failed_reward_cannot_carry_a_value() -> None:
+    group = scored_group()
+    lie = msgspec.structs.replace(group.rollouts[0].rewards[0], outcome="timeout", value=0.0)
+    row = msgspec.structs.replace(group.rollouts[0], rewards=(lie,))
+    with pytest.raises(MessageError, match=r"says timeout with value 0\.0"):
+        decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(row, group.rollouts[1]))))
+
+
+def test_what_the_wire_cannot_carry_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(MessageError, match="cannot be encoded"):
+        encode(msgspec.structs.replace(prompt_group(), prompt="\ud800"))
+    with pytest.raises(MessageError, match="more than the"):
+        encode(msgspec.structs.replace(prompt_group(), prompt="x" * (MAX_MESSAGE_BYTES + 1)))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused_as_a_message_error(data: bytes) -> None:
+    for decode in (decode_prompt_group, decode_completed_group, decode_scored_group):
+        with pytest.raises(MessageError):
+            decode(data)
+
+
+def test_flipped_bytes_are_decoded_to_a_sound_group_or_refused() -> None:
+    chance, data = random.Random(0), encode(scored_group())
+    refused = 0
+    for _ in range(20_000):
+        mutated = bytearray(data)
+        for _ in range(chance.randint(1, 4)):
+            mutated[chance.randrange(len(mutated))] = chance.randrange(256)
+        try:
+            group = decode_scored_group(bytes(mutated))
+        except MessageError:
+            refused += 1
+        else:
+            assert len(group.rollouts) == group.prompt.num_generations
+    assert refused > 5_000

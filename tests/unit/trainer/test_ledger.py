@@ -1,0 +1,64 @@
+"""The ledger's promise: trained once or dropped with a reason, never both, never twice."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.trainer.ledger import DEAD_LETTER, Ledger
+
+
+def test_every_admitted_group_is_trained_dropped_or_in_flight() -> None:
+    ledger = Ledger(admitted=5)
+    ledger.record_trained(0)
+    ledger.record_trained(3)
+    ledger.record_dropped(1, "zero_std")
+    assert ledger.in_flight() == [2, 4]
+    assert (ledger.num_trained, ledger.num_dropped, ledger.num_in_flight) == (2, 1, 2)
+    assert ledger.dropped_by_reason() == {"zero_std": 1}
+
+
+def test_training_a_group_twice_is_refused() -> None:
+    ledger = Ledger(admitted=1)
+    ledger.record_trained(0)
+    with pytest.raises(AssertionError, match="00000000 was settled before"):
+        ledger.record_trained(0)
+
+
+def test_a_trained_group_cannot_be_dropped_afterwards() -> None:
+    ledger = Ledger(admitted=1)
+    ledger.record_trained(0)
+    ledger.record_dropped(0, DEAD_LETTER)
+    assert ledger.num_dropped == 0
+    assert ledger.is_settled(0)
+
+
+def test_a_replayed_dead_letter_is_in_flight_again_and_nothing_else_is() -> None:
+    ledger = Ledger(admitted=2)
+    ledger.record_dropped(0, DEAD_LETTER)
+    ledger.record_dropped(1, "stale")
+    assert ledger.revive(0)
+    assert not ledger.revive(1)
+    assert ledger.in_flight() == [0]
+
+
+def test_runs_of_numbers_are_stored_as_first_and_last() -> None:
+    ledger = Ledger(admitted=8)
+    for number in (0, 1, 2, 5, 7):
+        ledger.record_trained(number)
+    assert ledger.to_json() == {"admitted": 8, "trained": [[0, 2], [5, 5], [7, 7]], "dropped": {}}
+
+
+@given(st.dictionaries(st.integers(0, 60), st.sampled_from(["trained", "stale", "zero_std", DEAD_LETTER])))
+def test_a_ledger_survives_its_checkpoint(outcomes: dict[int, str]) -> None:
+    ledger = Ledger(admitted=61)
+    for number, outcome in outcomes.items():
+        if outcome == "trained":
+            ledger.record_trained(number)
+        else:
+            ledger.record_dropped(number, outcome)
+    restored = Ledger.from_json(json.loads(json.dumps(ledger.to_json())))
+    assert restored.in_flight() == ledger.in_flight() == sorted(set(range(61)) - set(outcomes))
+    assert restored.dropped_by_reason() == ledger.dropped_by_reason()
+    assert restored.num_trained == sum(outcome == "trained" for outcome in outcomes.values())

@@ -1,0 +1,62 @@
+"""Policies of known weights, and what transformers says of tokens under them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from tests.tiny_model import make_tiny_model
+
+PROMPT_IDS = [1, 4, 9, 14, 30, 41, 7, 22]
+
+
+def make_model_dir(path: Path, *, tied: bool) -> Path:
+    """Write the model a generator starts with."""
+    make_tiny_model(path)
+    if tied:
+        config = Qwen3Config.from_pretrained(path)
+        config.tie_word_embeddings = True
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def make_policy(model_dir: Path, *, seed: int) -> Qwen3ForCausalLM:
+    """Return a policy of that architecture with weights unrelated to any other seed's, so that a mix-up shows."""
+    torch.manual_seed(1000 + seed)
+    return Qwen3ForCausalLM(Qwen3Config.from_pretrained(model_dir)).eval()
+
+
+def weights_of(policy: Qwen3ForCausalLM) -> Callable[[], Iterable[tuple[str, torch.Tensor]]]:
+    """Return what the sender is given."""
+    return lambda: policy.named_parameters()
+
+
+def interrupted(
+    policy: Qwen3ForCausalLM, *, at: int, by: Callable[[], None]
+) -> Callable[[], Iterator[tuple[str, torch.Tensor]]]:
+    """Return the same weights, calling ``by`` before parameter ``at`` is sent for the first time.
+
+    The first pass over them announces and sends nothing.
+    """
+    num_passes = 0
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal num_passes
+        num_passes += 1
+        for index, named in enumerate(policy.named_parameters()):
+            if num_passes == 2 and index == at:
+                by()
+            yield named
+
+    return weights
+
+
+def logprobs_of(policy: Qwen3ForCausalLM, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:
+    """Return log p of each completion token given everything before it."""
+    ids = torch.tensor([prompt_ids + completion_ids])
+    with torch.no_grad():
+        logits: torch.Tensor = policy(ids).logits
+    logprobs_TV = torch.log_softmax(logits[0, len(prompt_ids) - 1 : -1].double(), dim=-1)
+    return [float(logprobs_TV[position, token]) for position, token in enumerate(completion_ids)]

@@ -1,0 +1,107 @@
+"""Starts and asks replica_process.py."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from shared import lease
+from shared.control import WEIGHTS_PATH, ReplicaInfo
+from shared.keys import GENERATORS, RunKeys
+from shared.redis_connection import Redis
+from tests.conftest import free_port
+
+RUN_ID = "run-test"
+KEY = "key of the tests"
+HEADERS = {"authorization": f"Bearer {KEY}"}
+START_TIMEOUT_S = 120.0
+_LEASE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the engine sampled: spans are (version, start, end)."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[tuple[int, int, int]]
+
+
+class ReplicaProcess:
+    """One replica with a real engine."""
+
+    def __init__(self, replica_id: str, model_dir: Path, log_path: Path) -> None:
+        self.replica_id = replica_id
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._log_path = log_path
+        environment = os.environ | {
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+        arguments = {
+            "--model": str(model_dir),
+            "--replica-id": replica_id,
+            "--run-id": RUN_ID,
+            "--port": self.url.rpartition(":")[2],
+            "--key": KEY,
+        }
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("replica_process.py")), *sum(arguments.items(), ())],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_until_up(self) -> None:
+        """Wait for the engine."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                self.info()
+                return
+            assert self._process.poll() is None, self._log_path.read_text()[-4000:]
+            time.sleep(0.2)
+        raise AssertionError(f"{self.replica_id} did not start: {self._log_path.read_text()[-4000:]}")
+
+    def info(self) -> ReplicaInfo:
+        """Return what it says of itself."""
+        response = httpx.get(f"{self.url}{WEIGHTS_PATH}", headers=HEADERS, timeout=10, trust_env=False)
+        return ReplicaInfo.model_validate_json(response.raise_for_status().content)
+
+    async def sample(self, prompt_ids: list[int], *, max_tokens: int) -> Sample:
+        """Sample one completion."""
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False) as client:
+            response = await client.post(
+                f"{self.url}/probe", json={"prompt_ids": prompt_ids, "max_tokens": max_tokens}
+            )
+        body = response.raise_for_status().json()
+        spans = [(int(version), start, end) for version, start, end in body["spans"]]
+        return Sample(body["token_ids"], body["logprobs"], spans)
+
+    async def register(self, redis: Redis, keys: RunKeys) -> None:
+        """Announce it as a generator does, for longer than any test takes."""
+        await redis.hset(keys.generators, self.replica_id, f'{{"url": "{self.url}"}}')
+        await lease.renew(redis, leases=keys.leases(GENERATORS), consumer=self.replica_id, lease_s=_LEASE_S)
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to the replica, its engine core and its worker."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, children included."""
+        self.signal_all(signal.SIGKILL)
+        self._process.wait(timeout=20)

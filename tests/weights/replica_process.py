@@ -1,0 +1,83 @@
+"""A generator replica reduced to its engine and the receiving end of the push; run as a process of its own.
+
+Beside the weight routes it answers ``POST /probe``: sample, and say what was sampled under which version.
+"""
+
+import argparse
+import asyncio
+import os
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+
+class Probe(BaseModel):
+    prompt_ids: list[int]
+    max_tokens: int
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--replica-id", required=True)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--key", required=True)
+    args = parser.parse_args()
+
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from services.generator.vllm_plugin import GLOO_BACKEND
+    from services.generator.weight_receiver import WeightReceiver
+    from services.generator.weight_routes import make_router
+    from shared.http_guard import HttpGuard
+
+    engine_args: dict[str, Any] = {
+        "model": args.model,
+        "dtype": "float32",
+        "max_model_len": 256,
+        "enforce_eager": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "weight_transfer_config": {"backend": GLOO_BACKEND},
+    }
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
+    receiver = WeightReceiver(replica_id=args.replica_id, grace_s=3.0)
+    receiver.attach(engine, run_id=args.run_id, model=args.model, dtype="float32")
+    app = FastAPI()
+    app.include_router(make_router(receiver))
+    count = 0
+
+    @app.post("/probe")
+    async def probe(body: Probe) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        parameters = SamplingParams(max_tokens=body.max_tokens, temperature=1.0, logprobs=0, ignore_eos=True)
+        last: Any = None
+        async for output in engine.generate({"prompt_token_ids": body.prompt_ids}, parameters, f"probe-{count}"):
+            last = output
+        choice = last.outputs[0]
+        token_ids = list(choice.token_ids)
+        return {
+            "token_ids": token_ids,
+            "logprobs": [step[token].logprob for step, token in zip(choice.logprobs, token_ids, strict=True)],
+            "spans": [[span.version, span.start, span.end] for span in choice.weight_versions],
+        }
+
+    async def end_when_stuck() -> None:
+        await receiver.fatal.wait()
+        os._exit(1)
+
+    watch = asyncio.create_task(end_when_stuck(), name="end when stuck")
+    guarded = HttpGuard(app, keys={"/": args.key})
+    await uvicorn.Server(uvicorn.Config(guarded, host="127.0.0.1", port=args.port, log_level="warning")).serve()
+    watch.cancel()
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

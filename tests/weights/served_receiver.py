@@ -1,0 +1,56 @@
+"""A WeightReceiver with a fake engine behind real HTTP, in this process."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from services.generator.weight_receiver import WeightReceiver
+from services.generator.weight_routes import make_router
+from shared import lease
+from shared.http_guard import HttpGuard
+from shared.keys import GENERATORS, RunKeys
+from shared.redis_connection import Redis
+from tests.weights.fake_engine import FakeEngine
+from tests.weights.replica import KEY, RUN_ID
+
+
+class ServedReceiver:
+    """One replica. ``url`` is where it answers."""
+
+    def __init__(self, replica_id: str, url: str) -> None:
+        self.replica_id = replica_id
+        self.url = url
+        self.engine = FakeEngine()
+        self.receiver = WeightReceiver(replica_id=replica_id, grace_s=0.5)
+        self.receiver.attach(self.engine, run_id=RUN_ID, model="tiny", dtype="float32")
+
+    async def register(self, redis: Redis, keys: RunKeys) -> None:
+        """Announce it as a generator does."""
+        await redis.hset(keys.generators, self.replica_id, f'{{"url": "{self.url}"}}')
+        await lease.renew(redis, leases=keys.leases(GENERATORS), consumer=self.replica_id, lease_s=600)
+
+
+@contextlib.asynccontextmanager
+async def serve(replica_id: str) -> AsyncIterator[ServedReceiver]:
+    """Serve a receiver on a port of its own."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    served = ServedReceiver(replica_id, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    app = FastAPI()
+    app.include_router(make_router(served.receiver))
+    guarded = HttpGuard(app, keys={"/": KEY})
+    server = uvicorn.Server(uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=1))
+    task = asyncio.create_task(server.serve(sockets=[listener]), name=f"serve {replica_id}")
+    try:
+        async with asyncio.timeout(10):
+            while not server.started:
+                await asyncio.sleep(0.01)
+        yield served
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
