@@ -12,6 +12,7 @@ from typing import Any, cast
 from shared.errors import UserError
 
 _PATHS = ("model", "dataset_name")
+_DATA_FILES = (".jsonl", ".json", ".parquet")
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.\d[\d_]*$")
 
 
@@ -35,11 +36,13 @@ def read_run_file(path: Path) -> dict[str, Any]:
 
 
 def _with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Replace a relative path by an absolute one where it exists; anything else may be a hub id."""
+    """Make paths absolute: what exists beside the file, and what can be nothing else; the rest may be a hub id."""
     for name in _PATHS:
         value = settings.get(name)
-        if isinstance(value, str) and value and (directory / Path(value).expanduser()).exists():
-            settings[name] = str((directory / Path(value).expanduser()).resolve())
+        if isinstance(value, str) and value:
+            path = directory / Path(value).expanduser()
+            if path.exists() or value.startswith((".", "~")) or path.suffix in _DATA_FILES:
+                settings[name] = str(path.resolve())
     return settings
 
 

@@ -28,11 +28,11 @@ class RunConfig(BaseModel):
     model_revision: str | None = Field(default=None, description="Git revision of a hub model")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of trainer and generator")
     dataset_name: str = Field(description="Path of a .jsonl or .parquet file, or a Hugging Face dataset id")
-    dataset_config: str | None = Field(default=None)
-    dataset_train_split: str = Field(default="train")
+    dataset_config: str | None = Field(default=None, description="Configuration of a hub data set")
+    dataset_train_split: str = Field(default="train", description="Split of a hub data set")
     prompt_column: str = Field(default="prompt", description="Column with the text or the messages")
-    shuffle_dataset: bool = Field(default=True)
-    seed: int = Field(default=42, ge=0)
+    shuffle_dataset: bool = Field(default=True, description="Anew in each epoch")
+    seed: int = Field(default=42, ge=0, description="Of the shuffling and of the trainer")
 
     # Rewards
     reward_funcs: list[str] = Field(
@@ -73,10 +73,12 @@ class RunConfig(BaseModel):
     max_tokens_per_microbatch: int = Field(default=16384, ge=1, description="Padded tokens in one forward pass")
 
     # Loss
-    loss_type: Literal["dapo"] = Field(default="dapo")
+    loss_type: Literal["dapo"] = Field(default="dapo", description="The other losses of TRL are not available")
     epsilon: float = Field(default=0.2, gt=0, lt=1)
     epsilon_high: float | None = Field(default=None, gt=0, description="epsilon if left out")
-    scale_rewards: Literal["group", "none"] = Field(default="group")
+    scale_rewards: Literal["group", "none"] = Field(
+        default="group", description="What centred rewards are divided by: the std of their group, or nothing"
+    )
     mask_truncated_completions: bool = Field(default=False)
     vllm_importance_sampling_correction: bool = Field(
         default=True, description="Correct for the generator's logprobs not being the trainer's"
@@ -84,7 +86,9 @@ class RunConfig(BaseModel):
     vllm_importance_sampling_cap: Positive = Field(default=3.0, description="Truncation of the importance ratio")
 
     # Weight push
-    weight_transport: Literal["auto", "gloo", "nccl"] = Field(default="auto")
+    weight_transport: Literal["auto", "gloo", "nccl"] = Field(
+        default="auto", description="How weights travel; auto is nccl where both ends have a GPU, else gloo"
+    )
     push_timeout_s: Positive = Field(default=60.0, description="Deadline of one weight push, all of it")
 
     # Keeping
@@ -97,7 +101,7 @@ class RunConfig(BaseModel):
     @field_validator("name")
     @classmethod
     def _a_name_is_a_plain_word(cls, name: str | None) -> str | None:
-        if name is not None and not _NAME.match(name):
+        if name is not None and not _NAME.fullmatch(name):
             raise ValueError("use letters, digits, '.', '_' and '-', at most 64 of them")
         return name
 

@@ -9,6 +9,7 @@ Delivery is at least once; that training is exactly once is the ledger's promise
 """
 
 import contextlib
+import functools
 import logging
 import time
 from collections import deque
@@ -22,6 +23,8 @@ from shared.errors import MessageError
 from shared.redis_connection import BLOCK_S, TRANSIENT, Redis, call, patiently, translate
 
 log = logging.getLogger(__name__)
+
+_MAX_PENDING = 10_000
 
 MAX_DELIVERIES = 4
 """The fourth delivery of an entry is its last; healthy crashes count too, so this is not 2."""
@@ -112,6 +115,7 @@ class StreamConsumer:
         self._reclaim_at = time.monotonic()
         self._redelivered: deque[Delivery] = deque()
         self._in_hand: set[str] = set()
+        self._has_lost_a_reply = False
 
     async def read(self, *, count: int, block_s: float = BLOCK_S) -> list[Delivery]:
         """Return up to ``count`` deliveries, or none after ``block_s``.
@@ -122,6 +126,8 @@ class StreamConsumer:
         """
         if not self._redelivered and self._own_pending_after is not None:
             await self._fetch_own_pending(count)
+        if not self._redelivered and self._has_lost_a_reply:
+            await self._fetch_lost_replies()
         if not self._redelivered and self._reclaim_every_s is not None and time.monotonic() >= self._reclaim_at:
             self._reclaim_at = time.monotonic() + self._reclaim_every_s
             await self._reclaim_from_the_dead(count)
@@ -130,8 +136,7 @@ class StreamConsumer:
         try:
             entries = await self._read_group(">", count=count, block_s=block_s)
         except TRANSIENT:
-            # A lost reply may have left entries pending under our name: look there first next time.
-            self._own_pending_after = "0"
+            self._has_lost_a_reply = True
             return []
         return [self._delivery(*entry) for entry in entries]
 
@@ -148,8 +153,27 @@ class StreamConsumer:
             timeout_s=60.0,
         )
         self._own_pending_after = entries[-1][0] if entries else None
-        # After a lost reply some of our pending entries are new to us, and the others are being worked on right now.
-        await self._redeliver([entry for entry in entries if entry[0] not in self._in_hand])
+        await self._redeliver(entries)
+
+    async def _fetch_lost_replies(self) -> None:
+        """Find entries that were given to us in a reply that never came.
+
+        Not by reading our pending entries again: that counts as a delivery of those being worked on right now, and a
+        few bad moments of the network would bury them.
+        """
+        pending = await patiently(
+            lambda: self.redis.xpending_range(
+                self.stream, self.consumer_group, min="-", max="+", count=_MAX_PENDING, consumername=self.name
+            ),
+            what=f"XPENDING {self.stream}",
+            timeout_s=60.0,
+        )
+        for entry_id in (item["message_id"] for item in pending):
+            if entry_id.decode() not in self._in_hand:
+                entry = functools.partial(self.redis.xrange, self.stream, min=entry_id, max=entry_id)
+                found: Any = await patiently(entry, what=f"reading {self.stream}", timeout_s=60.0)
+                self._redelivered += [self._delivery(*_entry(raw)) for raw in found]
+        self._has_lost_a_reply = False
 
     async def _reclaim_from_the_dead(self, count: int) -> None:
         claimed = await call(

@@ -75,9 +75,12 @@ class Engine:
 
     async def shutdown(self) -> None:
         """Stop the engine's processes; those that linger are killed."""
+        if self.client.output_handler is not None:
+            # Or it logs the end of the engine as a failure.
+            self.client.output_handler.cancel()
         await _in_thread(lambda: self.client.shutdown(timeout=_SHUTDOWN_S), name="engine shutdown")
         # vLLM leaves its ZeroMQ context to the garbage collector: threads and descriptors, once an engine.
-        self.client.engine_core.ctx.destroy(linger=0)
+        self.client.engine_core.resources.ctx.term()
 
 
 def sampling_arguments(config: RunConfig, *, num_completions: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroupGloo
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -12,7 +11,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from services.generator.checked_reload import CheckedReload
-from services.generator.gloo_wire import enter_group, receive_chunks
+from services.generator.gloo_wire import TrainerGroup
 
 
 @dataclass
@@ -45,7 +44,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
 
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._group: ProcessGroupGloo | None = None
+        self._group: TrainerGroup | None = None
         self._buffer_bytes = 0
         self._reload: CheckedReload | None = None
 
@@ -53,7 +52,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         """Enter the trainer's communicator; blocks until every rank is there or ``timeout_s`` has passed."""
         self.shutdown()
         parallel = self.parallel_config
-        self._group = enter_group(
+        self._group = TrainerGroup(
             master_address=init_info.master_address,
             master_port=init_info.master_port,
             rank=init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank,
@@ -76,8 +75,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         if self._group is None or self._reload is None:
             raise RuntimeError("weights were announced before this worker entered a communicator")
         dtypes = [getattr(torch, name) for name in update_info.dtype_names]
-        chunks = receive_chunks(
-            self._group,
+        chunks = self._group.receive_chunks(
             zip(update_info.names, dtypes, update_info.shapes, strict=True),
             buffer_bytes=self._buffer_bytes,
             timeout_s=update_info.timeout_s,
@@ -95,4 +93,6 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
 
     def shutdown(self) -> None:
         """Leave the communicator; whoever waits for us in it gets an error at once."""
+        if self._group is not None:
+            self._group.leave()
         self._group = None

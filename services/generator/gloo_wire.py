@@ -1,9 +1,13 @@
 """The receiving end of the gloo wire, on torch alone: enter a group, take chunks apart.
 
     rank 0, the trainer --- packed uint8 chunks, broadcast ---> ranks rank_offset .. of this replica's workers
+                        --- lifeline, a silent connection --->  closed when the trainer gives up, or dies
 
 Both ends cut the stream into the same chunks from the same names, dtypes and shapes, by the rule of vLLM's packed NCCL
 broadcast: a chunk ends with the parameter that takes it past ``buffer_bytes``. Every wait has a deadline.
+
+The lifeline is there because gloo does not always wake a receiver whose sender has closed the connection (seen when the sender
+failed between announcing a message and sending it): without it, everybody waits for the deadline.
 """
 
 import math
@@ -18,41 +22,79 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 Spec = tuple[str, torch.dtype, list[int]]
 
-
-def enter_group(
-    *, master_address: str, master_port: int, rank: int, world_size: int, timeout_s: float
-) -> ProcessGroupGloo:
-    """Enter the trainer's group; blocks until every rank is there.
-
-    Raises:
-        RuntimeError: Not all came within ``timeout_s``, or the trainer gave up.
-    """
-    timeout = timedelta(seconds=timeout_s)
-    store = TCPStore(master_address, master_port, None, is_master=False, timeout=timeout)
-    options = ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
-    options._timeout = timeout  # noqa: SLF001
-    own_address = _address_towards(master_address, master_port)
-    options._devices = [ProcessGroupGloo.create_device(hostname=own_address)]  # noqa: SLF001
-    return ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
+_FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.005
+_abandoned: list[tuple[ProcessGroupGloo, dist.Work]] = []
+"""Groups with an operation that will end at its own deadline; destroying one would wait for it."""
 
 
-def receive_chunks(
-    group: ProcessGroupGloo, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
-) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-    """Yield the named parameters of each chunk as it arrives. The tensors are the caller's to keep.
+class TrainerGroup:
+    """This worker's place in one communicator epoch.
+
+    Args:
+        master_address: Of the trainer.
+        master_port: Of its store.
+        rank: Ours.
+        world_size: Of all.
+        timeout_s: Deadline of the rendezvous; the constructor blocks until every rank is there.
 
     Raises:
-        RuntimeError: ``timeout_s`` for all of it has passed, or a rank left.
+        RuntimeError: Not all came in time, or the trainer gave up.
     """
-    deadline = time.monotonic() + timeout_s
-    for chunk_of in cut(specs, buffer_bytes):
-        chunk = torch.empty(sum(_num_bytes(spec) for spec in chunk_of), dtype=torch.uint8)
+
+    def __init__(
+        self, *, master_address: str, master_port: int, rank: int, world_size: int, timeout_s: float
+    ) -> None:
+        self._lifeline = _connect(master_address, master_port, timeout_s)
+        self._group: ProcessGroupGloo | None = None
+        timeout = timedelta(seconds=timeout_s)
+        options = ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
+        options._timeout = timeout  # noqa: SLF001
+        own_address = str(self._lifeline.getsockname()[0])
+        try:
+            options._devices = [ProcessGroupGloo.create_device(hostname=own_address)]  # noqa: SLF001
+            store = TCPStore(master_address, master_port, None, is_master=False, timeout=timeout)
+            self._group = ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
+        finally:
+            if self._group is None:
+                self._lifeline.close()
+
+    def receive_chunks(
+        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
+    ) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
+        """Yield the named parameters of each chunk as it arrives. The tensors are the caller's to keep.
+
+        Raises:
+            RuntimeError: ``timeout_s`` for all of it has passed, or the trainer gave up.
+        """
+        deadline = time.monotonic() + timeout_s
+        for chunk_of in cut(specs, buffer_bytes):
+            chunk = torch.empty(sum(_num_bytes(spec) for spec in chunk_of), dtype=torch.uint8)
+            self._receive(chunk, timeout_s=max(deadline - time.monotonic(), 0.001))
+            yield unpack(chunk, chunk_of)
+
+    def leave(self) -> None:
+        """Close our connections; whoever waits for us gets an error."""
+        self._group = None
+        self._lifeline.close()
+
+    def _receive(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        group = self._group
+        if group is None:
+            raise RuntimeError("this worker has left the communicator")
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
-        options.timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-        group.broadcast([chunk], options).wait()
-        yield unpack(chunk, chunk_of)
+        options.timeout = timedelta(seconds=timeout_s)
+        work = group.broadcast([chunk], options)
+        poll_s = _FIRST_POLL_S
+        while not work.is_completed():
+            if _is_closed(self._lifeline):
+                _abandoned[:] = [(g, w) for g, w in _abandoned if not w.is_completed()]
+                _abandoned.append((group, work))
+                raise RuntimeError("the trainer gave the push up, or died")
+            time.sleep(poll_s)
+            poll_s = min(2 * poll_s, _LAST_POLL_S)
+        work.wait()
 
 
 def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
@@ -82,9 +124,19 @@ def _num_bytes(spec: Spec) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def _address_towards(host: str, port: int) -> str:
-    """Return our own address on the way to ``host``; connecting a datagram socket sends nothing."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    try:
+        connection = socket.create_connection((host, port), timeout=timeout_s)
+    except OSError as error:
+        raise RuntimeError(f"the trainer cannot be reached at {host}:{port}: {error}") from error
+    connection.setblocking(False)
+    return connection
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

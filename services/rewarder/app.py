@@ -145,18 +145,18 @@ async def _invalid_body(_request: Request, error: Exception) -> JSONResponse:
     found = cast("RequestValidationError", error).errors()
     errors = [
         {
-            "where": printable(".".join(str(part) for part in item["loc"])),
-            "detail": printable(str(item["msg"]).removeprefix("Value error, ")),
+            "field": printable(".".join(str(part) for part in item["loc"][1:])),
+            "message": printable(str(item["msg"]).removeprefix("Value error, ")),
         }
         for item in found
     ]
-    detail = "; ".join(f"{item['where']}: {item['detail']}" for item in errors[:10])
+    detail = "; ".join(f"{item['field'] or 'body'}: {item['message']}" for item in errors[:10])
     return _problem(422, "Invalid request", detail, errors=errors[:100])
 
 
 async def _user_error(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, UnknownRewardsError):
-        errors = [{"where": printable(name), "detail": detail} for name, detail in error.refused.items()]
+        errors = [{"field": printable(name), "message": detail} for name, detail in error.refused.items()]
         return _problem(422, "Unusable reward functions", str(error), errors=errors)
     return _problem(422, "Invalid request", str(error))
 

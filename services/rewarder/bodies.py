@@ -135,8 +135,8 @@ class ScoreReply(Body):
 class FieldError(Body):
     """What is wrong with one field, or with one reward function."""
 
-    where: str
-    detail: str
+    field: str
+    message: str
 
 
 class ProblemBody(BaseModel):

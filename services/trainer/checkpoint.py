@@ -138,8 +138,8 @@ def remove_leftovers(root: Path) -> None:
 def _prune(root: Path, *, newest: Path, keep: int) -> None:
     """Delete what is older than the ``keep`` newest whole checkpoints; ``newest`` was written a moment ago.
 
-    A damaged one does not count, or it would push out the one that is there to replace it. Those of later steps are left
-    alone: they are damaged, and replaced when the run comes to their step, or somebody else's.
+    A damaged one does not count, or it would push out the one that is there to replace it. Those of later steps are
+    left alone: they are damaged, and replaced when the run comes to their step, or somebody else's.
     """
     num_whole = 1
     paths = checkpoint_paths(root)

@@ -7,7 +7,6 @@ thread at any time: whoever is blocked in this communicator, here or in a genera
 """
 
 import base64
-import logging
 import socket
 import time
 from datetime import timedelta
@@ -21,7 +20,9 @@ from services.trainer.nccl import NcclComm, nccl_version, unique_id
 from shared.control import Transport
 from shared.errors import PushError, UserError
 
-log = logging.getLogger(__name__)
+_FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.005
+_abandoned: list[tuple[ProcessGroupGloo, dist.Work]] = []
+"""Groups with an operation that will end at its own deadline; destroying one would wait for it."""
 
 
 class Communicator(Protocol):
@@ -122,7 +123,16 @@ class GlooCommunicator:
         options.rootTensor = 0
         options.timeout = timedelta(seconds=max(timeout_s, 0.001))
         try:
-            group.broadcast([chunk.cpu()], options).wait()
+            work = group.broadcast([chunk.cpu()], options)
+            poll_s = _FIRST_POLL_S
+            while not work.is_completed():
+                if self._is_closed:
+                    _abandoned[:] = [(g, w) for g, w in _abandoned if not w.is_completed()]
+                    _abandoned.append((group, work))
+                    raise PushError("the communicator was closed in the middle of a broadcast")
+                time.sleep(poll_s)
+                poll_s = min(2 * poll_s, _LAST_POLL_S)
+            work.wait()
         except RuntimeError as error:
             raise PushError(f"the broadcast broke off: {_first_line(error)}") from error
         finally:
@@ -130,7 +140,7 @@ class GlooCommunicator:
             del group
 
     def close(self) -> None:
-        """Drop group and store: both close their sockets."""
+        """Drop group and store: both close their sockets. Lifelines are connections to the store (gloo_wire.py)."""
         self._is_closed = True
         self._group = None
         self._server = None

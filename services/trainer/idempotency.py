@@ -24,7 +24,7 @@ from shared.redis_connection import Redis, patiently
 _KEPT_S = 24 * 3600
 _ABANDONED_AFTER_S = 180.0
 """A claim this old belongs to a process that died; longer than all deadlines of a submit together."""
-_KEY = re.compile(r"^[\x21-\x7e]{1,255}$")
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _PATIENCE_S = 10.0
 
 
@@ -57,7 +57,7 @@ class IdempotencyKeys:
         Raises:
             Problem: 400 for an unusable key, 409 while the first request is being answered, 422 for another body.
         """
-        if not _KEY.match(key):
+        if not _KEY.fullmatch(key):
             raise Problem(400, "Bad idempotency key", "Idempotency-Key must be 1 to 255 printable ASCII characters.")
         name = f"{SUBMIT}:{hashlib.sha256(key.encode()).hexdigest()}"
         claim = _Claim(body_sha256=hashlib.sha256(body).hexdigest(), run_id=run_id, claimed_at_s=time.time())

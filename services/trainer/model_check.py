@@ -7,6 +7,8 @@
 A config with ``auto_map`` names Python code to run at load time; it is always refused.
 """
 
+import importlib
+import importlib.util
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -19,14 +21,14 @@ from shared.run_config import RunConfig
 HubLookup = Callable[[str, str | None], Mapping[str, Any]]
 """(hub id, revision) -> the model's config.json as the hub knows it. Raises UserError or UnavailableError."""
 
-_HUB_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$")
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _MAX_JSON_BYTES = 8 * 1024 * 1024
 
 
 def is_hub_id(name: str) -> bool:
     """Whether ``name`` can be a Hugging Face id, ``name`` or ``org/name``."""
-    return _HUB_ID.match(name) is not None and ".." not in name and len(name) <= 96
+    return _HUB_ID.fullmatch(name) is not None and ".." not in name and len(name) <= 96
 
 
 def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
@@ -59,7 +61,6 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
     """Return a lookup at the real hub; ``endpoint`` is HF_ENDPOINT if left out."""
 
     def lookup(name: str, revision: str | None) -> Mapping[str, Any]:
-        import httpx
         from huggingface_hub import HfApi
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -68,6 +69,7 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
             RevisionNotFoundError,
         )
 
+        in_trouble: tuple[type[Exception], ...] = (HfHubHTTPError, OSError, *_http_errors())
         try:
             info = HfApi(endpoint=endpoint).model_info(name, revision=revision, timeout=timeout_s)
         except GatedRepoError as error:
@@ -82,7 +84,7 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
                 "absolute path of a directory",
                 field="model",
             ) from error
-        except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        except in_trouble as error:
             raise UnavailableError(f"the Hugging Face hub did not answer ({type(error).__name__})") from error
         files = {sibling.rfilename for sibling in info.siblings or []}
         if files and "config.json" not in files:
@@ -90,6 +92,12 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
         return cast("Mapping[str, Any]", info.config or {})
 
     return lookup
+
+
+def _http_errors() -> tuple[type[Exception], ...]:
+    """Return the transport errors of whichever HTTP client this release of huggingface_hub is built on."""
+    clients = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name) is not None]
+    return tuple(cast("type[Exception]", importlib.import_module(name).HTTPError) for name in clients)
 
 
 def _check_directory(directory: Path) -> Mapping[str, Any]:

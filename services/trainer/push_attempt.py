@@ -25,6 +25,7 @@ from shared.errors import HeadraceError, PushError, UnavailableError
 Weights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
 _SETTLE_S = 3.0
+_WATCH_EVERY_S = 1.0
 _ANSWER_S = 1.0
 """Members get this much less time than we wait for them, so that their own account of a failure arrives."""
 _OURSELVES = ""
@@ -116,12 +117,20 @@ class PushAttempt:
             for chunk in pack(weights(), announced, buffer_bytes=self.buffer_bytes):
                 self.communicator.broadcast(chunk, timeout_s=self._time_left())
 
+        sending = asyncio.create_task(self._off_loop(send, "broadcast"), name="push broadcast")
+        watching = asyncio.create_task(self._until_one_left(policy_version), name="push watch members")
         try:
-            await self._off_loop(send, "broadcast")
-        except PushError as error:
-            blamed = await self._who_left(policy_version)
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            failure = _error_of(sending)
+            if failure is None:
+                return
+            blamed = watching.result() if watching.done() else await self._who_left(policy_version)
             self.communicator.close()
-            raise AttemptError(f"broadcast: {error}", blamed=blamed) from error
+            raise AttemptError(f"broadcast: {next(iter(blamed.values()), failure)}", blamed=blamed)
+        finally:
+            sending.cancel()
+            watching.cancel()
+            await asyncio.gather(sending, watching, return_exceptions=True)
 
     async def commit(self, *, policy_version: int) -> dict[str, CommitReply]:
         """Have every member go on decoding, and return what they read back."""
@@ -138,6 +147,13 @@ class PushAttempt:
         if wrong:
             raise AttemptError("a generator holds another version than it was sent", blamed=wrong)
         return replies
+
+    async def _until_one_left(self, policy_version: int) -> dict[str, str]:
+        """Return who left, once somebody did: a stopped process keeps its connections, and we would wait for it."""
+        while True:
+            await asyncio.sleep(_WATCH_EVERY_S)
+            if left := await self._who_left(policy_version):
+                return left
 
     async def _who_left(self, policy_version: int) -> dict[str, str]:
         body = CommitRequest(run_id=self.requirements.run_id, epoch=self.epoch, policy_version=policy_version)

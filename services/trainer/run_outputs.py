@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-_STEP_FILE = re.compile(r"^step_(\d{1,12})\.jsonl$")
+_STEP_FILE = re.compile(r"step_([0-9]{1,12})\.jsonl")
 
 
 def read_metrics(run_dir: Path, *, after_step: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
@@ -36,7 +36,7 @@ def rollout_steps(run_dir: Path) -> list[int]:
         names = [path.name for path in (run_dir / "rollouts").iterdir()]
     except OSError:
         return []
-    return sorted(int(match.group(1)) for name in names if (match := _STEP_FILE.match(name)))
+    return sorted(int(match.group(1)) for name in names if (match := _STEP_FILE.fullmatch(name)))
 
 
 def read_rollouts(run_dir: Path, *, step: int, offset: int, limit: int) -> tuple[list[dict[str, Any]], bool]:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncGenerator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,19 @@ from services.trainer.service import http_server
 from services.trainer.trainer_api import TrainerApi
 
 KEY = "a-key-for-tests"
+
+
+class DatasetFile:
+    """A JSONL file with ten usable rows, which a test may rewrite."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.good_rows = "".join(f'{{"prompt": "{n} + 1 =", "solution": "{n + 1}"}}\n' for n in range(10))
+        self.write(self.good_rows)
+
+    def write(self, text: str) -> None:
+        """Replace all rows."""
+        self.path.write_text(text)
 
 
 class FakeRewarder:
@@ -36,7 +50,7 @@ class FakeRewarder:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
                 """Say nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from services.trainer.settings import TrainerSettings
 from services.trainer.trainer_api import TrainerApi, make_api
 from shared.redis_connection import Redis
-from tests.api.api_rig import KEY, FakeRewarder, serving
+from tests.api.api_rig import KEY, DatasetFile, FakeRewarder, serving
 
 
 @pytest.fixture
@@ -36,19 +36,17 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    """Return a JSONL file with ten usable rows."""
-    path = tmp_path / "train.jsonl"
-    path.write_text("".join(f'{{"prompt": "{n} + 1 =", "solution": "{n + 1}"}}\n' for n in range(10)))
-    return path
+def dataset(tmp_path: Path) -> DatasetFile:
+    """Return a file with ten usable rows."""
+    return DatasetFile(tmp_path / "train.jsonl")
 
 
 @pytest.fixture
-def run(model_dir: Path, dataset: Path) -> dict[str, Any]:
+def run(model_dir: Path, dataset: DatasetFile) -> dict[str, Any]:
     """Return the body of a run that is fine."""
     return {
         "model": str(model_dir),
-        "dataset_name": str(dataset),
+        "dataset_name": str(dataset.path),
         "reward_funcs": ["accuracy_reward"],
         "num_generations": 4,
         "groups_per_step": 2,

@@ -42,7 +42,7 @@ def main() -> int:
         case "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case "work":
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+            signal.signal(signal.SIGTERM, leave)
         case _:
             raise AssertionError(action)
     (directory / "at_work").write_text(str(os.getpid()))
@@ -51,6 +51,11 @@ def main() -> int:
         if action == "work" and b"stop" in redis("HGET", run, "desired"):
             redis("HSET", run, "status", "stopped")
             return 0
+
+
+def leave(_signal: int, _frame: object) -> None:
+    """End as a rank does that was asked to."""
+    sys.exit(1)
 
 
 def redis(*words: str) -> bytes:

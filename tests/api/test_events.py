@@ -27,7 +27,8 @@ async def run_id(client: httpx.AsyncClient, run: Run) -> str:
 
 async def emit(redis: Redis, run_id: str, kind: str, **data: Any) -> str:
     """Write an event as a training rank does, and return its id."""
-    return (await redis.xadd(RunKeys(run_id).events, {"kind": kind, "data": json.dumps(data)})).decode()
+    entry: Any = await redis.xadd(RunKeys(run_id).events, {"kind": kind, "data": json.dumps(data)})
+    return str(entry.decode())
 
 
 async def events(lines: AsyncGenerator[str]) -> AsyncGenerator[Event]:
@@ -128,7 +129,7 @@ async def test_silence_is_broken_by_heartbeats(client: httpx.AsyncClient, run_id
 
 
 async def test_line_breaks_cannot_forge_an_event(client: httpx.AsyncClient, redis: Redis, run_id: str) -> None:
-    forged = {"kind": "log\nevent: status", "data": 'x\n\nevent: status\ndata: {"final": true}'}
+    forged: dict[Any, Any] = {"kind": "log\nevent: status", "data": 'x\n\nevent: status\ndata: {"final": true}'}
     await redis.xadd(RunKeys(run_id).events, forged)
     (event,) = await read(client, run_id, count=1)
     assert event["event"] == "logeventstatus"

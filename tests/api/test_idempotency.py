@@ -1,7 +1,6 @@
 """A submit that is sent twice leads to one run."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 
 from shared.keys import RUNS, SUBMIT
 from shared.redis_connection import Redis
-from tests.api.api_rig import FakeRewarder
+from tests.api.api_rig import DatasetFile, FakeRewarder
 
 Run = dict[str, Any]
 KEYED = {"Idempotency-Key": "6f1c"}
@@ -71,12 +70,11 @@ async def test_a_claim_whose_process_died_is_carried_on_with_the_same_run_id(
 
 
 async def test_a_refused_run_gives_its_key_back(
-    client: httpx.AsyncClient, run: Run, rewarder: FakeRewarder, dataset: Path
+    client: httpx.AsyncClient, run: Run, rewarder: FakeRewarder, dataset: DatasetFile
 ) -> None:
-    rows = dataset.read_text()
-    dataset.write_text("")
+    dataset.write("")
     assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 422
-    dataset.write_text(rows)
+    dataset.write(dataset.good_rows)
     rewarder.status = 500
     assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 503
     rewarder.status = 200
@@ -98,4 +96,5 @@ async def test_keys_are_forgotten_after_a_day(client: httpx.AsyncClient, redis: 
 async def rewrite_claim(redis: Redis, **changes: Any) -> None:
     """Change what is stored for the only key."""
     (name,) = await redis.keys(f"{SUBMIT}:*")
-    await redis.set(name, msgspec.json.encode(msgspec.json.decode(await redis.get(name)) | changes), keepttl=True)
+    stored: Any = await redis.get(name)
+    await redis.set(name, msgspec.json.encode(msgspec.json.decode(stored) | changes), keepttl=True)

@@ -234,7 +234,8 @@ async def test_dead_letters_are_listed_and_put_back_where_they_died(
 
     assert (await client.post(f"{path}/{letter['entry']}/replay")).status_code == 202
     assert (await client.post(f"{path}/{letter['entry']}/replay")).status_code == 404
-    assert [fields[b"group_id"] for _, fields in await redis.xrange(keys.completions)] == [b"00000000"]
+    entries: Any = await redis.xrange(keys.completions)
+    assert [fields[b"group_id"] for _, fields in entries] == [b"00000000"]
     assert (await client.get(f"/v1/runs/{run_id}")).json()["queues"]["dead_letters"] == 2
     for odd in ("1", "x-y", "99999999999999999999-0"):
         assert (await client.post(f"{path}/{odd}/replay")).status_code == 404

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ from services.trainer.settings import TrainerSettings
 from services.trainer.trainer_api import make_api
 from shared.keys import RUNS, RunKeys
 from shared.redis_connection import Redis
-from tests.api.api_rig import KEY, FakeRewarder, serving
+from tests.api.api_rig import KEY, DatasetFile, FakeRewarder, serving
 
 Run = dict[str, Any]
 
@@ -118,18 +117,17 @@ async def test_completions_longer_than_the_model_has_positions_are_refused(clien
 
 
 async def test_a_row_without_a_prompt_is_refused_with_its_line(
-    client: httpx.AsyncClient, run: Run, dataset: Path
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
 ) -> None:
-    with dataset.open("a") as file:
-        file.write('{"question": "2 + 2 =", "solution": "4"}\n')
+    dataset.write(dataset.good_rows + '{"question": "2 + 2 =", "solution": "4"}\n')
     errors = await refusal(client, run)
     assert "1 of 11 rows cannot be used" in errors["dataset_name"]
     assert "line 11" in errors["dataset_name"]
     assert "'prompt'" in errors["dataset_name"]
 
 
-async def test_an_empty_dataset_is_refused(client: httpx.AsyncClient, run: Run, dataset: Path) -> None:
-    dataset.write_text("")
+async def test_an_empty_dataset_is_refused(client: httpx.AsyncClient, run: Run, dataset: DatasetFile) -> None:
+    dataset.write("")
     assert "has no rows" in (await refusal(client, run))["dataset_name"]
 
 
@@ -162,8 +160,8 @@ async def test_a_rewarder_that_cannot_answer_is_a_503_that_says_why(
     assert sentence in reply.json()["detail"]
 
 
-async def test_what_may_surprise_is_a_warning(client: httpx.AsyncClient, run: Run, dataset: Path) -> None:
-    dataset.write_text('{"prompt": "1 + 1 ="}\n{"prompt": "2 + 2 ="}\n')
+async def test_what_may_surprise_is_a_warning(client: httpx.AsyncClient, run: Run, dataset: DatasetFile) -> None:
+    dataset.write('{"prompt": "1 + 1 ="}\n{"prompt": "2 + 2 ="}\n')
     body = (await client.post("/v1/runs", params={"dry_run": "1"}, json=run | {"save_steps": 10})).json()
     used, saved, column = body["warnings"]
     assert "need 8 prompts and the dataset has 2" in used

@@ -4,8 +4,10 @@ Read top to bottom; every test is one promise of shared/streams.py on a real Red
 """
 
 import contextlib
+from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.errors import FencedError, MessageError, StateLostError
 from shared.keys import GENERATORS, REWARDERS, RunKeys
@@ -161,3 +163,27 @@ async def test_an_expired_lease_is_not_alive(redis: Redis, run_keys: RunKeys) ->
     await renew(redis, leases=run_keys.leases(REWARDERS), consumer="dead", lease_s=-1)
     await renew(redis, leases=run_keys.leases(REWARDERS), consumer="living", lease_s=60)
     assert await alive(redis, leases=run_keys.leases(REWARDERS)) == {"living"}
+
+
+async def test_entries_in_a_reply_that_was_lost_are_found_without_counting_as_delivered_again(
+    redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = generator(redis, run_keys)
+    await admit(redis, run_keys, "00000000")
+    (in_work,) = await consumer.read(count=1, block_s=0.1)
+    await admit(redis, run_keys, "00000001")
+    xreadgroup = redis.xreadgroup
+
+    async def lose_the_reply(*args: Any, **kwargs: Any) -> None:
+        await xreadgroup(*args, **kwargs)
+        raise RedisConnectionError("connection reset by peer")
+
+    monkeypatch.setattr(redis, "xreadgroup", lose_the_reply)
+    assert await consumer.read(count=1, block_s=0.1) == []
+    monkeypatch.setattr(redis, "xreadgroup", xreadgroup)
+
+    (found,) = await consumer.read(count=8, block_s=0.1)
+    assert found.group_id == "00000001"
+    pending = await redis.xpending_range(run_keys.prompts, GENERATORS, min="-", max="+", count=8)
+    assert [item["times_delivered"] for item in pending] == [1, 1]
+    assert await in_work.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), b"done")

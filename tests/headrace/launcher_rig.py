@@ -29,11 +29,15 @@ def wait_for(look: Callable[[], _FoundT | None], what: str) -> _FoundT:
     raise AssertionError(f"waited {PATIENCE_S:.0f} s for {what}")
 
 
-class LauncherRig:
-    """One launcher at a time, on one state directory."""
+ALL = ("trainer", "rewarder", "generator")
 
-    def __init__(self, directory: Path) -> None:
+
+class LauncherRig:
+    """One launcher at a time, on one state directory; the services named in `stand_ins` are not the real ones."""
+
+    def __init__(self, directory: Path, *, stand_ins: tuple[str, ...] = ALL) -> None:
         self.state = StateDir(directory / "state")
+        self._stand_ins = stand_ins
         self._directory = directory
         self._processes: list[subprocess.Popen[bytes]] = []
         self._seen: set[ProcessMark] = set()
@@ -46,6 +50,7 @@ class LauncherRig:
         """Start a launcher."""
         script = Path(__file__).with_name("run_launcher.py")
         command = [sys.executable, str(script), str(self.state.path), str(self._directory), str(num_generators)]
+        command += self._stand_ins
         with (self._directory / "output").open("ab") as output:
             process = subprocess.Popen(
                 command, cwd=self._directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=output, stderr=output
@@ -57,7 +62,8 @@ class LauncherRig:
         """Start a launcher and wait until its API answers."""
         num_before = self._num_starts()
         process = self.launch(num_generators=num_generators)
-        wait_for(lambda: self._num_starts() >= num_before + 2 + num_generators, "every stand-in to start")
+        num_new = len(self._stand_ins) - 1 + num_generators
+        wait_for(lambda: self._num_starts() >= num_before + num_new, "every stand-in to start")
         wait_for(lambda: self._is_ready(process), f"the launcher, which said: {self.output()}")
         self.processes_of(process)
         return process
@@ -99,7 +105,7 @@ class LauncherRig:
         return process_table.end(self._seen, patience_s=0.0)
 
     def _num_starts(self) -> int:
-        return sum(len(self.starts(name)) for name in ("trainer", "rewarder", "generator"))
+        return sum(len(self.starts(name)) for name in self._stand_ins)
 
     def _is_ready(self, process: "subprocess.Popen[bytes]") -> bool:
         assert process.poll() is None, f"the launcher ended with {process.returncode} and said: {self.output()}"

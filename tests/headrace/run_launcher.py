@@ -1,21 +1,28 @@
-"""Runs the launcher with stand-ins for the services, and the real embedded Redis: STATE_DIR DIRECTORY GENERATORS."""
+"""Runs the launcher with stand-ins for some services, and the real embedded Redis.
 
+python run_launcher.py STATE_DIR DIRECTORY NUM_GENERATORS STAND_IN...
+"""
+
+import logging
 import sys
 from pathlib import Path
 
 from headrace import launcher
 from headrace.cli_up import say
-from headrace.service_specs import UpSettings
+from headrace.service_specs import UpSettings, default_commands
 from shared.errors import HeadraceError
 
 STANDIN = Path(__file__).with_name("standin_service.py")
 
 
 def main() -> int:
-    state_dir, directory, num_generators = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    commands = {name: (sys.executable, str(STANDIN), name, directory) for name in ("trainer", "rewarder", "generator")}
+    state_dir, directory, num_generators, *stand_ins = sys.argv[1:]
+    logging.getLogger().addHandler(logging.NullHandler())
+    commands = default_commands()
+    commands |= {name: (sys.executable, str(STANDIN), name, directory) for name in stand_ins}
+    settings = UpSettings(state_dir=Path(state_dir), num_generators=int(num_generators), commands=commands)
     try:
-        return launcher.run(UpSettings(state_dir=state_dir, num_generators=num_generators, commands=commands), say=say)
+        return launcher.run(settings, say=say)
     except HeadraceError as error:
         say(f"headrace: {error}")
         return 1

@@ -1,12 +1,13 @@
 """A scorer with real worker processes, and the rewarder as its own process."""
 
+import asyncio
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -70,34 +71,60 @@ def descendants(pid: int) -> set[int]:
     return found - {pid}
 
 
+def is_worker(pid: int) -> bool:
+    """Whether it leads a session, as workers do, and the fork server and the resource tracker do not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return fields[0] != "Z" and int(fields[3]) == pid
+
+
+async def until(condition: Callable[[], Awaitable[object]], *, what: str, timeout_s: float = 60.0) -> None:
+    """Poll until ``condition`` is true, and let the event loop turn meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        await asyncio.sleep(0.01)
+
+
 @pytest.fixture
 def metrics() -> RewarderMetrics:
     return RewarderMetrics()
 
 
-@pytest.fixture
-async def pool(metrics: RewarderMetrics) -> AsyncIterator[WorkerPool]:
+@contextlib.asynccontextmanager
+async def pool_and_scorer(
+    metrics: RewarderMetrics, limits: Limits = LIMITS
+) -> AsyncGenerator[tuple[WorkerPool, Scorer]]:
+    """Start two workers and a scorer; afterwards nothing of them is left."""
+    loop_functions = LoopFunctions(reward_path=limits.reward_path, import_timeout_s=20.0)
     async with WorkerPool(
-        num_workers=2, limits=LIMITS, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
+        num_workers=2, limits=limits, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
     ) as pool:
-        yield pool
+        scorer = Scorer(
+            pool, loop_functions=loop_functions, import_timeout_s=20.0, check_timeout_s=20.0, metrics=metrics
+        )
+        yield pool, scorer
+        await scorer.close()
+        assert await loop_functions.close()
+    sys.modules.pop(MODULE, None)
 
 
 @pytest.fixture
-async def scorer(pool: WorkerPool, metrics: RewarderMetrics) -> AsyncIterator[Scorer]:
-    loop_functions = LoopFunctions(reward_path=LIMITS.reward_path, import_timeout_s=20.0)
-    scorer = Scorer(
-        pool,
-        loop_functions=loop_functions,
-        import_timeout_s=20.0,
-        check_timeout_s=20.0,
-        metrics=metrics,
-    )
-    yield scorer
-    await scorer.close()
-    assert await loop_functions.close()
-    for module in (MODULE, "changing_rewards"):
-        sys.modules.pop(module, None)
+async def both(metrics: RewarderMetrics) -> AsyncIterator[tuple[WorkerPool, Scorer]]:
+    async with pool_and_scorer(metrics) as both:
+        yield both
+
+
+@pytest.fixture
+def pool(both: tuple[WorkerPool, Scorer]) -> WorkerPool:
+    return both[0]
+
+
+@pytest.fixture
+def scorer(both: tuple[WorkerPool, Scorer]) -> Scorer:
+    return both[1]
 
 
 class RewarderProcess:
@@ -153,7 +180,7 @@ class RewarderProcess:
         return self.process.wait(timeout=30)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Send SIGKILL."""
         self.process.kill()
         self.process.wait(timeout=10)
 

@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.rewarder_metrics import RewarderMetrics
@@ -19,11 +18,12 @@ from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import Progress, RunStore
 from tests.groups import completed_group
-from tests.rewarder.conftest import user
+from tests.rewarder.conftest import until, user
+from tests.stream_view import entries
 
 
 @contextlib.asynccontextmanager
-async def scoring(redis: Redis, scorer: Scorer, metrics: RewarderMetrics) -> AsyncIterator[RewardLoop]:
+async def scoring(redis: Redis, scorer: Scorer, metrics: RewarderMetrics) -> AsyncGenerator[RewardLoop]:
     """Run the reward loop while the body runs; stop it cleanly afterwards."""
     loop = RewardLoop(
         redis,
@@ -44,13 +44,6 @@ async def scoring(redis: Redis, scorer: Scorer, metrics: RewarderMetrics) -> Asy
             await task
 
 
-async def until(condition: Callable[[], Awaitable[bool]], *, what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not await condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        await asyncio.sleep(0.01)
-
-
 async def make_run(redis: Redis, config: RunConfig, **changes: object) -> RunKeys:
     await RunStore(redis).create("run-test", config.model_copy(update=changes), run_dir="unused")
     return RunKeys("run-test")
@@ -68,7 +61,7 @@ async def wait_for_scored(
         return bool(await redis.xlen(keys.scored) >= num_groups)
 
     await until(are_scored, what=f"{num_groups} scored groups", timeout_s=timeout_s)
-    return [decode_scored_group(fields[b"payload"]) for _, fields in await redis.xrange(keys.scored)]
+    return [decode_scored_group(fields["payload"]) for _, fields in await entries(redis, keys.scored)]
 
 
 def with_columns(group: CompletedGroup, **columns: object) -> CompletedGroup:
@@ -113,7 +106,7 @@ async def test_an_entry_that_is_no_group_is_buried_with_the_reason_and_the_next_
 
         await until(are_buried, what="two dead letters")
     assert scored.prompt.group_id == "00000003"
-    letters = {fields[b"group_id"]: fields[b"reason"] for _, fields in await redis.xrange(keys.dead)}
+    letters = {fields["group_id"]: fields["reason"] for _, fields in await entries(redis, keys.dead)}
     assert letters[b"00000001"].startswith(b"not a CompletedGroup")
     assert letters[b"00000002"] == b"group 00000002 has 1 rollouts instead of 2"
     assert await redis.xlen(keys.completions) == 0
@@ -187,7 +180,7 @@ async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
     await add(redis, keys, with_columns(completed_group("00000001"), directory=str(tmp_path)))
 
     async def has_started() -> bool:
-        return any(tmp_path.glob("started-*"))
+        return await asyncio.to_thread(lambda: any(tmp_path.glob("started-*")))
 
     async with scoring(redis, scorer, metrics) as loop:
         await until(has_started, what="the reward function")
@@ -195,7 +188,7 @@ async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
         loop.stop()
         await add(redis, keys, with_columns(completed_group("00000002"), directory=str(tmp_path)))
         (tmp_path / "go").touch()
-    scored = [fields[b"group_id"] for _, fields in await redis.xrange(keys.scored)]
+    scored = [fields["group_id"] for _, fields in await entries(redis, keys.scored)]
     assert scored[0] == b"00000001"
     assert await alive(redis, leases=keys.leases(REWARDERS)) == set()
     assert await redis.xlen(keys.completions) + len(scored) == 2, "what was not scored is still in the stream"
@@ -223,7 +216,7 @@ async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
 
 
 async def test_a_wiped_redis_does_not_end_the_rewarder_which_serves_the_next_run(
-    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, caplog: pytest.LogCaptureFixture
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
 ) -> None:
     first = await make_run(redis, run_config, reward_funcs=[user("one")])
     async with scoring(redis, scorer, metrics):
@@ -231,11 +224,6 @@ async def test_a_wiped_redis_does_not_end_the_rewarder_which_serves_the_next_run
         await wait_for_scored(redis, first, 1)
         await redis.flushall()
         await redis.execute_command("FUNCTION", "FLUSH")  # type: ignore[no-untyped-call]
-
-        async def has_noticed() -> bool:
-            return "run run-test is over" in caplog.text or "cannot be scored now" in caplog.text
-
-        caplog.set_level("INFO")
         second = await make_run(redis, run_config, reward_funcs=[user("one")])
         await add(redis, second, completed_group("00000002"))
         (scored,) = await wait_for_scored(redis, second, 1)

@@ -1,6 +1,5 @@
 """The rewarder as users meet it: its own process, real HTTP, signals, kill -9."""
 
-import asyncio
 import socket
 import subprocess
 import sys
@@ -18,15 +17,18 @@ from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.groups import completed_group
-from tests.rewarder.conftest import ROOT, RewarderProcess, descendants, is_running, user, wait_for
+from tests.rewarder.conftest import ROOT, RewarderProcess, descendants, is_running, until, user, wait_for
+from tests.stream_view import entries
 
 StartRewarder = Callable[..., RewarderProcess]
 
 
-async def until_scored(redis: Redis, keys: RunKeys, num_groups: int) -> None:
-    async with asyncio.timeout(60):
-        while await redis.xlen(keys.scored) < num_groups:
-            await asyncio.sleep(0.02)
+def has_started(directory: Path) -> bool:
+    return num_started(directory) > 0
+
+
+def num_started(directory: Path) -> int:
+    return len(list(directory.glob("started-*")))
 
 
 async def a_run_that_waits(redis: Redis, config: RunConfig, directory: Path) -> RunKeys:
@@ -47,7 +49,7 @@ async def test_a_group_whose_rewarder_was_killed_is_scored_exactly_once_after_a_
 ) -> None:
     keys = await a_run_that_waits(redis, run_config, tmp_path)
     first = start_rewarder()
-    wait_for(lambda: list(tmp_path.glob("started-*")), what="the reward function to start", timeout_s=60)
+    wait_for(lambda: has_started(tmp_path), what="the reward function to start", timeout_s=60)
     children = descendants(first.process.pid)
     first.kill()
     wait_for(lambda: not any(is_running(pid) for pid in children), what="the end of every process of the dead rewarder")
@@ -56,13 +58,17 @@ async def test_a_group_whose_rewarder_was_killed_is_scored_exactly_once_after_a_
     assert (await redis.xpending(keys.completions, REWARDERS))["pending"] == 1
     (tmp_path / "go").touch()
     second = start_rewarder()
-    await until_scored(redis, keys, 1)
+
+    async def is_scored() -> bool:
+        return bool(await redis.xlen(keys.scored))
+
+    await until(is_scored, what="the scored group")
     second.wait_until_ready()
     assert second.stop() == 0, second.log()
-    assert len(list(tmp_path.glob("started-*"))) == 2, "it was begun twice"
-    entries = await redis.xrange(keys.scored)
-    assert len(entries) == 1, "and published once"
-    scored = decode_scored_group(entries[0][1][b"payload"])
+    assert num_started(tmp_path) == 2, "it was begun twice"
+    published = await entries(redis, keys.scored)
+    assert len(published) == 1, "and published once"
+    scored = decode_scored_group(published[0][1]["payload"])
     assert [rollout.rewards[0].value for rollout in scored.rollouts] == [1.0, 1.0]
     assert await redis.xlen(keys.completions) == 0
     assert await redis.xlen(keys.dead) == 0
@@ -74,7 +80,7 @@ async def test_sigterm_ends_it_with_exit_0_and_no_process_left_even_with_calls_t
     keys = await a_run_that_waits(redis, run_config, tmp_path)
     rewarder = start_rewarder(HEADRACE_DRAIN_S="0.5")
     rewarder.wait_until_ready()
-    wait_for(lambda: list(tmp_path.glob("started-*")), what="the reward function to start")
+    wait_for(lambda: has_started(tmp_path), what="the reward function to start")
     body = {"reward_funcs": [user("never_ends")], "prompts": ["p"], "completions": ["c"], "timeout_s": 0.1}
     async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
         reply = await client.post(

@@ -9,11 +9,22 @@ import msgspec
 import pytest
 
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.worker_pool import WorkerPool
 from shared.messages import RewardOutcome
-from tests.rewarder.conftest import LIMITS, call_with, descendants, is_running, user, wait_for
+from tests.rewarder.conftest import (
+    LIMITS,
+    call_with,
+    descendants,
+    is_running,
+    is_worker,
+    pool_and_scorer,
+    until,
+    user,
+    wait_for,
+)
 
 
 async def outcomes_of(
@@ -98,9 +109,11 @@ async def test_a_function_that_kills_its_process_is_an_error_and_the_worker_is_r
     for _ in range(4):
         rows = await outcomes_of(scorer, user("one"), call=call_with("a"))
         assert rows[0][0].value == 1.0
-    async with asyncio.timeout(20):
-        while pool.num_alive < 2:
-            await asyncio.sleep(0.01)
+
+    async def are_two() -> bool:
+        return pool.num_alive == 2
+
+    await until(are_two, what="the replacement")
 
 
 async def test_a_hanging_function_is_killed_at_its_deadline_with_all_it_spawned_and_holds_up_nobody(
@@ -198,26 +211,20 @@ async def test_a_pathological_answer_is_a_timeout_and_its_neighbours_are_judged(
     assert fast_s < 2.0, "a plain reward waited for a pathological one"
 
 
-async def test_a_changed_file_runs_its_new_code_after_the_next_check(
-    scorer: Scorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
+async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: RewarderMetrics, tmp_path: Path) -> None:
     file = tmp_path / "changing_rewards.py"
     sync, on_loop = "changing_rewards:sync", "changing_rewards:on_loop"
     source = "def sync(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
-    pool_limits = scorer._pool._limits
-    monkeypatch.setattr(
-        scorer._pool, "_limits", type(pool_limits)(pool_limits.memory_bytes, pool_limits.open_files, (str(tmp_path),))
-    )
-    scorer._pool.renew()
-    file.write_text(source.format("1.0"))
-    assert all(what.__class__.__name__ == "Inspected" for what in (await scorer.check([sync, on_loop])).values())
-    rows = await outcomes_of(scorer, sync, on_loop, call=call_with("a"))
-    assert [outcome.value for outcome in rows[0]] == [1.0, 1.0]
-    file.write_text(source.format("2.125"))
-    await scorer.check([sync, on_loop])
-    rows = await outcomes_of(scorer, sync, on_loop, call=call_with("a"))
-    assert [outcome.value for outcome in rows[0]] == [2.125, 2.125]
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(tmp_path),))
+    async with pool_and_scorer(metrics, limits) as (_, scorer):
+        file.write_text(source.format("1.0"))
+        assert all(what.__class__.__name__ == "Inspected" for what in (await scorer.check([sync, on_loop])).values())
+        rows = await outcomes_of(scorer, sync, on_loop, call=call_with("a"))
+        assert [outcome.value for outcome in rows[0]] == [1.0, 1.0]
+        file.write_text(source.format("2.125"))
+        await scorer.check([sync, on_loop])
+        rows = await outcomes_of(scorer, sync, on_loop, call=call_with("a"))
+        assert [outcome.value for outcome in rows[0]] == [2.125, 2.125]
 
 
 async def test_closing_the_pool_leaves_no_worker(metrics: RewarderMetrics) -> None:
@@ -229,16 +236,7 @@ async def test_closing_the_pool_leaves_no_worker(metrics: RewarderMetrics) -> No
         workers = descendants(os.getpid()) - before
     hanging.cancel()
     await asyncio.gather(hanging, return_exceptions=True)
-    wait_for(lambda: not any(_is_worker(pid) for pid in workers), what="the end of the workers")
-
-
-def _is_worker(pid: int) -> bool:
-    """Whether it is a session leader, as workers are and the fork server and the resource tracker are not."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return fields[0] != "Z" and int(fields[3]) == pid
+    wait_for(lambda: not any(is_worker(pid) for pid in workers), what="the end of the workers")
 
 
 def _encoded(call: RewardCall) -> bytes:

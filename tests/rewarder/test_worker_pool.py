@@ -9,7 +9,7 @@ import pytest
 
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_pool import RewardFailure, WorkerPool
-from tests.rewarder.conftest import LIMITS, call_with, user
+from tests.rewarder.conftest import LIMITS, call_with, descendants, is_worker, until, user
 
 
 def one_worker(metrics: RewarderMetrics, *, queue_timeout_s: float = 30.0) -> WorkerPool:
@@ -80,13 +80,14 @@ async def test_a_call_that_is_cancelled_gives_its_worker_back_as_a_new_one(metri
 
 
 async def test_a_worker_that_died_while_idle_is_replaced_before_its_next_call(metrics: RewarderMetrics) -> None:
+    before = descendants(os.getpid())
     async with one_worker(metrics) as pool:
-        pid = pool._idle[0]._process.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        async with asyncio.timeout(10):
-            while pool.num_alive:
-                await asyncio.sleep(0.01)
+        (worker,) = [pid for pid in descendants(os.getpid()) - before if is_worker(pid)]
+        os.kill(worker, signal.SIGKILL)
+
+        async def is_noticed() -> bool:
+            return pool.num_alive == 0
+
+        await until(is_noticed, what="the end of the worker")
         answer, _ = await pool.call(user("one"), ONE, lane="a", timeout_s=10)
         assert answer.verdicts[0].value == 1.0
-        assert pool.num_alive == 1

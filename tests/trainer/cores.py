@@ -33,9 +33,9 @@ def make_core(model: Path, *, total_steps: int = 10, **settings: Any) -> PolicyC
     return PolicyCore(make_config(model, **settings), model_dir_or_id=str(model), total_steps=total_steps, device=CPU)
 
 
-GRADIENT_DESCENT: dict[str, Any] = {"learning_rate": 1e6, "adam_epsilon": 1e6}
-"""Settings under which AdamW's first step is ``weights -= gradient`` to one part in a million: an epsilon that dwarfs the
-second moment cancels the learning rate."""
+GRADIENT_DESCENT: Any = {"learning_rate": 1e6, "adam_epsilon": 1e6}
+"""Settings under which AdamW's first step is ``weights -= gradient`` to one part in a million: an epsilon that dwarfs
+the second moment cancels the learning rate."""
 
 
 def make_row(

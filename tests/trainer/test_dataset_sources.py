@@ -9,6 +9,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from services.trainer.dataset import check_dataset, open_dataset
 from shared.errors import UserError
@@ -22,7 +23,8 @@ def config(name: str, **settings: Any) -> RunConfig:
 
 
 def parquet(path: Path, rows: list[dict[str, Any]]) -> RunConfig:
-    pq.write_table(pa.Table.from_pylist(rows), path)
+    table: Any = pa.Table.from_pylist(rows)
+    pq.write_table(table, path)
     return config(str(path))
 
 
@@ -53,7 +55,10 @@ def test_conversations_in_parquet_lose_the_nulls_that_the_columns_added(tmp_path
 def test_a_bad_parquet_row_is_named(tmp_path: Path) -> None:
     summary = check_dataset(parquet(tmp_path / "train.parquet", [{"prompt": "a"}, {"prompt": None}]))
     assert (summary.num_rows, summary.num_bad) == (2, 1)
-    assert summary.first_bad == f"{tmp_path / 'train.parquet'} row 1 has null as 'prompt', which must be text or a list of messages"
+    assert (
+        summary.first_bad
+        == f"{tmp_path / 'train.parquet'} row 1 has null as 'prompt', which must be text or a list of messages"
+    )
 
 
 def test_a_column_of_bytes_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -85,15 +90,13 @@ def test_a_split_of_a_dataset_is_read_like_a_file(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (datasets.exceptions.DatasetNotFoundError("no"), "no such file, and no dataset of that name"),
+        (DatasetNotFoundError("no"), "no such file, and no dataset of that name"),
         (ValueError("Unknown split 'tain'. Should be one of ['train']."), "Unknown split 'tain'"),
         (ConnectionError("no route"), "could not be loaded: no route"),
-        (datasets.exceptions.DatasetGenerationError("torn"), "could not be loaded: torn"),
+        (DatasetGenerationError("torn"), "could not be loaded: torn"),
     ],
 )
-def test_whatever_the_hub_says_becomes_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
-) -> None:
+def test_whatever_the_hub_says_becomes_a_sentence(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
     def load_dataset(*args: object, **kwargs: object) -> Any:
         raise error
 

@@ -138,7 +138,8 @@ def test_training_makes_a_rewarded_completion_likelier_and_a_punished_one_less_l
     before = logprobs()
     for _ in range(5):
         core.step()
-        after = logprobs()
+        core.accumulate(rows)
+    after = logprobs()
     assert after[0] > before[0] + 0.1
     assert after[1] < before[1] - 0.1
 
@@ -205,7 +206,7 @@ def test_the_learning_rate_warms_up_and_decays(tiny_model: Path) -> None:
 
 
 def test_the_gradient_is_clipped_to_its_norm_and_reported_before_clipping(tiny_model: Path) -> None:
-    core = make_core(tiny_model, **(GRADIENT_DESCENT | {"max_grad_norm": 0.25}))
+    core = make_core(tiny_model, max_grad_norm=0.25, **GRADIENT_DESCENT)
     before = weights(core)
     core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=10.0)])
     stats = core.step()
@@ -226,7 +227,12 @@ def test_weight_decay_spares_norms(tiny_model: Path) -> None:
 
 
 def test_weight_decay_goes_by_the_names_transformers_goes_by() -> None:
-    spared = ["model.norm.weight", "model.layers.0.input_layernorm.weight", "layers.1.self_attn.q_norm.weight", "h.0.mlp.bias"]
+    spared = [
+        "model.norm.weight",
+        "model.layers.0.input_layernorm.weight",
+        "layers.1.self_attn.q_norm.weight",
+        "h.0.mlp.bias",
+    ]
     assert not [name for name in spared if decays(name)]
     assert decays("model.layers.0.mlp.up_proj.weight")
     assert decays("model.embed_tokens.weight")

@@ -1,10 +1,11 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from services.trainer.policy_model import load_policy
@@ -17,6 +18,14 @@ from tests.trainer.cores import CPU, make_core, random_rows
 def broken_model(tiny_model: Path, tmp_path: Path) -> Path:
     """Return a copy of the tiny model, to be damaged by the test."""
     return Path(shutil.copytree(tiny_model, tmp_path / "broken"))
+
+
+SAFETENSORS: Any = safetensors.torch
+
+
+def load_file(path: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = SAFETENSORS.load_file(path)
+    return tensors
 
 
 def edit_json(path: Path, **values: object) -> None:
@@ -89,7 +98,7 @@ def test_a_missing_model_is_named_with_what_was_looked_for(tmp_path: Path) -> No
 def test_a_model_that_comes_with_its_own_code_is_refused(broken_model: Path) -> None:
     edit_json(broken_model / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
     (broken_model / "evil.py").write_text("raise AssertionError('was run')")
-    with pytest.raises(UserError, match="code of its own .* never run"):
+    with pytest.raises(UserError, match=r"code of its own .* never run"):
         load_policy(str(broken_model), revision=None, device=CPU)
 
 
@@ -103,7 +112,7 @@ def test_a_model_whose_files_lack_a_weight_is_refused_instead_of_made_up(broken_
     file = broken_model / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, file, metadata={"format": "pt"})
+    SAFETENSORS.save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"lack 1 of the model's parameters, first of all model.layers.1.mlp.up_proj"):
         load_policy(str(broken_model), revision=None, device=CPU)
 

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroupGloo
 
-from services.generator.gloo_wire import enter_group, receive_chunks
+from services.generator.gloo_wire import TrainerGroup
 from services.generator.vllm_plugin import GLOO_BACKEND
 
 
@@ -25,7 +24,7 @@ class FakeEngine:
             weight_transfer_config=SimpleNamespace(backend=GLOO_BACKEND),
             parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1),
         )
-        self._group: ProcessGroupGloo | None = None
+        self._group: TrainerGroup | None = None
         self._buffer_bytes = 0
         self._received: dict[str, torch.Tensor] = {}
         self.weights: dict[str, torch.Tensor] = {}
@@ -62,19 +61,24 @@ class FakeEngine:
         elif method == "update_weights":
             await asyncio.to_thread(self._receive, **kwargs["update_info"])
         elif method == "shutdown_weight_transfer_engine":
-            self._group = None
+            self.close()
         else:
             raise AssertionError(f"vLLM has no {method}")
 
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.leave()
+        self._group = None
+
     def _enter(self, *, rank_offset: int, buffer_bytes: int, **where: Any) -> None:
         self._buffer_bytes = buffer_bytes
-        self._group = enter_group(rank=rank_offset, **where)
+        self._group = TrainerGroup(rank=rank_offset, **where)
 
     def _receive(self, *, names: list[str], dtype_names: list[str], shapes: list[list[int]], timeout_s: float) -> None:
         assert self._group is not None
         dtypes = [getattr(torch, name) for name in dtype_names]
         specs = zip(names, dtypes, shapes, strict=True)
-        for chunk in receive_chunks(self._group, specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
+        for chunk in self._group.receive_chunks(specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
             self._received.update(chunk)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:

@@ -53,4 +53,5 @@ async def serve(replica_id: str) -> AsyncIterator[ServedReceiver]:
     finally:
         server.should_exit = True
         await task
+        served.engine.close()
         listener.close()

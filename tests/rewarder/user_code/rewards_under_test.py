@@ -30,9 +30,7 @@ async def step_as_reward(completions: list[str], trainer_state: Any, **_: Any) -
 def everything(prompts: Any, completions: Any, completion_ids: Any, trainer_state: Any, **columns: Any) -> list[float]:
     columns["log_extra"]("seen", completions)
     columns["log_metric"]("seen", 1.0)
-    assert isinstance(prompts, list)
-    lengths = {len(value) for value in (prompts, completions, completion_ids, columns["answer"])}
-    assert lengths == {len(completions)}, lengths
+    assert len(prompts) == len(completions) == len(completion_ids) == len(columns["answer"])
     assert (trainer_state.global_step, trainer_state.max_steps) == (3, 9)
     return [float(len(ids)) for ids in completion_ids]
 
@@ -75,7 +73,7 @@ def hangs(pid_file: list[str] | None = None, **_: Any) -> list[float]:
 
 
 async def hangs_async(**_: Any) -> list[float]:
-    for _ in range(3):  # a user's function may swallow its cancellation
+    for _attempt in range(3):  # a user's function may swallow its cancellation
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:

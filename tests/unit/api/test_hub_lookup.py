@@ -38,7 +38,7 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
             """Say nothing."""
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)

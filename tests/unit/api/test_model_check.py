@@ -96,7 +96,10 @@ def test_a_hub_model_is_asked_for_with_its_revision() -> None:
 
 
 def test_a_hub_model_that_brings_code_is_refused() -> None:
-    error = refusal(config("org/model"), lambda *_: {"auto_map": {"AutoModel": "x.Y"}})
+    def lookup(_name: str, _revision: str | None) -> Mapping[str, Any]:
+        return {"auto_map": {"AutoModel": "x.Y"}}
+
+    error = refusal(config("org/model"), lookup)
     assert "org/model on the hub has auto_map" in str(error)
 
 
@@ -107,7 +110,7 @@ def test_a_hub_that_does_not_answer_is_a_warning_and_no_refusal() -> None:
     assert check_model(config("org/model"), lookup=lookup) == ["the model was not checked: the hub did not answer"]
 
 
-@pytest.mark.parametrize("path", ["./model", "../model", "a/b/c", "~/model", "C:\\model", "org/..", "", "a b"])
+@pytest.mark.parametrize("path", ["./model", "../model", "a/b/c", "~/model", "C:\\model", "org/..", "", "a b", "a\n"])
 def test_what_is_neither_path_nor_hub_id_is_refused(path: str) -> None:
     assert "absolute path" in str(refusal(config(path)))
 

@@ -8,6 +8,8 @@ import pytest
 
 from services.trainer.rank_process import RankProcess, last_line
 from shared.errors import UserError
+from tests.api.api_rig import wait_until
+from tests.api.rank_rig import is_alive
 
 
 async def start(code: str, log: Path) -> RankProcess:
@@ -40,9 +42,7 @@ async def test_a_kill_takes_the_children_along(tmp_path: Path) -> None:
     child = int((tmp_path / "child").read_text())
     rank.kill()
     assert await rank.wait() == -9
-    state = Path(f"/proc/{child}/stat")
-    while state.exists() and state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        os.sched_yield()
+    await wait_until(lambda: not is_alive(child))
 
 
 async def test_stopping_or_killing_what_has_ended_is_harmless(tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ def test_paths_are_meant_from_the_file_and_not_from_where_one_stands(
     }
 
 
+def test_a_file_that_is_missing_is_named_in_full_so_that_the_refusal_says_where_it_was_looked_for(
+    tmp_path: Path,
+) -> None:
+    config = read_run_file(written(tmp_path, "model: ./model\ndataset_name: train.jsonl\n"))
+    assert config == {"model": str(tmp_path / "model"), "dataset_name": str(tmp_path / "train.jsonl")}
+
+
 def test_a_hub_id_is_left_alone(tmp_path: Path) -> None:
     assert read_run_file(written(tmp_path, MINIMAL))["model"] == "org/model"
 

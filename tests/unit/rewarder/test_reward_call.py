@@ -88,7 +88,7 @@ def test_an_object_with_an_async_call_is_async() -> None:
 
     assert is_async(Judge())
     assert is_async(function)
-    assert not is_async(lambda **_: [])
+    assert not is_async(required_columns)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,245 @@
+"""The generator as its supervisor sees it: a process with an HTTP port, children and an exit code."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from shared.keys import GENERATORS, RunKeys
+from shared.lease import alive
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+from tests.conftest import free_port
+from tests.tiny_model import make_tiny_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.redis, pytest.mark.slow, pytest.mark.timeout(600)]
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Generator:
+    """A generator process and what can be asked of it from outside."""
+
+    def __init__(self, redis_url: str, log: Path, **environment: str) -> None:
+        self.port = free_port()
+        self.log = log
+        self._errors = log.open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "services.generator"],
+            cwd=REPOSITORY,
+            stdout=self._errors,
+            stderr=self._errors,
+            env={
+                **os.environ,
+                "HEADRACE_REDIS_URL": redis_url,
+                "HEADRACE_PORT": str(self.port),
+                "HEADRACE_API_KEY": "public",
+                "HEADRACE_INTERNAL_KEY": "internal",
+                "HEADRACE_REPLICA_ID": "generator-0",
+                "HF_HUB_OFFLINE": "1",
+                "OMP_NUM_THREADS": "1",
+                **environment,
+            },
+        )
+
+    def get(self, path: str, *, key: str = "") -> httpx.Response | None:
+        """Return the answer, or None while nobody listens."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(
+                f"http://127.0.0.1:{self.port}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=30
+            )
+        return None
+
+    def reason(self) -> str:
+        """Return what /readyz says it waits for."""
+        answer = self.get("/readyz")
+        return "" if answer is None else str(answer.json().get("reason", ""))
+
+    def until(self, condition: Callable[[], Any], *, within_s: float = 240.0) -> None:
+        """Wait for ``condition``; fails with the log if the process ends or time is up."""
+        deadline = time.monotonic() + within_s
+        while not condition():
+            assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"waited {within_s} s, it says {self.reason()!r}:\n{self.log.read_text()}"
+            time.sleep(0.05)
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def ended(self, *, within_s: float) -> int:
+        """Return the exit code."""
+        return self.process.wait(timeout=within_s)
+
+    def clear_away(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in self.descendants():
+                child.kill()
+        self.process.kill()
+        self.process.wait(timeout=10)
+        self._errors.close()
+
+
+@pytest.fixture
+def start(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Generator]]:
+    started: list[Generator] = []
+
+    def make(**environment: str) -> Generator:
+        url = environment.pop("HEADRACE_REDIS_URL", redis_url)
+        started.append(Generator(url, tmp_path / f"generator-{len(started)}.log", **environment))
+        return started[-1]
+
+    yield make
+    for generator in started:
+        generator.clear_away()
+
+
+def a_config(model: Path, **changes: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"model": str(model), "dataset_name": "/x.jsonl", "reward_funcs": ["accuracy_reward"],
+         "max_prompt_length": 16, "max_completion_length": 16} | changes
+    )  # fmt: skip
+
+
+async def point_fleet_at(redis: Redis, run_id: str, config: RunConfig) -> RunKeys:
+    store = RunStore(redis)
+    await store.create(run_id, config, run_dir="/nowhere")
+    await store.set_status(run_id, "running")
+    await store.set_current_run(run_id)
+    return RunKeys(run_id)
+
+
+async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
+    start: Callable[..., Generator], redis: Redis, tmp_path: Path
+) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    untrusted = make_tiny_model(tmp_path / "untrusted")
+    config_json = untrusted / "config.json"
+    config_json.write_text(config_json.read_text().replace("{", '{"auto_map": {"AutoConfig": "code.Config"},', 1))
+    generator = start()
+    generator.until(lambda: generator.get("/livez"), within_s=60)
+    generator.until(lambda: generator.reason() == "no run yet")
+    policy = generator.get("/v1/models", key="public")
+    assert policy is not None
+    assert policy.status_code == 503
+
+    # A model that would run its own code is refused, and the replica lives on for the next run.
+    keys = await point_fleet_at(redis, "run-1", a_config(untrusted))
+    generator.until(lambda: "auto_map" in generator.reason())
+    assert await redis.hkeys(keys.generators) == [b"generator-0"]
+
+    keys = await point_fleet_at(redis, "run-2", a_config(model))
+    generator.until(lambda: generator.reason().startswith("waiting for weights: none received yet"))
+    assert await redis.hget(keys.generators, "generator-0") == f'{{"url": "http://127.0.0.1:{generator.port}"}}'.encode()
+    assert await alive(redis, leases=keys.leases(GENERATORS)) == {"generator-0"}
+    weights = generator.get("/internal/v1/weights", key="internal")
+    assert weights is not None
+    assert weights.json()["run_id"] == "run-2"
+    assert weights.json()["transports"] == ["gloo"]
+    first_engine = {child.pid for child in generator.descendants()}
+
+    # The same model again: the engine stays. Longer completions: it must go.
+    await point_fleet_at(redis, "run-3", a_config(model, learning_rate=0.1))
+    generator.until(lambda: (generator.get("/internal/v1/weights", key="internal") or weights).json()["run_id"] == "run-3")
+    assert {child.pid for child in generator.descendants()} == first_engine
+    assert await redis.hkeys(keys.generators) == []
+    assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
+    keys = await point_fleet_at(redis, "run-4", a_config(model, max_completion_length=32))
+    generator.until(lambda: generator.reason() == "loading the model")
+    generator.until(lambda: generator.reason().startswith("waiting for weights"))
+    second_engine = {child.pid for child in generator.descendants() if "resource_tracker" not in " ".join(child.cmdline())}
+    assert not second_engine & first_engine
+
+    generator.process.send_signal(signal.SIGTERM)
+    assert generator.ended(within_s=10) == 0, generator.log.read_text()
+    assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
+    assert await redis.hkeys(keys.generators) == []
+    assert not [pid for pid in second_engine if psutil.pid_exists(pid) and _runs(pid)]
+
+
+async def test_no_child_survives_a_generator_that_was_killed(
+    start: Callable[..., Generator], redis: Redis, tmp_path: Path
+) -> None:
+    await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
+    generator = start()
+    generator.until(lambda: generator.reason().startswith("waiting for weights"))
+    children = generator.descendants()
+    assert len(children) >= 2, "the engine core and its worker"
+    generator.process.kill()
+    _, survivors = psutil.wait_procs(children, timeout=10)
+    assert not survivors, [child.cmdline() for child in survivors]
+
+
+async def test_a_generator_killed_while_loading_leaves_no_child(
+    start: Callable[..., Generator], redis: Redis, tmp_path: Path
+) -> None:
+    await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
+    generator = start()
+    generator.until(lambda: len(generator.descendants()) >= 2)
+    children = generator.descendants()
+    generator.process.kill()
+    _, survivors = psutil.wait_procs(children, timeout=10)
+    assert not survivors, [child.cmdline() for child in survivors]
+
+
+async def test_asked_to_stop_while_loading_it_stops(
+    start: Callable[..., Generator], redis: Redis, tmp_path: Path
+) -> None:
+    await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
+    generator = start()
+    generator.until(lambda: len(generator.descendants()) >= 2)
+    children = generator.descendants()
+    generator.process.send_signal(signal.SIGTERM)
+    assert generator.ended(within_s=10) == 0, generator.log.read_text()
+    _, survivors = psutil.wait_procs(children, timeout=10)
+    assert not survivors
+
+
+async def test_a_dead_engine_ends_the_process_with_a_sentence(
+    start: Callable[..., Generator], redis: Redis, tmp_path: Path
+) -> None:
+    keys = await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
+    generator = start()
+    generator.until(lambda: generator.reason().startswith("waiting for weights"))
+    (worker,) = [child for child in generator.descendants() if "Worker" in " ".join(child.cmdline())]
+    worker.kill()
+    assert generator.ended(within_s=30) == 1
+    assert "vLLM's engine died" in generator.log.read_text()
+    assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
+
+
+async def test_an_engine_argument_vllm_does_not_know_is_the_operators_mistake(start: Callable[..., Generator]) -> None:
+    generator = start(HEADRACE_ENGINE_ARGS='{"max_num_sequences": 4}')
+    assert generator.ended(within_s=120) == 2
+    assert "vLLM has no engine argument max_num_sequences" in generator.log.read_text()
+    assert "Traceback" not in generator.log.read_text()
+
+
+async def test_without_redis_it_gives_up_with_a_sentence(start: Callable[..., Generator]) -> None:
+    generator = start(HEADRACE_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0", HEADRACE_REDIS_PATIENCE_S="2")
+    assert generator.ended(within_s=120) == 1
+    assert "Redis PING failed for 2 s" in generator.log.read_text()
+    assert "Traceback" not in generator.log.read_text()
+
+
+async def test_a_taken_port_is_the_operators_mistake(start: Callable[..., Generator]) -> None:
+    first = start()
+    first.until(lambda: first.get("/livez"), within_s=60)
+    second = start(HEADRACE_PORT=str(first.port))
+    assert second.ended(within_s=60) == 2
+    assert f"cannot listen on 127.0.0.1:{first.port}" in second.log.read_text()
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False

@@ -1,0 +1,30 @@
+"""What ships is what the code accepts: run files parse, and the page of settings is up to date."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shared.run_config import parse_run_config
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def test_there_are_example_run_files() -> None:
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_run_file_is_accepted(path: Path) -> None:
+    parse_run_config(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def test_the_page_of_settings_says_what_the_settings_are() -> None:
+    spec = importlib.util.spec_from_file_location("make_run_file_page", ROOT / "docs" / "make_run_file_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert maker.PAGE.read_text(encoding="utf-8") == maker.page(), "run: python docs/make_run_file_page.py"
