@@ -24,6 +24,6 @@ RUN_OPTIONS: dict[str, float | int | str] = {
     "epsilon_high": 0.28,
     "vllm_importance_sampling_cap": 2.0,
     "scale_rewards": "group",
-    "max_staleness": 4,
+    "max_staleness": 2,
 }
 """A run's options; the paths, the reward's name and the seed are the command's to add."""

@@ -11,11 +11,6 @@ Exit codes: 0 asked to stop; 1 failed, start me again; 2 something is set wrong,
 import argparse
 import sys
 
-from services.generator.vllm_environment import end_with_parent
-
-if __name__ == "__mp_main__":  # vLLM's child processes import this module first of all
-    end_with_parent()
-
 _HELP = """\
 Samples completions for the run that is current in Redis. Everything is set by environment variables:
 

@@ -2,9 +2,9 @@
 
     start -> load chunk, load chunk, ... -> check_complete -> finish
 
-vLLM's layerwise reload does the loading. It leaves three things to its caller, which are done here: a reload that broke off
-leaves half-filled layers which the next one would complete with a mixture; a parameter, or a shard of a fused one, that never
-arrives is no error; and on CPU the prepacked head of a model with tied embeddings keeps the old weights.
+vLLM's layerwise reload does the loading. It leaves three things to its caller, which are done here: a reload that broke
+off leaves half-filled layers, which the next one would complete with a mixture; a parameter, or a shard of a fused one,
+that never arrives is no error; and on CPU the prepacked head of a model with tied embeddings keeps the old weights.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
 
 
 class CheckedReload:
@@ -34,7 +34,7 @@ class CheckedReload:
     def start(self) -> None:
         """Prepare every layer to be loaded; what a broken reload left behind is closed first."""
         if any(get_layerwise_info(layer).can_load() for layer in self._model.modules()):
-            finalize_layerwise_reload(self._model, self._model_config)
+            finalize_layerwise_processing(self._model, self._model_config)
         initialize_layerwise_reload(self._model)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -66,7 +66,7 @@ class CheckedReload:
 
     def finish(self) -> None:
         """Put the loaded layers to use."""
-        finalize_layerwise_reload(self._model, self._model_config)
+        finalize_layerwise_processing(self._model, self._model_config)
         if self._is_tied and next(self._model.parameters()).device.type == "cpu":
             self._prepack_tied_head()
 

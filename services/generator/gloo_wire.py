@@ -6,8 +6,8 @@
 Both ends cut the stream into the same chunks from the same names, dtypes and shapes, by the rule of vLLM's packed NCCL
 broadcast: a chunk ends with the parameter that takes it past ``buffer_bytes``. Every wait has a deadline.
 
-The lifeline is there because gloo does not always wake a receiver whose sender has closed the connection (seen when the sender
-failed between announcing a message and sending it): without it, everybody waits for the deadline.
+The lifeline is there because gloo does not always wake a receiver whose sender has closed the connection (seen when
+another rank had left before the first broadcast): without it, everybody waits for the deadline.
 """
 
 import math
@@ -15,15 +15,16 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+import torch.distributed
 
+c10d: Any = torch.distributed  # a binding to C++ without complete types
 Spec = tuple[str, torch.dtype, list[int]]
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.005
-_abandoned: list[tuple[ProcessGroupGloo, dist.Work]] = []
+_abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that will end at its own deadline; destroying one would wait for it."""
 
 
@@ -41,19 +42,17 @@ class TrainerGroup:
         RuntimeError: Not all came in time, or the trainer gave up.
     """
 
-    def __init__(
-        self, *, master_address: str, master_port: int, rank: int, world_size: int, timeout_s: float
-    ) -> None:
+    def __init__(self, *, master_address: str, master_port: int, rank: int, world_size: int, timeout_s: float) -> None:
         self._lifeline = _connect(master_address, master_port, timeout_s)
-        self._group: ProcessGroupGloo | None = None
+        self._group: Any = None
         timeout = timedelta(seconds=timeout_s)
-        options = ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
+        options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
         options._timeout = timeout  # noqa: SLF001
         own_address = str(self._lifeline.getsockname()[0])
         try:
-            options._devices = [ProcessGroupGloo.create_device(hostname=own_address)]  # noqa: SLF001
-            store = TCPStore(master_address, master_port, None, is_master=False, timeout=timeout)
-            self._group = ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
+            options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own_address)]  # noqa: SLF001
+            store = c10d.TCPStore(master_address, master_port, None, is_master=False, timeout=timeout)
+            self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("weights", store), rank, world_size, options)
         finally:
             if self._group is None:
                 self._lifeline.close()
@@ -81,7 +80,7 @@ class TrainerGroup:
         group = self._group
         if group is None:
             raise RuntimeError("this worker has left the communicator")
-        options = dist.BroadcastOptions()
+        options = c10d.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         options.timeout = timedelta(seconds=timeout_s)
@@ -113,7 +112,7 @@ def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
 
 def unpack(chunk: torch.Tensor, specs: Sequence[Spec]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters that lie in ``chunk``, as views of it where alignment allows."""
-    parts = chunk.split([_num_bytes(spec) for spec in specs])
+    parts: tuple[torch.Tensor, ...] = torch.split(chunk, [_num_bytes(spec) for spec in specs])
     for (name, dtype, shape), part in zip(specs, parts, strict=True):
         is_aligned = part.storage_offset() % dtype.itemsize == 0
         yield name, (part if is_aligned else part.clone()).view(dtype).view(shape)

@@ -1,7 +1,7 @@
 """vLLM's NCCL weight-transfer engine, with the checks of checked_reload.py around the loading.
 
-The wire is vLLM's: ``packed_nccl_broadcast_consumer``. NCCL has no deadline here: when the trainer is gone and the wait does not
-end, weight_receiver.py ends the process.
+The wire is vLLM's: ``packed_nccl_broadcast_consumer``. NCCL has no deadline here: when the trainer is gone and the wait
+does not end, weight_receiver.py ends the process.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,10 @@
 """Prepares a process for vLLM: its environment variables, and that no child outlives its parent.
 
     python -m services.generator      set_environment() before vLLM is imported
-     +-- EngineCore (spawned)         end_with_parent()
+     +-- EngineCore (spawned)         end_with_parent(), called by vllm_plugin.py
           +-- Worker (spawned)        end_with_parent()
 
-vLLM's children outlive a parent that was killed with SIGKILL, and keep the GPU and gigabytes of memory.
+By itself vLLM's engine core outlives a parent that was killed with SIGKILL, and keeps the GPU and gigabytes of memory.
 """
 
 import importlib.metadata
@@ -13,6 +13,8 @@ import signal
 import threading
 from collections.abc import MutableMapping
 from multiprocessing import connection, parent_process
+
+_WATCH = "end with parent"
 
 MAX_COMPLETIONS = 1024
 """Of one request, OpenAI-compatible ones too; RunConfig.num_generations has the same bound."""
@@ -46,9 +48,9 @@ def set_environment(environment: MutableMapping[str, str], *, is_cpu: bool, log_
 
 
 def end_with_parent() -> None:
-    """Kill this process as soon as the process that spawned it is gone. For spawned processes; no-op in others."""
+    """Kill this process as soon as the process that spawned it is gone; no-op in one that nobody spawned."""
     parent = parent_process()
-    if parent is None:
+    if parent is None or any(thread.name == _WATCH for thread in threading.enumerate()):
         return
     sentinel = parent.sentinel
 
@@ -56,4 +58,4 @@ def end_with_parent() -> None:
         connection.wait([sentinel])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="end with parent", daemon=True).start()
+    threading.Thread(target=watch, name=_WATCH, daemon=True).start()

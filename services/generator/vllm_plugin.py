@@ -1,10 +1,13 @@
 """Registers headrace's weight-transfer engines in every vLLM process.
 
-vLLM calls ``register`` through the entry point ``vllm.general_plugins`` of pyproject.toml, in the API process, the engine
-core and each worker, and sometimes twice in one.
+vLLM calls ``register`` through the entry point ``vllm.general_plugins`` of pyproject.toml, in the API process, the
+engine core and each worker, and sometimes twice in one.
 """
 
+import contextlib
 from typing import Literal
+
+from services.generator.vllm_environment import end_with_parent
 
 GLOO_BACKEND = "headrace_gloo"
 NCCL_BACKEND = "headrace_nccl"
@@ -16,11 +19,17 @@ _ENGINES = {
 
 
 def register() -> None:
-    """Make both engines known to vLLM; their modules are imported only when an engine is made."""
+    """Make both engines known to vLLM; their modules are imported only when an engine is made.
+
+    It is also the first code of ours that runs in vLLM's child processes.
+    """
+    end_with_parent()
+
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     for name, (module, class_name) in _ENGINES.items():
-        if name not in WeightTransferEngineFactory._registry:  # noqa: SLF001  it has no public question
+        # It refuses a name it knows, and cannot be asked whether it does.
+        with contextlib.suppress(ValueError):
             WeightTransferEngineFactory.register_engine(name, module, class_name)
 
 

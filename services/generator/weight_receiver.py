@@ -4,64 +4,34 @@
                              |
                              +-- anything fails, or abort --> held, in no communicator, until a later epoch's commit
 
-Half-loaded weights are never served: after a failed update nothing but a complete later one resumes decoding. That also holds
-when the trainer dies in the middle: this replica stays held until the trainer that takes over joins it to its own epoch.
-A trainer that dies between pushes holds nothing up. Bodies of an older epoch, or of another run, are refused.
+Half-loaded weights are never served: after a failed update nothing but a complete later one resumes decoding. That also
+holds when the trainer dies in the middle: this replica stays held until the trainer that takes over joins it to its own
+epoch. A trainer that dies between pushes holds nothing up. Bodies of an older epoch, or of another run, are refused.
 
-Every call into the engine has a deadline. A worker that is stuck in one cannot be recalled: ``fatal`` is set then, and the
-process is expected to end and be started again.
+Every call into the engine has a deadline. A worker that is stuck in one cannot be recalled: ``fatal`` is set then, and
+the process is expected to end and be started again.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
-from services.generator.vllm_plugin import GLOO_BACKEND, NCCL_BACKEND
-from shared.control import (
-    AbortRequest,
-    BeginRequest,
-    CommitReply,
-    CommitRequest,
-    ControlBody,
-    JoinRequest,
-    ReplicaInfo,
-    Transport,
-)
+from services.generator.receiving_engine import GuardedEngine, ReceivingEngine
+from shared.control import AbortRequest, BeginRequest, CommitReply, CommitRequest, JoinRequest, ReplicaInfo
 from shared.errors import HeadraceError, PushError, UnavailableError
 
 log = logging.getLogger(__name__)
 
-_TRANSPORTS: dict[str, Transport] = {GLOO_BACKEND: "gloo", NCCL_BACKEND: "nccl"}
-_CALL_TIMEOUT_S = 60.0
-"""Deadline of engine calls that move no weights: pause, resume, finish."""
-_ResultT = TypeVar("_ResultT")
+cuda: Any = torch.cuda  # partly untyped
 
 
 class ConflictError(PushError):
     """The body is of another run, of an older epoch, or out of turn."""
-
-
-class ReceivingEngine(Protocol):
-    """What the receiver needs of vLLM's AsyncLLM."""
-
-    vllm_config: Any
-
-    async def pause_generation(self, *, mode: Any, clear_cache: bool) -> None: ...
-
-    async def resume_generation(self) -> None: ...
-
-    async def collective_rpc(
-        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any: ...
-
-    async def finish_weight_update(self, weight_version: str | None = None) -> None: ...
-
-    async def get_weight_version(self) -> str: ...
 
 
 @dataclass
@@ -94,7 +64,7 @@ class WeightReceiver:
         self._grace_s = grace_s
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._engine: ReceivingEngine | None = None
+        self._engine: GuardedEngine | None = None
         self._run_id: str | None = None
         self._model: str | None = None
         self._dtype: str | None = None
@@ -119,7 +89,8 @@ class WeightReceiver:
 
     def attach(self, engine: ReceivingEngine, *, run_id: str, model: str, dtype: str) -> None:
         """Receive for ``run_id`` into ``engine``, which has just loaded ``model``."""
-        self._engine, self._run_id, self._model, self._dtype = engine, run_id, model, dtype
+        self._engine = GuardedEngine(engine, grace_s=self._grace_s, on_fatal=self._die)
+        self._run_id, self._model, self._dtype = run_id, model, dtype
         self._reset()
         self._notify()
 
@@ -143,7 +114,7 @@ class WeightReceiver:
     def info(self) -> ReplicaInfo:
         """Return what this replica is and holds."""
         engine = self._engine
-        transport = None if engine is None else _TRANSPORTS.get(_backend(engine))
+        transport = None if engine is None else engine.transport
         return ReplicaInfo(
             replica_id=self._replica_id,
             run_id=self._run_id,
@@ -151,7 +122,7 @@ class WeightReceiver:
             transports=[] if transport is None else [transport],
             torch_version=str(torch.__version__),
             nccl_version=_nccl_version(),
-            num_workers=0 if engine is None else _num_workers(engine),
+            num_workers=0 if engine is None else engine.num_workers,
             dtype=self._dtype,
             epoch=self._epoch,
             policy_version=self._policy_version,
@@ -173,13 +144,8 @@ class WeightReceiver:
             if body.epoch <= self._newest_epoch:
                 raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {self._newest_epoch}")
             self._newest_epoch = body.epoch
-            await self._leave("a newer epoch began")
-            init_info = _gloo_init_info(body) if body.transport == "gloo" else _nccl_init_info(body)
-            await self._call(
-                "entering the communicator",
-                engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": init_info}),
-                timeout_s=body.timeout_s,
-            )
+            await self._leave(engine, "a newer epoch began")
+            await engine.enter(body)
             self._epoch = body.epoch
             return self.info()
 
@@ -201,19 +167,9 @@ class WeightReceiver:
             held_at = time.monotonic()
             self._is_held = True
             self._notify()
-            # keep: requests stay in flight. clear_cache: or they would go on from keys and values of the old weights.
-            await self._call("holding decoding", engine.pause_generation(mode="keep", clear_cache=True))
-            await self._call("starting the update", engine.collective_rpc("start_weight_update"))
-            update_info: dict[str, Any] = {
-                "names": body.names,
-                "dtype_names": body.dtype_names,
-                "shapes": body.shapes,
-            }
-            if _TRANSPORTS[_backend(engine)] == "gloo":
-                update_info["timeout_s"] = body.timeout_s
-            receiving = asyncio.create_task(
-                self._receive(engine, update_info, timeout_s=body.timeout_s), name="receive weights"
-            )
+            await engine.hold()
+            await engine.start()
+            receiving = asyncio.create_task(self._receive(engine, body), name="receive weights")
             self._update = _Update(body.epoch, body.policy_version, held_at, receiving)
             return self.info()
 
@@ -233,14 +189,10 @@ class WeightReceiver:
                 raise ConflictError(f"policy version {body.policy_version} of epoch {body.epoch} is not being received")
             failure = await update.receiving
             if failure is not None:
-                await self._leave(failure)
+                await self._leave(engine, failure)
                 raise PushError(failure)
-            finish = engine.finish_weight_update(str(body.policy_version))
-            await self._call("finishing the update", finish, is_fatal=True)
-            read_back = await self._call("reading the version back", engine.get_weight_version(), is_fatal=True)
-            if read_back != str(body.policy_version):
-                raise self._die(f"policy version {body.policy_version} was loaded, the engine says {read_back}")
-            await self._call("going on", engine.resume_generation(), is_fatal=True)
+            await engine.finish(body.policy_version)
+            await engine.resume()
             self._update = None
             self._policy_version = body.policy_version
             self._is_held = False
@@ -262,36 +214,32 @@ class WeightReceiver:
         """
         self._check_run(body)
         async with self._lock:
-            self._check_run(body)
+            engine = self._check_run(body)
             if body.epoch < self._newest_epoch:
                 raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {self._newest_epoch}")
             self._newest_epoch = body.epoch
-            await self._leave(body.reason)
+            await self._leave(engine, body.reason)
             return self.info()
 
-    async def _receive(self, engine: ReceivingEngine, update_info: dict[str, Any], *, timeout_s: float) -> str | None:
+    async def _receive(self, engine: GuardedEngine, body: BeginRequest) -> str | None:
         """Return None once everything is loaded, or why it is not."""
         try:
-            await self._call(
-                "receiving weights",
-                engine.collective_rpc("update_weights", kwargs={"update_info": update_info}),
-                timeout_s=timeout_s,
-            )
+            await engine.receive(body)
         except HeadraceError as error:
             log.warning("%s; decoding stays held until a later push is complete", error)
             if not self.fatal.is_set():
                 # The trainer would otherwise wait for us to take the next chunk, and hold everybody until its deadline.
                 self._epoch = 0
-                await self._shut_down(engine)
+                with contextlib.suppress(UnavailableError):
+                    await engine.leave()
             return str(error)
         if self._update is not None:
             self._update.received_at = time.monotonic()
         return None
 
-    async def _leave(self, reason: str) -> None:
+    async def _leave(self, engine: GuardedEngine, reason: str) -> None:
         """Leave the communicator, with the engine outside any update."""
-        engine, update = self._engine, self._update
-        assert engine is not None
+        update = self._update
         if update is not None:
             log.warning("giving up policy version %d: %s", update.policy_version, reason)
             # The trainer has closed its end, so this ends soon; at the latest by its own deadline.
@@ -301,57 +249,21 @@ class WeightReceiver:
             if failure is None:
                 # All bytes came and nobody confirmed them. The engine can only be taken out of an update by finishing
                 # it; its version label stays the old one, and decoding stays held.
-                await self._call("closing the update", engine.finish_weight_update(), is_fatal=True)
+                await engine.finish(None)
         if self._epoch:
             self._epoch = 0
-            await self._shut_down(engine)
+            await engine.leave()
 
-    async def _shut_down(self, engine: ReceivingEngine) -> None:
-        shutdown = engine.collective_rpc("shutdown_weight_transfer_engine")
-        await self._call("leaving the communicator", shutdown, is_fatal=True)
-
-    async def _call(
-        self,
-        what: str,
-        call: Coroutine[Any, Any, _ResultT],
-        *,
-        timeout_s: float = _CALL_TIMEOUT_S,
-        is_fatal: bool = False,
-    ) -> _ResultT:
-        """Await a call into the engine.
-
-        Args:
-            what: For the message.
-            call: The call.
-            timeout_s: The engine's own deadline; it gets ``grace_s`` more.
-            is_fatal: If it fails, the engine is neither in an update nor out of it, and only a new process helps.
-
-        Raises:
-            PushError: It failed.
-            UnavailableError: It did not return, or it was fatal. ``fatal`` is set.
-        """
-        try:
-            async with asyncio.timeout(timeout_s + self._grace_s):
-                return await call
-        except TimeoutError as error:
-            raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s") from error
-        except Exception as error:  # noqa: BLE001  vLLM raises a bare Exception for whatever failed in a worker
-            reason = f"{what} failed: {error}"
-            if is_fatal:
-                raise self._die(reason) from error
-            raise PushError(reason) from error
-
-    def _die(self, reason: str) -> UnavailableError:
+    def _die(self, reason: str) -> None:
         log.error("the engine cannot go on: %s", reason)
         self.fatal_reason = self.fatal_reason or f"the engine cannot receive weights any more: {reason}"
         self.fatal.set()
-        return UnavailableError(reason)
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _check_run(self, body: "JoinRequest | BeginRequest | CommitRequest | AbortRequest") -> ReceivingEngine:
+    def _check_run(self, body: "JoinRequest | BeginRequest | CommitRequest | AbortRequest") -> GuardedEngine:
         if self._engine is None:
             raise UnavailableError("this replica has no model loaded yet; ask again when GET says that it has")
         if self.fatal.is_set():
@@ -370,41 +282,10 @@ class WeightReceiver:
             raise ConflictError(f"this replica runs NCCL {mine.nccl_version}, the trainer {body.nccl_version}")
 
 
-def _gloo_init_info(body: JoinRequest) -> dict[str, Any]:
-    return {
-        "master_address": body.master_address,
-        "master_port": body.master_port,
-        "rank_offset": body.rank_offset,
-        "world_size": body.world_size,
-        "buffer_bytes": body.buffer_bytes,
-        "timeout_s": body.timeout_s,
-    }
-
-
-def _nccl_init_info(body: JoinRequest) -> dict[str, Any]:
-    return {
-        "nccl_unique_id_b64": body.nccl_unique_id,
-        "rank_offset": body.rank_offset,
-        "world_size": body.world_size,
-        "packed": True,
-        "packed_buffer_size_bytes": body.buffer_bytes,
-    }
-
-
-def _backend(engine: ReceivingEngine) -> str:
-    config = engine.vllm_config.weight_transfer_config
-    return "" if config is None else str(config.backend)
-
-
-def _num_workers(engine: ReceivingEngine) -> int:
-    parallel = engine.vllm_config.parallel_config
-    return int(parallel.world_size) * int(parallel.data_parallel_size)
-
-
 def _nccl_version() -> str | None:
     if torch.version.cuda is None:
         return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
+    return ".".join(str(part) for part in cuda.nccl.version())
 
 
 def _release(version: str) -> str:

@@ -3,25 +3,25 @@
     open (listens) --> rendezvous (blocks for the others) --> broadcast, broadcast, ... --> close
 
 Every method but the constructor and ``close`` blocks and is called off the event loop. ``close`` may be called from any
-thread at any time: whoever is blocked in this communicator, here or in a generator, then gets an error instead of waiting.
+thread at any time: whoever is blocked in this communicator, here or in a generator, then gets an error.
 """
 
 import base64
 import socket
 import time
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+import torch.distributed
 
 from services.trainer.nccl import NcclComm, nccl_version, unique_id
 from shared.control import Transport
 from shared.errors import PushError, UserError
 
+c10d: Any = torch.distributed  # a binding to C++ without complete types
 _FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.005
-_abandoned: list[tuple[ProcessGroupGloo, dist.Work]] = []
+_abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that will end at its own deadline; destroying one would wait for it."""
 
 
@@ -85,7 +85,7 @@ class GlooCommunicator:
         self._address = address
         self.port: int = listener.getsockname()[1]
         # Given a listening socket, or it would bind to every interface.
-        self._server: TCPStore | None = TCPStore(
+        self._server: Any = c10d.TCPStore(
             address,
             self.port,
             None,
@@ -94,7 +94,7 @@ class GlooCommunicator:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        self._group: ProcessGroupGloo | None = None
+        self._group: Any = None
         self._is_closed = False
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
@@ -102,11 +102,11 @@ class GlooCommunicator:
         timeout = timedelta(seconds=timeout_s)
         try:
             # A second connection to our own server: when close() drops the server, this one is cut and we wake up.
-            store = TCPStore(self._address, self.port, None, is_master=False, timeout=timeout)
-            options = ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
+            store = c10d.TCPStore(self._address, self.port, None, is_master=False, timeout=timeout)
+            options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
             options._timeout = timeout  # noqa: SLF001
-            options._devices = [ProcessGroupGloo.create_device(hostname=self._address)]  # noqa: SLF001
-            self._group = ProcessGroupGloo(PrefixStore("weights", store), 0, world_size, options)
+            options._devices = [c10d.ProcessGroupGloo.create_device(hostname=self._address)]  # noqa: SLF001
+            self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("weights", store), 0, world_size, options)
         except RuntimeError as error:
             raise PushError(f"not every generator entered the communicator: {_first_line(error)}") from error
         if self._is_closed:
@@ -118,7 +118,7 @@ class GlooCommunicator:
         group = self._group
         if group is None:
             raise PushError("the communicator is closed")
-        options = dist.BroadcastOptions()
+        options = c10d.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         options.timeout = timedelta(seconds=max(timeout_s, 0.001))
@@ -136,7 +136,7 @@ class GlooCommunicator:
         except RuntimeError as error:
             raise PushError(f"the broadcast broke off: {_first_line(error)}") from error
         finally:
-            # The error's traceback keeps this frame: it must not keep the group, or close() would not close its sockets.
+            # The error's traceback keeps this frame; if it kept the group, close() would not close its sockets.
             del group
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Which replicas take part in a push, and why others do not. Pure.
 
-A replica that is loading its model, or still serves another run, is not a member *yet*; one that could never take part is
-refused with a sentence, before any rank enters a communicator: NCCL answers mixed versions with a crash or a hang.
+A replica that is loading its model, or still serves another run, is not a member *yet*; one that could never take part
+is refused with a sentence, before any rank enters a communicator: NCCL answers mixed versions with a crash or a hang.
 """
 
 from dataclasses import dataclass

@@ -111,6 +111,8 @@ def _check_directory(directory: Path) -> Mapping[str, Any]:
         raise UserError(f"{directory} has no config.json, so it is no transformers model", field="model")
     config = _read_json(directory / "config.json")
     _refuse_code(config, where=str(directory / "config.json"))
+    if not isinstance(config.get("model_type"), str):
+        raise UserError(f"{directory / 'config.json'} has no model_type, so it is no transformers model", field="model")
     if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         raise UserError(
             f"{directory} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}); save it there with "

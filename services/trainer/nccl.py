@@ -2,20 +2,22 @@
 
     NcclComm(unique id) --> wait --> all_reduce, broadcast, ... --> abort
 
-``torch.distributed`` can neither share a bare unique id with vLLM's communicator nor abort one rank of it. The communicator is
-non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once and its progress is polled up to a deadline, so a
-generator that never enters or dies in a broadcast costs a deadline and not the run.
+``torch.distributed`` can neither share a bare unique id with vLLM's communicator nor abort one rank of it. The
+communicator is non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once and its progress is polled up
+to a deadline, so a generator that never enters or dies in a broadcast costs a deadline and not the run.
 """
 
 import ctypes
 import threading
 import time
 from functools import cache
+from typing import Any
 
 import torch
 
 from shared.errors import PushError
 
+cuda: Any = torch.cuda  # partly untyped
 _UNIQUE_ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS = 0, 7
 _UINT8, _FLOAT32 = 1, 7
@@ -66,7 +68,7 @@ def nccl_version() -> str | None:
     """Return the version of torch's NCCL, or None in a build without CUDA."""
     if torch.version.cuda is None:
         return None
-    return ".".join(str(part) for part in torch.cuda.nccl.version())
+    return ".".join(str(part) for part in cuda.nccl.version())
 
 
 def unique_id() -> bytes:
@@ -134,7 +136,7 @@ class NcclComm:
             )
         _check(code, function)
         self.wait(deadline=deadline, what=function)
-        done = torch.cuda.Event()
+        done = cuda.Event()
         done.record(stream)
         while not done.query():
             self.wait(deadline=deadline, what=function)

@@ -2,8 +2,8 @@
 
     (name, tensor), (name, tensor), ...  -->  uint8 chunk, uint8 chunk, ...
 
-A chunk ends with the parameter that takes it past ``buffer_bytes``: vLLM's rule. The receivers cut the same stream from the
-announced names, dtypes and shapes, so what is sent is checked against what was announced: one difference would be a hang.
+A chunk ends with the parameter that takes it past ``buffer_bytes``: vLLM's rule. The receivers cut the same stream from
+the announced names, dtypes and shapes, so what is sent is checked against that: one difference would be a hang.
 """
 
 import math

@@ -2,8 +2,8 @@
 
     join all + own rendezvous --> begin all --> broadcast --> commit all
 
-Calls to members run side by side. When one of them fails, the communicator is closed, so that whoever is blocked in it comes back,
-and the others get a moment to answer: who stays silent then is to blame, and not who reports that the communicator broke.
+Calls to members run side by side. When one fails, the communicator is closed, so that whoever is blocked in it comes
+back, and the others get a moment to answer: who stays silent then is to blame, not who says it broke.
 """
 
 import asyncio
@@ -124,7 +124,9 @@ class PushAttempt:
             failure = _error_of(sending)
             if failure is None:
                 return
-            blamed = watching.result() if watching.done() else await self._who_left(policy_version)
+            is_late = self._is_late()
+            left = watching.result() if watching.done() else await self._who_left(policy_version)
+            blamed = {} if is_late else left
             self.communicator.close()
             raise AttemptError(f"broadcast: {next(iter(blamed.values()), failure)}", blamed=blamed)
         finally:
@@ -193,8 +195,7 @@ class PushAttempt:
             if all(task.done() and _error_of(task) is None for task in tasks.values()):
                 return {name: task.result() for name, task in tasks.items()}
             failing = {name for name, task in tasks.items() if name and task.done() and _error_of(task) is not None}
-            # At the deadline everybody reports that somebody did not come, the innocent first.
-            early = failing if self._time_left() > 1.5 * _ANSWER_S else set[str]()
+            early = set[str]() if self._is_late() else failing
             self.communicator.close()
             await asyncio.wait(tasks.values(), timeout=_SETTLE_S)
         finally:
@@ -209,6 +210,10 @@ class PushAttempt:
 
     def _time_left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def _is_late(self) -> bool:
+        """At the deadline everybody gives up because somebody did not come, the innocent first: nobody is blamed then."""
+        return self._time_left() <= 1.5 * _ANSWER_S
 
     def _time_for_members(self) -> float:
         left = self._time_left()

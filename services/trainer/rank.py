@@ -125,7 +125,7 @@ async def assemble(redis: Redis, store: RunStore, record: RunRecord, sender: Any
     """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
     from services.trainer.admission import Admission
     from services.trainer.batch_builder import BatchBuilder
-    from services.trainer.checkpoint import newest_valid
+    from services.trainer.checkpoint import newest_valid, remove_leftovers
     from services.trainer.dataset import open_dataset
     from services.trainer.ledger import Ledger
     from services.trainer.prompt_encoder import PromptEncoder, load_tokenizer
@@ -142,6 +142,7 @@ async def assemble(redis: Redis, store: RunStore, record: RunRecord, sender: Any
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
     steps = total_steps(config, num_rows=len(rows))
     core = await asyncio.to_thread(_make_core, config, steps)
+    await asyncio.to_thread(remove_leftovers, files.checkpoints)
     checkpoint = await asyncio.to_thread(newest_valid, files.checkpoints)
     ledger, trained_tokens = Ledger(), 0
     if checkpoint is not None:
@@ -185,6 +186,7 @@ async def assemble(redis: Redis, store: RunStore, record: RunRecord, sender: Any
         files=files,
         log=run_log,
         tokenizer=tokenizer,
+        epoch=epoch,
         total_steps=steps,
         trained_tokens=trained_tokens,
     )

@@ -9,7 +9,7 @@ import functools
 import logging
 
 from services.trainer.ledger import DEAD_LETTER, Ledger
-from shared.errors import StateLostError
+from shared.errors import FencedError, StateLostError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, patiently
 
@@ -24,6 +24,15 @@ async def take_over(redis: Redis, keys: RunKeys) -> int:
         raise StateLostError(f"Redis does not hold run {keys.run_id}; it was wiped or the run was deleted")
     # Not idempotent, and need not be: skipping an epoch harms nobody.
     return int(await patiently(lambda: redis.incr(keys.epoch), what="raising the epoch", timeout_s=60))
+
+
+async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
+    """Raise FencedError if a newer incarnation has taken the run over; ask before writing what it may have written."""
+    found = await patiently(lambda: redis.get(keys.epoch), what="reading the epoch", timeout_s=60)
+    if found is None:
+        raise StateLostError(f"Redis no longer holds run {keys.run_id}; it was wiped or the run was deleted")
+    if int(found) != epoch:
+        raise FencedError(f"epoch {epoch} of run {keys.run_id} was superseded by {int(found)}")
 
 
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:

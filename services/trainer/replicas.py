@@ -2,8 +2,8 @@
 
     registered in Redis, lease alive --> GET info --> ready (member) | refused, with a sentence | not yet
 
-Addresses come from the run's hash in Redis, life from the leases, and everything else from the replica itself: what Redis
-says about a replica is a reason to ask it and never a reason to believe something about it.
+Addresses come from the run's hash in Redis, life from the leases, and everything else from the replica itself: what
+Redis says about a replica is a reason to ask it and never a reason to believe something about it.
 """
 
 import asyncio

@@ -14,6 +14,7 @@ this process is asked to stop, the rank is too, and its run stays ``running`` fo
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -178,12 +179,14 @@ class RunSupervisor:
 
     async def _watch(self, run_id: str, rank: RankProcess) -> int:
         """Return the exit status of a rank, which may not outlive its run for long."""
-        overdue_s = 0.0
+        started_at_s, overdue_s = time.time(), 0.0
         while not self._stopping.is_set():
             status = await self._exit_or_stopping(rank)
             if status is not None:
                 return status
             record = await self._store.get(run_id)
+            if record is not None and record.progress.updated_at_s > started_at_s:
+                self._notes.pop(run_id, None)  # it is heard of again
             overdue_s += self._settings.supervise_every_s if record is None or record.status in TERMINAL else 0.0
             if overdue_s > self._settings.rank_exit_grace_s:
                 log.error("run %s is over, but its training rank %d does not exit: killed", run_id, rank.pid)
@@ -226,12 +229,11 @@ class RunSupervisor:
         self.num_restarts += 1
         log.warning("run %s: training rank %s, starting it again in %.1f s", run_id, _how(status), backoff_s)
         self._notes[run_id] = (
-            f"its training rank, which {_how(status)} and is started again; it last said: {said or 'nothing'}"
+            f"its training rank, which {_how(status)} and is being started again; it last said: {said or 'nothing'}"
         )
         if await self._pause_unless_asked_to_stop(run_id, backoff_s):
             await self._end(run_id, "stopped", _stopped_without_rank(record, status))
             return False
-        self._notes.pop(run_id, None)
         return True
 
     async def _pause_unless_asked_to_stop(self, run_id: str, pause_s: float) -> bool:

@@ -21,15 +21,15 @@ from services.trainer.admission import Admission
 from services.trainer.batch_builder import Batch, BatchBuilder
 from services.trainer.checkpoint import save_checkpoint
 from services.trainer.ledger import DEAD_LETTER, Ledger
-from services.trainer.microbatches import TrainRow
 from services.trainer.policy_core import PolicyCore
 from services.trainer.push_log import PushLog
+from services.trainer.reconcile import check_not_fenced
 from services.trainer.run_files import RunFiles
 from services.trainer.run_log import RunLog
 from services.trainer.scored_groups import ScoredGroups
 from services.trainer.staleness import num_admissible
-from services.trainer.step_metrics import TrainedGroup, rollout_metrics, rollout_rows
-from shared.arrays import unpack_ids, unpack_mask
+from services.trainer.step_metrics import rollout_metrics, rollout_rows
+from services.trainer.train_rows import train_rows
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, patiently
 from shared.run_config import RunConfig
@@ -62,6 +62,7 @@ class Parts:
     files: RunFiles
     log: RunLog
     tokenizer: Any
+    epoch: int
     total_steps: int
     trained_tokens: int
 
@@ -196,7 +197,7 @@ class TrainingLoop:
     async def _step(self, batch: Batch) -> None:
         parts = self._parts
         policy_version = parts.core.policy_version
-        self._waiting_for = f"optimizer step {policy_version + 1}"
+        self._waiting_for = ""
         rows = [row for group in batch.groups for row in train_rows(group, parts.config)]
         began_at = time.monotonic()
         await self._in_torch_thread(lambda: parts.core.accumulate(rows))
@@ -244,6 +245,7 @@ class TrainingLoop:
         parts, step = self._parts, self._parts.core.policy_version
         if step == self._saved_step and not always:
             return
+        await check_not_fenced(parts.redis, parts.keys, parts.epoch)
         extra = {"ledger": parts.ledger.to_json(), "trained_tokens": self._trained_tokens}
         await self._in_torch_thread(
             lambda: save_checkpoint(
@@ -288,22 +290,3 @@ class TrainingLoop:
             return await asyncio.get_running_loop().run_in_executor(self._torch, work)
 
         return run()
-
-
-def train_rows(group: TrainedGroup, config: RunConfig) -> list[TrainRow]:
-    """Return what the core trains on: the scored completions, without the truncated ones if so configured."""
-    rows: list[TrainRow] = []
-    for rollout, reward, advantage in zip(
-        group.waiting.group.rollouts, group.rewards_G.tolist(), group.advantages_G.tolist(), strict=True
-    ):
-        if reward != reward or (config.mask_truncated_completions and rollout.is_truncated()):
-            continue
-        rows.append(
-            TrainRow(
-                token_ids=unpack_ids(rollout.token_ids),
-                loss_mask=unpack_mask(rollout.loss_mask),
-                generator_logprobs=rollout.generator_logprobs(),
-                advantage=advantage,
-            )
-        )
-    return rows

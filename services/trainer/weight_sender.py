@@ -12,9 +12,10 @@
       | any step fails: close the communicator (wakes whoever is blocked in it), abort(epoch), drop the replicas to
       | blame, and repeat once in a new epoch with whoever is alive
 
-Every step has a deadline, and so has the attempt: ``push_timeout_s``. A replica whose update failed stays held and serves
-nothing until a later epoch gives it a complete set of weights. Communicator epochs are numbered within one incarnation of
-the trainer, so they rise across incarnations too and a generator can refuse a body from the past.
+Every step has a deadline, and so has the attempt: ``push_timeout_s``. A replica whose update failed stays held and
+serves nothing until a later epoch gives it a complete set of weights. Communicator epochs are numbered within one
+incarnation of the trainer: they rise across incarnations too, so a generator can refuse a body from the past, and the
+run's epoch counter, which fences trainers, stays what it is.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ class WeightSender:
     ) -> None:
         self._redis = redis
         self._keys = RunKeys(run_id)
-        self._wanted_transport = transport
+        self._wanted_transport: Literal["auto", "gloo", "nccl"] = transport
         self._bind_address = bind_address
         self._push_timeout_s = push_timeout_s
         self._incarnation = incarnation

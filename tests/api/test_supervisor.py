@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from services.trainer.settings import TrainerSettings
 from services.trainer.trainer_api import TrainerApi, make_api
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
-from shared.run_store import RunRecord
+from shared.run_store import Progress, RunRecord
 from tests.api.api_rig import wait_until
 from tests.api.rank_rig import RankPlan, is_alive
 from tests.conftest import RedisServer
@@ -199,6 +200,20 @@ async def test_a_run_asked_to_stop_while_its_rank_is_down_does_not_wait_for_it(
         assert "while its training rank was down" in stopped.reason
         assert record.run_dir in stopped.reason
         assert api.supervisor.note("run-a") == ""
+
+
+async def test_a_crash_is_the_reason_for_waiting_until_the_next_rank_is_heard_of(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
+) -> None:
+    async with supervising(plan.settings(settings, "exit=1 stubborn"), redis) as api:
+        await submit(api, run_config)
+        await wait_until(plan.is_at_work)
+        assert api.supervisor.note("run-a") == (
+            "its training rank, which crashed with exit status 1 and is being started again; "
+            "it last said: the model is not there"
+        )
+        await api.store.write_progress("run-a", Progress(updated_at_s=time.time()))
+        await wait_until(lambda: api.supervisor.note("run-a") == "")
 
 
 async def test_a_run_found_running_gets_its_rank_again(

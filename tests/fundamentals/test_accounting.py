@@ -11,7 +11,7 @@ import pytest
 from services.trainer.admission import Admission
 from services.trainer.batch_builder import BatchBuilder
 from services.trainer.ledger import DEAD_LETTER, Ledger, group_id
-from services.trainer.reconcile import missing_groups, take_over
+from services.trainer.reconcile import check_not_fenced, missing_groups, take_over
 from services.trainer.scored_groups import ScoredGroups
 from shared.errors import FencedError, StateLostError, UserError
 from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
@@ -218,6 +218,9 @@ async def test_an_old_trainer_that_wakes_up_can_neither_admit_nor_ack(
         await old.admission.admit(1)
     with pytest.raises(FencedError):
         await old.scored.ack()
+    with pytest.raises(FencedError, match="epoch 1 of run run-test was superseded by 2"):
+        await check_not_fenced(redis, run_keys, 1)  # asked before every checkpoint
+    await check_not_fenced(redis, run_keys, 2)
     assert await new.step() == [0, 1]
 
 

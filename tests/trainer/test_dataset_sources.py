@@ -3,7 +3,7 @@
 import datetime
 import decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import pyarrow as pa
@@ -23,8 +23,7 @@ def config(name: str, **settings: Any) -> RunConfig:
 
 
 def parquet(path: Path, rows: list[dict[str, Any]]) -> RunConfig:
-    table: Any = pa.Table.from_pylist(rows)
-    pq.write_table(table, path)
+    pq.write_table(cast(Any, pa.Table).from_pylist(rows), path)
     return config(str(path))
 
 

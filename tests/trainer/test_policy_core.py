@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from services.trainer.microbatches import TrainRow
 from services.trainer.optimizer import decays
@@ -97,6 +97,17 @@ def test_per_token_arrays_come_in_the_order_of_the_rows(tiny_model: Path) -> Non
         np.testing.assert_allclose(arrays.importance_ratio, np.exp(expected - row.generator_logprobs), rtol=1e-4)
         assert arrays.entropy.shape == expected.shape
         assert (arrays.entropy > 0).all()
+
+
+def test_dropout_is_off_so_that_the_ratio_measures_no_noise(tiny_model: Path, tmp_path: Path) -> None:
+    config = Qwen3Config.from_pretrained(tiny_model, attention_dropout=0.5)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    core = make_core(tmp_path)
+    row = make_row([5, 6, 7, 8, 9], [0, 1, 1, 1, 1])
+    first, second = (core.accumulate([row], per_token=True).per_token for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert first[0].trainer_logprobs.tolist() == second[0].trainer_logprobs.tolist()
 
 
 def test_per_token_arrays_are_not_made_unless_asked_for(tiny_model: Path) -> None:

@@ -15,7 +15,8 @@ from shared.redis_connection import Redis
 from tests.weights.known_weights import make_model_dir
 from tests.weights.replica import KEY, RUN_ID, ReplicaProcess
 
-_INCARNATIONS = itertools.count(1)
+PUSH_TIMEOUT_S = 20.0
+_INCARNATIONS = itertools.count(1, step=10_000)
 
 
 @pytest.fixture(scope="session")
@@ -65,15 +66,20 @@ async def incarnation(redis: Redis, run_keys: RunKeys) -> int:
 
 @pytest.fixture
 async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
+    """Return a sender of that incarnation."""
+    sender = make_sender(redis, incarnation)
+    yield sender
+    await sender.close()
+
+
+def make_sender(redis: Redis, incarnation: int) -> WeightSender:
     """Return a sender that cuts chunks in the middle of layers."""
-    sender = WeightSender(
+    return WeightSender(
         redis,
         run_id=RUN_ID,
         internal_key=KEY,
         transport="gloo",
-        push_timeout_s=20.0,
+        push_timeout_s=PUSH_TIMEOUT_S,
         incarnation=incarnation,
-        buffer_bytes=40_000,
+        buffer_bytes=20_000,
     )
-    yield sender
-    await sender.close()

@@ -50,9 +50,7 @@ class FakeEngine:
         await self._called("resume_generation")
         self.is_paused = False
 
-    async def collective_rpc(
-        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    async def collective_rpc(self, method: str, *, kwargs: Any = None) -> Any:
         await self._called(method)
         if method == "init_weight_transfer_engine":
             await asyncio.to_thread(self._enter, **kwargs["init_info"])
@@ -71,6 +69,7 @@ class FakeEngine:
         self._group = None
 
     def _enter(self, *, rank_offset: int, buffer_bytes: int, **where: Any) -> None:
+        self.close()
         self._buffer_bytes = buffer_bytes
         self._group = TrainerGroup(rank=rank_offset, **where)
 

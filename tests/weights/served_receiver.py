@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import uvicorn
 from fastapi import FastAPI
@@ -35,7 +35,7 @@ class ServedReceiver:
 
 
 @contextlib.asynccontextmanager
-async def serve(replica_id: str) -> AsyncIterator[ServedReceiver]:
+async def serve(replica_id: str) -> AsyncGenerator[ServedReceiver]:
     """Serve a receiver on a port of its own."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -47,7 +47,7 @@ async def serve(replica_id: str) -> AsyncIterator[ServedReceiver]:
     task = asyncio.create_task(server.serve(sockets=[listener]), name=f"serve {replica_id}")
     try:
         async with asyncio.timeout(10):
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
                 await asyncio.sleep(0.01)
         yield served
     finally:

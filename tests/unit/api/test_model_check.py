@@ -67,7 +67,7 @@ def test_a_model_that_brings_code_is_refused(model: Path, name: str) -> None:
     assert "never run" in str(refusal(config(model)))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, "\0"])
+@pytest.mark.parametrize("text", ["{", "{}", "[]", "[" * 100_000, "\0"])
 def test_a_broken_config_is_a_sentence(model: Path, text: str) -> None:
     (model / "config.json").write_text(text)
     assert "config.json" in str(refusal(config(model)))

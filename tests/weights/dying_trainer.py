@@ -1,0 +1,31 @@
+"""A trainer that begins a push and is killed in the middle of the broadcast; run as a process of its own."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from services.trainer.weight_sender import WeightSender
+from shared.redis_connection import connect
+from tests.weights.known_weights import interrupted, make_policy
+from tests.weights.replica import KEY, RUN_ID
+
+AT_PARAMETER = 8
+
+
+async def main(redis_url: str, model_dir: str, incarnation: str) -> None:
+    sender = WeightSender(
+        connect(redis_url),
+        run_id=RUN_ID,
+        internal_key=KEY,
+        transport="gloo",
+        push_timeout_s=30.0,
+        incarnation=int(incarnation),
+        buffer_bytes=20_000,
+    )
+    policy = make_policy(Path(model_dir), seed=77)
+    await sender.push(interrupted(policy, at=AT_PARAMETER, by=lambda: os._exit(9)), policy_version=99)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
