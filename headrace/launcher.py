@@ -165,6 +165,8 @@ class Launcher:
     async def _end(self) -> None:
         """End the trainer while all it needs to save is there, then the others, then Redis."""
         self._say("stopping (Ctrl-C again kills)")
+        for service in self._running:
+            service.start_no_more()
         first, last = (TRAINER,), (REDIS,)
         between = tuple(s.spec.name for s in self._running if s.spec.name not in (TRAINER, REDIS))
         for names in (first, between, last):

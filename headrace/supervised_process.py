@@ -82,13 +82,17 @@ class SupervisedProcess:
         finally:
             self._has_ended.set()
 
+    def start_no_more(self) -> None:
+        """From now on its end is its end."""
+        self._is_ending.set()
+
     async def end(self, *, hurry: asyncio.Event) -> bool:
         """Ask it to end and wait; kill it when its time is up or `hurry` is set.
 
         Returns:
             False if it had to be killed.
         """
-        self._is_ending.set()
+        self.start_no_more()
         process = self.process
         if process is not None and process_table.is_alive(process):
             _signal(process, signal.SIGTERM)

@@ -4,7 +4,7 @@
     headrace:current_run               the run the generator fleet serves now
     headrace:submit:HASH               what a submit with that Idempotency-Key led to; expires
     headrace:{RUN}:run                 hash: config, status, desired, reason, progress
-    headrace:{RUN}:epoch               counter: trainer incarnations and communicator epochs; only rises
+    headrace:{RUN}:epoch               counter: trainer incarnations; only rises
     headrace:{RUN}:prompts             stream    read by consumer group "generators"
     headrace:{RUN}:completions         stream    read by consumer group "rewarders"
     headrace:{RUN}:scored              stream    read by consumer group "trainers"
@@ -46,7 +46,7 @@ class RunKeys:
 
     @property
     def epoch(self) -> str:
-        """Counter that fences old trainers and old communicators."""
+        """Counter of trainer incarnations; fences old ones."""
         return self._key("epoch")
 
     @property

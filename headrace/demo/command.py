@@ -155,9 +155,14 @@ def _prepare(directory: Path, *, seed: int, console: Console) -> Prepared:
 
 def _quiet_torch() -> tuple[Any, Any]:
     """Import torch and transformers, which take seconds, and keep their progress bars off the terminal."""
-    import torch
-    from transformers.utils import logging as transformers_logging
-
+    try:
+        import torch
+        from transformers.utils import logging as transformers_logging
+    except ImportError as error:
+        raise UserError(
+            f"the demo trains and serves on this machine and needs all of headrace ({error}): "
+            "`make demo` installs it, or pip install 'headrace[generator-cpu,rewarder,trainer,demo]'"
+        ) from error
     return torch, transformers_logging
 
 

@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     import os
 
     from services.generator.settings import read_settings
+    from services.generator.spawned import watch_children
     from services.generator.vllm_environment import is_cpu_build, set_environment
     from shared.errors import UserError
     from shared.logs import configure_logging
@@ -43,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         settings = read_settings()
         configure_logging(settings.log_level)
         set_environment(os.environ, is_cpu=is_cpu_build(), log_level=settings.log_level)
+
+        watch_children()
 
         from services.generator.process import run_process
 

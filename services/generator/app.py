@@ -36,25 +36,26 @@ def make_app(
     app.include_router(weight_routes)
     app.router.routes.extend(Route(path, openai, methods=methods) for path, methods in PATHS.items())
 
-    @app.get("/livez")
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
 
-    @app.get("/readyz")
     async def readyz() -> JSONResponse:
         reason = state.why_not_ready()
         if reason is None:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "waiting", "reason": reason}, status_code=503)
 
-    @app.exception_handler(HTTPException)
-    async def refuse(_: Request, error: HTTPException) -> JSONResponse:
-        body = problem(error.status_code, str(error.detail), f"{error.detail}.")
-        return JSONResponse(body, error.status_code, error.headers, media_type="application/problem+json")
-
-    assert livez and readyz and refuse
+    app.add_api_route("/livez", livez)
+    app.add_api_route("/readyz", readyz, response_model=None)
+    app.add_exception_handler(HTTPException, _refuse)
     keys = {"/": settings.api_key.get_secret_value(), "/internal/": settings.internal_key.get_secret_value()}
     return HttpGuard(app, keys=keys)
+
+
+async def _refuse(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    body = problem(error.status_code, str(error.detail), f"{error.detail}.")
+    return JSONResponse(body, error.status_code, error.headers, media_type="application/problem+json")
 
 
 class HttpServer(uvicorn.Server):

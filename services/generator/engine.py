@@ -142,7 +142,7 @@ async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_c
 
 
 def kill_children() -> None:
-    """Kill what this process spawned; their own children follow (vllm_environment.py)."""
+    """Kill what this process spawned; their own children follow (spawned.py)."""
     for child in multiprocessing.active_children():
         child.kill()
 

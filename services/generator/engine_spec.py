@@ -48,7 +48,15 @@ class EngineSpec:
 
 
 def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
-    """Return what the run needs."""
+    """Return what the run needs.
+
+    Raises:
+        UserError: This replica has no GPU, and the run insists on one.
+    """
+    if config.weight_transport == "nccl" and not has_cuda:
+        raise UserError(
+            "weight_transport is nccl, but this generator runs on CPU; use auto or gloo", field="weight_transport"
+        )
     longest = None if config.max_prompt_length is None else config.max_prompt_length + config.max_completion_length
     return EngineSpec(
         model=config.model,
@@ -64,7 +72,7 @@ def check_engine_args(extra: Mapping[str, Any], known: set[str]) -> None:
     unknown = sorted(set(extra) - known)
     if unknown:
         raise UserError(
-            f"HEADRACE_ENGINE_ARGS: vLLM has no engine argument {', '.join(unknown)}; use the names of AsyncEngineArgs, "
+            f"HEADRACE_ENGINE_ARGS: vLLM has no engine argument {', '.join(unknown)}; use names of AsyncEngineArgs, "
             "such as max_num_seqs or gpu_memory_utilization"
         )
     reserved = sorted(set(extra) & RESERVED_ENGINE_ARGS)

@@ -5,8 +5,8 @@
                  open while this replica holds the version the trainer requires
 
 Generation never waits for training: when the trainer falls behind, it stops admitting prompts, this loop runs dry, and
-nothing is sampled that would be too stale to use. A group is published whole or not at all; one that is not published
-stays pending under this replica's name. Weight pushes are weight_receiver.py's business: a group in flight while weights
+nothing is sampled that would be too stale to use. A group is published whole or not at all; one that is not stays
+pending under this replica's name. Weight pushes are weight_receiver.py's business: a group in flight while weights
 change simply goes on, and its version spans say so.
 """
 

@@ -4,7 +4,7 @@
                                  |
                                  503 while there is no engine, or it holds no weights of the run
 
-Nothing else of vLLM's server is built, so none of its unauthenticated routes (pause, update_weights, collective_rpc, ...)
+Nothing else of vLLM's server is built, so none of its unauthenticated routes (pause, update_weights, collective_rpc)
 can be reached. A request during a weight push waits, and goes on under the new weights.
 """
 
@@ -42,6 +42,7 @@ class OpenAiRoutes:
         self._handlers = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
         reason = self._why_closed()
         if reason is None and self._handlers is not None:
             # vLLM's app must see a request of its own, not one that our router has half consumed.
@@ -58,7 +59,7 @@ class OpenAiRoutes:
 
 
 async def make_handlers(engine: Engine) -> ASGIApp:
-    """Return vLLM's handlers of completions, chat completions and models for this engine, without a key of their own."""
+    """Return vLLM's handlers of completions, chat completions and models for this engine, without a key."""
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router

@@ -4,8 +4,8 @@
          ^                                                                      |
          +---------- ended, vanished, or another run is current ----------------+
 
-The engine is kept when the next run needs the same one, and replaced in place otherwise: it lives in child processes, so
-nothing of it stays behind in this one.
+The engine is kept when the next run needs the same one, and replaced in place otherwise: it lives in child processes,
+so nothing of it stays behind in this one.
 """
 
 import asyncio
@@ -80,6 +80,7 @@ class RunFollower:
         self._metrics = metrics
         self._url = url
         self._engine: Engine | None = None
+        self._is_engine_spoiled = False
 
     async def run(self, *, has_cuda: bool) -> None:
         """Serve runs until cancelled.
@@ -94,8 +95,8 @@ class RunFollower:
                 log.info("serving run %s", record.run_id)
                 try:
                     await self._serve(record, has_cuda=has_cuda)
-                except* StateLostError as lost:
-                    log.error("run %s: %s", record.run_id, lost.exceptions[0])  # noqa: TRY400  a sentence is enough
+                except* StateLostError:
+                    log.error("run %s: Redis no longer holds its streams", record.run_id)  # noqa: TRY400  that says it
                     self._state.wait_for("the run's streams are gone from Redis")
                     await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
                     await asyncio.sleep(1)
@@ -119,6 +120,10 @@ class RunFollower:
         record = await self._store.get(run_id)
         return record is not None and record.status not in TERMINAL
 
+    async def _until_over(self, run_id: str) -> None:
+        while await self._is_current(run_id):  # noqa: ASYNC110  what is waited for is in Redis
+            await asyncio.sleep(self._settings.poll_every_s)
+
     async def _serve(self, record: RunRecord, *, has_cuda: bool) -> None:
         config, keys, name = record.parsed_config(), RunKeys(record.run_id), self._settings.name
         patience_s = self._settings.redis_patience_s
@@ -128,24 +133,26 @@ class RunFollower:
             except UserError as error:
                 log.error("run %s cannot be served: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
                 self._state.wait_for(f"this run's model cannot be loaded: {error}")
-                while await self._is_current(record.run_id):
-                    await asyncio.sleep(self._settings.poll_every_s)
+                await self._until_over(record.run_id)
                 return
             self._receiver.attach(engine.client, run_id=record.run_id, model=config.model, dtype=config.dtype)
             self._state.serve()
             try:
                 await self._generate(record.run_id, keys, config, engine)
             finally:
+                # The run ended in the middle of a push: the engine is held, and half of its weights are new.
+                self._is_engine_spoiled = self._receiver.is_held
                 self._receiver.detach()
 
     async def _engine_for(self, spec: EngineSpec, *, has_cuda: bool) -> Engine:
-        if self._engine is not None and self._engine.spec == spec:
+        if self._engine is not None and self._engine.spec == spec and not self._is_engine_spoiled:
             return self._engine
         self._state.wait_for("loading the model")
         self._openai.close()
         if self._engine is not None:
             await self._engine.shutdown()
             self._engine = None
+        self._is_engine_spoiled = False
         self._engine = await start_engine(
             spec,
             extra_args=self._settings.engine_args,

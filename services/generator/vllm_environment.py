@@ -1,20 +1,7 @@
-"""Prepares a process for vLLM: its environment variables, and that no child outlives its parent.
-
-    python -m services.generator      set_environment() before vLLM is imported
-     +-- EngineCore (spawned)         end_with_parent(), called by vllm_plugin.py
-          +-- Worker (spawned)        end_with_parent()
-
-By itself vLLM's engine core outlives a parent that was killed with SIGKILL, and keeps the GPU and gigabytes of memory.
-"""
+"""What vLLM reads from the environment when it is imported."""
 
 import importlib.metadata
-import os
-import signal
-import threading
 from collections.abc import MutableMapping
-from multiprocessing import connection, parent_process
-
-_WATCH = "end with parent"
 
 MAX_COMPLETIONS = 1024
 """Of one request, OpenAI-compatible ones too; RunConfig.num_generations has the same bound."""
@@ -45,17 +32,3 @@ def set_environment(environment: MutableMapping[str, str], *, is_cpu: bool, log_
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         # Logprobs are compiled even in eager mode, which needs a C++ compiler and 8 to 23 s at the first request.
         environment.setdefault("TORCHDYNAMO_DISABLE", "1")
-
-
-def end_with_parent() -> None:
-    """Kill this process as soon as the process that spawned it is gone; no-op in one that nobody spawned."""
-    parent = parent_process()
-    if parent is None or any(thread.name == _WATCH for thread in threading.enumerate()):
-        return
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        connection.wait([sentinel])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name=_WATCH, daemon=True).start()

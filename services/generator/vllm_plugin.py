@@ -7,8 +7,6 @@ engine core and each worker, and sometimes twice in one.
 import contextlib
 from typing import Literal
 
-from services.generator.vllm_environment import end_with_parent
-
 GLOO_BACKEND = "headrace_gloo"
 NCCL_BACKEND = "headrace_nccl"
 
@@ -19,12 +17,7 @@ _ENGINES = {
 
 
 def register() -> None:
-    """Make both engines known to vLLM; their modules are imported only when an engine is made.
-
-    It is also the first code of ours that runs in vLLM's child processes.
-    """
-    end_with_parent()
-
+    """Make both engines known to vLLM; their modules are imported only when an engine is made."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     for name, (module, class_name) in _ENGINES.items():

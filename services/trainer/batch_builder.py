@@ -59,7 +59,10 @@ class BatchBuilder:
             )
             self.drop(waiting.number, UNSCORABLE)
             return
-        if self._config.mask_truncated_completions and all(r.is_truncated() for r in waiting.group.rollouts):
+        is_left_out_G = np.isnan(rewards_G)
+        if self._config.mask_truncated_completions:
+            is_left_out_G |= [rollout.is_truncated() for rollout in waiting.group.rollouts]
+        if is_left_out_G.all():
             self.drop(waiting.number, TRUNCATED)
             return
         advantages_G = group_advantages(rewards_G, scale=self._config.scale_rewards)

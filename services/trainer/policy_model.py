@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from services.trainer.prompt_encoder import refuse_own_code
+from services.trainer.prompt_encoder import refuse_own_code, unreadable
 from shared.errors import UserError
 
 
@@ -24,7 +24,6 @@ def load_policy(model: str, *, revision: str | None, device: torch.device) -> An
     Raises:
         UserError: There is no such model, it is incomplete, or it comes with code of its own.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -39,7 +38,7 @@ def load_policy(model: str, *, revision: str | None, device: torch.device) -> An
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+    except unreadable() as error:
         raise UserError(f"the model {model!r} could not be loaded: {error}", field="model") from error
     policy, info = loaded
     absent: list[str] = sorted(info["missing_keys"])

@@ -49,6 +49,15 @@ class PromptEncoder:
         return list(encoded["input_ids"])
 
 
+def unreadable() -> tuple[type[Exception], ...]:
+    """Return what transformers raises for files that are not what they should be."""
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    malformed = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+    return (OSError, ImportError, *malformed, StrictDataclassError, SafetensorError)
+
+
 def load_tokenizer(model: str, revision: str | None = None) -> Any:
     """Return the tokenizer of a model directory or hub id.
 
@@ -60,7 +69,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     refuse_own_code(model, revision)
     try:
         tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(model, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
+    except unreadable() as error:
         raise UserError(f"no tokenizer could be loaded from {model!r}: {_first_line(error)}", field="model") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         # Without tokenizer files transformers makes an empty tokenizer up from the architecture's name.
@@ -76,13 +85,14 @@ def refuse_own_code(model: str, revision: str | None = None) -> None:
     try:
         model_config, _ = cast(Any, PretrainedConfig).get_config_dict(model, revision=revision)
         tokenizer_config = cast(Any, tokenization_auto).get_tokenizer_config(model, revision=revision)
-    except (OSError, ValueError) as error:
+        has_own_code = bool(model_config.get("auto_map") or tokenizer_config.get("auto_map"))
+    except unreadable() as error:
         raise UserError(
-            f"there is no model {model!r}: no such directory with a config.json, and none of that name could be had "
-            f"from the Hugging Face Hub ({_first_line(error)})",
+            f"there is no model {model!r}: no such directory with a sound config.json, and none of that name could be "
+            f"had from the Hugging Face Hub ({_first_line(error)})",
             field="model",
         ) from error
-    if model_config.get("auto_map") or tokenizer_config.get("auto_map"):
+    if has_own_code:
         raise UserError(
             f"{model!r} comes with Python code of its own (auto_map in its configuration), which is never run; use a "
             "model that transformers supports by itself",

@@ -212,7 +212,7 @@ class PushAttempt:
         return self.deadline - time.monotonic()
 
     def _is_late(self) -> bool:
-        """At the deadline everybody gives up because somebody did not come, the innocent first: nobody is blamed then."""
+        """At the deadline everybody gives up because somebody did not come, the innocent first; nobody is blamed."""
         return self._time_left() <= 1.5 * _ANSWER_S
 
     def _time_for_members(self) -> float:

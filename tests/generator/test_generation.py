@@ -19,6 +19,7 @@ from shared.messages import CompletedGroup, PromptGroup, decode_completed_group,
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
+from tests.eventually import eventually
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm, pytest.mark.redis]
@@ -84,14 +85,18 @@ async def admit(redis: Redis, *groups: PromptGroup) -> None:
 
 async def entries(redis: Redis, stream: str, *, count: int, within_s: float = 60.0) -> list[dict[bytes, bytes]]:
     """Return the fields of ``count`` entries as soon as there are that many."""
-    async with asyncio.timeout(within_s):
-        while int(await redis.xlen(stream)) < count:
-            await asyncio.sleep(0.02)
+
+    async def are_there() -> bool:
+        return int(await redis.xlen(stream)) >= count
+
+    await eventually(are_there, within_s=within_s)
     return [fields for _, fields in await redis.xrange(stream)]
 
 
 async def completed(redis: Redis, count: int) -> list[CompletedGroup]:
-    return [decode_completed_group(fields[b"payload"]) for fields in await entries(redis, KEYS.completions, count=count)]
+    return [
+        decode_completed_group(fields[b"payload"]) for fields in await entries(redis, KEYS.completions, count=count)
+    ]
 
 
 async def test_a_group_comes_out_whole_with_the_logprobs_transformers_computes(
@@ -145,9 +150,7 @@ async def test_weights_relabelled_in_flight_give_spans_that_tile_the_completion(
     config = a_config(tiny_model, max_completion_length=100, num_generations=8)
     async with generating(session_redis, engine, config):
         await admit(session_redis, *(a_prompt(f"{n:08d}", n=8) for n in range(16)))
-        async with asyncio.timeout(30):
-            while engine.client.get_num_unfinished_requests() == 0:
-                await asyncio.sleep(0.005)
+        await eventually(lambda: engine.client.get_num_unfinished_requests() > 0)
         await engine.client.update_weight_version("1")
         groups = await completed(session_redis, 16)
     await engine.client.update_weight_version("0")
@@ -163,9 +166,7 @@ async def test_no_prompt_is_read_until_the_required_version_is_held(
     await session_redis.set(KEYS.required_version, 5)
     async with generating(session_redis, engine, a_config(tiny_model), gate=gate) as loop:
         await admit(session_redis, a_prompt())
-        async with asyncio.timeout(10):
-            while loop.required_version != 5:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: loop.required_version == 5)
         pending = await session_redis.xpending(KEYS.prompts, "generators")
         assert pending["pending"] == 0
         gate.receive(5)
@@ -194,9 +195,7 @@ async def test_a_cancelled_loop_aborts_its_requests_and_a_new_one_finishes_the_g
     await engine.client.pause_generation(mode="keep", clear_cache=True)
     async with generating(session_redis, engine, config):
         await admit(session_redis, a_prompt("00000000"), a_prompt("00000001"))
-        async with asyncio.timeout(30):
-            while engine.client.get_num_unfinished_requests() < 8:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: engine.client.get_num_unfinished_requests() == 8)
     assert engine.client.get_num_unfinished_requests() == 0
     assert (await session_redis.xpending(KEYS.prompts, "generators"))["pending"] == 2
     await engine.client.resume_generation()

@@ -17,6 +17,7 @@ from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
+from tests.eventually import eventually
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 
@@ -62,7 +63,12 @@ async def client(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[httpx.As
 async def test_the_policy_chats(client: httpx.AsyncClient) -> None:
     answer = await client.post(
         "/v1/chat/completions",
-        json={"model": "policy", "messages": [{"role": "user", "content": "abc"}], "max_completion_tokens": 6, "temperature": 0},
+        json={
+            "model": "policy",
+            "messages": [{"role": "user", "content": "abc"}],
+            "max_completion_tokens": 6,
+            "temperature": 0,
+        },
     )
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -104,8 +110,8 @@ async def test_models_are_the_policy_and_the_runs_model(client: httpx.AsyncClien
 @pytest.mark.parametrize(
     "path",
     ["/collective_rpc", "/pause", "/resume", "/update_weights", "/init_weight_transfer_engine", "/tokenize",
-     "/detokenize", "/invocations", "/sleep", "/metrics", "/health", "/version", "/server_info", "/docs", "/v1/responses",
-     "/v1/embeddings", "/v1/load_lora_adapter", "/v1/chat/completions/batch", "/v1/chat/completions/render",
+     "/detokenize", "/invocations", "/sleep", "/metrics", "/health", "/version", "/server_info", "/docs", 
+     "/v1/responses", "/v1/embeddings", "/v1/load_lora_adapter", "/v1/chat/completions/batch", "/v1/chat/completions/render",
      "/inference/v1/generate", "/abort_requests", "/scale_elastic_ep", "/v1/models/x"],
 )  # fmt: skip
 async def test_nothing_else_of_vllms_server_exists(client: httpx.AsyncClient, path: str) -> None:
@@ -131,7 +137,13 @@ async def test_a_request_that_vllm_refuses_is_an_answer_and_not_a_crash(
     not_json = await client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
     seeded = await client.post("/v1/completions", json={"model": "policy", "prompt": "a", "seed": 7})
     too_many = await client.post("/v1/completions", json={"model": "policy", "prompt": "a", "n": 5000})
-    assert [answer.status_code for answer in (too_long, unknown, not_json, seeded, too_many)] == [400, 404, 400, 400, 400]
+    assert [answer.status_code for answer in (too_long, unknown, not_json, seeded, too_many)] == [
+        400,
+        404,
+        400,
+        400,
+        400,
+    ]
     assert "seed is not supported on CPU" in seeded.text
     assert not engine.is_dead
 
@@ -141,9 +153,7 @@ async def test_a_request_during_a_hold_waits_and_then_is_answered(client: httpx.
     asked = asyncio.create_task(
         client.post("/v1/completions", json={"model": "policy", "prompt": "abc", "max_tokens": 4}), name="held request"
     )
-    async with asyncio.timeout(30):
-        while engine.client.get_num_unfinished_requests() == 0:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: engine.client.get_num_unfinished_requests() > 0)
     assert not asked.done()
     await engine.client.resume_generation()
     assert (await asked).status_code == 200
@@ -153,9 +163,7 @@ async def test_a_client_that_hangs_up_has_its_request_aborted(client: httpx.Asyn
     await engine.client.pause_generation(mode="keep", clear_cache=True)
     with contextlib.suppress(httpx.ReadTimeout):
         await client.post("/v1/completions", json={"model": "policy", "prompt": "abc"}, timeout=0.5)
-    async with asyncio.timeout(30):
-        while engine.client.get_num_unfinished_requests():
-            await asyncio.sleep(0.01)
+    await eventually(lambda: engine.client.get_num_unfinished_requests() == 0)
     await engine.client.resume_generation()
 
 

@@ -4,7 +4,7 @@
 
 Every start adds a line to DIRECTORY/NAME.starts: pid, and those variables of its environment that tests look at. What
 it does is read from DIRECTORY/NAME.orders at its start: a JSON object with `exit` (end at once with that status and
-message), `deaf` (ignore SIGTERM), `child` (leave a process of its own session behind).
+message), `deaf` (ignore SIGTERM), `save_s` (end so much later), `child` (leave a process of its own session behind).
 """
 
 import http.server
@@ -52,6 +52,7 @@ def main() -> int:
     threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
     while not asked_to_stop.wait(0.5):
         pass
+    time.sleep(float(orders.get("save_s", 0.0)))
     with (directory / "stopped").open("a") as file:
         file.write(name + "\n")
     return 0

@@ -153,6 +153,17 @@ def test_when_the_run_api_refuses_everything_ends_with_its_message(rig: Launcher
     assert rig.state.endpoint() is None
 
 
+def test_a_service_that_dies_while_the_trainer_still_saves_is_not_started_again(rig: LauncherRig) -> None:
+    rig.order("trainer", save_s=1.5)
+    launcher = rig.launch_until_ready()
+    launcher.send_signal(signal.SIGTERM)
+    wait_for(lambda: "stopping" in rig.output(), "the launcher to begin")
+    os.kill(rig.endpoint().processes["generator-0"].pid, signal.SIGKILL)
+    assert launcher.wait(timeout=PATIENCE_S) == 0
+    assert rig.stopped() == ["trainer", "rewarder"]
+    assert len(rig.starts("generator")) == 1
+
+
 def test_a_second_launcher_on_one_state_directory_is_refused(rig: LauncherRig) -> None:
     rig.launch_until_ready()
     assert rig.launch().wait(timeout=PATIENCE_S) == 1

@@ -1,0 +1,17 @@
+"""Waits for what another task or process will make true; never a bare sleep."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+
+async def eventually(is_true: Callable[[], object | Awaitable[object]], *, within_s: float = 30.0) -> None:
+    """Return as soon as ``is_true()`` is; fails after ``within_s``."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = is_true()
+        if await found if inspect.isawaitable(found) else found:
+            return
+        assert time.monotonic() < deadline, f"not true within {within_s} s"
+        await asyncio.sleep(0.01)

@@ -1,0 +1,137 @@
+"""The training rank as a process: what it exits with, and what it leaves in the run's record."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.trainer.policy_model import load_policy
+from services.trainer.prompt_encoder import load_tokenizer
+from services.trainer.rank import FENCED, REFUSED
+from shared.errors import UserError
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import RunRecord, RunStore
+from tests.tiny_model import make_tiny_model
+
+RUN_ID = "run-test"
+WITHIN_S = 100
+pytestmark = pytest.mark.timeout(150)
+
+
+StartRank = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start_rank(tmp_path: Path) -> Iterator[StartRank]:
+    """Return a starter of rank processes; what is still running at the end of the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(redis_url: str, *arguments: str) -> "subprocess.Popen[str]":
+        environment = {**os.environ, "HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(tmp_path)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.trainer.rank", *arguments],
+            cwd=Path(__file__).parents[2],
+            env={**environment, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    rows = tmp_path / "train.jsonl"
+    rows.write_text(json.dumps({"prompt": "1+1="}) + "\n")
+    return RunConfig(
+        model=str(make_tiny_model(tmp_path / "model")), dataset_name=str(rows), reward_funcs=["f:g"], max_steps=2
+    )
+
+
+async def record(redis: Redis) -> RunRecord:
+    found = await RunStore(redis).get(RUN_ID)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lost", "reason"), [("train.jsonl", "train.jsonl"), ("model/config.json", "model"), ("model", "model")]
+)
+async def test_what_vanished_after_submit_fails_the_run_with_a_sentence(
+    lost: str, reason: str, redis: Redis, redis_url: str, config: RunConfig, tmp_path: Path, start_rank: StartRank
+) -> None:
+    await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))
+    (tmp_path / lost).rename(tmp_path / "elsewhere")
+    rank = start_rank(redis_url, RUN_ID)
+    output, _ = rank.communicate(timeout=WITHIN_S)
+    assert rank.returncode == REFUSED, output
+    found = await record(redis)
+    assert found.status == "failed"
+    assert reason in found.reason
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "[]"),
+        ("config.json", "[]"),
+        ("config.json", '{"model_type": "qwen3", "hidden_size": "x"}'),
+        ("model.safetensors", "garbage"),
+    ],
+)
+def test_a_damaged_model_is_refused_in_words(file: str, content: str, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    (model / file).write_text(content)
+
+    def load() -> None:
+        load_tokenizer(str(model))
+        load_policy(str(model), revision=None, device=torch.device("cpu"))
+
+    with pytest.raises(UserError, match=str(model)):
+        load()
+
+
+async def test_a_run_that_is_not_there_is_refused(redis: Redis, redis_url: str, start_rank: StartRank) -> None:
+    assert await redis.ping()
+    rank = start_rank(redis_url, "run-nowhere")
+    output, _ = rank.communicate(timeout=WITHIN_S)
+    assert rank.returncode == REFUSED
+    assert "there is no run run-nowhere in Redis" in output
+
+
+def test_without_a_run_id_it_says_how_it_is_called(start_rank: StartRank) -> None:
+    rank = start_rank("redis://127.0.0.1:1/0")
+    output, _ = rank.communicate(timeout=WITHIN_S)
+    assert rank.returncode == REFUSED
+    assert output == "usage: python -m services.trainer.rank RUN_ID\n"
+
+
+async def test_a_rank_that_was_superseded_ends_and_does_not_touch_the_record(
+    redis: Redis, redis_url: str, config: RunConfig, tmp_path: Path, start_rank: StartRank
+) -> None:
+    await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))
+    rank = start_rank(redis_url, RUN_ID)
+    keys = RunKeys(RUN_ID)
+    # It has admitted its first groups and waits for a generator. Its successor takes over, and finds one group done.
+    await redis.xread({keys.prompts: "0"}, count=1, block=60_000)
+    await redis.incr(keys.epoch)
+    await redis.xadd(keys.dead, {"stream": keys.prompts, "group_id": "00000000", "reason": "test", "payload": b""})
+    output, _ = rank.communicate(timeout=WITHIN_S)
+    assert rank.returncode == FENCED, output
+    assert "was superseded by 2" in output
+    assert (await record(redis)).status == "queued"

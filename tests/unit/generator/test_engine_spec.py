@@ -1,0 +1,104 @@
+"""What an engine is started with."""
+
+from typing import Any
+
+import pytest
+
+from services.generator.engine_spec import check_engine_args, refuse_auto_map, spec_for
+from services.generator.settings import GeneratorSettings, read_settings
+from services.generator.vllm_environment import set_environment
+from shared.errors import UserError
+from shared.run_config import RunConfig
+
+
+def a_config(**changes: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"model": "/models/tiny", "dataset_name": "/x.jsonl", "reward_funcs": ["accuracy_reward"]} | changes
+    )
+
+
+def test_runs_that_differ_in_training_alone_share_an_engine() -> None:
+    assert spec_for(a_config(learning_rate=0.1), has_cuda=False) == spec_for(a_config(), has_cuda=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "/models/other"}, {"model_revision": "main"}, {"dtype": "bfloat16"},
+     {"max_prompt_length": 8, "max_completion_length": 8}],
+)  # fmt: skip
+def test_another_model_precision_or_length_needs_another_engine(changes: dict[str, Any]) -> None:
+    assert spec_for(a_config(**changes), has_cuda=False) != spec_for(a_config(), has_cuda=False)
+
+
+def test_the_longest_rollout_decides_the_models_length() -> None:
+    limited = spec_for(a_config(max_prompt_length=100, max_completion_length=28), has_cuda=False)
+    assert limited.engine_args({}, has_cuda=False)["max_model_len"] == 128
+    unlimited = spec_for(a_config(), has_cuda=False)
+    assert unlimited.engine_args({}, has_cuda=False)["max_model_len"] == -1
+
+
+def test_a_gpu_gets_nccl_and_compilation_and_a_cpu_gloo_and_neither() -> None:
+    on_gpu = spec_for(a_config(), has_cuda=True).engine_args({}, has_cuda=True)
+    on_cpu = spec_for(a_config(), has_cuda=False).engine_args({}, has_cuda=False)
+    assert "nccl" in on_gpu["weight_transfer_config"]["backend"]
+    assert "gloo" in on_cpu["weight_transfer_config"]["backend"]
+    assert (on_gpu["enforce_eager"], on_cpu["enforce_eager"]) == (False, True)
+
+
+def test_nccl_without_a_gpu_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UserError, match="use auto or gloo"):
+        spec_for(a_config(weight_transport="nccl"), has_cuda=False)
+
+
+def test_the_operators_engine_arguments_win() -> None:
+    spec = spec_for(a_config(), has_cuda=False)
+    args = spec.engine_args({"max_num_seqs": 8, "enforce_eager": False}, has_cuda=False)
+    assert (args["max_num_seqs"], args["enforce_eager"]) == (8, False)
+
+
+@pytest.mark.parametrize("name", ["trust_remote_code", "logprobs_mode", "model"])
+def test_what_would_make_rollouts_untrue_or_run_foreign_code_cannot_be_set(name: str) -> None:
+    with pytest.raises(UserError, match=name):
+        check_engine_args({name: True}, {name})
+
+
+def test_an_unknown_engine_argument_is_named() -> None:
+    with pytest.raises(UserError, match="no engine argument max_seqs"):
+        check_engine_args({"max_seqs": 1}, {"max_num_seqs"})
+
+
+def test_auto_map_is_found_at_any_depth() -> None:
+    refuse_auto_map({"text_config": {"layers": [{"map": {}}]}}, where="config.json")
+    with pytest.raises(UserError, match=r"config\.json has auto_map"):
+        refuse_auto_map({"text_config": {"layers": [{"auto_map": {}}]}}, where="config.json")
+
+
+def test_vllm_cannot_be_talked_into_its_development_mode() -> None:
+    environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_API_KEY": "k", "VLLM_CPU_KVCACHE_SPACE": "7"}
+    set_environment(environment, is_cpu=True, log_level="info")
+    assert environment["VLLM_SERVER_DEV_MODE"] == "0"
+    assert "VLLM_API_KEY" not in environment
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert environment["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+def test_only_a_cpu_gets_the_cpus_settings() -> None:
+    environment: dict[str, str] = {}
+    set_environment(environment, is_cpu=False, log_level="INFO")
+    assert "TORCHDYNAMO_DISABLE" not in environment
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_ENGINE_ARGS", '{"max_num_seqs": 8}')
+    monkeypatch.setenv("HEADRACE_REPLICA_ID", "generator-7")
+    settings = read_settings()
+    assert settings.engine_args == {"max_num_seqs": 8}
+    assert settings.name == "generator-7"
+    assert GeneratorSettings(replica_id="").name
+
+
+@pytest.mark.parametrize("value", ["{max_num_seqs: 8}", "[1]"])
+def test_engine_arguments_that_are_no_json_object_are_explained(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HEADRACE_ENGINE_ARGS", value)
+    with pytest.raises(UserError, match=r'HEADRACE_ENGINE_ARGS: .*\{"max_num_seqs": 64\}'):
+        read_settings()

@@ -1,0 +1,31 @@
+"""What /readyz says."""
+
+from services.generator.service_state import ServiceState
+
+
+class Holds:
+    policy_version = -1
+
+
+def test_readiness_is_an_engine_and_the_required_version() -> None:
+    weights = Holds()
+    state = ServiceState(weights)
+    state.wait_for("no run yet")
+    assert state.why_not_ready() == "no run yet"
+    state.serve()
+    assert state.why_not_ready() == "waiting for weights: none received yet, policy version 0 is required"
+    weights.policy_version = 3
+    assert state.why_not_ready() is None
+    state.required_version = 5
+    assert state.why_not_ready() == "waiting for weights: holds policy version 3, 5 is required"
+
+
+def test_a_policy_that_lags_behind_still_answers_and_one_without_weights_does_not() -> None:
+    weights = Holds()
+    state = ServiceState(weights)
+    state.serve()
+    assert state.why_policy_closed() is not None
+    weights.policy_version, state.required_version = 3, 5
+    assert state.why_policy_closed() is None
+    state.wait_for("loading the model")
+    assert state.why_policy_closed() == "loading the model"
