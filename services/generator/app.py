@@ -9,7 +9,7 @@ It is up before vLLM is, so that what the replica waits for can be asked.
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import uvicorn
@@ -73,7 +73,7 @@ class HttpServer(uvicorn.Server):
         await self.serve(sockets=[self._socket])
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         """Install no signal handlers."""
         yield
 

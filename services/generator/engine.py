@@ -172,11 +172,12 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
 def _check_model(spec: EngineSpec) -> int | None:
     """Return how many tokens the model takes, if its config says so; refuse one that brings its own code."""
     from transformers import PretrainedConfig
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+    from transformers.models.auto import tokenization_auto
 
+    find: Any = tokenization_auto
     try:
         config, _ = PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)
-        tokenizer_config = get_tokenizer_config(spec.model, revision=spec.revision)
+        tokenizer_config = find.get_tokenizer_config(spec.model, revision=spec.revision)
     except (OSError, ValueError) as error:
         raise UserError(f"the model {spec.model} cannot be read: {_first_line(error)}", field="model") from error
     refuse_auto_map(config, where=f"config.json of {spec.model}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from services.generator.vllm_plugin import backend_for
 from shared.errors import UserError
@@ -82,9 +82,9 @@ def check_engine_args(extra: Mapping[str, Any], known: set[str]) -> None:
 
 def refuse_auto_map(content: Any, *, where: str) -> None:
     """Raise UserError if a parsed config has ``auto_map`` at any depth."""
-    unvisited = [content]
+    unvisited: list[Any] = [content]
     while unvisited:
-        node: Any = unvisited.pop()
+        node = unvisited.pop()
         if isinstance(node, dict):
             if "auto_map" in node:
                 raise UserError(
@@ -92,6 +92,6 @@ def refuse_auto_map(content: Any, *, where: str) -> None:
                     "refuses. Use a model whose architecture vLLM and transformers know.",
                     field="model",
                 )
-            unvisited.extend(node.values())
+            unvisited.extend(cast("dict[str, Any]", node).values())
         elif isinstance(node, list):
-            unvisited.extend(node)
+            unvisited.extend(cast("list[Any]", node))

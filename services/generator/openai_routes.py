@@ -76,7 +76,8 @@ async def make_handlers(engine: Engine) -> ASGIApp:
     for router in (completion_router, chat_router, models_router):
         app.include_router(router)
     init_exception_handler(app)
-    await init_app_state(_Client(engine), app.state, args, await engine.client.get_supported_tasks())
+    client: Any = _Client(engine)
+    await init_app_state(client, app.state, args, await engine.client.get_supported_tasks())
     return app
 
 

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Iterator
+from typing import cast
 
 from services.generator.app import HttpServer, make_app
 from services.generator.engine import import_vllm, kill_children
@@ -109,7 +110,7 @@ def _exit_code(failure: BaseException | None) -> int:
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from _leaves(inner)
     else:
         yield error

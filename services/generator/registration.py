@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from redis.exceptions import RedisError
 
@@ -20,7 +20,7 @@ _FAREWELL_S = 1.0
 @contextlib.asynccontextmanager
 async def registered(
     redis: Redis, keys: RunKeys, *, replica_id: str, url: str, patience_s: float
-) -> AsyncIterator[None]:
+) -> AsyncGenerator[None]:
     """Hold a lease and be listed among the run's generators while the body runs."""
     await patiently(
         lambda: redis.hset(keys.generators, replica_id, json.dumps({"url": url})),

@@ -2,7 +2,7 @@
 
 import json
 import socket
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import NoDecode
@@ -27,12 +27,12 @@ class GeneratorSettings(ServiceSettings):
         if not isinstance(value, str):
             return value
         try:
-            parsed = json.loads(value or "{}")
+            parsed: Any = json.loads(value or "{}")
         except json.JSONDecodeError as error:
             raise ValueError(f'not JSON ({error}); write an object such as {{"max_num_seqs": 64}}') from error
         if not isinstance(parsed, dict):
             raise ValueError('must be a JSON object such as {"max_num_seqs": 64}')  # noqa: TRY004  pydantic's protocol
-        return parsed
+        return cast("dict[str, Any]", parsed)
 
     @property
     def name(self) -> str:
