@@ -8,7 +8,7 @@ import time
 
 from headrace import guarded_exec, launcher, process_table
 from headrace.service_specs import UpSettings, importable_environment
-from headrace.state_dir import StateDir, choose_state_dir
+from headrace.state_dir import Endpoint, StateDir, choose_state_dir
 from shared.errors import UserError
 
 _DETACHED_START_TIMEOUT_S = 120.0
@@ -65,8 +65,8 @@ def start_detached(settings: UpSettings, *, outlives_us: bool) -> "subprocess.Po
         )
 
 
-def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> str:
-    """Wait for the run API of a detached launcher; return its URL.
+def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> Endpoint:
+    """Wait for the run API of a detached launcher; return where everything is.
 
     Raises:
         UserError: The launcher ended, or the API did not answer in time.
@@ -79,7 +79,7 @@ def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> s
             raise UserError(said.removeprefix("headrace: ") or f"the launcher ended with {process.returncode}")
         endpoint = state.endpoint()
         if endpoint is not None and endpoint.launcher.pid == process.pid and endpoint.is_ready:
-            return endpoint.api_url
+            return endpoint
         time.sleep(_LOOK_EVERY_S)
     process.terminate()
     raise UserError(f"headrace did not come up in {_DETACHED_START_TIMEOUT_S:.0f} s; the logs are in {state.logs}")
@@ -93,8 +93,8 @@ def say(line: str) -> None:
 
 def _up_detached(settings: UpSettings) -> int:
     process = start_detached(settings, outlives_us=True)
-    api_url = wait_until_up(settings, process)
-    for line in launcher.announcement(StateDir(settings.state_dir), api_url):
+    endpoint = wait_until_up(settings, process)
+    for line in launcher.announcement(StateDir(settings.state_dir), endpoint):
         say(line)
     say("`headrace down` stops everything.")
     return 0

@@ -143,7 +143,8 @@ class Launcher:
                     self._say(f"still waiting for the run API; its log is {self._state.logs / 'trainer.log'}")
         self._is_ready = True
         self._write_endpoint()
-        for line in announcement(self._state, self._addresses.api_url):
+        endpoint = self._state.endpoint()
+        for line in announcement(self._state, endpoint) if endpoint is not None else ():
             self._say(line)
 
     def _write_endpoint(self) -> None:
@@ -182,13 +183,15 @@ class Launcher:
         process_table.end(left, patience_s=_SWEEP_PATIENCE_S)
 
 
-def announcement(state: StateDir, api_url: str) -> list[str]:
+def announcement(state: StateDir, endpoint: Endpoint) -> list[str]:
     """Return what a person needs to know once the API answers."""
     return [
         "headrace is up.",
-        f"  API    {api_url}/v1/runs",
-        f"  key    {state.api_key_file} (the commands below find it by themselves)",
-        f"  logs   {state.logs}",
+        f"  runs        {endpoint.api_url}/v1/runs",
+        f"  rewards     {endpoint.rewarder_url}/v1/rewards",
+        *(f"  generator   {url}/v1/completions" for url in endpoint.generator_urls),
+        f"  key         {state.api_key_file} (the commands below find it by themselves)",
+        f"  logs        {state.logs}",
         "Next: headrace submit FILE --watch    headrace runs    headrace watch    headrace stop",
     ]
 

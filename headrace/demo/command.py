@@ -64,8 +64,8 @@ def demo(arguments: argparse.Namespace) -> int:
     console.print(f"[bold]headrace demo[/]  seed {arguments.seed}, no GPU needed; everything is kept in {directory}")
     with _services(settings, keep=arguments.keep, console=console) as process:
         prepared = _prepare(directory, seed=arguments.seed, console=console)
-        api_url = cli_up.wait_until_up(settings, process)
-        with HeadraceClient(api_url, StateDir(directory).keys().api_key) as client:
+        endpoint = cli_up.wait_until_up(settings, process)
+        with HeadraceClient(endpoint.api_url, StateDir(directory).keys().api_key) as client:
             run_id = _submit(client, prepared, console)
             before = _evaluate(prepared.model_dir, prepared.splits)
             console.print(
@@ -126,11 +126,11 @@ def _prepare(directory: Path, *, seed: int, console: Console) -> Prepared:
         torch.set_num_threads(1)
     from headrace.demo.warmup import WarmupProgress, warm_up
 
-    with console.status("warm-up: imitating right answers") as status:
+    with console.status("warm-up: imitating a careless teacher") as status:
 
         def show(progress: WarmupProgress) -> None:
             status.update(
-                f"warm-up: imitating right answers, step {progress.step}, loss {progress.loss:.2f}, "
+                f"warm-up: imitating a careless teacher, step {progress.step}, loss {progress.loss:.2f}, "
                 f"accuracy {progress.validation_accuracy:.2f}"
             )
 

@@ -1,6 +1,6 @@
 """What an engine is started with, and which runs may share one: pure, no vLLM in sight."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -94,4 +94,4 @@ def refuse_auto_map(content: Any, *, where: str) -> None:
                 )
             unvisited.extend(cast("dict[str, Any]", node).values())
         elif isinstance(node, list):
-            unvisited.extend(cast("list[Any]", node))
+            unvisited.extend(cast("Sequence[Any]", node))

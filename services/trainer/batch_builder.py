@@ -48,17 +48,20 @@ class BatchBuilder:
         self._judged: dict[int, TrainedGroup] = {}
         self._dropped_since_step: dict[str, int] = {}
         self._last_failure = ""
+        self.unscorable_in_a_row = 0
 
     def judge(self, waiting: WaitingGroup) -> None:
         """Compute a new group's advantages, or drop it."""
         rewards_G = combined_rewards([rollout.rewards for rollout in waiting.group.rollouts])
         if not is_scorable(rewards_G):
+            self.unscorable_in_a_row += 1
             self._last_failure = first_failure(waiting)
             log.warning(
                 "group %s has fewer than two scored completions: %s", group_id(waiting.number), self._last_failure
             )
             self.drop(waiting.number, UNSCORABLE)
             return
+        self.unscorable_in_a_row = 0
         is_left_out_G = np.isnan(rewards_G)
         if self._config.mask_truncated_completions:
             is_left_out_G |= [rollout.is_truncated() for rollout in waiting.group.rollouts]

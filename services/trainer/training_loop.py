@@ -42,6 +42,7 @@ _ResultT = TypeVar("_ResultT")
 
 _LOOK_AROUND_EVERY_S = 0.5
 _RECEIVE_BLOCK_S = 0.2
+_PROBE_EVERY_S = 5.0
 RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
 
 
@@ -82,6 +83,7 @@ class TrainingLoop:
         self._waiting_for = "the first push"
         self._last_dead_letter = "-"
         self._looked_around_at = 0.0
+        self._next_probe_at = 0.0
         self._should_stop = False
         self._started: dict[int, int] = {}
         self._arrived_tokens = 0
@@ -102,6 +104,7 @@ class TrainingLoop:
                 ending = await self._train()
             finally:
                 reporter.cancel()
+        self._waiting_for = ""
         await self._write_progress()
         self._torch.shutdown(wait=False)
         return ending
@@ -149,6 +152,11 @@ class TrainingLoop:
             if batch.groups:
                 return batch
             self._waiting_for = parts.pushes.waiting_for() or batch.waiting_for
+            if self._rewards_keep_failing():
+                self._waiting_for = (
+                    f"a reward function to work again; one group every {_PROBE_EVERY_S:.0f} s tries it. "
+                    f"Mend it, or stop the run. Meanwhile {batch.waiting_for}"
+                )
 
     async def _look_around(self) -> None:
         """See what others did: stop requests, new generators, dead letters, sampling begun."""
@@ -191,8 +199,23 @@ class TrainingLoop:
             max_staleness=parts.config.max_staleness,
             groups_per_step=parts.config.groups_per_step,
         )
+        if self._rewards_keep_failing():
+            count = self._probe(count)
         if count:
             await parts.admission.admit(count)
+
+    def _rewards_keep_failing(self) -> bool:
+        """Whether a whole window of groups came back without two scored completions each."""
+        window = (self._parts.config.max_staleness + 1) * self._parts.config.groups_per_step
+        return self._parts.batches.unscorable_in_a_row >= window
+
+    def _probe(self, count: int) -> int:
+        """Return how many groups to admit while rewards fail: one now and then, until one is scored again."""
+        is_due = time.monotonic() >= self._next_probe_at and self._parts.ledger.num_in_flight == 0
+        if not count or not is_due:
+            return 0
+        self._next_probe_at = time.monotonic() + _PROBE_EVERY_S
+        return 1
 
     async def _step(self, batch: Batch) -> None:
         parts = self._parts

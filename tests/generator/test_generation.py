@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.eventually import eventually
+from tests.stream_view import entries
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm, pytest.mark.redis]
@@ -62,7 +63,7 @@ def a_config(model: Path, **changes: object) -> RunConfig:
 @contextlib.asynccontextmanager
 async def generating(
     redis: Redis, engine: Engine, config: RunConfig, *, gate: OpenGate | None = None
-) -> AsyncIterator[GenerationLoop]:
+) -> AsyncGenerator[GenerationLoop]:
     await RunStore(redis).create("run-test", config, run_dir="/nowhere")
     loop = GenerationLoop(
         redis, keys=KEYS, config=config, engine=engine, gate=gate or OpenGate(), replica_id="generator-0",
@@ -83,20 +84,19 @@ async def admit(redis: Redis, *groups: PromptGroup) -> None:
         await redis.xadd(KEYS.prompts, {"group_id": group.group_id, "payload": encode(group)})
 
 
-async def entries(redis: Redis, stream: str, *, count: int, within_s: float = 60.0) -> list[dict[bytes, bytes]]:
+async def first_entries(redis: Redis, stream: str, *, count: int, within_s: float = 60.0) -> list[dict[str, bytes]]:
     """Return the fields of ``count`` entries as soon as there are that many."""
 
     async def are_there() -> bool:
         return int(await redis.xlen(stream)) >= count
 
     await eventually(are_there, within_s=within_s)
-    return [fields for _, fields in await redis.xrange(stream)]
+    return [fields for _, fields in await entries(redis, stream)]
 
 
 async def completed(redis: Redis, count: int) -> list[CompletedGroup]:
-    return [
-        decode_completed_group(fields[b"payload"]) for fields in await entries(redis, KEYS.completions, count=count)
-    ]
+    found = await first_entries(redis, KEYS.completions, count=count)
+    return [decode_completed_group(fields["payload"]) for fields in found]
 
 
 async def test_a_group_comes_out_whole_with_the_logprobs_transformers_computes(
@@ -136,9 +136,9 @@ async def test_prompts_the_model_cannot_take_are_buried_with_the_reason_and_the_
             a_prompt("00000003"),
         )
         (group,) = await completed(session_redis, 1)
-        dead = await entries(session_redis, KEYS.dead, count=3)
+        dead = await first_entries(session_redis, KEYS.dead, count=3)
     assert group.prompt.group_id == "00000003"
-    reasons = {fields[b"group_id"].decode(): fields[b"reason"].decode() for fields in dead}
+    reasons = {fields["group_id"].decode(): fields["reason"].decode() for fields in dead}
     assert "out of vocabulary" in reasons["00000000"]
     assert "longer than the maximum model length of 128" in reasons["00000001"]
     assert "out of vocabulary" in reasons["00000002"]
@@ -212,5 +212,5 @@ async def test_a_group_of_another_run_on_the_stream_is_buried(
     )
     async with generating(session_redis, engine, a_config(tiny_model)):
         await admit(session_redis, stray)
-        (letter,) = await entries(session_redis, KEYS.dead, count=1)
-    assert b"run-other" in letter[b"reason"]
+        (letter,) = await first_entries(session_redis, KEYS.dead, count=1)
+    assert b"run-other" in letter["reason"]

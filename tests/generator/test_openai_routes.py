@@ -110,9 +110,9 @@ async def test_models_are_the_policy_and_the_runs_model(client: httpx.AsyncClien
 @pytest.mark.parametrize(
     "path",
     ["/collective_rpc", "/pause", "/resume", "/update_weights", "/init_weight_transfer_engine", "/tokenize",
-     "/detokenize", "/invocations", "/sleep", "/metrics", "/health", "/version", "/server_info", "/docs", 
-     "/v1/responses", "/v1/embeddings", "/v1/load_lora_adapter", "/v1/chat/completions/batch", "/v1/chat/completions/render",
-     "/inference/v1/generate", "/abort_requests", "/scale_elastic_ep", "/v1/models/x"],
+     "/detokenize", "/invocations", "/sleep", "/metrics", "/health", "/version", "/server_info", "/docs",
+     "/v1/responses", "/v1/embeddings", "/v1/load_lora_adapter", "/v1/chat/completions/batch",
+     "/v1/chat/completions/render", "/inference/v1/generate", "/abort_requests", "/scale_elastic_ep", "/v1/models/x"],
 )  # fmt: skip
 async def test_nothing_else_of_vllms_server_exists(client: httpx.AsyncClient, path: str) -> None:
     for method in ("GET", "POST"):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from shared.keys import GENERATORS, RunKeys
@@ -74,21 +73,26 @@ class Generator:
             )
             time.sleep(0.05)
 
-    def descendants(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+    def descendants(self) -> set[int]:
+        """Return the process ids of its children, and of theirs."""
+        parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+        found = {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return found - {self.process.pid}
 
     def engine(self) -> set[int]:
         """Return the process ids of the engine core and its workers."""
-        return {child.pid for child in self.descendants() if "VLLM::" in _title(child)}
+        return {pid for pid in self.descendants() if "VLLM::" in _title(pid)}
 
     def ended(self, *, within_s: float) -> int:
         """Return the exit code."""
         return self.process.wait(timeout=within_s)
 
     def clear_away(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in self.descendants():
-                child.kill()
+        for child in self.descendants():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
         self.process.kill()
         self.process.wait(timeout=10)
         self._errors.close()
@@ -173,7 +177,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert generator.ended(within_s=10) == 0, generator.log.read_text()
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
     assert await redis.hkeys(keys.generators) == []
-    assert not [pid for pid in second_engine if _runs(pid)]
+    assert not survivors_of(second_engine, within_s=0)
 
 
 async def test_no_child_survives_a_generator_that_was_killed(
@@ -184,8 +188,7 @@ async def test_no_child_survives_a_generator_that_was_killed(
     generator.until(lambda: generator.reason().startswith("waiting for weights"))
     children = generator.descendants()
     generator.process.kill()
-    _, survivors = psutil.wait_procs(children, timeout=10)
-    assert not survivors, [_title(child) for child in survivors]
+    assert not survivors_of(children, within_s=10)
 
 
 async def test_a_generator_killed_while_loading_leaves_no_child(
@@ -196,8 +199,7 @@ async def test_a_generator_killed_while_loading_leaves_no_child(
     generator.until(lambda: len(generator.descendants()) >= 2)
     children = generator.descendants()
     generator.process.kill()
-    _, survivors = psutil.wait_procs(children, timeout=10)
-    assert not survivors, [_title(child) for child in survivors]
+    assert not survivors_of(children, within_s=10)
 
 
 async def test_asked_to_stop_while_loading_it_stops(
@@ -209,8 +211,7 @@ async def test_asked_to_stop_while_loading_it_stops(
     children = generator.descendants()
     generator.process.send_signal(signal.SIGTERM)
     assert generator.ended(within_s=10) == 0, generator.log.read_text()
-    _, survivors = psutil.wait_procs(children, timeout=10)
-    assert not survivors
+    assert not survivors_of(children, within_s=10)
 
 
 async def test_a_dead_engine_ends_the_process_with_a_sentence(
@@ -219,8 +220,8 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     keys = await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
     generator = start()
     generator.until(lambda: generator.reason().startswith("waiting for weights"))
-    (worker,) = [child for child in generator.descendants() if "Worker" in _title(child)]
-    worker.kill()
+    (worker,) = [pid for pid in generator.descendants() if "Worker" in _title(pid)]
+    os.kill(worker, signal.SIGKILL)
     assert generator.ended(within_s=30) == 1
     assert "vLLM's engine died" in generator.log.read_text()
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
@@ -248,13 +249,32 @@ async def test_a_taken_port_is_the_operators_mistake(start: Callable[..., Genera
     assert f"cannot listen on 127.0.0.1:{first.port}" in second.log.read_text()
 
 
-def _title(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return " ".join(process.cmdline())
+def survivors_of(pids: set[int], *, within_s: float) -> list[str]:
+    """Return the titles of those that still run after ``within_s``."""
+    deadline = time.monotonic() + within_s
+    while (running := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return [_title(pid) for pid in running]
+
+
+def _title(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return ""
 
 
+def _stat(pid: int) -> list[str]:
+    """Return state, parent, ... of a process, or nothing if there is none."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def _parent(pid: int) -> int:
+    stat = _stat(pid)
+    return int(stat[1]) if stat else 0
+
+
 def _runs(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
+    stat = _stat(pid)
+    return bool(stat) and stat[0] != "Z"

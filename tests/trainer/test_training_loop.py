@@ -63,7 +63,9 @@ class FakeSender:
 class PlayedServices:
     """Completes and scores groups as fast as they come, with the policy version of the last push."""
 
-    def __init__(self, redis: Redis, *, reward: Callable[[int, int], float] = lambda number, branch: float(branch % 2)):
+    def __init__(
+        self, redis: Redis, *, reward: Callable[[int, int], float | None] = lambda number, branch: float(branch % 2)
+    ) -> None:
         self.redis = redis
         self.keys = RunKeys(RUN_ID)
         self.reward = reward
@@ -120,11 +122,12 @@ class PlayedServices:
     async def _score(self, delivery: Delivery) -> None:
         group = decode_completed_group(delivery.payload)
         number = int(group.prompt.group_id)
+        values = [self.reward(number, rollout.branch) for rollout in group.rollouts]
         rollouts = tuple(
             msgspec.structs.replace(
-                rollout, rewards=(RewardOutcome("parity", "scored", self.reward(number, rollout.branch), 1.0),)
+                rollout, rewards=(RewardOutcome("parity", "error" if value is None else "scored", value, 1.0),)
             )
-            for rollout in group.rollouts
+            for rollout, value in zip(group.rollouts, values, strict=True)
         )
         payload = encode(ScoredGroup(prompt=group.prompt, rollouts=rollouts))
         await delivery.hand_off(self.keys.scored, self.keys.seen(self.keys.scored), payload)
@@ -278,3 +281,16 @@ async def test_groups_without_signal_are_dropped_if_the_run_says_so(
     dropped = loop.ledger.dropped_by_reason()["zero_std"]
     assert loop.ledger.admitted == 12 + dropped
     assert dropped == len([n for n in range(loop.ledger.admitted) if n % 3 == 0])
+
+
+async def test_while_every_reward_fails_only_a_probe_is_generated_and_the_run_recovers_with_the_rewards(
+    redis: Redis, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups 0 to 3 are the first window; 4 and 5 are probes, and the second finds the reward function mended."""
+    monkeypatch.setattr("services.trainer.training_loop._PROBE_EVERY_S", 0.2)
+    await create(redis, config, tmp_path)
+    played = PlayedServices(redis, reward=lambda number, branch: None if number < 5 else float(branch % 2))
+    ending, loop = await train(redis, played=played, sender=FakeSender(redis))
+    assert ending == "finished"
+    assert loop.ledger.dropped_by_reason() == {"unscorable": 5}
+    assert loop.ledger.num_trained == 12

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
@@ -18,6 +18,7 @@ from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from tests.eventually import eventually
 from tests.groups import prompt_group
+from tests.stream_view import entries
 
 pytestmark = pytest.mark.redis
 
@@ -61,7 +62,7 @@ def engine() -> CommandedEngine:
 @contextlib.asynccontextmanager
 async def generating(
     redis: Redis, keys: RunKeys, config: RunConfig, engine: CommandedEngine, metrics: GeneratorMetrics | None = None
-) -> AsyncIterator["asyncio.Task[None]"]:
+) -> AsyncGenerator["asyncio.Task[None]"]:
     loop = GenerationLoop(
         redis, keys=keys, config=config, engine=engine, gate=OpenGate(), replica_id="generator-0",
         metrics=metrics or GeneratorMetrics(),
@@ -119,8 +120,8 @@ async def test_a_cancelled_loop_aborts_what_is_in_flight_and_its_next_life_reads
     engine.may_answer.set()
     async with generating(redis, run_keys, run_config, engine):
         await eventually(lambda: redis.xlen(run_keys.completions))
-    ((_, fields),) = await redis.xrange(run_keys.completions)
-    group = decode_completed_group(fields[b"payload"])
+    ((_, fields),) = await entries(redis, run_keys.completions)
+    group = decode_completed_group(fields["payload"])
     assert [rollout.completion for rollout in group.rollouts] == ["x", "x"]
 
 
@@ -132,8 +133,8 @@ async def test_an_entry_that_is_no_prompt_is_buried_and_the_next_is_generated(
         await admit(redis, run_keys, "00000001")
         await eventually(lambda: redis.xlen(run_keys.completions))
         await eventually(lambda: redis.xlen(run_keys.dead))
-    ((_, letter),) = await redis.xrange(run_keys.dead)
-    assert letter[b"group_id"] == b"00000000"
+    ((_, letter),) = await entries(redis, run_keys.dead)
+    assert letter["group_id"] == b"00000000"
 
 
 async def test_a_wiped_redis_ends_the_loop(
