@@ -6,9 +6,10 @@ checkpoint as well as for the training. Scored with the very function that the r
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.demo import task
 from headrace.demo.reward import exact_answer
@@ -20,13 +21,13 @@ MAX_NEW_TOKENS = task.MAX_ANSWER_TOKENS + 2
 
 def greedy_accuracy(model_dir: Path, prompts: Sequence[str], answers: Sequence[str]) -> tuple[float, list[str]]:
     """Load a transformers directory; return the share of exact answers and every completion."""
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    tokenizer: Any = cast("Any", AutoTokenizer).from_pretrained(model_dir)
+    model: Any = cast("Any", AutoModelForCausalLM).from_pretrained(model_dir, dtype=torch.float32)
     return greedy_accuracy_of(model, tokenizer, prompts, answers)
 
 
 def greedy_accuracy_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], answers: Sequence[str]
+    model: Any, tokenizer: Any, prompts: Sequence[str], answers: Sequence[str]
 ) -> tuple[float, list[str]]:
     """Do the same with a model in memory; its training mode is put back."""
     completions: list[str] = []
@@ -40,8 +41,8 @@ def greedy_accuracy_of(
 
 
 @torch.inference_mode()
-def _complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[str]:
-    encoded = tokenizer(
+def _complete(model: Any, tokenizer: Any, prompts: list[str]) -> list[str]:
+    encoded: Any = tokenizer(
         prompts,
         add_special_tokens=False,
         padding=True,
@@ -49,7 +50,7 @@ def _complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt
         return_token_type_ids=False,
         return_tensors="pt",
     )
-    tokens = model.generate(
+    tokens: torch.Tensor = model.generate(
         **encoded,
         max_new_tokens=MAX_NEW_TOKENS,
         do_sample=False,

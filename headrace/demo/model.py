@@ -47,9 +47,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> Qwen3ForCaus
         max_position_embeddings=MAX_POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=_SPECIAL.index("<pad>"),
+        bos_token_id=_SPECIAL.index("<bos>"),
+        eos_token_id=_SPECIAL.index("<eos>"),
         dtype="float32",
     )
     return Qwen3ForCausalLM(config)

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast
 
 from headrace.demo.evaluate import greedy_accuracy_of
 from headrace.demo.model import make_model, make_tokenizer
@@ -92,12 +92,16 @@ def warm_up(
 
 
 def _batches(
-    tokenizer: PreTrainedTokenizerFast, examples: Sequence[Example], *, batch_examples: int, seed: int
+    tokenizer: Any, examples: Sequence[Example], *, batch_examples: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield `input_ids_BT`, `labels_BT` (the prompt ignored) and `attention_mask_BT`, padded right, for ever."""
     order = torch.Generator().manual_seed(seed)
-    prompts = tokenizer([example.prompt for example in examples], add_special_tokens=False)["input_ids"]
-    answers = tokenizer([example.answer for example in examples], add_special_tokens=False)["input_ids"]
+    prompts: list[list[int]] = tokenizer([example.prompt for example in examples], add_special_tokens=False)[
+        "input_ids"
+    ]
+    answers: list[list[int]] = tokenizer([example.answer for example in examples], add_special_tokens=False)[
+        "input_ids"
+    ]
     tokens = max(len(prompt) + len(answer) + 1 for prompt, answer in zip(prompts, answers, strict=True))
     input_ids = torch.full((len(examples), tokens), tokenizer.pad_token_id)
     labels = torch.full((len(examples), tokens), IGNORED_LABEL)

@@ -40,7 +40,7 @@ def accuracy_reward(
     """1.0 if the completion's LaTeX answer equals the gold answer, 0.0 if not (math-verify)."""
     golds = solution if solution is not None else answer
     if golds is None:
-        raise CallError("needs the gold answers in a column 'solution' or 'answer', and the dataset has neither")
+        raise CallError("needs the gold answers in a column 'solution' or 'answer', and there is neither")
     judged: dict[tuple[str, str], Verdict] = {}
     num_timeouts = 0
     verdicts: list[Verdict] = []

@@ -9,13 +9,14 @@ Runs need none of this but the check at submit: their groups come and go over st
 and never repeat what was sent.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import msgspec
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from services.rewarder.bodies import (
@@ -35,6 +36,7 @@ from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.worker_frames import Inspected, Refused
 from shared.errors import UserError
 from shared.http_guard import problem
+from shared.json_body import BodyError, decode_json, require_json
 
 PROBLEM_JSON = "application/problem+json"
 LANE = "http"
@@ -45,13 +47,21 @@ NotReady = Callable[[], Awaitable[str | None]]
 def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
     """Return the application, to be wrapped in HttpGuard."""
     app = FastAPI(title="headrace rewarder", version="1", summary="Scores completions with TRL's reward functions")
+    app.router.route_class = _JsonRoute
+    app.add_exception_handler(BodyError, _body_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(UserError, _user_error)
     app.add_exception_handler(Exception, _bug)
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": ProblemBody, "description": text, "content": {PROBLEM_JSON: {}}}
-        for status, text in ((401, "Key required"), (413, "Body too large"), (422, "What is wrong, per field"))
+        for status, text in (
+            (400, "Malformed JSON"),
+            (401, "Key required"),
+            (413, "Body too large"),
+            (415, "Not declared as JSON"),
+            (422, "What is wrong, per field"),
+        )
     }
 
     @app.get("/livez", summary="The event loop turns")
@@ -109,6 +119,38 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
     return app
 
 
+class _JsonRequest(Request):
+    """Its body is decoded once, by the rules of every service."""
+
+    _decoded: Any = None
+
+    async def decode(self) -> None:
+        """Read and decode the body; raises BodyError."""
+        require_json(self.headers.get("content-type", ""))
+        self._decoded = decode_json(await self.body())
+        if not isinstance(self._decoded, dict):
+            raise BodyError(422, "Invalid request", "The body must be a JSON object.")
+
+    async def json(self) -> Any:
+        return self._decoded
+
+
+class _JsonRoute(APIRoute):
+    """A route whose body, if it has one, is JSON and says so."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            if self.body_field is None:
+                return await handler(request)
+            json_request = _JsonRequest(request.scope, request.receive)
+            await json_request.decode()
+            return await handler(json_request)
+
+        return handle
+
+
 class UnknownRewardsError(UserError):
     """Some reward functions cannot be used.
 
@@ -139,6 +181,11 @@ def _plain(text: str | Sequence[ChatMessage]) -> str | list[dict[str, str]]:
 
 def _problem(status: int, title: str, detail: str, **more: object) -> JSONResponse:
     return JSONResponse(problem(status, title, detail, **more), status_code=status, media_type=PROBLEM_JSON)
+
+
+async def _body_error(_request: Request, error: Exception) -> JSONResponse:
+    found = cast("BodyError", error)
+    return _problem(found.status, found.title, found.detail)
 
 
 async def _invalid_body(_request: Request, error: Exception) -> JSONResponse:

@@ -1,9 +1,8 @@
-"""Bodies of the rewarder's HTTP routes: strict, no unknown keys, no NaN, no nesting without end."""
+"""Bodies of the rewarder's HTTP routes: strict, no unknown keys, no nesting without end."""
 
-import math
-from typing import Annotated, Any, Self, cast
+from typing import Any, Self, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.rewarder.worker_frames import Kind
 from shared.messages import Outcome
@@ -11,17 +10,6 @@ from shared.messages import Outcome
 MAX_COMPLETIONS = 4096
 MAX_FUNCTIONS = 64
 MAX_DEPTH = 32
-
-
-def _carried_by_utf8(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds a lone surrogate, which is no text") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_carried_by_utf8)]
 
 
 class Body(BaseModel):
@@ -33,7 +21,7 @@ class Body(BaseModel):
 class CheckRequest(Body):
     """Which reward functions to look at."""
 
-    reward_funcs: list[Text] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+    reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
 
 
 class RewardFunctionInfo(Body):
@@ -54,39 +42,42 @@ class RewardFunctions(Body):
 class ChatMessage(Body):
     """One message of a conversation."""
 
-    role: Text
-    content: Text
+    role: str
+    content: str
 
 
 class ScoreRequest(Body):
     """Completions to score now. Every list has one entry a completion."""
 
-    reward_funcs: list[Text] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+    reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
-    prompts: list[Text | list[ChatMessage]] = Field(min_length=1, max_length=MAX_COMPLETIONS)
-    completions: list[Text | list[ChatMessage]]
+    prompts: list[str | list[ChatMessage]] = Field(min_length=1, max_length=MAX_COMPLETIONS)
+    completions: list[str | list[ChatMessage]]
     completion_ids: list[list[int]] | None = None
     columns: dict[str, list[Any]] = Field(default={}, description="Dataset columns, for example `solution`")
     max_completion_length: int | None = Field(default=None, ge=1)
     timeout_s: float = Field(default=30.0, gt=0, le=600, description="Deadline of each function")
 
+    @field_validator("prompts", "completions")
+    @classmethod
+    def _conversations_say_something(cls, texts: list[str | list[ChatMessage]]) -> list[str | list[ChatMessage]]:
+        for index, text in enumerate(texts):
+            if isinstance(text, list) and not text:
+                raise ValueError(f"entry {index} is a list without messages; send text, or at least one message")
+        return texts
+
     @field_validator("columns")
     @classmethod
-    def _columns_are_plain(cls, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _columns_are_shallow(cls, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         pending: list[tuple[Any, int]] = [(columns, 0)]
         while pending:
             value, depth = pending.pop()
             if depth > MAX_DEPTH:
                 raise ValueError(f"nested deeper than {MAX_DEPTH}")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError("holds NaN or an infinity; use null")
             if isinstance(value, dict):
-                pairs = cast("dict[str, Any]", value).items()
-                pending += [(item, depth + 1) for pair in pairs for item in pair]
+                pending += [(item, depth + 1) for item in cast("dict[str, Any]", value).values()]
             elif isinstance(value, list):
                 pending += [(item, depth + 1) for item in cast("list[object]", value)]
-            elif isinstance(value, str) and not value.isascii():
-                _carried_by_utf8(value)
         return columns
 
     @model_validator(mode="after")

@@ -27,7 +27,7 @@ def soft_overlong_punishment_reward(
 ) -> list[float]:
     """From 0 down to -1 within the last fifth of max_completion_length (DAPO, equation 13)."""
     if max_completion_length is None:
-        raise CallError("needs max_completion_length")
+        raise CallError("needs 'max_completion_length', which only a run has by itself: send it in the request")
     cache = max(1, max_completion_length // SOFT_PUNISH_SHARE)
     free = max_completion_length - cache
     return [

@@ -5,6 +5,7 @@ service itself only for an async function that a worker has imported before.
 """
 
 import difflib
+import hashlib
 import importlib
 import inspect
 import os
@@ -21,8 +22,9 @@ from shared.errors import UserError
 
 _NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")
 
-Stamp = tuple[str, int, int]
-"""Path, modification time (ns) and size of a module's file: differs when the user edited it."""
+Stamp = tuple[str, str]
+"""Path and sha256 of a module's file when it was imported: differs when the user edited it since."""
+_STAMP = "__headrace_stamp__"
 
 
 def check_name(name: str) -> None:
@@ -35,11 +37,16 @@ def check_name(name: str) -> None:
         raise UserError(f"'{name}' is no 'package.module:function'")
 
 
-def load_function(name: str, *, reward_path: Sequence[str]) -> RewardFunction:
+def load_function(name: str, *, reward_path: Sequence[str], checked: Stamp | None = None) -> RewardFunction:
     """Return the function called ``name``.
 
+    Args:
+        name: ``package.module:function``, or a built-in.
+        reward_path: Directories to look in after all others.
+        checked: The stamp its module must have, if any will not do.
+
     Raises:
-        UserError: There is none, and the message says what to do.
+        UserError: There is none, or its file was edited; the message says what to do.
     """
     check_name(name)
     known = built_in(name)
@@ -49,6 +56,9 @@ def load_function(name: str, *, reward_path: Sequence[str]) -> RewardFunction:
     sys.path.extend(directory for directory in reward_path if directory not in sys.path)
     module_name, _, attribute = name.partition(":")
     module = _import(module_name, reward_path)
+    if checked is not None and module_stamp(name) != checked:
+        sys.modules.pop(module_name, None)  # the next call looks again: the edit may be taken back
+        raise UserError(edited(checked))
     function = getattr(module, attribute, None)
     if function is None:
         raise UserError(_no_such_function(module, attribute))
@@ -59,12 +69,30 @@ def load_function(name: str, *, reward_path: Sequence[str]) -> RewardFunction:
 
 def module_stamp(name: str) -> Stamp | None:
     """Return the stamp of the loaded module of ``package.module:function``, None if it has no file."""
-    path = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    module = sys.modules.get(name.partition(":")[0])
+    if module is None:
+        return None
+    names = vars(module)
+    if _STAMP not in names:
+        names[_STAMP] = _read_stamp(module)
+    stamp: Stamp | None = names[_STAMP]
+    return stamp
+
+
+def edited(checked: Stamp) -> str:
+    """Return the sentence for a file that is no longer what was checked."""
+    return (
+        f"{Path(checked[0]).name} was edited after it was checked, and old and new code are not mixed: submit a run "
+        "(a dry run will do) or POST /v1/rewards/check, and every run uses the new version"
+    )
+
+
+def _read_stamp(module: ModuleType) -> Stamp | None:
+    path = getattr(module, "__file__", None)
     try:
-        status = os.stat(path) if path else None
+        return None if path is None else (path, hashlib.sha256(Path(path).read_bytes()).hexdigest())
     except OSError:
         return None
-    return None if status is None else (str(path), status.st_mtime_ns, status.st_size)
 
 
 def _import(module_name: str, reward_path: Sequence[str]) -> ModuleType:
@@ -98,9 +126,9 @@ def _no_such_function(module: ModuleType, attribute: str) -> str:
         if inspect.isroutine(value) and value.__module__ == module.__name__ and not name.startswith("_")
     ]
     near = difflib.get_close_matches(attribute, functions, n=1)
-    hint = f" did you mean {near[0]}?" if near else ""
-    has = f"it has: {', '.join(functions)}" if functions else "it has no functions"
-    return f"module {module.__name__} has no function {attribute};{hint} {has}"
+    hint = f" Did you mean {near[0]}?" if near else ""
+    has = f"It has: {', '.join(functions)}" if functions else "It has no functions"
+    return f"module {module.__name__} has no function {attribute}.{hint} {has}"
 
 
 def _where(error: Exception) -> str:

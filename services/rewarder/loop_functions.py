@@ -7,11 +7,11 @@ A call that does not end when it is cancelled is left behind, so that it holds u
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from services.rewarder.function_loading import load_function
+from services.rewarder.function_loading import Stamp, load_function
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,
@@ -40,13 +40,17 @@ class LoopFunctions:
         # Importing one module in several threads at once, each invalidating the finders' caches, can miss the file.
         self._importing = asyncio.Lock()
 
-    async def call(self, name: str, encoded: bytes, *, timeout_s: float) -> tuple[Answer, float]:
+    async def call(
+        self, name: str, encoded: bytes, *, timeout_s: float, checked: Callable[[], Stamp | None]
+    ) -> tuple[Answer, float]:
         """Run one async reward function; return its answer and the seconds it ran.
+
+        If it is imported now, then only if its module has the stamp that ``checked`` returns.
 
         Raises:
             RewardFailure: It cannot be imported, or its deadline passed.
         """
-        function = await self._function(name)
+        function = await self._function(name, checked)
         # Decoded for this call alone: what the function does to its arguments reaches no other function.
         call = msgspec.msgpack.decode(encoded, type=RewardCall)
         started_at = time.monotonic()
@@ -81,16 +85,16 @@ class LoopFunctions:
             await asyncio.wait(self._abandoned, timeout=1.0 / _CLOSE_ATTEMPTS)
         return not self._abandoned
 
-    async def _function(self, name: str) -> RewardFunction:
+    async def _function(self, name: str, checked: Callable[[], Stamp | None]) -> RewardFunction:
         async with self._importing:
             if name not in self._functions:
-                self._functions[name] = await self._import(name)
+                self._functions[name] = await self._import(name, checked())
             return self._functions[name]
 
-    async def _import(self, name: str) -> RewardFunction:
+    async def _import(self, name: str, checked: Stamp | None) -> RewardFunction:
         try:
             async with asyncio.timeout(self._import_timeout_s):
-                return await asyncio.to_thread(load_function, name, reward_path=self._reward_path)
+                return await asyncio.to_thread(load_function, name, reward_path=self._reward_path, checked=checked)
         except TimeoutError as error:
             detail = f"importing its module took longer than {self._import_timeout_s:g} s"
             raise RewardFailure("timeout", detail) from error

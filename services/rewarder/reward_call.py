@@ -80,10 +80,15 @@ def arguments_for(function: RewardFunction, call: RewardCall, *, is_built_in: bo
     if parameters is None:
         return arguments
     missing = [name for name in _required(parameters) if name not in arguments]
+    if "completion_ids" in missing:
+        raise CallError(
+            "needs 'completion_ids', which only a run has by itself: send it in the request, "
+            "one list of token ids for each completion"
+        )
     if missing:
         columns = ", ".join(sorted(call.columns)) or "none"
         raise CallError(
-            f"needs {_quoted(missing)}, which is no column of the dataset; its columns are: {columns}. "
+            f"needs {_quoted(missing)}, and there is no such column; the columns are: {columns}. "
             "Rename the column or the parameter, or give the parameter a default"
         )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -145,7 +145,7 @@ def _serve(channel: socket.socket, task: Task, limits: Limits, loaded: dict[str,
     num_completions = len(call.completions)
     try:
         if task.function not in loaded:
-            loaded[task.function] = load_function(task.function, reward_path=limits.reward_path)
+            loaded[task.function] = load_function(task.function, reward_path=limits.reward_path, checked=task.checked)
     except UserError as error:
         _send(channel, Started())
         _send(channel, Answer(everyone(num_completions, "error", str(error))))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 
 from services.rewarder.built_in_rewards import built_in
-from services.rewarder.function_loading import check_name
+from services.rewarder.function_loading import Stamp, check_name, edited
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.reward_call import RewardCall, Verdict, everyone
 from services.rewarder.rewarder_metrics import RewarderMetrics
@@ -59,6 +59,7 @@ class Scorer:
         self._check_timeout_s = check_timeout_s
         self._metrics = metrics
         self._known: dict[str, Inspected] = {}
+        self._checked: dict[str, Stamp | None] = {}  # by module: the only version that may score
         self._inspecting: dict[str, asyncio.Task[Inspected | Refused]] = {}
         self._logged: set[tuple[str, str]] = set()
 
@@ -86,12 +87,7 @@ class Scorer:
         found = await asyncio.gather(*(self._inspect(name, self._check_timeout_s) for name in names))
         for name, inspected in zip(names, found, strict=True):
             if isinstance(inspected, Inspected):
-                known = self._known.get(name)
-                if known is not None and known.stamp != inspected.stamp:
-                    log.info("reward %s has changed on disk and is imported anew", name)
-                    self._loop_functions.forget(name)
-                    self._pool.renew()
-                self._known[name] = inspected
+                self._take_in(name, inspected)
         return dict(zip(names, found, strict=True))
 
     async def close(self) -> None:
@@ -101,17 +97,32 @@ class Scorer:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _take_in(self, name: str, inspected: Inspected) -> None:
+        module = _module_of(name)
+        if self._checked.setdefault(module, inspected.stamp) != inspected.stamp:
+            log.info("the module of reward %s has changed on disk and is imported anew", name)
+            self._checked[module] = inspected.stamp
+            for known in [known for known in self._known if _module_of(known) == module]:
+                del self._known[known]
+            self._loop_functions.forget(name)
+            self._pool.renew()
+        self._known[name] = inspected
+
     async def _ask(
         self, function: WeightedFunction, encoded: bytes, num_completions: int, *, timeout_s: float, lane: str
     ) -> list[RewardOutcome]:
         name = function.name
         started_at = time.monotonic()
+
+        def checked() -> Stamp | None:
+            return self._checked.get(_module_of(name))
+
         try:
             inspected = await self._what_is(name)
             if inspected.kind == "async":
-                answer, seconds = await self._loop_functions.call(name, encoded, timeout_s=timeout_s)
+                answer, seconds = await self._loop_functions.call(name, encoded, timeout_s=timeout_s, checked=checked)
             else:
-                answer, seconds = await self._pool.call(name, encoded, lane=lane, timeout_s=timeout_s)
+                answer, seconds = await self._pool.call(name, encoded, lane=lane, timeout_s=timeout_s, checked=checked)
         except RewardFailure as failure:
             answer = Answer(everyone(num_completions, failure.outcome, failure.detail))
             seconds = time.monotonic() - started_at
@@ -134,6 +145,9 @@ class Scorer:
             inspected = await asyncio.shield(self._inspecting[name])
             if isinstance(inspected, Refused):
                 raise RewardFailure("error", inspected.detail)
+            checked = self._checked.setdefault(_module_of(name), inspected.stamp)
+            if checked is not None and checked != inspected.stamp:
+                raise RewardFailure("error", edited(checked))
             self._known[name] = inspected
         return self._known[name]
 
@@ -161,6 +175,10 @@ class Scorer:
             self._logged.clear()
         self._logged.add(key)
         log.warning("reward %s: %s: %s (logged once)\n%s", name, failed.outcome, failed.detail, answer.trace)
+
+
+def _module_of(name: str) -> str:
+    return name.partition(":")[0]
 
 
 def _is_failure(verdict: Verdict) -> bool:

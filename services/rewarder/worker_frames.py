@@ -27,11 +27,15 @@ Kind = Literal["built-in", "sync", "async"]
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
-    """Call ``function`` with ``call``, an encoded RewardCall; ``timeout_s`` bounds its processor time."""
+    """Call ``function`` with ``call``, an encoded RewardCall; ``timeout_s`` bounds its processor time.
+
+    ``checked`` is the stamp that its module must have.
+    """
 
     function: str
     call: msgspec.Raw
     timeout_s: float
+    checked: Stamp | None = None
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):

@@ -12,11 +12,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
 import msgspec
 
+from services.rewarder.function_loading import Stamp
 from services.rewarder.reward_call import describe
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
@@ -84,15 +85,26 @@ class WorkerPool:
         """Workers that are up, busy or idle."""
         return sum(not worker.is_gone for worker in self._alive)
 
-    async def call(self, function: str, call: bytes, *, lane: str, timeout_s: float) -> tuple[Answer, float]:
+    async def call(
+        self,
+        function: str,
+        call: bytes,
+        *,
+        lane: str,
+        timeout_s: float,
+        checked: Callable[[], Stamp | None] = lambda: None,
+    ) -> tuple[Answer, float]:
         """Run one reward function in a worker; return its answer and the seconds it ran.
+
+        A worker that imports the function now does so only if its module has the stamp that ``checked`` returns.
 
         Raises:
             RewardFailure: No worker got free, a deadline passed, or the worker died.
         """
         worker = await self._acquire(lane)
         try:
-            answer, seconds = await self._converse(worker, Task(function, msgspec.Raw(call), timeout_s), timeout_s)
+            task = Task(function, msgspec.Raw(call), timeout_s, checked())
+            answer, seconds = await self._converse(worker, task, timeout_s)
         except WorkerDiedError as error:
             exit_code = await self._discard(worker, reason="died")
             detail = f"its worker process died with exit code {exit_code} ({_what_killed(exit_code)})"

@@ -1,6 +1,6 @@
 """Errors over HTTP: RFC 9457 problem+json for all of them, and what each one means for whoever called.
 
-    Problem, UserError            4xx: the caller can fix it; ``errors`` lists every field at fault
+    Problem, UserError, BodyError 4xx: the caller can fix it; ``errors`` lists every field at fault
     UnavailableError              503: a peer is away; the same request may work later
     StateLostError                503: Redis was wiped
     anything else                 500: logged here, and the caller learns only that it happened
@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 
 from shared.errors import StateLostError, UnavailableError, UserError
 from shared.http_guard import problem
+from shared.json_body import BodyError
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     """Make every error of ``app`` a problem+json body."""
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(UserError, _on_user_error)
+    app.add_exception_handler(BodyError, _on_body_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(UnavailableError, _on_unavailable)
@@ -116,6 +118,11 @@ def _on_problem(_request: Request, error: Exception) -> JSONResponse:
 
 def _on_user_error(_request: Request, error: Exception) -> JSONResponse:
     return _answer(problem(422, "Invalid request", str(error)))
+
+
+def _on_body_error(_request: Request, error: Exception) -> JSONResponse:
+    found = cast("BodyError", error)
+    return _answer(problem(found.status, found.title, found.detail))
 
 
 def _on_invalid_request(_request: Request, error: Exception) -> JSONResponse:

@@ -19,6 +19,7 @@ from services.trainer.problems import Problem, documented, no_such_run
 from services.trainer.run_validation import ValidRun
 from services.trainer.run_view import RunDetail, RunSummary, detail, look_around, summary
 from services.trainer.trainer_api import TrainerApi, trainer_api
+from shared.json_body import decode_json, require_json
 from shared.keys import RUNS
 from shared.redis_connection import patiently
 from shared.run_config import RunConfig
@@ -62,7 +63,7 @@ async def submit_run(
 ) -> Response:
     """Validate a run and queue it. Everything that can be known to be wrong is said now, in one answer."""
     body = await _body(request, timeout_s=api.settings.request_body_timeout_s)
-    raw = _decode(body)
+    raw = decode_json(body)
     if dry_run:
         valid = await api.validator.validate(raw)
         return JSONResponse(SubmittedRun(warnings=valid.warnings, derived=valid.derived).model_dump())
@@ -179,25 +180,12 @@ def _accepted(answer: dict[str, Any]) -> JSONResponse:
 
 
 async def _body(request: Request, *, timeout_s: float) -> bytes:
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise Problem(415, "Not JSON", "Send the run as JSON, with the header 'Content-Type: application/json'.")
+    require_json(request.headers.get("content-type", ""))
     try:
         async with asyncio.timeout(timeout_s):
             return await request.body()
     except TimeoutError as error:
         raise Problem(408, "Body too slow", f"The body did not arrive within {timeout_s:g} s.") from error
-
-
-def _decode(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # They name the byte, never the content.
-        detail = f"The body is not JSON: {error}. (NaN and Infinity are not JSON either.)"
-        raise Problem(400, "Malformed JSON", detail) from error
-    except RecursionError as error:
-        raise Problem(400, "Malformed JSON", "The body is nested too deeply.") from error
 
 
 def _new_run_id() -> str:

@@ -48,7 +48,7 @@ def test_every_route_but_health_asks_for_the_key(client: httpx.Client) -> None:
 def test_the_openapi_document_is_3_1_and_names_the_problems(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
-    assert {"200", "401", "413", "422"} <= set(document["paths"]["/v1/score"]["post"]["responses"])
+    assert {"200", "400", "401", "413", "415", "422"} <= set(document["paths"]["/v1/score"]["post"]["responses"])
 
 
 def test_the_built_ins_are_listed_with_what_they_need(client: httpx.Client) -> None:
@@ -82,7 +82,7 @@ def test_good_functions_are_told_apart(client: httpx.Client) -> None:
             "no module named my_rewards: put my_rewards.py into one of the directories of HEADRACE_REWAR",
         ),
         ("os.path:no such", "'os.path:no such' is no 'package.module:function'"),
-        (user("exakt"), "module rewards_under_test has no function exakt; did you mean exact? it has: one, exact,"),
+        (user("exakt"), "module rewards_under_test has no function exakt. Did you mean exact? It has: one, exact,"),
         (user("NOT_A_FUNCTION"), "'NOT_A_FUNCTION' in module rewards_under_test is no function but a int"),
         (
             "needy_rewards:one",
@@ -172,6 +172,11 @@ def test_an_unknown_function_in_a_batch_is_an_outcome(client: httpx.Client) -> N
         ({"reward_funcs": ["think_format_reward"], "completions": ["a"]}, "there are 2 prompts, but completions has 1"),
         ({"reward_funcs": ["think_format_reward"], "columns": {"a": [1]}}, "there are 2 prompts, but a has 1"),
         ({"reward_funcs": ["think_format_reward"], "reward_weights": [1.0, 2.0]}, "has 2 entries for 1 reward_funcs"),
+        (
+            {"reward_funcs": ["a"], "completions": [[], [{"role": "assistant", "content": "b"}]]},
+            "completions: entry 0 is a list without messages; send text, or at least one message",
+        ),
+        ({"reward_funcs": ["a"], "prompts": ["p", []]}, "prompts: entry 1 is a list without messages"),
     ],
 )
 def test_a_bad_body_gets_a_sentence(client: httpx.Client, body: dict[str, Any], says: str) -> None:
@@ -179,6 +184,39 @@ def test_a_bad_body_gets_a_sentence(client: httpx.Client, body: dict[str, Any], 
     assert reply.status_code == 422
     assert reply.headers["content-type"] == "application/problem+json"
     assert says in reply.json()["detail"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/rewards/check"])
+def test_json_that_is_not_declared_as_json_is_a_415(client: httpx.Client, path: str, headers: dict[str, str]) -> None:
+    reply = client.post(path, content='{"reward_funcs": ["accuracy_reward"]}', headers=headers)
+    assert (reply.status_code, reply.json()["type"]) == (415, "/problems/not-json")
+    assert reply.json()["detail"] == "Send JSON, with the header 'Content-Type: application/json'."
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"timeout_s": NaN}', b'{"a": "\\ud800"}', b'"\xff"', b"[" * 100_000])
+def test_a_body_that_is_no_json_is_a_400(client: httpx.Client, body: bytes) -> None:
+    reply = client.post("/v1/score", content=body, headers={"Content-Type": "application/json; charset=utf-8"})
+    assert (reply.status_code, reply.json()["type"]) == (400, "/problems/malformed-json")
+    assert "errors" not in reply.json(), "there is no field to name"
+
+
+@pytest.mark.parametrize("body", ["[]", '"run"', "null", "7"])
+def test_json_that_is_no_object_is_a_422(client: httpx.Client, body: str) -> None:
+    reply = client.post("/v1/score", content=body, headers={"Content-Type": "application/json"})
+    assert (reply.status_code, reply.json()["detail"]) == (422, "The body must be a JSON object.")
+
+
+def test_what_a_function_needs_and_the_request_lacks_is_asked_for(client: httpx.Client) -> None:
+    reply = score(client, reward_funcs=["soft_overlong_punishment_reward"])
+    assert reply.json()["outcomes"][0][0]["detail"] == (
+        "needs 'completion_ids', which only a run has by itself: send it in the request, "
+        "one list of token ids for each completion"
+    )
+    reply = score(client, reward_funcs=["soft_overlong_punishment_reward"], completion_ids=[[1], [2]])
+    assert reply.json()["outcomes"][0][0]["detail"] == (
+        "needs 'max_completion_length', which only a run has by itself: send it in the request"
+    )
 
 
 ROW = '"prompts": ["p"], "completions": ["c"]'

@@ -171,7 +171,7 @@ async def test_each_value_is_judged_by_itself(scorer: Scorer) -> None:
 async def test_a_missing_column_is_named(scorer: Scorer) -> None:
     rows = await outcomes_of(scorer, user("exact"), call=call_with("a", solution="42"))
     assert rows[0][0].outcome == "error"
-    assert rows[0][0].detail.startswith("needs 'answer', which is no column of the dataset; its columns are: solution.")
+    assert rows[0][0].detail.startswith("needs 'answer', and there is no such column; the columns are: solution.")
 
 
 async def test_a_function_that_is_not_there_is_an_error_for_every_completion(scorer: Scorer) -> None:
@@ -179,7 +179,7 @@ async def test_a_function_that_is_not_there_is_an_error_for_every_completion(sco
     for absent, misspelt, there in rows:
         assert absent.outcome == misspelt.outcome == "error"
         assert absent.detail.startswith("no module named no_such_module: put no_such_module.py into one of the direct")
-        assert "has no function oen; did you mean one? it has: one, exact," in misspelt.detail
+        assert "has no function oen. Did you mean one? It has: one, exact," in misspelt.detail
         assert there.value == 1.0
 
 
@@ -225,6 +225,48 @@ async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: Re
         await scorer.check([sync, on_loop])
         rows = await outcomes_of(scorer, sync, on_loop, call=call_with("a"))
         assert [outcome.value for outcome in rows[0]] == [2.125, 2.125]
+
+
+async def test_an_edited_file_scores_nothing_before_a_check_and_everything_after(
+    metrics: RewarderMetrics, tmp_path: Path
+) -> None:
+    file = tmp_path / "edited_rewards.py"
+    sync, crashes, late, on_loop = (f"edited_rewards:{name}" for name in ("sync", "crashes", "late", "on_loop"))
+    source = (
+        "import os\ndef sync(**_): return [{0}]\ndef crashes(**_): os._exit(7)\n"
+        "def late(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
+    )
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(tmp_path),))
+    edited = "edited_rewards.py was edited after it was checked, and old and new code are not mixed: submit a run"
+
+    async def replace_all_workers(scorer: Scorer) -> None:
+        for _ in range(2):
+            await outcomes_of(scorer, crashes, call=call_with("a"))
+
+    async with pool_and_scorer(metrics, limits) as (_, scorer):
+        file.write_text(source.format("1.0"))
+        await scorer.check([sync, crashes, on_loop])
+        for _ in range(4):  # the workers take turns, so both import it
+            rows = await outcomes_of(scorer, sync, call=call_with("a"))
+            assert rows[0][0].value == 1.0
+
+        file.write_text(source.format("2.125"))
+        rows = await outcomes_of(scorer, sync, call=call_with("a"))
+        assert rows[0][0].value == 1.0, "a worker that has the checked code goes on"
+        await replace_all_workers(scorer)
+        # on_loop was never imported here, late was never asked for: both would bring the new code in, too.
+        rows = await outcomes_of(scorer, sync, on_loop, late, call=call_with("a"))
+        assert [(outcome.outcome, outcome.value) for outcome in rows[0]] == [("error", None)] * 3
+        assert all(outcome.detail.startswith(edited) for outcome in rows[0]), rows
+
+        file.write_text(source.format("1.0"))
+        rows = await outcomes_of(scorer, sync, on_loop, late, call=call_with("a"))
+        assert [outcome.value for outcome in rows[0]] == [1.0, 1.0, 1.0], "the edit was taken back"
+
+        file.write_text(source.format("3.0625"))
+        await scorer.check([late])
+        rows = await outcomes_of(scorer, sync, on_loop, late, call=call_with("a"))
+        assert [outcome.value for outcome in rows[0]] == [3.0625, 3.0625, 3.0625], "one check is for the whole module"
 
 
 async def test_closing_the_pool_leaves_no_worker(metrics: RewarderMetrics) -> None:

@@ -66,8 +66,15 @@ def test_only_built_ins_are_told_the_longest_completion() -> None:
 def test_a_parameter_nobody_can_fill_is_named_with_the_columns_there_are() -> None:
     def function(completions: Any, gold: Any, **_: Any) -> None: ...
 
-    with pytest.raises(CallError, match="needs 'gold', which is no column of the dataset; its columns are: answer"):
+    with pytest.raises(CallError, match="needs 'gold', and there is no such column; the columns are: answer"):
         arguments_for(function, CALL)
+
+
+def test_a_call_without_token_ids_is_told_to_send_them() -> None:
+    def function(completion_ids: Any, **_: Any) -> None: ...
+
+    with pytest.raises(CallError, match="needs 'completion_ids', which only a run has by itself: send it in the req"):
+        arguments_for(function, RewardCall(prompts=["p"], completions=["a"], columns={}))
 
 
 def test_the_columns_a_function_requires_are_its_parameters_without_default() -> None:
