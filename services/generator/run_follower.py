@@ -106,7 +106,7 @@ class RunFollower:
                 await asyncio.shield(self._engine.shutdown())
 
     async def _next_run(self) -> RunRecord:
-        self._state.wait_for("no run yet")
+        self._state.wait_for("no run to serve")
         while True:
             run_id = await self._store.current_run()
             record = await self._store.get(run_id) if run_id is not None else None

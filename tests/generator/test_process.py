@@ -136,7 +136,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     config_json.write_text(config_json.read_text().replace("{", '{"auto_map": {"AutoConfig": "code.Config"},', 1))
     generator = start()
     generator.until(lambda: generator.get("/livez"), within_s=60)
-    generator.until(lambda: generator.reason() == "no run yet")
+    generator.until(lambda: generator.reason() == "no run to serve")
     policy = generator.get("/v1/models", key="public")
     assert policy is not None
     assert policy.status_code == 503

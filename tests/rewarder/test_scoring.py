@@ -227,7 +227,7 @@ async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: Re
         assert [outcome.value for outcome in rows[0]] == [2.125, 2.125]
 
 
-async def test_an_edited_file_scores_nothing_before_a_check_and_everything_after(
+async def test_an_edited_file_is_imported_by_nobody_before_a_check_and_by_all_after(
     metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
     file = tmp_path / "edited_rewards.py"

@@ -10,8 +10,8 @@ class Holds:
 def test_readiness_is_an_engine_and_the_required_version() -> None:
     weights = Holds()
     state = ServiceState(weights)
-    state.wait_for("no run yet")
-    assert state.why_not_ready() == "no run yet"
+    state.wait_for("no run to serve")
+    assert state.why_not_ready() == "no run to serve"
     state.serve()
     assert state.why_not_ready() == "waiting for weights: none received yet, policy version 0 is required"
     weights.policy_version = 3
