@@ -50,7 +50,9 @@ class OpenAiRoutes:
                     "client", "server", "state", "extensions"}  # fmt: skip
             await self._handlers({key: scope[key] for key in kept & scope.keys()}, receive, send)
             return
-        body = problem(503, "Policy not ready", f"The policy cannot answer now: {reason or 'the engine is being changed'}.")
+        body = problem(
+            503, "Policy not ready", f"The policy cannot answer now: {reason or 'the engine is being changed'}."
+        )
         data = json.dumps(body).encode()
         headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(data)).encode()),
                    (b"retry-after", b"5")]  # fmt: skip

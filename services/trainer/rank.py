@@ -124,6 +124,7 @@ async def _train(
 async def assemble(redis: Redis, store: RunStore, record: RunRecord, sender: Any, *, epoch: int) -> "Parts":
     """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
     from services.trainer.admission import Admission
+    from services.trainer.admission_pace import AdmissionPace
     from services.trainer.batch_builder import BatchBuilder
     from services.trainer.checkpoint import newest_valid, remove_leftovers
     from services.trainer.dataset import open_dataset
@@ -175,6 +176,7 @@ async def assemble(redis: Redis, store: RunStore, record: RunRecord, sender: Any
         core=core,
         ledger=ledger,
         admission=admission,
+        pace=AdmissionPace(config, ledger=ledger),
         scored=scored,
         batches=BatchBuilder(config, scored=scored, ledger=ledger),
         pushes=PushLog(

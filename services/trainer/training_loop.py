@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from services.trainer.admission import Admission
+from services.trainer.admission_pace import AdmissionPace
 from services.trainer.batch_builder import Batch, BatchBuilder
 from services.trainer.checkpoint import save_checkpoint
 from services.trainer.ledger import DEAD_LETTER, Ledger
@@ -27,7 +28,6 @@ from services.trainer.reconcile import check_not_fenced
 from services.trainer.run_files import RunFiles
 from services.trainer.run_log import RunLog
 from services.trainer.scored_groups import ScoredGroups
-from services.trainer.staleness import num_admissible
 from services.trainer.step_metrics import rollout_metrics, rollout_rows
 from services.trainer.train_rows import train_rows
 from shared.keys import RunKeys
@@ -42,7 +42,6 @@ _ResultT = TypeVar("_ResultT")
 
 _LOOK_AROUND_EVERY_S = 0.5
 _RECEIVE_BLOCK_S = 0.2
-_PROBE_EVERY_S = 5.0
 RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
 
 
@@ -57,6 +56,7 @@ class Parts:
     core: PolicyCore
     ledger: Ledger
     admission: Admission
+    pace: AdmissionPace
     scored: ScoredGroups
     batches: BatchBuilder
     pushes: PushLog
@@ -83,7 +83,6 @@ class TrainingLoop:
         self._waiting_for = "the first push"
         self._last_dead_letter = "-"
         self._looked_around_at = 0.0
-        self._next_probe_at = 0.0
         self._should_stop = False
         self._started: dict[int, int] = {}
         self._arrived_tokens = 0
@@ -151,12 +150,7 @@ class TrainingLoop:
                 batch = parts.batches.choose(policy_version=parts.core.policy_version, started=self._started)
             if batch.groups:
                 return batch
-            self._waiting_for = parts.pushes.waiting_for() or batch.waiting_for
-            if self._rewards_keep_failing():
-                self._waiting_for = (
-                    f"a reward function to work again; one group every {_PROBE_EVERY_S:.0f} s tries it. "
-                    f"Mend it, or stop the run. Meanwhile {batch.waiting_for}"
-                )
+            self._waiting_for = parts.pushes.waiting_for() or parts.pace.waiting_for(batch.waiting_for)
 
     async def _look_around(self) -> None:
         """See what others did: stop requests, new generators, dead letters, sampling begun."""
@@ -193,29 +187,12 @@ class TrainingLoop:
 
     async def _admit(self) -> None:
         parts = self._parts
-        count = num_admissible(
-            num_in_flight=parts.ledger.num_in_flight,
+        count = parts.pace.num_to_admit(
             num_steps_left=parts.total_steps - parts.core.policy_version,
-            max_staleness=parts.config.max_staleness,
-            groups_per_step=parts.config.groups_per_step,
+            unscorable_in_a_row=parts.batches.unscorable_in_a_row,
         )
-        if self._rewards_keep_failing():
-            count = self._probe(count)
         if count:
             await parts.admission.admit(count)
-
-    def _rewards_keep_failing(self) -> bool:
-        """Whether a whole window of groups came back without two scored completions each."""
-        window = (self._parts.config.max_staleness + 1) * self._parts.config.groups_per_step
-        return self._parts.batches.unscorable_in_a_row >= window
-
-    def _probe(self, count: int) -> int:
-        """Return how many groups to admit while rewards fail: one now and then, until one is scored again."""
-        is_due = time.monotonic() >= self._next_probe_at and self._parts.ledger.num_in_flight == 0
-        if not count or not is_due:
-            return 0
-        self._next_probe_at = time.monotonic() + _PROBE_EVERY_S
-        return 1
 
     async def _step(self, batch: Batch) -> None:
         parts = self._parts

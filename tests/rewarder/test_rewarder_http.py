@@ -176,7 +176,10 @@ def test_an_unknown_function_in_a_batch_is_an_outcome(client: httpx.Client) -> N
             {"reward_funcs": ["a"], "completions": [[], [{"role": "assistant", "content": "b"}]]},
             "completions: entry 0 is a list without messages; send text, or at least one message",
         ),
-        ({"reward_funcs": ["a"], "prompts": [[{"role": "user", "content": "p"}], []]}, "prompts: entry 1 is a list without messages"),
+        (
+            {"reward_funcs": ["a"], "prompts": [[{"role": "user", "content": "p"}], []]},
+            "prompts: entry 1 is a list without messages",
+        ),
     ],
 )
 def test_a_bad_body_gets_a_sentence(client: httpx.Client, body: dict[str, Any], says: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.trainer.admission_pace import AdmissionPace
 from services.trainer.rank import assemble
 from services.trainer.reconcile import take_over
 from services.trainer.training_loop import Ending, TrainingLoop
@@ -169,6 +170,7 @@ async def train(
     assert record is not None
     epoch = await take_over(redis, RunKeys(RUN_ID))
     parts = await assemble(redis, store, record, sender, epoch=epoch)
+    parts.pace = AdmissionPace(parts.config, ledger=parts.ledger, probe_every_s=0.2)
     loop = TrainingLoop(parts, terminate=terminate or asyncio.Event())
     services = asyncio.create_task(played.play(), name="played services")
     try:
@@ -284,10 +286,9 @@ async def test_groups_without_signal_are_dropped_if_the_run_says_so(
 
 
 async def test_while_every_reward_fails_only_a_probe_is_generated_and_the_run_recovers_with_the_rewards(
-    redis: Redis, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
     """Groups 0 to 3 are the first window; 4 and 5 are probes, and the second finds the reward function mended."""
-    monkeypatch.setattr("services.trainer.training_loop._PROBE_EVERY_S", 0.2)
     await create(redis, config, tmp_path)
     played = PlayedServices(redis, reward=lambda number, branch: None if number < 5 else float(branch % 2))
     ending, loop = await train(redis, played=played, sender=FakeSender(redis))
