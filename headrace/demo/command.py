@@ -28,7 +28,7 @@ from rich.text import Text
 from headrace import cli_up, curves
 from headrace.client import HeadraceClient
 from headrace.demo import task
-from headrace.demo.outcome import Outcome, make_outcome
+from headrace.demo.outcome import Outcome, make_outcome, trained_groups
 from headrace.demo.settings import RUN_OPTIONS
 from headrace.run_watch import RunWatch
 from headrace.service_specs import UpSettings
@@ -208,6 +208,7 @@ def _report(
     outcome: Outcome = make_outcome(
         watch.run,
         metrics,
+        trained=trained_groups(run_dir),
         seed=seed,
         accuracy=accuracy,
         seconds=time.monotonic() - began_at,

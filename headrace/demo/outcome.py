@@ -1,11 +1,15 @@
 """What the demo ends with: numbers from the run's own record and metrics, and whether they are good enough.
 
-run record, metrics.jsonl, two accuracies --> Outcome --> problems(), the last line of JSON
+    run record, metrics.jsonl, rollout log, two accuracies --> Outcome --> problems(), the last line of JSON
+
+Which groups were trained is counted in the rollout log, which is written apart from the ledger that the record's counts
+come from: a group that is in neither place is lost, whatever the record says.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, cast
 
 MAX_ACCURACY_BEFORE, MIN_ACCURACY_AFTER = 0.5, 0.9
@@ -31,6 +35,7 @@ class Outcome:
     groups_trained: int
     groups_dropped: int
     groups_lost: int
+    groups_trained_twice: int
     generated_tokens_per_s: float
 
     def to_json(self) -> str:
@@ -58,15 +63,27 @@ class Outcome:
             found.append(f"only {self.pushes_confirmed} of {self.pushes} weight pushes were confirmed by the generator")
         if self.groups_lost:
             found.append(f"{self.groups_lost} of {self.groups_admitted} prompt groups were lost")
+        if self.groups_trained_twice:
+            found.append(f"{self.groups_trained_twice} prompt groups were trained twice")
         if self.staleness_max <= 0:
             found.append("no group was ever stale: generation and training took turns instead of overlapping")
         return found
+
+
+def trained_groups(run_dir: Path) -> list[str]:
+    """Return the ids of the groups in the rollout log, once for each step that trained them."""
+    found: list[str] = []
+    for path in sorted((run_dir / "rollouts").glob("step_*.jsonl")):
+        rows = path.read_text(encoding="utf-8").splitlines()
+        found += sorted({str(json.loads(row)["group_id"]) for row in rows})
+    return found
 
 
 def make_outcome(
     run: Mapping[str, Any],
     metrics: Sequence[Mapping[str, Any]],
     *,
+    trained: Sequence[str],
     seed: int,
     accuracy: tuple[float, float],
     seconds: float,
@@ -77,13 +94,14 @@ def make_outcome(
     Args:
         run: The run's record after it ended.
         metrics: The rows of its metrics log.
+        trained: What ``trained_groups`` found.
         seed: Of the demo.
         accuracy: Held-out greedy accuracy before and after the run.
         seconds: Of the whole demo.
         warmup_seconds: Of them, the supervised phase.
     """
     progress = cast("dict[str, Any]", run["progress"])
-    admitted, trained = int(progress["groups_admitted"]), int(progress["groups_trained"])
+    admitted, distinct = int(progress["groups_admitted"]), len(set(trained))
     dropped = sum(int(number) for number in progress["groups_dropped"].values())
     before, after = accuracy
     return Outcome(
@@ -100,9 +118,10 @@ def make_outcome(
         pushes=int(progress["pushes"]),
         pushes_confirmed=int(progress["pushes_confirmed"]),
         groups_admitted=admitted,
-        groups_trained=trained,
+        groups_trained=distinct,
         groups_dropped=dropped,
-        groups_lost=admitted - trained - dropped,
+        groups_lost=admitted - distinct - dropped,
+        groups_trained_twice=len(trained) - distinct,
         generated_tokens_per_s=_rate(metrics, "throughput/generated_tokens_per_s"),
     )
 

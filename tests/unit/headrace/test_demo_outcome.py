@@ -2,11 +2,12 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.demo.outcome import Outcome, make_outcome
+from headrace.demo.outcome import Outcome, make_outcome, trained_groups
 
 RUN: dict[str, Any] = {
     "status": "finished",
@@ -39,8 +40,11 @@ METRICS: list[dict[str, Any]] = [
 ]
 
 
-def outcome_of(run: dict[str, Any]) -> Outcome:
-    return make_outcome(run, METRICS, seed=3, accuracy=(0.4, 0.95), seconds=200.0, warmup_seconds=30.0)
+TRAINED = [f"{number:08d}" for number in range(16)]
+
+
+def outcome_of(run: dict[str, Any], trained: list[str] = TRAINED) -> Outcome:
+    return make_outcome(run, METRICS, trained=trained, seed=3, accuracy=(0.4, 0.95), seconds=200.0, warmup_seconds=30.0)
 
 
 def test_the_numbers_are_the_runs_own() -> None:
@@ -83,6 +87,18 @@ def test_each_broken_promise_is_one_sentence(change: dict[str, Any], sentence: s
     assert sentence in problem
 
 
-def test_a_group_without_an_end_is_lost() -> None:
-    progress = RUN["progress"] | {"groups_trained": 15}
-    assert outcome_of(RUN | {"progress": progress}).groups_lost == 1
+def test_a_group_that_no_step_trained_is_lost_whatever_the_record_says() -> None:
+    assert outcome_of(RUN, TRAINED[:15]).groups_lost == 1
+
+
+def test_a_group_in_two_steps_was_trained_twice() -> None:
+    (problem,) = outcome_of(RUN, [*TRAINED, TRAINED[3]]).problems()
+    assert problem == "1 prompt groups were trained twice"
+
+
+def test_the_groups_of_every_step_are_found_in_the_rollout_log(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    for step, groups in ((1, "aabb"), (2, "ccaa")):
+        lines = "".join(json.dumps({"step": step, "group_id": group}) + "\n" for group in groups)
+        (tmp_path / "rollouts" / f"step_{step:08d}.jsonl").write_text(lines, encoding="utf-8")
+    assert trained_groups(tmp_path) == ["a", "b", "a", "c"]
