@@ -7,7 +7,7 @@ enough because the warmed-up policy is right in some completions of most groups.
 from headrace.demo.task import MAX_ANSWER_TOKENS
 
 RUN_OPTIONS: dict[str, float | int | str] = {
-    "max_steps": 120,
+    "max_steps": 200,
     "groups_per_step": 16,
     "num_generations": 8,
     "max_completion_length": MAX_ANSWER_TOKENS + 2,
