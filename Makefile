@@ -9,10 +9,8 @@ FULL := .venv/.installed-cpu .venv/.installed-self
 FULL_WITH_TOOLS := $(FULL) .venv/.installed-dev
 LIGHT := .venv-check/.installed-dev
 
-SOURCES := services shared headrace tests
-# Files that import one of these are type-checked where their types are installed (`make types`), all others in `make check`.
-HEAVY := torch|vllm|transformers|tokenizers|safetensors|huggingface_hub|datasets|pyarrow|matplotlib
-light_files = $$(grep -rLE --include='*.py' '^\s*(from|import) ($(HEAVY))\b' $(SOURCES))
+# Files that need torch or its like, however indirectly, are type-checked where their types are installed (`make types`).
+light_files = $$(.venv-check/bin/python requirements/light_files.py)
 
 # node comes from a wheel, pyright from its own; neither is looked for outside, and nothing is downloaded at run time.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
