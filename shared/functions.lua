@@ -6,7 +6,8 @@
 --   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
 --   settle      ack and delete           fenced by the trainer's epoch
 --   bury        a stream -> dead         only by whoever still owns the entry
---   renew / release / reclaim            leases: an entry is reclaimed because its consumer is dead, not slow
+--   replay      dead -> the stream it died on
+--   renew / alive / reclaim              leases: an entry is reclaimed because its consumer is dead, not slow
 --
 -- Times are the server's clock. A clock step can reclaim healthy work; that costs work, never correctness,
 -- because the second result of a group is dropped by hand_off.

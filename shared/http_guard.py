@@ -4,7 +4,8 @@
                    413           401
 
 Deny by default: every path needs the key that its prefix names, but the open ones (liveness and readiness, which carry
-no data). Keys are compared as sha256 in constant time. Errors are RFC 9457 problem+json.
+no data). Websockets, which no service speaks, are closed before they open. Keys are compared as sha256 in constant
+time. Errors are RFC 9457 problem+json.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 MAX_BODY_BYTES = 8 * 1024 * 1024
+_POLICY_VIOLATION = 1008
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> dict[str, Any]:
@@ -46,8 +48,12 @@ class HttpGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in, or answer it here."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await receive()
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
         path = str(scope["path"])

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator
 
 from shared.errors import UnavailableError
-from shared.redis_connection import Redis, call
+from shared.redis_connection import Redis, call, patiently
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ async def lease(redis: Redis, *, leases: str, consumer: str, lease_s: float = LE
         with contextlib.suppress(asyncio.CancelledError):
             await task
         with contextlib.suppress(UnavailableError):
-            await call(redis, "headrace_renew", keys=(leases,), args=(consumer, -1), timeout_s=1.0)
+            await patiently(lambda: redis.zrem(leases, consumer), what="giving the lease back", timeout_s=1.0)
 
 
 async def renew(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> None:

@@ -6,12 +6,11 @@ exceptions become those of errors.py.
 """
 
 import asyncio
-import builtins
 import importlib.resources
 import logging
 import time
-from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
@@ -35,8 +34,6 @@ BLOCK_S = 2.0
 _SOCKET_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 2.0
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 1.0
-
-_ResultT = TypeVar("_ResultT")
 
 
 def connect(url: str) -> Redis:
@@ -101,7 +98,10 @@ async def call(
     args: Sequence[str | bytes | int | float] = (),
     timeout_s: float = 60.0,
 ) -> Any:
-    """Run one of functions.lua. All of them are idempotent, so a lost reply is simply asked for again.
+    """Run one of functions.lua, again after a lost reply: applied twice, each does no more than once.
+
+    But their second answer may differ from the lost first one, and a group that is readmitted twice is generated twice,
+    of which one result is dropped.
 
     Raises:
         FencedError: A newer trainer owns the run.
@@ -130,12 +130,3 @@ def translate(error: RedisError) -> HeadraceError:
     if "Function not found" in message:
         return StateLostError("Redis lost headrace's functions: it was wiped or replaced by an empty server")
     return UnavailableError(f"Redis refused: {message}")
-
-
-async def bounded(awaitable: Awaitable[_ResultT], *, timeout_s: float, what: str) -> _ResultT:
-    """Await with a deadline; raises UnavailableError with ``what`` in it when it passes."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await awaitable
-    except builtins.TimeoutError as error:
-        raise UnavailableError(f"{what} took longer than {timeout_s:.1f} s") from error

@@ -83,8 +83,9 @@ class RunStore:
             "run_dir": run_dir,
             "progress": msgspec.json.encode(Progress()),
         }
-        await self._patiently(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run record")
+        # Listed first: a run whose creation was cut short here is skipped by readers, and creating it again mends it.
         await self._patiently(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
+        await self._patiently(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
         record = await self.get(run_id)
         if record is None:
             raise StateLostError(f"run {run_id} vanished while it was created")

@@ -25,7 +25,9 @@ class ServiceSettings(BaseSettings):
     api_key: SecretStr = Field(default=SecretStr(""), description="Bearer key of the public routes")
     internal_key: SecretStr = Field(default=SecretStr(""), description="Bearer key between the services")
     replica_id: str = Field(default="", description="Stable name of this replica; host name if empty")
-    redis_patience_s: float = Field(default=60.0, gt=0, description="How long Redis may be away before giving up")
+    redis_patience_s: float = Field(
+        default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
+    )
     log_level: str = Field(default="INFO")
 
     @model_validator(mode="after")

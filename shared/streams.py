@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from redis.exceptions import ResponseError
 
-from shared.errors import MessageError
+from shared.errors import MessageError, UnavailableError
 from shared.redis_connection import BLOCK_S, TRANSIENT, Redis, call, patiently, translate
 
 log = logging.getLogger(__name__)
@@ -176,12 +176,19 @@ class StreamConsumer:
         self._has_lost_a_reply = False
 
     async def _reclaim_from_the_dead(self, count: int) -> None:
-        claimed = await call(
-            self.redis,
-            "headrace_reclaim",
-            keys=(self.stream, self._leases),
-            args=(self.consumer_group, self.name, max(count, 16)),
-        )
+        try:
+            # Asked once: the second answer to a lost reply would be empty, though the entries are ours since the first.
+            claimed = await call(
+                self.redis,
+                "headrace_reclaim",
+                keys=(self.stream, self._leases),
+                args=(self.consumer_group, self.name, max(count, 16)),
+                timeout_s=0.0,
+            )
+        except UnavailableError as error:
+            log.warning("looking for entries of dead consumers failed: %s", error)
+            self._has_lost_a_reply = True
+            return
         entries = [_entry(entry) for entry in claimed if entry is not None and entry[1]]
         if entries:
             log.warning("reclaimed %d entries of dead consumers from %s", len(entries), self.stream)
@@ -189,6 +196,8 @@ class StreamConsumer:
 
     async def _redeliver(self, entries: list[tuple[str, str, bytes]]) -> None:
         for entry in entries:
+            if entry[0] in self._in_hand:
+                continue  # our own again, by way of a consumer that took it over and died: the work is under way
             delivery = self._delivery(*entry)
             num_deliveries = await self._num_deliveries(delivery.entry_id)
             if self._max_deliveries is not None and num_deliveries >= self._max_deliveries:

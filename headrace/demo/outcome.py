@@ -35,6 +35,7 @@ class Outcome:
     groups_trained: int
     groups_dropped: int
     groups_lost: int
+    groups_left_over: int
     groups_trained_twice: int
     generated_tokens_per_s: float
 
@@ -61,6 +62,10 @@ class Outcome:
             )
         if not self.pushes or self.pushes_confirmed != self.pushes:
             found.append(f"only {self.pushes_confirmed} of {self.pushes} weight pushes were confirmed by the generator")
+        elif self.pushes_confirmed <= self.steps:
+            found.append(f"{self.pushes_confirmed} confirmed pushes are too few for {self.steps + 1} policy versions")
+        if self.groups_left_over:
+            found.append(f"{self.groups_left_over} prompt groups were still under way when the run finished")
         if self.groups_lost:
             found.append(f"{self.groups_lost} of {self.groups_admitted} prompt groups were lost")
         if self.groups_trained_twice:
@@ -121,6 +126,7 @@ def make_outcome(
         groups_trained=distinct,
         groups_dropped=dropped,
         groups_lost=admitted - distinct - dropped,
+        groups_left_over=int(progress["groups_dropped"].get("run_ended", 0)),
         groups_trained_twice=len(trained) - distinct,
         generated_tokens_per_s=_rate(metrics, "throughput/generated_tokens_per_s"),
     )

@@ -64,7 +64,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, settings: GeneratorSettings) -> None:
         self._socket = _bind(settings.host, settings.port)
         self.port: int = self._socket.getsockname()[1]
-        super().__init__(uvicorn.Config(_not_yet, log_config=None, access_log=False, lifespan="off",
+        super().__init__(uvicorn.Config(_not_yet, log_config=None, access_log=False, lifespan="off", ws="none",
                                         timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S))  # fmt: skip
 
     async def answer(self, app: ASGIApp) -> None:

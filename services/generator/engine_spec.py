@@ -9,7 +9,16 @@ from shared.errors import UserError
 from shared.run_config import RunConfig
 
 RESERVED_ENGINE_ARGS = frozenset(
-    {"model", "tokenizer", "trust_remote_code", "logprobs_mode", "generation_config", "weight_transfer_config", "seed"}
+    {
+        "model",
+        "tokenizer",
+        "dtype",
+        "trust_remote_code",
+        "logprobs_mode",
+        "generation_config",
+        "weight_transfer_config",
+        "seed",
+    }
 )
 """The run decides them, or what is recorded of a rollout would no longer be true."""
 

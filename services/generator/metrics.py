@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from shared.errors import UserError
+
 
 class GeneratorMetrics:
     """Metrics of one process, in a registry of their own: vLLM's stay out of it."""
@@ -20,5 +22,14 @@ class GeneratorMetrics:
         self.held = Gauge("headrace_generator_held", "1 while decoding is held for a push", registry=self.registry)
 
     def serve(self, *, host: str, port: int) -> None:
-        """Answer /metrics from a thread of its own, so that a busy event loop can still be watched."""
-        start_http_server(port, addr=host, registry=self.registry)
+        """Answer /metrics from a thread of its own, so that a busy event loop can still be watched.
+
+        Raises:
+            UserError: The port is taken.
+        """
+        try:
+            start_http_server(port, addr=host, registry=self.registry)
+        except OSError as error:
+            raise UserError(
+                f"metrics cannot be served on {host}:{port}: {error.strerror}; set HEADRACE_METRICS_PORT to a free port"
+            ) from error

@@ -132,7 +132,7 @@ class RunFollower:
                 engine = await self._engine_for(spec_for(config, has_cuda=has_cuda), has_cuda=has_cuda)
             except UserError as error:
                 log.error("run %s cannot be served: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
-                self._state.wait_for(f"this run's model cannot be loaded: {error}")
+                self._state.wait_for("this run's model cannot be loaded", detail=str(error))
                 await self._until_over(record.run_id)
                 return
             self._receiver.attach(engine.client, run_id=record.run_id, model=config.model, dtype=config.dtype)

@@ -1,4 +1,8 @@
-"""Why this replica is not generating, in words: what /readyz answers and what the OpenAI routes refuse with."""
+"""Why this replica is not generating, in words.
+
+/readyz answers anybody, so it says the phase alone: no model, no path, no number. Who has a key gets the details too,
+when an OpenAI route refuses.
+"""
 
 from typing import Protocol
 
@@ -22,28 +26,28 @@ class ServiceState:
     def __init__(self, weights: VersionHolder) -> None:
         self._weights = weights
         self._phase: str | None = "vLLM is being imported"
+        self._detail = ""
         self.required_version = -1
 
-    def wait_for(self, reason: str) -> None:
-        """Note what generation waits for before it can serve a run."""
-        self._phase = reason
+    def wait_for(self, phase: str, *, detail: str = "") -> None:
+        """Note what generation waits for before it can serve a run. ``phase`` is public, ``detail`` is not."""
+        self._phase, self._detail = phase, detail
 
     def serve(self) -> None:
         """Note that an engine serves the current run; from now on only weights can be missing."""
-        self._phase = None
+        self._phase, self._detail = None, ""
 
     def why_not_ready(self) -> str | None:
-        """Return why no prompts are taken, or None if they are. A hold during a push does not count."""
+        """Return the phase while no prompts are taken, None if they are. A hold during a push does not count."""
         if self._phase is not None:
             return self._phase
-        required, held = max(0, self.required_version), self._weights.policy_version
-        if held < 0:
-            return f"waiting for weights: none received yet, policy version {required} is required"
-        if held < required:
-            return f"waiting for weights: holds policy version {held}, {required} is required"
-        return None
+        return "waiting for weights" if self._weights.policy_version < max(0, self.required_version) else None
 
     def why_policy_closed(self) -> str | None:
-        """Return why the policy cannot answer requests; one that lags behind can."""
-        reason = self.why_not_ready()
-        return reason if self._phase is not None or self._weights.policy_version < 0 else None
+        """Return why the policy cannot answer requests, with details; one that lags behind can."""
+        if self._phase is not None:
+            return f"{self._phase}: {self._detail}" if self._detail else self._phase
+        if self._weights.policy_version < 0:
+            required = max(0, self.required_version)
+            return f"waiting for weights: none received yet, policy version {required} is required"
+        return None

@@ -11,7 +11,6 @@ buried.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 import msgspec
 from pydantic import ValidationError
@@ -129,7 +128,6 @@ class RewardLoop:
             leases=keys.leases(REWARDERS),
             dead=keys.dead,
         )
-        in_flight: set[str] = set()
         free_slots = asyncio.Semaphore(self._max_inflight_groups)
         async with (
             lease(self._redis, leases=keys.leases(REWARDERS), consumer=self._replica_id),
@@ -138,16 +136,13 @@ class RewardLoop:
             while not self._stopping.is_set():
                 await free_slots.acquire()
                 deliveries = [] if self._stopping.is_set() else await consumer.read(count=1, block_s=_BLOCK_S)
-                # After a lost reply everything pending under our name comes again, in work or not.
-                new = [delivery for delivery in deliveries if delivery.entry_id not in in_flight]
-                if not new:
+                if not deliveries:
                     free_slots.release()
-                for delivery in new:
-                    in_flight.add(delivery.entry_id)
+                for delivery in deliveries:
                     task = groups.create_task(
                         self._score_delivery(delivery, keys, config), name=f"score {delivery.group_id}"
                     )
-                    task.add_done_callback(_finally(free_slots, in_flight, delivery.entry_id))
+                    task.add_done_callback(lambda _: free_slots.release())
 
     async def _score_delivery(self, delivery: Delivery, keys: RunKeys, config: RunConfig) -> None:
         with self._metrics.groups_in_flight.track_inprogress():
@@ -207,14 +202,6 @@ def with_rewards(group: CompletedGroup, outcomes: list[tuple[RewardOutcome, ...]
         for rollout, rewards in zip(group.rollouts, outcomes, strict=True)
     )
     return ScoredGroup(group.prompt, rollouts, (*group.stamps, Stamp("scored", time.time(), by)))
-
-
-def _finally(slots: asyncio.Semaphore, in_flight: set[str], entry_id: str) -> Callable[[asyncio.Task[None]], None]:
-    def done(_task: asyncio.Task[None]) -> None:
-        in_flight.discard(entry_id)
-        slots.release()
-
-    return done
 
 
 async def _cancel(*tasks: asyncio.Task[None]) -> None:

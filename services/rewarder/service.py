@@ -75,7 +75,7 @@ class RewarderService:
         """Serve until SIGTERM or SIGINT.
 
         Raises:
-            UserError: The port is taken, or Redis cannot be used.
+            UserError: A port is taken, or Redis cannot be used.
             UnavailableError: Redis stayed away.
         """
         asked_to_stop = asyncio.Event()
@@ -90,6 +90,7 @@ class RewarderService:
                     ),
                     log_config=None,
                     access_log=False,
+                    ws="none",
                     timeout_graceful_shutdown=_HTTP_SHUTDOWN_S,
                 )
             )
@@ -166,9 +167,13 @@ class RewarderService:
         if self._settings.metrics_port == 0:
             yield
             return
-        server, thread = prometheus_client.start_http_server(
-            self._settings.metrics_port, addr=self._settings.host, registry=self._metrics.registry
-        )
+        host, port = self._settings.host, self._settings.metrics_port
+        try:
+            server, thread = prometheus_client.start_http_server(port, addr=host, registry=self._metrics.registry)
+        except OSError as error:
+            raise UserError(
+                f"metrics cannot be served on {host}:{port}: {error.strerror}; set HEADRACE_METRICS_PORT to a free port"
+            ) from error
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ The number of a group is its position in the shuffled data set, so admission nee
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -71,6 +72,7 @@ class Admission:
         encoder: Of prompts.
         ledger: Its ``admitted`` counter is advanced here, and unusable rows are dropped in it.
         epoch: This trainer's incarnation.
+        replica_id: Name of this trainer, for the stamps.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Admission:
         encoder: Encoder,
         ledger: Ledger,
         epoch: int,
+        replica_id: str = "trainer",
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -91,8 +94,19 @@ class Admission:
         self._encoder = encoder
         self._ledger = ledger
         self._epoch = epoch
+        self._replica_id = replica_id
+        self._again: deque[int] = deque()
         self._unusable_in_a_row = 0
         self._why = ""
+
+    @property
+    def num_unadmitted(self) -> int:
+        """How many groups are to be admitted again and were not yet."""
+        return len(self._again)
+
+    def admit_again(self, numbers: Iterable[int]) -> None:
+        """Put groups of which no trace is left before all others; they take their turn within the same bound."""
+        self._again.extend(numbers)
 
     async def admit(self, count: int) -> None:
         """Admit the next ``count`` usable groups. Unusable rows in between are dropped with their reason.
@@ -108,22 +122,19 @@ class Admission:
                     f"the last one: {self._why}",
                     field="dataset_name",
                 )
+            if self._again:
+                admitted += await self._add("headrace_readmit", self._again[0])
+                self._again.popleft()
+                continue
             number = self._ledger.admitted
-            payload = self._payload(number)
-            if payload is not None:
-                await self._add("headrace_admit", number, payload)
-                admitted += 1
-            self._ledger.admitted = number + 1
+            admitted += await self._add("headrace_admit", number)
+            self._ledger.admitted = max(number + 1, self._ledger.admitted)
 
-    async def readmit(self, numbers: Iterable[int]) -> None:
-        """Admit groups again that were admitted by an incarnation of which no trace is left."""
-        for number in numbers:
-            payload = self._payload(number)
-            if payload is not None:
-                await self._add("headrace_readmit", number, payload)
-
-    async def _add(self, function: str, number: int, payload: bytes) -> None:
-        keys = self._keys
+    async def _add(self, function: str, number: int) -> bool:
+        """Put group ``number`` on the stream; False if its row cannot be used."""
+        payload, keys = self._payload(number), self._keys
+        if payload is None:
+            return False
         seen = [keys.seen(keys.prompts)]
         if function == "headrace_readmit":
             seen += [keys.seen(keys.completions), keys.seen(keys.scored)]
@@ -133,6 +144,7 @@ class Admission:
             keys=(keys.epoch, keys.prompts, *seen),
             args=(self._epoch, group_id(number), payload),
         )
+        return True
 
     def _payload(self, number: int) -> bytes | None:
         row = self._rows.row_at(number)
@@ -155,7 +167,7 @@ class Admission:
             prompt_ids=pack_ids(prompt_ids),
             columns=row.columns,
             num_generations=self._config.num_generations,
-            stamps=(Stamp("admitted", time.time(), "trainer"),),
+            stamps=(Stamp("admitted", time.time(), self._replica_id),),
         )
         try:
             payload = encode(group)

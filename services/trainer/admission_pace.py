@@ -30,15 +30,20 @@ class AdmissionPace:
         self._next_probe_at = 0.0
         self.is_probing = False
 
-    def num_to_admit(self, *, num_steps_left: int, unscorable_in_a_row: int) -> int:
+    def num_to_admit(
+        self, *, num_unadmitted: int, num_waiting: int, num_steps_left: int, unscorable_in_a_row: int
+    ) -> int:
         """Return how many groups to admit now.
 
         Args:
+            num_unadmitted: Groups the ledger counts as in flight that are to be admitted again (admission.py).
+            num_waiting: Scored groups that wait for a full step.
             num_steps_left: Optimizer steps still to be made.
             unscorable_in_a_row: Groups that came back without two scored completions since the last that had them.
         """
+        num_in_flight = self._ledger.num_in_flight - num_unadmitted
         count = num_admissible(
-            num_in_flight=self._ledger.num_in_flight,
+            num_in_flight=num_in_flight,
             num_steps_left=num_steps_left,
             max_staleness=self._config.max_staleness,
             groups_per_step=self._config.groups_per_step,
@@ -47,7 +52,7 @@ class AdmissionPace:
         self.is_probing = unscorable_in_a_row >= window
         if not self.is_probing or not count:
             return count
-        if self._ledger.num_in_flight or time.monotonic() < self._next_probe_at:
+        if num_in_flight > num_waiting or time.monotonic() < self._next_probe_at:
             return 0
         self._next_probe_at = time.monotonic() + self._probe_every_s
         return 1

@@ -86,7 +86,7 @@ def save_checkpoint(
         shutil.rmtree(writing, ignore_errors=True)
         raise CheckpointError(
             f"the checkpoint of step {step} could not be written to {root}: {error}; older checkpoints are untouched. "
-            "Make room or mend the directory, then resume the run"
+            "Make room or mend the directory; the training rank is started again and tries"
         ) from error
     shutil.rmtree(root / f"{_REPLACED}{target.name}", ignore_errors=True)
     _prune(root, newest=target, keep=keep)

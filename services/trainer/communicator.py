@@ -60,7 +60,12 @@ class Communicator(Protocol):
 
 
 def open_communicator(transport: Transport, *, address: str) -> Communicator:
-    """Return a communicator that others can join at ``address``."""
+    """Return a communicator that others can join at ``address``.
+
+    Raises:
+        PushError: It cannot be opened now.
+        UserError: ``address`` is not one of this machine's.
+    """
     return NcclCommunicator() if transport == "nccl" else GlooCommunicator(address=address)
 
 
@@ -85,15 +90,18 @@ class GlooCommunicator:
         self._address = address
         self.port: int = listener.getsockname()[1]
         # Given a listening socket, or it would bind to every interface.
-        self._server: Any = c10d.TCPStore(
-            address,
-            self.port,
-            None,
-            is_master=True,
-            timeout=timedelta(seconds=30),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        try:
+            self._server: Any = c10d.TCPStore(
+                address,
+                self.port,
+                None,
+                is_master=True,
+                timeout=timedelta(seconds=30),
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+        except RuntimeError as error:
+            raise PushError(f"the communicator cannot be opened on {address}: {_first_line(error)}") from error
         self._group: Any = None
         self._is_closed = False
 
@@ -171,6 +179,9 @@ class NcclCommunicator:
         with torch.cuda.device(self._device):
             comm = NcclComm(self._unique_id, world_size=world_size)
             self._comm = comm
+            if self._is_closed:  # before there was anything to abort
+                comm.abort()
+                raise PushError("the communicator was closed while it was formed")
             comm.wait(deadline=deadline, what="entering NCCL")
             comm.all_reduce(torch.zeros(1, device=self._device), deadline=deadline)
 

@@ -18,6 +18,7 @@ class Requirements:
     transport: Transport
     torch_version: str
     nccl_version: str | None
+    dtype: str | None = None
 
 
 def is_ready(info: ReplicaInfo, *, run_id: str) -> bool:
@@ -33,6 +34,8 @@ def refusal(info: ReplicaInfo, required: Requirements) -> str | None:
             f"it receives weights over {offered}, the run pushes over {required.transport}; "
             "set weight_transport to what the generators have"
         )
+    if required.dtype is not None and info.dtype != required.dtype:
+        return f"its engine holds weights in {info.dtype}, the run's are {required.dtype}; start the generator again"
     if release(info.torch_version) != release(required.torch_version):
         return (
             f"it runs torch {info.torch_version}, the trainer {required.torch_version}; "

@@ -37,7 +37,7 @@ class Announcement:
 
 
 def announce(weights: NamedTensors) -> Announcement:
-    """Describe ``weights`` without touching their data.
+    """Describe ``weights``, and keep none of them. Iterating may convert every tensor, so this takes its time.
 
     Raises:
         PushError: There are none, or a name comes twice.

@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
+from services.trainer.checkpoint import CheckpointError
 from services.trainer.run_files import RunFiles
 from services.trainer.settings import TrainerSettings
 from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError
 from shared.keys import TRAINERS, RunKeys
+from shared.lease import lease
 from shared.logs import configure_logging
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_store import RunRecord, RunStore
@@ -45,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = TrainerSettings()
     except ValidationError as error:
-        sys.stderr.write(f"the trainer's settings are wrong: {error}\n")
+        # Without the input: it may hold a password.
+        wrong = "; ".join(f"{item['loc']}: {item['msg']}" for item in error.errors(include_input=False))
+        sys.stderr.write(f"the trainer's settings are wrong: {wrong}\n")
         return REFUSED
     configure_logging(settings.log_level)
     try:
@@ -77,7 +81,7 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
             return await _train(settings, redis, store, record, terminate)
         except (HeadraceError, BaseExceptionGroup) as error:
             cause = _first(error)
-            if isinstance(cause, FencedError | StateLostError | UnavailableError):
+            if isinstance(cause, FencedError | StateLostError | UnavailableError | CheckpointError):
                 raise cause from error
             if not isinstance(cause, HeadraceError):
                 raise
@@ -92,7 +96,7 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
 async def _train(
     settings: TrainerSettings, redis: Redis, store: RunStore, record: RunRecord, terminate: asyncio.Event
 ) -> int:
-    from services.trainer.reconcile import take_over
+    from services.trainer.reconcile import check_not_fenced, take_over
     from services.trainer.training_loop import TrainingLoop
     from services.trainer.weight_sender import WeightSender
 
@@ -106,22 +110,27 @@ async def _train(
         bind_address=settings.push_address,
         push_timeout_s=config.push_timeout_s,
         incarnation=epoch,
+        dtype=config.dtype,
     )
     try:
-        parts = await assemble(redis, store, record, sender, epoch=epoch)
-        ending: Ending = await TrainingLoop(parts, terminate=terminate).run()
+        parts = await assemble(redis, store, record, sender, epoch=epoch, replica_id=settings.replica_id or "trainer")
+        async with lease(redis, leases=RunKeys(record.run_id).leases(TRAINERS), consumer=consumer_name(epoch)):
+            ending: Ending = await TrainingLoop(parts, terminate=terminate).run()
         if ending == "terminated":
             log.info("asked to end; the run goes on from its checkpoint when it is started again")
             return CRASHED
         await asyncio.to_thread(_export, parts.core, parts.files, parts.tokenizer)
-        await store.set_status(record.run_id, ending)
+        await check_not_fenced(redis, parts.keys, epoch)
         await parts.log.event("status", {"status": ending})
+        await store.set_status(record.run_id, ending)
         return ENDED
     finally:
         await sender.close()
 
 
-async def assemble(redis: Redis, store: RunStore, record: RunRecord, sender: Any, *, epoch: int) -> "Parts":
+async def assemble(
+    redis: Redis, store: RunStore, record: RunRecord, sender: Any, *, epoch: int, replica_id: str = "trainer"
+) -> "Parts":
     """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
     from services.trainer.admission import Admission
     from services.trainer.admission_pace import AdmissionPace
@@ -154,17 +163,24 @@ async def assemble(redis: Redis, store: RunStore, record: RunRecord, sender: Any
     run_log = RunLog(redis, keys=keys, run_dir=files.run_dir)
     await asyncio.to_thread(run_log.cut_back_to, core.policy_version)
     admission = Admission(
-        redis, keys=keys, config=config, rows=rows, encoder=PromptEncoder(tokenizer), ledger=ledger, epoch=epoch
+        redis,
+        keys=keys,
+        config=config,
+        rows=rows,
+        encoder=PromptEncoder(tokenizer),
+        ledger=ledger,
+        epoch=epoch,
+        replica_id=replica_id,
     )
-    await admission.readmit(await missing_groups(redis, keys, ledger))
+    admission.admit_again(await missing_groups(redis, keys, ledger))
     consumer = StreamConsumer(
         redis,
         stream=keys.scored,
         consumer_group=TRAINERS,
-        name="trainer",
+        name=consumer_name(epoch),
         leases=keys.leases(TRAINERS),
         dead=keys.dead,
-        reclaim_every_s=None,  # there is one trainer, and its successor has its name
+        reclaim_every_s=1.0,
         max_deliveries=None,  # entries wait here for a checkpoint, across any number of restarts
     )
     scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=consumer)
@@ -188,10 +204,16 @@ async def assemble(redis: Redis, store: RunStore, record: RunRecord, sender: Any
         files=files,
         log=run_log,
         tokenizer=tokenizer,
+        replica_id=replica_id,
         epoch=epoch,
         total_steps=steps,
         trained_tokens=trained_tokens,
     )
+
+
+def consumer_name(epoch: int) -> str:
+    """Return this incarnation's name on the scored stream: one that wakes up late must not read in a newer one's."""
+    return f"trainer-{epoch}"
 
 
 def _make_core(config: Any, steps: int) -> "PolicyCore":

@@ -1,8 +1,6 @@
 """What a trainer does first: take the run over, and account for every group ever admitted.
 
 in the checkpoint: settled | on a stream: in flight | a dead letter: dropped | nowhere: admitted again
-
-settled: by the checkpoint | in flight: on a stream | dropped: a dead letter | else: admitted again
 """
 
 import functools
@@ -10,7 +8,7 @@ import logging
 
 from services.trainer.ledger import DEAD_LETTER, Ledger
 from shared.errors import FencedError, StateLostError
-from shared.keys import RunKeys
+from shared.keys import TRAINERS, RunKeys
 from shared.redis_connection import Redis, patiently
 
 log = logging.getLogger(__name__)
@@ -23,7 +21,11 @@ async def take_over(redis: Redis, keys: RunKeys) -> int:
     if not await patiently(lambda: redis.exists(keys.run, keys.scored), what="reading the run", timeout_s=60) == 2:
         raise StateLostError(f"Redis does not hold run {keys.run_id}; it was wiped or the run was deleted")
     # Not idempotent, and need not be: skipping an epoch harms nobody.
-    return int(await patiently(lambda: redis.incr(keys.epoch), what="raising the epoch", timeout_s=60))
+    epoch = int(await patiently(lambda: redis.incr(keys.epoch), what="raising the epoch", timeout_s=60))
+    # Whatever the incarnations before have read and not settled is ours now, without waiting for their leases.
+    leases = keys.leases(TRAINERS)
+    await patiently(lambda: redis.delete(leases), what="ending the leases of older trainers", timeout_s=60)
+    return epoch
 
 
 async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
@@ -31,8 +33,13 @@ async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
     found = await patiently(lambda: redis.get(keys.epoch), what="reading the epoch", timeout_s=60)
     if found is None:
         raise StateLostError(f"Redis no longer holds run {keys.run_id}; it was wiped or the run was deleted")
-    if int(found) != epoch:
+    if int(found) > epoch:
         raise FencedError(f"epoch {epoch} of run {keys.run_id} was superseded by {int(found)}")
+    if int(found) < epoch:
+        raise StateLostError(
+            f"Redis went back in time: run {keys.run_id} is at epoch {int(found)} there, and was at {epoch}. It was "
+            "restored from an older state"
+        )
 
 
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:

@@ -139,6 +139,7 @@ async def reconcile(
     transport: Literal["auto", "gloo", "nccl"],
     has_cuda: bool,
     versions: tuple[str, str | None],
+    dtype: str | None,
     without: Collection[str],
 ) -> Fleet:
     """Ask every live replica but ``without`` what it is. One that does not answer in a few seconds is refused."""
@@ -153,6 +154,7 @@ async def reconcile(
         transport=choose_transport(transport, list(ready.values()), has_cuda=has_cuda),
         torch_version=versions[0],
         nccl_version=versions[1],
+        dtype=dtype,
     )
     refused = {name: answer for name, answer in zip(replicas, answers, strict=True) if isinstance(answer, str)}
     refused |= {name: reason for name, info in ready.items() if (reason := refusal(info, requirements)) is not None}

@@ -2,6 +2,7 @@
 
     run_dir/metrics.jsonl                 one line an optimizer step
     run_dir/rollouts/step_00000012.jsonl  one line a rollout trained in that step
+    run_dir/settled.jsonl                 one line a checkpoint: the groups it let go from their stream
     headrace:{RUN}:events                 the same metrics, pushes and progress, trimmed; never the authority
 
 After a resume both files are cut back to the checkpoint, so that they describe the weights that survive.
@@ -12,6 +13,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ class RunLog:
         self._redis = redis
         self._keys = keys
         self._metrics = run_dir / "metrics.jsonl"
+        self._settled = run_dir / "settled.jsonl"
         self._rollouts = run_dir / "rollouts"
         try:
             self._rollouts.mkdir(parents=True, exist_ok=True)
@@ -66,6 +69,11 @@ class RunLog:
         path = self._rollouts / f"step_{step:08d}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
         await asyncio.to_thread(_write_whole, path, text)
+
+    async def settled(self, step: int, group_ids: list[str], *, by: str) -> None:
+        """Note when groups left their stream for good, after the checkpoint of ``step``."""
+        line = json.dumps({"step": step, "at_s": time.time(), "by": by, "group_ids": group_ids})
+        await asyncio.to_thread(_append, self._settled, line)
 
     async def event(self, kind: str, data: str | Mapping[str, Any]) -> None:
         """Tell watchers. Telemetry may get lost; the run does not wait for it."""

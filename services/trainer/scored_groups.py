@@ -76,11 +76,14 @@ class ScoredGroups:
         """Forget a group that was trained or dropped; its entry stays unacked until ``ack``."""
         del self._waiting[number]
 
-    async def ack(self) -> None:
-        """Ack and delete every entry whose group is settled. Call only with a checkpoint of the ledger on disk."""
+    async def ack(self) -> list[str]:
+        """Ack and delete every entry whose group is settled; return the groups' ids.
+
+        Call only with a checkpoint of the ledger on disk.
+        """
         settled = [d for d in self._unacked if self._ledger.is_settled(int(d.group_id))]
         if not settled:
-            return
+            return []
         keys = self._keys
         await call(
             self._redis,
@@ -94,6 +97,7 @@ class ScoredGroups:
         for delivery in settled:
             self._consumer.settled(delivery.entry_id)
         self._unacked = [d for d in self._unacked if not self._ledger.is_settled(int(d.group_id))]
+        return [delivery.group_id for delivery in settled]
 
 
 def _number(delivery: Delivery, group: ScoredGroup) -> int:

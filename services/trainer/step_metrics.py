@@ -15,6 +15,7 @@ import numpy as np
 from services.trainer.advantages import Rewards
 from services.trainer.scored_groups import WaitingGroup
 from services.trainer.staleness import staleness
+from shared.messages import Stamp
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,17 @@ def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int) -> d
     return metrics
 
 
-def rollout_rows(groups: Sequence[TrainedGroup], *, step: int, policy_version: int) -> list[dict[str, Any]]:
+def rollout_rows(
+    groups: Sequence[TrainedGroup], *, step: int, policy_version: int, trained: Stamp
+) -> list[dict[str, Any]]:
     """Return one row a rollout for the rollout log; ``step`` is the optimizer step that trained it."""
     rows: list[dict[str, Any]] = []
-    for trained in groups:
-        group = trained.waiting.group
-        age = staleness(policy_version=policy_version, oldest_policy_version=trained.waiting.oldest_policy_version)
-        stamps = [*group.prompt.stamps, *group.stamps]
+    for entered in groups:
+        group = entered.waiting.group
+        age = staleness(policy_version=policy_version, oldest_policy_version=entered.waiting.oldest_policy_version)
+        stamps = [*group.prompt.stamps, *group.stamps, trained]
         for rollout, reward, advantage in zip(
-            group.rollouts, trained.rewards_G.tolist(), trained.advantages_G.tolist(), strict=True
+            group.rollouts, entered.rewards_G.tolist(), entered.advantages_G.tolist(), strict=True
         ):
             rows.append(
                 {

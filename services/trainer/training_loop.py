@@ -31,6 +31,7 @@ from services.trainer.scored_groups import ScoredGroups
 from services.trainer.step_metrics import rollout_metrics, rollout_rows
 from services.trainer.train_rows import train_rows
 from shared.keys import RunKeys
+from shared.messages import Stamp
 from shared.redis_connection import Redis, patiently
 from shared.run_config import RunConfig
 from shared.run_store import Progress, RunStore
@@ -63,6 +64,7 @@ class Parts:
     files: RunFiles
     log: RunLog
     tokenizer: Any
+    replica_id: str
     epoch: int
     total_steps: int
     trained_tokens: int
@@ -157,6 +159,7 @@ class TrainingLoop:
         if time.monotonic() - self._looked_around_at < _LOOK_AROUND_EVERY_S:
             return
         self._looked_around_at = time.monotonic()
+        await check_not_fenced(self._parts.redis, self._parts.keys, self._parts.epoch)
         self._should_stop = await self._parts.store.should_stop(self._parts.keys.run_id)
         await self._push_if_needed()
         await self._note_dead_letters()
@@ -188,6 +191,8 @@ class TrainingLoop:
     async def _admit(self) -> None:
         parts = self._parts
         count = parts.pace.num_to_admit(
+            num_unadmitted=parts.admission.num_unadmitted,
+            num_waiting=len(parts.scored.numbers()),
             num_steps_left=parts.total_steps - parts.core.policy_version,
             unscorable_in_a_row=parts.batches.unscorable_in_a_row,
         )
@@ -233,7 +238,9 @@ class TrainingLoop:
         }
         await parts.log.metrics(head | metrics | pipeline)
         if step % parts.config.log_rollouts_every_steps == 0:
-            await parts.log.rollouts(step, rollout_rows(batch.groups, step=step, policy_version=step - 1))
+            trained = Stamp("trained", time.time(), parts.replica_id)
+            rows = rollout_rows(batch.groups, step=step, policy_version=step - 1, trained=trained)
+            await parts.log.rollouts(step, rows)
 
     async def _queue_depths(self) -> dict[str, int]:
         keys, redis = self._parts.keys, self._parts.redis
@@ -258,7 +265,7 @@ class TrainingLoop:
             )
         )
         self._saved_step = step
-        await parts.scored.ack()
+        await parts.log.settled(step, await parts.scored.ack(), by=parts.replica_id)
 
     async def _report_for_ever(self) -> None:
         while True:

@@ -33,7 +33,7 @@ from services.trainer.packing import Announcement, announce, difference
 from services.trainer.push_attempt import AttemptError, PushAttempt, Weights
 from services.trainer.replicas import Fleet, Replica, reconcile
 from shared.control import AbortRequest, CommitReply
-from shared.errors import FencedError, HeadraceError, PushError
+from shared.errors import FencedError, HeadraceError, PushError, StateLostError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, patiently
 
@@ -80,6 +80,7 @@ class WeightSender:
         transport: What the run says; auto is NCCL where both ends have it.
         bind_address: Address of this machine that the generators can reach.
         push_timeout_s: Deadline of one attempt; there are at most two in a push.
+        dtype: What the generators' engines must hold the weights in; not compared if None.
         incarnation: This trainer's value of the run's epoch counter; the counter's value at the first push if None.
         buffer_bytes: Size after which a packed chunk is cut.
     """
@@ -93,6 +94,7 @@ class WeightSender:
         transport: Literal["auto", "gloo", "nccl"],
         bind_address: str = "127.0.0.1",
         push_timeout_s: float,
+        dtype: str | None = None,
         incarnation: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
@@ -101,6 +103,7 @@ class WeightSender:
         self._wanted_transport: Literal["auto", "gloo", "nccl"] = transport
         self._bind_address = bind_address
         self._push_timeout_s = push_timeout_s
+        self._dtype = dtype
         self._incarnation = incarnation
         self._buffer_bytes = buffer_bytes
         self._client = httpx.AsyncClient(
@@ -135,16 +138,17 @@ class WeightSender:
 
         Args:
             weights: Returns all parameters, by their Hugging Face names, in the same order whenever it is called. They
-                must not change until this returns.
+                must not change until this returns. Called off the event loop: it may convert each of them.
             policy_version: Optimizer steps contained in them.
 
         Raises:
             FencedError: A newer incarnation of the trainer has taken over.
+            StateLostError: Redis has forgotten this incarnation.
             PushError: The weights themselves are wrong: doubles, or other parameters than in the push before.
         """
         started = time.monotonic()
         await self._check_fence()
-        announced = announce(weights())
+        announced = await asyncio.to_thread(lambda: announce(weights()))
         if self._announced is not None and (reason := difference(self._announced, announced)):
             raise PushError(reason)
         self._announced = announced
@@ -212,7 +216,10 @@ class WeightSender:
         self._close_communicator()
         self._num_epochs += 1
         self._epoch = (self._incarnation or 0) * _EPOCHS_AN_INCARNATION + self._num_epochs
-        self._communicator = open_communicator(fleet.requirements.transport, address=self._bind_address)
+        try:
+            self._communicator = open_communicator(fleet.requirements.transport, address=self._bind_address)
+        except PushError as error:
+            raise AttemptError(str(error), blamed={}) from error
         self._members = set(fleet.ready)
         return self._communicator
 
@@ -242,6 +249,7 @@ class WeightSender:
             transport=self._wanted_transport,
             has_cuda=torch.cuda.is_available(),
             versions=self._versions,
+            dtype=self._dtype,
             without=without,
         )
 
@@ -252,7 +260,12 @@ class WeightSender:
         current = int(raw or 0)
         if self._incarnation is None:
             self._incarnation = current
-        if current != self._incarnation:
+        if current < self._incarnation:
+            raise StateLostError(
+                f"Redis went back in time: run {self._keys.run_id} is at epoch {current} there, and was at "
+                f"{self._incarnation}. It was wiped or restored from an older state"
+            )
+        if current > self._incarnation:
             raise FencedError(
                 f"trainer incarnation {self._incarnation} of run {self._keys.run_id} was superseded by {current}; "
                 "it must not push any more"

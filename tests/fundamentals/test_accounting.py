@@ -15,6 +15,7 @@ from services.trainer.reconcile import check_not_fenced, missing_groups, take_ov
 from services.trainer.scored_groups import ScoredGroups
 from shared.errors import FencedError, StateLostError, UserError
 from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
+from shared.lease import renew
 from shared.messages import Prompt, encode
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
@@ -43,7 +44,15 @@ class FakeEncoder:
         return [5, 6, 7]
 
 
-def consumer(redis: Redis, keys: RunKeys, stream: str, consumer_group: str, name: str) -> StreamConsumer:
+def consumer(
+    redis: Redis,
+    keys: RunKeys,
+    stream: str,
+    consumer_group: str,
+    name: str,
+    *,
+    reclaim_every_s: float | None = None,
+) -> StreamConsumer:
     return StreamConsumer(
         redis,
         stream=stream,
@@ -51,7 +60,7 @@ def consumer(redis: Redis, keys: RunKeys, stream: str, consumer_group: str, name
         name=name,
         leases=keys.leases(consumer_group),
         dead=keys.dead,
-        reclaim_every_s=None,
+        reclaim_every_s=reclaim_every_s,
         max_deliveries=None,
     )
 
@@ -66,7 +75,7 @@ class Trainer:
             keys=keys,
             ledger=ledger,
             epoch=epoch,
-            consumer=consumer(redis, keys, keys.scored, TRAINERS, "trainer"),
+            consumer=consumer(redis, keys, keys.scored, TRAINERS, f"trainer-{epoch}", reclaim_every_s=0.0),
         )
         self.batches = BatchBuilder(config, scored=self.scored, ledger=ledger)
         self.admission = Admission(
@@ -80,7 +89,8 @@ class Trainer:
         epoch = await take_over(redis, keys)
         ledger = Ledger() if checkpoint is None else Ledger.from_json(checkpoint)
         trainer = cls(redis, keys, config, ledger=ledger, epoch=epoch)
-        await trainer.admission.readmit(await missing_groups(redis, keys, ledger))
+        await renew(redis, leases=keys.leases(TRAINERS), consumer=f"trainer-{epoch}", lease_s=60)
+        trainer.admission.admit_again(await missing_groups(redis, keys, ledger))
         return trainer
 
     async def receive(self) -> None:
@@ -173,7 +183,10 @@ async def test_resuming_from_an_older_checkpoint_admits_again_what_was_acked_sin
     await trainer.scored.ack()  # after the newer checkpoint, which now turns out to be damaged
 
     successor = await Trainer.start(redis, run_keys, run_config, checkpoint=older)
+    assert successor.admission.num_unadmitted == 2
+    await successor.admission.admit(2)
 
+    assert successor.admission.num_unadmitted == 0
     assert [d.group_id for d in await consumer(redis, run_keys, run_keys.prompts, GENERATORS, "g").read(count=9)] == [
         group_id(0),
         group_id(1),
@@ -197,6 +210,7 @@ async def test_a_group_admitted_again_travels_all_the_way_although_it_was_seen_b
         await redis.xdel(run_keys.scored, entry_id)
 
     successor = await Trainer.start(redis, run_keys, run_config, checkpoint={**older, "admitted": 2})
+    await successor.admission.admit(2)
     await generate(redis, run_keys)
     await score(redis, run_keys)
 
@@ -222,6 +236,34 @@ async def test_an_old_trainer_that_wakes_up_can_neither_admit_nor_ack(
         await check_not_fenced(redis, run_keys, 1)  # asked before every checkpoint
     await check_not_fenced(redis, run_keys, 2)
     assert await new.step() == [0, 1]
+
+
+async def test_an_old_trainer_that_wakes_up_takes_nothing_from_the_new_one_for_good(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    old = await Trainer.start(redis, run_keys, run_config)
+    new = await Trainer.start(redis, run_keys, run_config)
+    await new.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    await renew(redis, leases=run_keys.leases(TRAINERS), consumer="trainer-1", lease_s=60)  # it has just woken up
+    await old.receive()
+    assert old.scored.numbers() == {0, 1}
+    assert await new.step() == []
+
+    with pytest.raises(FencedError):  # half a second later it looks around, ends, and gives its lease back
+        await check_not_fenced(redis, run_keys, 1)
+    await redis.zrem(run_keys.leases(TRAINERS), "trainer-1")
+
+    assert await new.step() == [0, 1]
+
+
+async def test_a_redis_that_was_restored_from_an_older_state_is_lost_state_and_not_a_rival(
+    redis: Redis, run_keys: RunKeys
+) -> None:
+    await redis.set(run_keys.epoch, 3)
+    with pytest.raises(StateLostError, match="went back in time"):
+        await check_not_fenced(redis, run_keys, 4)
 
 
 async def test_a_buried_group_is_dropped_with_its_reason_at_the_next_start(

@@ -159,6 +159,25 @@ async def test_a_wiped_redis_is_reported_as_lost_state_and_not_recreated(redis: 
     assert await redis.exists(run_keys.prompts) == 0
 
 
+async def test_reclaimed_entries_in_a_reply_that_was_lost_are_found(
+    redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admit(redis, run_keys, "00000000")
+    await generator(redis, run_keys, "dead").read(count=1, block_s=0.1)
+    consumer, fcall = generator(redis, run_keys, "living"), redis.fcall
+
+    async def lose_the_reply(*args: Any) -> None:
+        await fcall(*args)
+        raise RedisConnectionError("connection reset by peer")
+
+    monkeypatch.setattr(redis, "fcall", lose_the_reply)
+    assert await consumer.read(count=1, block_s=0.05) == []
+    monkeypatch.setattr(redis, "fcall", fcall)
+
+    (found,) = await consumer.read(count=1, block_s=0.1)
+    assert found.group_id == "00000000"
+
+
 async def test_an_expired_lease_is_not_alive(redis: Redis, run_keys: RunKeys) -> None:
     await renew(redis, leases=run_keys.leases(REWARDERS), consumer="dead", lease_s=-1)
     await renew(redis, leases=run_keys.leases(REWARDERS), consumer="living", lease_s=60)

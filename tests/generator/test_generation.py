@@ -23,7 +23,7 @@ from tests.eventually import eventually
 from tests.stream_view import entries
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm, pytest.mark.redis]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 
 KEYS = RunKeys("run-test")
 

@@ -106,6 +106,7 @@ def assert_every_group_is_accounted_for(run: dict[str, Any], *, groups_per_step:
     """
     run_dir = Path(run["run_dir"])
     kept = ledger(run_dir)
+    assert "run_ended" not in kept["dropped"], "a finished run leaves no group under way"
     trained = numbers(kept["trained"])
     dropped = [number for runs in kept["dropped"].values() for number in numbers(runs)]
     assert sorted(trained + dropped) == list(range(kept["admitted"]))

@@ -31,11 +31,18 @@ def test_an_undisturbed_run_confirms_every_push_and_loses_nothing(stack: Stack, 
 @pytest.mark.parametrize("victim", ["generator-0", "rewarder", "rank", "trainer", "redis"])
 def test_a_run_survives_the_kill_of(victim: str, stack: Stack, run_file: RunFile) -> None:
     run_id = stack.client.submit(run_file()).run_id
-    stack.wait_for_step(run_id, 2)
+    stack.wait_for_step(run_id, 4)
+    checkpoints = Path(stack.client.get(run_id)["run_dir"]) / "checkpoints"
+    assert [path.name for path in checkpoints.glob("step_*")] == ["step_00000003"], "there is something to resume from"
+    pid = stack.rank_pid() if victim == "rank" else stack.service_pid(victim)
 
-    os.kill(stack.rank_pid() if victim == "rank" else stack.service_pid(victim), signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
     run = stack.wait_for_end(run_id)
     assert run["status"] == "finished", run["reason"]
     assert_every_group_is_accounted_for(run, groups_per_step=4)
     assert max(line["staleness/max"] for line in stack.client.metrics(run_id)) <= 1
+    if victim in {"rank", "trainer"}:
+        assert "resumed from" in (Path(run["run_dir"]) / "rank.log").read_text(encoding="utf-8")
+    else:
+        assert stack.service_pid(victim) != pid, "the launcher has started it again"

@@ -133,6 +133,14 @@ def test_a_port_that_is_taken_is_a_sentence_and_exit_2(start_rewarder: StartRewa
     assert "Traceback" not in rewarder.log()
 
 
+def test_a_metrics_port_that_is_taken_is_a_sentence_and_exit_2(start_rewarder: StartRewarder) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        rewarder = start_rewarder(HEADRACE_METRICS_PORT=str(taken.getsockname()[1]))
+        assert rewarder.process.wait(timeout=60) == 2
+    assert "set HEADRACE_METRICS_PORT to a free port" in rewarder.log()
+    assert "Traceback" not in rewarder.log()
+
+
 def test_without_redis_it_is_alive_but_not_ready_and_gives_up_with_exit_1(start_rewarder: StartRewarder) -> None:
     rewarder = start_rewarder(HEADRACE_REDIS_URL="redis://127.0.0.1:9/0", HEADRACE_REDIS_PATIENCE_S="3")
     start = "rewarder listens on http://127.0.0.1:"

@@ -76,3 +76,33 @@ async def test_a_body_of_undeclared_length_is_refused_at_the_limit() -> None:
     reply = await client(authorization="Bearer public").post("/v1/runs", content=chunks())  # type: ignore[arg-type]
     assert reply.status_code == 413
     assert consumed <= 120
+
+
+async def reached(scope_type: str, *incoming: Message) -> tuple[bool, list[Message]]:
+    """Return whether the application was reached, and what the door sent."""
+    was_reached, sent, waiting = False, list[Message](), list(incoming)
+
+    async def application(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        nonlocal was_reached
+        was_reached = True
+
+    async def receive() -> Message:
+        return waiting.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    guard = HttpGuard(application, keys={"/": "public"})
+    await guard({"type": scope_type, "path": "/livez", "headers": []}, receive, send)
+    return was_reached, sent
+
+
+async def test_a_websocket_is_closed_before_it_opens() -> None:
+    assert await reached("websocket", {"type": "websocket.connect"}) == (
+        False,
+        [{"type": "websocket.close", "code": 1008}],
+    )
+
+
+async def test_the_servers_own_start_and_end_need_no_key() -> None:
+    assert await reached("lifespan") == (True, [])

@@ -17,7 +17,7 @@ from tests.weights.conftest import PUSH_TIMEOUT_S, make_sender
 from tests.weights.known_weights import PROMPT_IDS, interrupted, logprobs_of, make_policy, weights_of
 from tests.weights.replica import ReplicaProcess, Sample
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 log = logging.getLogger(__name__)
 MAX_DIFFERENCE = 1e-3

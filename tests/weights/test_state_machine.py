@@ -1,8 +1,9 @@
 """Every way a push can fail, with the real wire, real HTTP and real Redis, and engines without a model."""
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 
 import httpx
 import pytest
@@ -15,13 +16,11 @@ from services.trainer.push_attempt import PushAttempt
 from services.trainer.replicas import Member, Replica
 from services.trainer.weight_sender import WeightSender
 from shared.control import WEIGHTS_PATH, AbortRequest
-from shared.errors import FencedError, PushError
+from shared.errors import FencedError, PushError, StateLostError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from tests.weights.replica import HEADERS, KEY, RUN_ID
 from tests.weights.served_receiver import ServedReceiver, serve
-
-pytestmark = pytest.mark.redis
 
 Weights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 
@@ -306,6 +305,69 @@ async def test_a_superseded_trainer_does_not_push(
         await sender.push(weights(1.0), policy_version=1)
     assert one.receiver.policy_version == 0
     assert await required(redis, run_keys) == 0
+
+
+async def test_a_redis_that_forgot_this_trainer_is_lost_state_and_no_newer_trainer(
+    redis: Redis, run_keys: RunKeys, sender: WeightSender, incarnation: int
+) -> None:
+    await redis.set(run_keys.epoch, incarnation - 1)
+    with pytest.raises(StateLostError, match=f"at epoch {incarnation - 1} there, and was at {incarnation}"):
+        await sender.push(weights(0.0), policy_version=0)
+    assert await required(redis, run_keys) is None
+
+
+async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch, redis: Redis, run_keys: RunKeys, sender: WeightSender, one: ServedReceiver
+) -> None:
+    assert (await sender.push(weights(0.0), policy_version=0)).is_confirmed
+    one.receiver.attach(one.engine, run_id=RUN_ID, model="tiny", dtype="float32")
+    opened: list[str] = []
+
+    def refuse(transport: str, *, address: str) -> None:
+        opened.append(f"{transport} {address}")
+        raise PushError("no port is left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("services.trainer.weight_sender.open_communicator", refuse)
+        result = await sender.push(weights(1.0), policy_version=1)
+    assert opened == ["gloo 127.0.0.1"] * 2  # nobody was to blame, so the second attempt had the same member
+    assert not result.is_confirmed
+    assert result.failed == {"generator-1": "no port is left"}
+    assert await required(redis, run_keys) == 1
+    assert (await sender.push(weights(1.0), policy_version=1)).is_confirmed
+    assert holds(one, 1.0)
+
+
+async def test_weights_are_converted_beside_the_event_loop(sender: WeightSender, one: ServedReceiver) -> None:
+    threads: list[threading.Thread] = []
+
+    def converted() -> Iterator[tuple[str, torch.Tensor]]:
+        for named in weights(0.5)():
+            threads.append(threading.current_thread())
+            yield named
+
+    assert (await sender.push(converted, policy_version=0)).is_confirmed
+    assert holds(one, 0.5)
+    assert len(threads) == 2 * 3  # once to announce, once to send
+    assert threading.current_thread() not in threads
+
+
+async def test_a_generator_whose_engine_has_another_dtype_is_refused(
+    redis: Redis, incarnation: int, one: ServedReceiver
+) -> None:
+    sender = WeightSender(
+        redis,
+        run_id=RUN_ID,
+        internal_key=KEY,
+        transport="gloo",
+        push_timeout_s=4.0,
+        dtype="bfloat16",
+        incarnation=incarnation,
+    )
+    result = await sender.push(weights(0.0), policy_version=0)
+    await sender.close()
+    assert "holds weights in float32, the run's are bfloat16" in result.failed["generator-1"]
+    assert one.engine.calls == []
 
 
 async def test_weights_that_lost_a_parameter_are_not_sent(sender: WeightSender, one: ServedReceiver) -> None:

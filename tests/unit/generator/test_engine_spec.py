@@ -56,7 +56,7 @@ def test_the_operators_engine_arguments_win() -> None:
     assert (args["max_num_seqs"], args["enforce_eager"]) == (8, False)
 
 
-@pytest.mark.parametrize("name", ["trust_remote_code", "logprobs_mode", "model"])
+@pytest.mark.parametrize("name", ["trust_remote_code", "logprobs_mode", "model", "dtype"])
 def test_what_would_make_rollouts_untrue_or_run_foreign_code_cannot_be_set(name: str) -> None:
     with pytest.raises(UserError, match=name):
         check_engine_args({name: True}, {name})

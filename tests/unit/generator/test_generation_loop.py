@@ -20,8 +20,6 @@ from tests.eventually import eventually
 from tests.groups import prompt_group
 from tests.stream_view import entries
 
-pytestmark = pytest.mark.redis
-
 
 class CommandedEngine:
     """Samples one token a completion, once it is let."""

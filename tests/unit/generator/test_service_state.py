@@ -1,4 +1,4 @@
-"""What /readyz says."""
+"""What /readyz says to anybody, and an OpenAI route to who has a key."""
 
 from services.generator.service_state import ServiceState
 
@@ -13,19 +13,28 @@ def test_readiness_is_an_engine_and_the_required_version() -> None:
     state.wait_for("no run to serve")
     assert state.why_not_ready() == "no run to serve"
     state.serve()
-    assert state.why_not_ready() == "waiting for weights: none received yet, policy version 0 is required"
+    assert state.why_not_ready() == "waiting for weights"
     weights.policy_version = 3
     assert state.why_not_ready() is None
     state.required_version = 5
-    assert state.why_not_ready() == "waiting for weights: holds policy version 3, 5 is required"
+    assert state.why_not_ready() == "waiting for weights"
 
 
 def test_a_policy_that_lags_behind_still_answers_and_one_without_weights_does_not() -> None:
     weights = Holds()
     state = ServiceState(weights)
     state.serve()
-    assert state.why_policy_closed() is not None
+    assert state.why_policy_closed() == "waiting for weights: none received yet, policy version 0 is required"
     weights.policy_version, state.required_version = 3, 5
     assert state.why_policy_closed() is None
     state.wait_for("loading the model")
     assert state.why_policy_closed() == "loading the model"
+
+
+def test_why_a_model_cannot_be_loaded_is_told_behind_the_key_alone() -> None:
+    state = ServiceState(Holds())
+    state.wait_for("this run's model cannot be loaded", detail="/models/secret has no config.json")
+    assert state.why_not_ready() == "this run's model cannot be loaded"
+    assert state.why_policy_closed() == "this run's model cannot be loaded: /models/secret has no config.json"
+    state.wait_for("no run to serve")
+    assert state.why_policy_closed() == "no run to serve"

@@ -19,7 +19,7 @@ RUN: dict[str, Any] = {
         "pushes_confirmed": 3,
         "groups_admitted": 20,
         "groups_trained": 16,
-        "groups_dropped": {"run_ended": 3, "zero_std": 1},
+        "groups_dropped": {"zero_std": 4},
     },
 }
 METRICS: list[dict[str, Any]] = [
@@ -76,6 +76,8 @@ def test_the_last_line_is_one_json_object_with_everything_that_was_promised() ->
         ({"accuracy_before": 0.51}, "right 51% of the time already"),
         ({"pushes_confirmed": 2}, "only 2 of 3 weight pushes"),
         ({"pushes": 0, "pushes_confirmed": 0}, "only 0 of 0 weight pushes"),
+        ({"pushes": 2, "pushes_confirmed": 2}, "2 confirmed pushes are too few for 3 policy versions"),
+        ({"groups_left_over": 2}, "2 prompt groups were still under way"),
         ({"groups_lost": 1}, "1 of 20 prompt groups were lost"),
         ({"groups_lost": -1}, "-1 of 20 prompt groups"),
         ({"staleness_max": 0.0}, "no group was ever stale"),

@@ -1,5 +1,6 @@
 """Who takes part in a push, and what is said to who does not."""
 
+from dataclasses import replace
 from typing import Any
 
 from services.trainer.fleet import Requirements, choose_transport, is_ready, rank_offsets, refusal
@@ -53,6 +54,14 @@ def test_a_replica_with_another_transport_is_told_which_setting_to_change() -> N
     reason = refusal(info(), NCCL)
     assert reason is not None
     assert "over gloo, the run pushes over nccl; set weight_transport" in reason
+
+
+def test_an_engine_in_another_dtype_is_refused_if_the_run_says_its_own() -> None:
+    exact = replace(GLOO, dtype="bfloat16")
+    assert refusal(info(dtype="bfloat16"), exact) is None
+    reason = refusal(info(dtype="float32"), exact)
+    assert reason is not None
+    assert "holds weights in float32, the run's are bfloat16" in reason
 
 
 def test_auto_is_nccl_only_where_everybody_can() -> None:
