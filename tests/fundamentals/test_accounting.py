@@ -19,6 +19,7 @@ from shared.lease import renew
 from shared.messages import Prompt, encode
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
+from shared.run_store import RunStore
 from shared.streams import StreamConsumer
 from tests.groups import completed_group, scored_group
 from tests.stream_view import entries
@@ -331,3 +332,21 @@ async def test_a_trainer_does_not_start_on_a_redis_that_lost_the_run(redis: Redi
     with pytest.raises(StateLostError, match="does not hold run run-test"):
         await take_over(redis, run_keys)
     assert await redis.exists(run_keys.epoch) == 0
+
+
+async def test_a_run_whose_creation_was_cut_short_is_not_seen_and_can_be_created_again(
+    redis: Redis, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RunStore(redis)
+
+    async def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redis, "hset", die)
+        with pytest.raises(KeyboardInterrupt):
+            await store.create("run-cut", run_config, run_dir="/runs/run-cut")
+    assert await store.active() == []
+
+    await store.create("run-cut", run_config, run_dir="/runs/run-cut")
+    assert [record.run_id for record in await store.active()] == ["run-cut"]
