@@ -164,7 +164,8 @@ async def test_reclaimed_entries_in_a_reply_that_was_lost_are_found(
 ) -> None:
     await admit(redis, run_keys, "00000000")
     await generator(redis, run_keys, "dead").read(count=1, block_s=0.1)
-    consumer, fcall = generator(redis, run_keys, "living"), redis.fcall
+    consumer = generator(redis, run_keys, "living")
+    fcall: Any = redis.fcall
 
     async def lose_the_reply(*args: Any) -> None:
         await fcall(*args)
@@ -191,7 +192,7 @@ async def test_entries_in_a_reply_that_was_lost_are_found_without_counting_as_de
     await admit(redis, run_keys, "00000000")
     (in_work,) = await consumer.read(count=1, block_s=0.1)
     await admit(redis, run_keys, "00000001")
-    xreadgroup = redis.xreadgroup
+    xreadgroup: Any = redis.xreadgroup
 
     async def lose_the_reply(*args: Any, **kwargs: Any) -> None:
         await xreadgroup(*args, **kwargs)
