@@ -4,7 +4,7 @@ Read top to bottom; every test is one promise of shared/streams.py on a real Red
 """
 
 import contextlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -165,7 +165,7 @@ async def test_reclaimed_entries_in_a_reply_that_was_lost_are_found(
     await admit(redis, run_keys, "00000000")
     await generator(redis, run_keys, "dead").read(count=1, block_s=0.1)
     consumer = generator(redis, run_keys, "living")
-    fcall: Any = redis.fcall
+    fcall = cast("Any", redis).fcall
 
     async def lose_the_reply(*args: Any) -> None:
         await fcall(*args)
