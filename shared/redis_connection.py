@@ -6,6 +6,7 @@ exceptions become those of errors.py.
 """
 
 import asyncio
+import builtins
 import importlib.resources
 import logging
 import time
@@ -36,9 +37,31 @@ _CONNECT_TIMEOUT_S = 2.0
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 1.0
 
 
+class _CancellableWrites(aioredis.Connection):
+    """Writes under asyncio.timeout.
+
+    redis-py writes under asyncio.wait_for, which on Python 3.11 loses a cancellation that comes in the moment the write
+    is done: a task that talks to Redis could then not be ended, and whoever waits for its end would wait for ever.
+    """
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        timeout_s, self.socket_timeout = self.socket_timeout, None  # which turns wait_for off
+        try:
+            async with asyncio.timeout(timeout_s):
+                await super().send_packed_command(command, check_health)
+        except builtins.TimeoutError as error:
+            raise TimeoutError("Timeout writing to socket") from error
+        finally:
+            self.socket_timeout = timeout_s
+
+
+class _CancellableTlsWrites(_CancellableWrites, aioredis.SSLConnection):
+    """The same over TLS."""
+
+
 def connect(url: str) -> Redis:
     """Return a client for ``url``; nothing is sent yet. Replies are bytes."""
-    return aioredis.from_url(  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+    pool: Any = aioredis.ConnectionPool.from_url(
         url,
         retry=Retry(NoBackoff(), 0),
         socket_timeout=_SOCKET_TIMEOUT_S,
@@ -48,6 +71,8 @@ def connect(url: str) -> Redis:
         protocol=2,
         max_connections=64,
     )
+    pool.connection_class = _CancellableTlsWrites if url.startswith("rediss:") else _CancellableWrites
+    return aioredis.Redis.from_pool(pool)
 
 
 async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:

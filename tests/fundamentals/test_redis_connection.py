@@ -1,0 +1,42 @@
+"""What the connection promises beyond redis-py: a task that talks to Redis can always be ended."""
+
+import asyncio
+import random
+
+import pytest
+
+from shared.errors import UnavailableError, UserError
+from shared.redis_connection import Redis, connect, patiently, wait_until_ready
+
+
+async def test_a_task_that_talks_to_redis_ends_whenever_it_is_cancelled(redis: Redis) -> None:
+    async def talk() -> None:
+        while True:
+            await redis.hset("talk", "field", "value")
+            await asyncio.sleep(0)
+
+    chance = random.Random(0)
+    await redis.ping()
+    for _ in range(300):
+        task = asyncio.create_task(talk(), name="talk")
+        for _ in range(chance.randint(1, 40)):
+            await asyncio.sleep(0)
+        task.cancel()
+        _, pending = await asyncio.wait({task}, timeout=5)
+        assert not pending, "its cancellation was lost"
+
+
+async def test_a_redis_that_is_away_is_given_up_after_the_time_that_was_said() -> None:
+    client = connect("redis://127.0.0.1:1/0")
+    with pytest.raises(UnavailableError, match=r"Redis PING failed for 0 s"):
+        await patiently(lambda: client.ping(), what="Redis PING", timeout_s=0.2)
+    await client.aclose()
+
+
+async def test_a_redis_that_evicts_keys_is_refused_with_what_to_change(redis: Redis) -> None:
+    await redis.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(UserError, match="Set maxmemory-policy noeviction"):
+            await wait_until_ready(redis, timeout_s=5)
+    finally:
+        await redis.config_set("maxmemory-policy", "noeviction")
