@@ -76,7 +76,8 @@ class SupervisedProcess:
                     f"(log: {self.spec.log_path})"
                 )
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_ending.wait(), timeout=pause_s)
+                    async with asyncio.timeout(pause_s):
+                        await self._is_ending.wait()
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)
             return None
         finally:

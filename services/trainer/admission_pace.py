@@ -63,5 +63,6 @@ class AdmissionPace:
             return batch_waits_for
         return (
             f"a reward function to work again; one group every {self._probe_every_s:.0f} s tries it. "
-            f"Mend it, or stop the run. Meanwhile {batch_waits_for}"
+            "Mend it, then submit a dry run, which takes its new code in; or stop the run. "
+            f"Meanwhile {batch_waits_for}"
         )

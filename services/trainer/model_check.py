@@ -51,7 +51,7 @@ def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
     try:
         found = lookup(config.model, config.model_revision)
     except UnavailableError as error:
-        return [f"the model was not checked: {error}"]
+        return [f"the model was not checked: {config.model} is taken for an id on the hub, and {error}"]
     _refuse_code(found, where=f"{config.model} on the hub")
     _check_fit(config, found)
     return []

@@ -107,7 +107,8 @@ def test_a_hub_that_does_not_answer_is_a_warning_and_no_refusal() -> None:
     def lookup(_name: str, _revision: str | None) -> Mapping[str, Any]:
         raise UnavailableError("the hub did not answer")
 
-    assert check_model(config("org/model"), lookup=lookup) == ["the model was not checked: the hub did not answer"]
+    expected = "the model was not checked: org/model is taken for an id on the hub, and the hub did not answer"
+    assert check_model(config("org/model"), lookup=lookup) == [expected]
 
 
 @pytest.mark.parametrize("path", ["./model", "../model", "a/b/c", "~/model", "C:\\model", "org/..", "", "a b", "a\n"])
