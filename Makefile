@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 # Two environments: .venv has everything (torch, vLLM), .venv-check is light, so that `make check` needs no torch.
 FULL := .venv/.installed-cpu .venv/.installed-self
-FULL_WITH_TOOLS := $(FULL) .venv/.installed-dev
+FULL_WITH_TOOLS := $(FULL) .venv/.installed-dev .venv/.installed-test
 LIGHT := .venv-check/.installed-dev
 
 # Files that need torch or its like, however indirectly, are type-checked where their types are installed (`make types`).
@@ -16,11 +16,11 @@ light_files = $$(.venv-check/bin/python requirements/light_files.py)
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test types check format lock clean
+.PHONY: help demo test types check format lock clean bench-trainer bench-staleness
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="--seed 1" is passed on
 	@.venv/bin/headrace demo $(ARGS)
@@ -59,6 +59,12 @@ types: $(FULL_WITH_TOOLS) ## mypy and pyright, strict, on every file, with torch
 	.venv/bin/pyright --pythonpath .venv/bin/python || status=$$?; \
 	exit $$status
 
+bench-trainer: $(FULL_WITH_TOOLS) ## ours and TRL's trainer side by side: throughput and peak memory; minutes
+	@.venv/bin/python -m benchmarks.bench_trainer $(ARGS)
+
+bench-staleness: $(FULL_WITH_TOOLS) ## the demo task at several staleness bounds, with and without correction; half an hour
+	@.venv/bin/python -m benchmarks.bench_staleness $(ARGS)
+
 format: $(LIGHT) ## format the code, fix what lint can fix
 	@.venv-check/bin/ruff check --fix-only --quiet .
 	@.venv-check/bin/ruff format .
@@ -78,6 +84,9 @@ clean: ## remove environments, caches and what runs left behind
 
 .venv/.installed-dev: requirements/dev.txt .venv/.installed-cpu
 	@requirements/make_venv.sh add .venv dev
+
+.venv/.installed-test: requirements/test.txt .venv/.installed-cpu
+	@requirements/make_venv.sh add .venv test
 
 .venv-check/.installed-dev: requirements/dev.txt
 	@requirements/make_venv.sh new .venv-check dev

@@ -1,41 +1,96 @@
-"""Writes run-file.md from the settings themselves: ``python docs/make_run_file_page.py``. A test compares the two."""
+"""Writes run-file.md from the settings themselves: ``python docs/make_run_file_page.py``. A test compares the two.
 
+A comment above settings in the code is the heading above them in the page.
+"""
+
+import inspect
+import json
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from shared.run_config import RunConfig
+from shared.run_options.data import DataOptions, DatasetSource
+from shared.run_options.keeping import KeepingOptions
+from shared.run_options.lora import LoraOptions
+from shared.run_options.loss import LossOptions
+from shared.run_options.section import Section
+from shared.run_options.training import TrainingOptions
 
 PAGE = Path(__file__).with_name("run-file.md")
 HEAD = """# The run file
 
-YAML or JSON, given to `headrace submit` or as the body of `POST /v1/runs`. Names are those of TRL's `GRPOConfig`
-wherever the meaning is the same. Unknown keys are refused. Paths may be relative to the run file; over HTTP they are
-absolute.
+YAML or JSON, given to `headrace submit` or as the body of `POST /v1/runs`. Names are those of TRL's `GRPOConfig`,
+`ScriptArguments` and `ModelConfig` wherever the meaning is the same. Unknown keys are refused, and so are combinations
+that make no sense, with the reason. Paths may be relative to the run file; over HTTP they are absolute. Needed are
+`model`, `reward_funcs`, and `dataset_name` or `datasets`.
 
-| key | type | default | meaning |
-|---|---|---|---|
+More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
+[metrics](metrics.md).
 """
+SECTIONS: list[tuple[type[Section], str]] = [
+    (RunConfig, "The run"),
+    (DataOptions, "Data sets"),
+    (DatasetSource, "An entry of `datasets`"),
+    (LossOptions, "Loss"),
+    (TrainingOptions, "Optimizer"),
+    (LoraOptions, "LoRA"),
+    (KeepingOptions, "Checkpoints and the hub"),
+]
+_HEADING_OR_FIELD = re.compile(r"^    (?:# (?P<heading>.+)|(?P<field>\w+): .*)$", re.MULTILINE)
 
 
 def page() -> str:
     """Return the page as it should be."""
-    rows: list[str] = []
-    for name, field in RunConfig.model_fields.items():
-        annotation = RunConfig.__annotations__[name]
-        kind = annotation.__name__ if type(annotation) is type else str(annotation)
-        default = "**required**" if field.default is PydanticUndefined else f"`{field.default}`"
-        meaning = (field.description or "as in TRL").replace("|", "\\|")
-        rows.append(f"| `{name}` | {_plain(kind)} | {default} | {meaning} |")
-    return HEAD + "\n".join(rows) + "\n"
+    return HEAD + "".join(part for section, title in SECTIONS for part in _tables(section, title))
 
 
-def _plain(kind: str) -> str:
-    kind = kind.replace("typing.", "")
-    if kind.startswith("Literal"):
-        return kind.removeprefix("Literal[").removesuffix("]").replace("'", "`")
-    return ("float" if kind.startswith("Annotated[float") else kind).replace("|", "or")
+def _tables(section: type[Section], title: str) -> Iterator[str]:
+    for heading, names in _by_heading(section, title).items():
+        rows = "".join(_row(name, section.model_fields[name]) for name in names)
+        yield f"\n## {heading}\n\n| key | type | default | meaning |\n|---|---|---|---|\n{rows}"
+
+
+def _by_heading(section: type[Section], title: str) -> dict[str, list[str]]:
+    """Return the names of the settings a class has itself, by the comment above them."""
+    groups: dict[str, list[str]] = {title: []}
+    heading = title
+    for found in _HEADING_OR_FIELD.finditer(inspect.getsource(section)):
+        if found["heading"]:
+            heading = found["heading"]
+            groups[heading] = []
+        elif found["field"] in section.model_fields:
+            groups[heading].append(found["field"])
+    return {name: fields for name, fields in groups.items() if fields}
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    default = "**required**" if field.default is PydanticUndefined else f"`{json.dumps(field.default)}`"
+    meaning = (field.description or "as in TRL").replace("|", "\\|")
+    return f"| `{name}` | {_kind(field.annotation)} | {default if default != '`null`' else ''} | {meaning} |\n"
+
+
+def _kind(annotation: Any) -> str:
+    """Return the type in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _kind(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(argument) for argument in arguments if argument is not NoneType)
+    if origin is list:
+        return f"list of {_kind(arguments[0])}"
+    if origin is dict:
+        return f"table of {_kind(arguments[0])} to {_kind(arguments[1])}"
+    names: dict[Any, str] = {str: "text", bool: "true or false", DatasetSource: "tables, see below", Any: "anything"}
+    return names.get(annotation) or str(annotation.__name__)
 
 
 if __name__ == "__main__":

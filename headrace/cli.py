@@ -2,6 +2,7 @@
 
     up, down, demo                                   cli_up.py, demo/command.py   processes on this machine
     submit, runs, show, watch, stop, rollouts        cli_runs.py                  HTTP, wherever the service is
+    export                                           cli_export.py                files on this machine
 
 Nothing heavy is imported before a command is known, so that `--help` is instant.
 """
@@ -10,6 +11,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from headrace import service_finder
 from shared.errors import HeadraceError
@@ -46,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_up(commands.add_parser)
     _add_run_commands(commands.add_parser)
+    _add_export(commands.add_parser)
     _add_demo(commands.add_parser)
     return parser
 
@@ -88,11 +91,39 @@ def _add_run_commands(add_parser: AddParser) -> None:
         _set(command, name)
 
 
+def _add_export(add_parser: AddParser) -> None:
+    export = add_parser(
+        "export",
+        help="write a checkpoint as a model directory for transformers and vLLM",
+        description="Puts the shards of a checkpoint together into a directory that transformers and vLLM load.",
+    )
+    export.add_argument(
+        "what", metavar="RUN|DIR", help="run id, a run's directory (their newest one), or a checkpoint's"
+    )
+    export.add_argument("--to", required=True, metavar="DIR", help="directory to write; a model there is replaced")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights (the run's)")
+    export.add_argument("--merge", action="store_true", help="add a LoRA run's adapters to the weights of their base")
+    service_finder.add_arguments(export)
+    export.set_defaults(command=_export)
+
+
 def _add_demo(add_parser: AddParser) -> None:
     demo = add_parser("demo", help="train a small model from scratch through the real services")
     demo.add_argument("--seed", type=_seed, default=0, help="of data, model and run (0)")
     demo.add_argument("--state-dir", metavar="DIR", help="where everything is kept (a new one in ./.headrace)")
     demo.add_argument("--keep", action="store_true", help="leave the services running at the end")
+    demo.add_argument(
+        "--model", type=Path, metavar="DIR", help="the warmed-up model of an earlier demo of this seed, to save time"
+    )
+    demo.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="settings",
+        help="another value for one of the run's options, such as loss_type=cispo, or null for the default of "
+        "runs; may be given several times",
+    )
     demo.set_defaults(command=_demo)
 
 
@@ -118,6 +149,12 @@ def _down(arguments: argparse.Namespace) -> int:
     from headrace import cli_up
 
     return cli_up.down(arguments)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from headrace import cli_export
+
+    return cli_export.export(arguments)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -31,7 +31,8 @@ def submit(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             _out(f"{arguments.file} is fine: it would be accepted")
             for name, value in submission.derived.items():
-                _out(f"  {name}: {value}")
+                for line in value if name == "datasets" else [value]:
+                    _out(f"  {name}: {line}")
             return 0
         _out(f"submitted {submission.run_id}")
         if arguments.watch:
@@ -88,9 +89,13 @@ def watch(arguments: argparse.Namespace) -> int:
 def stop(arguments: argparse.Namespace) -> int:
     """Ask a run to stop."""
     with service_finder.connect(arguments) as client:
-        run = client.stop(service_finder.choose_run(client, arguments.run))
-    if run["status"] in ENDED:
+        run_id = service_finder.choose_run(client, arguments.run)
+        had_ended = client.get(run_id)["status"] in ENDED
+        run = client.stop(run_id)
+    if had_ended:
         _out(f"{run['run_id']} has ended already ({run['status']})")
+    elif run["status"] in ENDED:
+        _out(f"{run['run_id']} had not begun, and will not: it is {run['status']}")
     else:
         _out(f"{run['run_id']} stops after the step it is in and keeps a checkpoint in {run['run_dir']}/checkpoints")
     return 0

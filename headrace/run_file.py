@@ -6,12 +6,13 @@ anywhere. Whether the values make sense is the run API's to say; it says it in t
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from shared.errors import UserError
 
-_PATHS = ("model", "dataset_name")
+_PATHS = ("model", "dataset_name", "eval_dataset_name")
 _DATA_FILES = (".jsonl", ".json", ".parquet")
 _FLOAT = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?([eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.\d[\d_]*$")
 
@@ -26,24 +27,60 @@ def read_run_file(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a directory; name the run file in it") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     config: Any = _parse_json(text, path) if path.suffix == ".json" else _parse_yaml(text, path)
     if not isinstance(config, dict) or not config:
         raise UserError(f"{path} must be a table of settings such as `model: NAME`")
     settings = {str(name): value for name, value in cast("dict[object, Any]", config).items()}
+    for name, value in settings.items():
+        _refuse_what_json_has_not(name, value, path)
     return _with_absolute_paths(settings, path.resolve().parent)
+
+
+def _refuse_what_json_has_not(name: str, value: Any, path: Path) -> None:
+    """YAML has dates, infinity and NaN; the run API speaks JSON."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: {name} is {value!r}, which JSON has not; write text in quotes ({error})") from error
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return what ``NAME=VALUE`` texts set, values read as in a YAML run file.
+
+    Raises:
+        UserError: One of them is no such text.
+    """
+    settings: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UserError(f"{text!r} sets nothing; write NAME=VALUE, such as learning_rate=1e-4")
+        settings[name.strip()] = _parse_yaml(value, Path(f"--set {name.strip()}"))
+    return settings
 
 
 def _with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Make paths absolute: what exists beside the file, and what can be nothing else; the rest may be a hub id."""
     for name in _PATHS:
-        value = settings.get(name)
-        if isinstance(value, str) and value:
-            path = directory / Path(value).expanduser()
-            if path.exists() or value.startswith((".", "~")) or path.suffix in _DATA_FILES:
-                settings[name] = str(path.resolve())
+        _make_absolute(settings, name, directory)
+    mixture: Any = settings.get("datasets")
+    if isinstance(mixture, list):
+        for entry in cast("list[object]", mixture):
+            if isinstance(entry, dict):
+                _make_absolute(cast("dict[str, Any]", entry), "path", directory)
     return settings
+
+
+def _make_absolute(settings: dict[str, Any], name: str, directory: Path) -> None:
+    value = settings.get(name)
+    if isinstance(value, str) and value:
+        path = directory / Path(value).expanduser()
+        if path.exists() or value.startswith((".", "~")) or path.suffix in _DATA_FILES:
+            settings[name] = str(path.resolve())
 
 
 def _parse_json(text: str, path: Path) -> Any:

@@ -1,9 +1,10 @@
 """Resolves pyproject.toml once and writes the two lock files: `make lock`.
 
-    pyproject.toml --pip's resolver--> one set of versions --walk--> cpu.txt   all that `make demo` and `make test` run
+    pyproject.toml --pip's resolver--> one set of versions --walk--> cpu.txt   all that `make demo` runs
                                                            --walk--> dev.txt   all that `make check` runs, no torch
+                                                           --walk--> test.txt  what only `make test` and benchmarks run
 
-Both files come from one resolution, so a package has one version in both. The walk starts at our own requirements and
+All files come from one resolution, so a package has one version in all. The walk starts at our own requirements and
 never enters LEFT_OUT; what only those would have brought stays out with them. The files are complete, and installed
 with `pip install --no-deps`. They are made for Linux x86_64 and hold what any of PYTHONS requires, so that they come
 out the same whichever of them runs this.
@@ -29,6 +30,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 CPU_EXTRAS = ["generator-cpu", "rewarder", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
+TEST_EXTRAS = ["report", "oracle"]
 
 LEFT_OUT = {
     "torchvision": "its CUDA build does not load beside the CPU build of torch, and `import vllm` dies of it",
@@ -49,9 +51,14 @@ def main() -> None:
     """Resolve, walk, write."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     build = [*project["build-system"]["requires"], "editables"]  # for `pip install --no-build-isolation -e .`
-    resolved = resolve([f"{ROOT}[{','.join(sorted({*CPU_EXTRAS, *DEV_EXTRAS}))}]", *build])
-    for name, extras, roots in (("cpu", CPU_EXTRAS, build), ("dev", DEV_EXTRAS, [])):
+    resolved = resolve([f"{ROOT}[{','.join(sorted({*CPU_EXTRAS, *DEV_EXTRAS, *TEST_EXTRAS}))}]", *build])
+    cpu: dict[str, str] = {}
+    for name, extras, roots in (("cpu", CPU_EXTRAS, build), ("dev", DEV_EXTRAS, []), ("test", TEST_EXTRAS, [])):
         pins = walk(resolved, [f"headrace[{','.join(extras)}]", *roots])
+        if name == "cpu":
+            cpu = pins
+        if name == "test":
+            pins = {package: pin for package, pin in pins.items() if package not in cpu}
         path = ROOT / "requirements" / f"{name}.txt"
         text = render(name, pins)
         changed = not path.exists() or path.read_text() != text
@@ -123,7 +130,8 @@ def pin_alone(requirement: Requirement) -> str:
 def render(name: str, pins: Mapping[str, str]) -> str:
     """Write torch first: where the index has no CPU build of it, pip finds out before it downloads anything else."""
     what = {
-        "cpu": "Everything `make demo` and `make test` run on a machine without a GPU.",
+        "cpu": "Everything `make demo` runs on a machine without a GPU; `make test` adds dev.txt and test.txt.",
+        "test": "What `make test` and the benchmarks run besides cpu.txt: the oracle, and the libraries of report_to.",
         "dev": "Everything `make check` runs: lint, types, unit tests; no torch, no vLLM. Its test tools join cpu.txt.",
     }[name]
     lines = [f"# {what}", "# Written by `make lock`; complete, so installed with `pip install --no-deps`."]

@@ -102,8 +102,9 @@ class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):
     """A prompt to be completed ``num_generations`` times.
 
     ``group_id`` is the admission number in decimal (``"00000042"``): the same dataset position always gets the same id,
-    so re-reading the dataset can never admit a group twice. ``columns`` holds every other column of the dataset row,
-    as JSON types.
+    so re-reading the dataset can never admit a group twice. Groups of evaluations have ids that are no number
+    (``"eval-0001-00000010-00000003"``); generators and rewarders need not tell them apart. ``columns`` holds every
+    other column of the dataset row, as JSON types.
     """
 
     run_id: str

@@ -5,34 +5,32 @@ refused, and combinations that make no sense are refused with the reason.
 """
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from shared.errors import UserError
+from shared.run_options.data import DataOptions, DatasetSource
+from shared.run_options.from_trl import INSTEAD
+from shared.run_options.keeping import KeepingOptions
+from shared.run_options.lora import LoraOptions
+from shared.run_options.loss import LossOptions
+from shared.run_options.section import Positive
+from shared.run_options.training import TrainingOptions
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
+class RunConfig(LossOptions, TrainingOptions, LoraOptions, DataOptions, KeepingOptions):
+    """One GRPO run. Every field but ``model``, the data set and ``reward_funcs`` has a default."""
 
-class RunConfig(BaseModel):
-    """One GRPO run. Every field but ``model``, ``dataset_name`` and ``reward_funcs`` has a default."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    # What is trained on what
+    # What is trained
     name: str | None = Field(default=None, description="For people; the run id is made by the API")
     model: str = Field(description="Directory or Hugging Face id of a causal language model")
     model_revision: str | None = Field(default=None, description="Git revision of a hub model")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of trainer and generator")
-    dataset_name: str = Field(description="Path of a .jsonl or .parquet file, or a Hugging Face dataset id")
-    dataset_config: str | None = Field(default=None, description="Configuration of a hub data set")
-    dataset_train_split: str = Field(default="train", description="Split of a hub data set")
-    prompt_column: str = Field(default="prompt", description="Column with the text or the messages")
-    shuffle_dataset: bool = Field(default=True, description="Anew in each epoch")
-    seed: int = Field(default=42, ge=0, description="Of the shuffling and of the trainer")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Of the computation and of the generator; master weights are float32"
+    )
 
     # Rewards
     reward_funcs: list[str] = Field(
@@ -43,8 +41,7 @@ class RunConfig(BaseModel):
 
     # Generation
     num_generations: int = Field(default=8, ge=2, le=1024, description="Completions a prompt")
-    max_completion_length: int = Field(default=256, ge=1, description="Tokens")
-    max_prompt_length: int | None = Field(default=None, ge=1, description="Longer prompts are dropped, counted")
+    max_completion_length: int = Field(default=512, ge=1, description="Tokens")
     temperature: float = Field(default=1.0, gt=0, le=10)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, description="0 is off")
@@ -59,44 +56,11 @@ class RunConfig(BaseModel):
         default=False, description="Drop groups whose rewards are all equal (counted) instead of training on them"
     )
 
-    # Optimisation
-    max_steps: int = Field(default=-1, ge=-1, description="Optimizer steps; -1 derives them from num_train_epochs")
-    num_train_epochs: float = Field(default=1.0, gt=0)
-    learning_rate: Positive = Field(default=1e-6)
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = Field(default="linear")
-    warmup_steps: int = Field(default=0, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
-    adam_epsilon: Positive = Field(default=1e-8)
-    max_grad_norm: float = Field(default=1.0, ge=0, description="0 turns clipping off")
-    max_tokens_per_microbatch: int = Field(default=16384, ge=1, description="Padded tokens in one forward pass")
-
-    # Loss
-    loss_type: Literal["dapo"] = Field(default="dapo", description="The other losses of TRL are not available")
-    epsilon: float = Field(default=0.2, gt=0, lt=1)
-    epsilon_high: float | None = Field(default=None, gt=0, description="epsilon if left out")
-    scale_rewards: Literal["group", "none"] = Field(
-        default="group", description="What centred rewards are divided by: the std of their group, or nothing"
-    )
-    mask_truncated_completions: bool = Field(default=False)
-    vllm_importance_sampling_correction: bool = Field(
-        default=True, description="Correct for the generator's logprobs not being the trainer's"
-    )
-    vllm_importance_sampling_cap: Positive = Field(default=3.0, description="Truncation of the importance ratio")
-
     # Weight push
     weight_transport: Literal["auto", "gloo", "nccl"] = Field(
         default="auto", description="How weights travel; auto is nccl where both ends have a GPU, else gloo"
     )
     push_timeout_s: Positive = Field(default=60.0, description="Deadline of one weight push, all of it")
-
-    # Keeping
-    save_steps: int = Field(default=10, ge=1, description="Optimizer steps between checkpoints")
-    save_total_limit: int = Field(
-        default=2, ge=1, description="Checkpoints kept; the older one is for a damaged newer one"
-    )
-    log_rollouts_every_steps: int = Field(default=1, ge=1, description="Steps between entries of the rollout log")
 
     @field_validator("name")
     @classmethod
@@ -123,22 +87,14 @@ class RunConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _the_clip_range_is_not_upside_down(self) -> Self:
-        if self.epsilon_high is not None and self.epsilon_high < self.epsilon:
+    def _staleness_admits_the_last_step_of_a_batch(self) -> Self:
+        steps = self.steps_per_batch()
+        if self.max_staleness < steps - 1:
             raise ValueError(
-                f"epsilon_high={self.epsilon_high} is below epsilon={self.epsilon}; the upper clip is meant to be the "
-                "wider one (DAPO uses 0.2 and 0.28)"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _steps_make_sense(self) -> Self:
-        if self.max_steps == 0:
-            raise ValueError("max_steps=0 trains nothing; use -1 to derive it from num_train_epochs")
-        if 0 < self.max_steps < self.warmup_steps:
-            raise ValueError(
-                f"warmup_steps={self.warmup_steps} is longer than max_steps={self.max_steps}: "
-                "the learning rate would never reach learning_rate"
+                f"num_iterations={self.num_iterations} and steps_per_generation={self.steps_per_generation} make "
+                f"{steps} optimizer steps on one batch: even the freshest group is {steps - 1} steps stale in the last "
+                f"of them, but max_staleness={self.max_staleness}; raise it to at least {steps - 1}, and to "
+                f"{2 * steps - 1} if generation shall go on while a batch is trained"
             )
         return self
 
@@ -152,13 +108,24 @@ class RunConfig(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _lora_goes_with_the_rest(self) -> Self:
+        if self.use_peft and self.sync_ref_model:
+            raise ValueError(
+                "sync_ref_model moves a reference model towards the policy, and use_peft has none: the reference is "
+                "the base with the adapters off. Leave one of them out"
+            )
+        if self.load_in_4bit and self.dtype != "bfloat16":
+            raise ValueError("load_in_4bit needs GPUs, on which adapters are served in bfloat16; set dtype: bfloat16")
+        if self.load_in_4bit and (self.nnodes > 1 or self.nproc_per_node not in ("auto", 1)):
+            raise ValueError(
+                "load_in_4bit trains on one GPU: a base in 4 bits is not sharded. Set nproc_per_node: 1 and nnodes: 1"
+            )
+        return self
+
     def weights(self) -> tuple[float, ...]:
         """Return one weight for each reward function."""
         return tuple(self.reward_weights) if self.reward_weights is not None else (1.0,) * len(self.reward_funcs)
-
-    def clip_range(self) -> tuple[float, float]:
-        """Return (1 - epsilon, 1 + epsilon_high)."""
-        return 1 - self.epsilon, 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
 
 
 def parse_run_config(raw: Any) -> RunConfig:
@@ -178,11 +145,15 @@ def parse_run_config(raw: Any) -> RunConfig:
             where = ".".join(str(part) for part in item["loc"])
             field = field or where or None
             message = item["msg"].removeprefix("Value error, ")
+            own, name = item["loc"][:-1], str(item["loc"][-1]) if item["loc"] else ""
+            known = DatasetSource.model_fields if own and own[0] == "datasets" else RunConfig.model_fields
             if item["type"] == "extra_forbidden":
-                near = difflib.get_close_matches(where, list(RunConfig.model_fields), n=1)
-                message = "there is no such setting" + (f"; did you mean {near[0]}?" if near else "")
-            elif item["type"] == "missing":
-                message = f"is required: {RunConfig.model_fields[where].description or ''}".rstrip(": ")
+                near = difflib.get_close_matches(name, list(known), n=1)
+                instead = INSTEAD.get(name) if known is RunConfig.model_fields else None
+                hint = instead or (f"did you mean {near[0]}?" if near else "")
+                message = f"there is no such setting; {hint}" if hint else "there is no such setting"
+            elif item["type"] == "missing" and name in known:
+                message = f"is required: {known[name].description or ''}".rstrip(": ")
             problems.append((where, message))
         summary = "; ".join(f"{where}: {message}" if where else message for where, message in problems)
         raise UserError(summary, field=field, problems=problems) from error

@@ -25,6 +25,7 @@ from shared.redis_connection import BLOCK_S, TRANSIENT, Redis, call, patiently, 
 log = logging.getLogger(__name__)
 
 _MAX_PENDING = 10_000
+_MAX_RECLAIMED = 256
 
 MAX_DELIVERIES = 4
 """The fourth delivery of an entry is its last; healthy crashes count too, so this is not 2."""
@@ -140,6 +141,11 @@ class StreamConsumer:
             return []
         return [self._delivery(*entry) for entry in entries]
 
+    async def take_what_the_dead_left(self) -> None:
+        """Reclaim until there is nothing to reclaim, so that older entries are read before newer ones."""
+        while await self._reclaim_from_the_dead(_MAX_RECLAIMED):
+            pass
+
     def settled(self, entry_id: str) -> None:
         """Forget an entry that was handed off, buried or acked."""
         self._in_hand.discard(entry_id)
@@ -175,7 +181,8 @@ class StreamConsumer:
                 self._redelivered += [self._delivery(*_entry(raw)) for raw in found]
         self._has_lost_a_reply = False
 
-    async def _reclaim_from_the_dead(self, count: int) -> None:
+    async def _reclaim_from_the_dead(self, count: int) -> bool:
+        """Return whether there was anything to reclaim."""
         try:
             # Asked once: the second answer to a lost reply would be empty, though the entries are ours since the first.
             claimed = await call(
@@ -188,11 +195,12 @@ class StreamConsumer:
         except UnavailableError as error:
             log.warning("looking for entries of dead consumers failed: %s", error)
             self._has_lost_a_reply = True
-            return
+            return False
         entries = [_entry(entry) for entry in claimed if entry is not None and entry[1]]
         if entries:
             log.warning("reclaimed %d entries of dead consumers from %s", len(entries), self.stream)
         await self._redeliver(entries)
+        return bool(entries)
 
     async def _redeliver(self, entries: list[tuple[str, str, bytes]]) -> None:
         for entry in entries:

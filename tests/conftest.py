@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import platform
 import socket
 import subprocess
@@ -16,6 +17,10 @@ from shared.keys import RunKeys
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
+
+# Models here are so small that a second thread costs more than it computes, many times more on a machine with other
+# work. Read when torch is loaded, which is after this; processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def server_binary() -> Path:

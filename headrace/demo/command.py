@@ -11,10 +11,11 @@ directory.
 import argparse
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from headrace.client import HeadraceClient
 from headrace.demo import task
 from headrace.demo.outcome import Outcome, make_outcome, trained_groups
 from headrace.demo.settings import RUN_OPTIONS
+from headrace.run_file import parse_settings
 from headrace.run_watch import RunWatch
 from headrace.service_specs import UpSettings
 from headrace.state_dir import DEFAULT_STATE_DIR, StateDir
@@ -56,6 +58,7 @@ class Prepared:
 def demo(arguments: argparse.Namespace) -> int:
     """Run the demo; return 0 only if the model improved and nothing was lost on the way."""
     began_at = time.monotonic()
+    overrides = parse_settings(arguments.settings)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPE_WIDTH)
@@ -63,7 +66,7 @@ def demo(arguments: argparse.Namespace) -> int:
     settings = UpSettings(state_dir=directory)
     console.print(f"[bold]headrace demo[/]  seed {arguments.seed}, no GPU needed; everything is kept in {directory}")
     with _services(settings, keep=arguments.keep, console=console) as process:
-        prepared = _prepare(directory, seed=arguments.seed, console=console)
+        prepared = _prepare(directory, overrides, warmed_up=arguments.model, seed=arguments.seed, console=console)
         endpoint = cli_up.wait_until_up(settings, process)
         with HeadraceClient(endpoint.api_url, StateDir(directory).keys().api_key) as client:
             run_id = _submit(client, prepared, console)
@@ -112,7 +115,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def _prepare(directory: Path, *, seed: int, console: Console) -> Prepared:
+def _prepare(
+    directory: Path, overrides: Mapping[str, Any], *, warmed_up: Path | None, seed: int, console: Console
+) -> Prepared:
     """Make the data, the tokenizer and a model that is right some of the time, while the services start."""
     started = time.monotonic()
     model_dir, run_file, train_file = (directory / "demo" / name for name in ("model", "run.json", "train.jsonl"))
@@ -124,6 +129,31 @@ def _prepare(directory: Path, *, seed: int, console: Console) -> Prepared:
         torch, transformers_logging = _quiet_torch()
         # A small model trains no faster on two threads, and five times slower when the other core is busy.
         torch.set_num_threads(1)
+    if warmed_up is None:
+        num_steps = _warm_up(model_dir, splits, transformers_logging, seed=seed, console=console)
+    else:
+        _copy_model(warmed_up, model_dir)
+        num_steps = 0
+    own: dict[str, Any] = {
+        **RUN_OPTIONS,
+        "name": f"demo-seed-{seed}",
+        "model": str(model_dir),
+        "dataset_name": str(train_file),
+        "reward_funcs": [REWARD],
+        "seed": seed,
+    }
+    config = {name: value for name, value in {**own, **overrides}.items() if value is not None}
+    run_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    seconds = time.monotonic() - started
+    if warmed_up is None:
+        console.print(f"warm-up: {num_steps} steps of imitation in {seconds:.0f} s, then it is stopped on purpose")
+    else:
+        console.print(f"warm-up: that of {warmed_up}", highlight=False)
+    return Prepared(splits, model_dir, run_file, seconds)
+
+
+def _warm_up(model_dir: Path, splits: task.Splits, transformers_logging: Any, *, seed: int, console: Console) -> int:
+    """Make a model that is right some of the time; returns how many steps of imitation that took."""
     from headrace.demo.warmup import WarmupProgress, warm_up
 
     with console.status("warm-up: imitating a careless teacher") as status:
@@ -139,18 +169,14 @@ def _prepare(directory: Path, *, seed: int, console: Console) -> Prepared:
             last = warm_up(model_dir, splits, seed=seed, on_progress=show)
         except RuntimeError as error:
             raise UserError(f"the warm-up failed: {error}") from error
-    config = {
-        **RUN_OPTIONS,
-        "name": f"demo-seed-{seed}",
-        "model": str(model_dir),
-        "dataset_name": str(train_file),
-        "reward_funcs": [REWARD],
-        "seed": seed,
-    }
-    run_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    seconds = time.monotonic() - started
-    console.print(f"warm-up: {last.step} steps of imitation in {seconds:.0f} s, then it is stopped on purpose")
-    return Prepared(splits, model_dir, run_file, seconds)
+    return last.step
+
+
+def _copy_model(source: Path, target: Path) -> None:
+    """Take the model that an earlier demo of the same seed has warmed up."""
+    if not (source / "config.json").is_file():
+        raise UserError(f"{source} holds no model; an earlier demo keeps its own in STATE_DIR/demo/model")
+    shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def _quiet_torch() -> tuple[Any, Any]:

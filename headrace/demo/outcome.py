@@ -7,6 +7,7 @@ come from: a group that is in neither place is lost, whatever the record says.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ class Outcome:
     warmup_seconds: float
     run_seconds: float
     steps: int
+    batches: int
+    takes_turns: bool
+    """Whether max_staleness leaves no room for generation to go on while a batch is trained."""
     staleness_mean: float
     staleness_max: float
     pushes: int
@@ -62,15 +66,15 @@ class Outcome:
             )
         if not self.pushes or self.pushes_confirmed != self.pushes:
             found.append(f"only {self.pushes_confirmed} of {self.pushes} weight pushes were confirmed by the generator")
-        elif self.pushes_confirmed <= self.steps:
-            found.append(f"{self.pushes_confirmed} confirmed pushes are too few for {self.steps + 1} policy versions")
+        elif self.pushes_confirmed <= self.batches:
+            found.append(f"{self.pushes_confirmed} confirmed pushes are too few for {self.batches + 1} policy versions")
         if self.groups_left_over:
             found.append(f"{self.groups_left_over} prompt groups were still under way when the run finished")
         if self.groups_lost:
             found.append(f"{self.groups_lost} of {self.groups_admitted} prompt groups were lost")
         if self.groups_trained_twice:
             found.append(f"{self.groups_trained_twice} prompt groups were trained twice")
-        if self.staleness_max <= 0:
+        if self.staleness_max <= 0 and not self.takes_turns:
             found.append("no group was ever stale: generation and training took turns instead of overlapping")
         return found
 
@@ -109,6 +113,8 @@ def make_outcome(
     admitted, distinct = int(progress["groups_admitted"]), len(set(trained))
     dropped = sum(int(number) for number in progress["groups_dropped"].values())
     before, after = accuracy
+    config = cast("dict[str, Any]", run["config"])
+    steps_per_batch = int(config["num_iterations"]) * int(config["steps_per_generation"])
     return Outcome(
         seed=seed,
         status=str(run["status"]),
@@ -118,6 +124,8 @@ def make_outcome(
         warmup_seconds=warmup_seconds,
         run_seconds=float(run["ended_at_s"] or 0.0) - float(run["started_at_s"] or 0.0),
         steps=int(progress["step"]),
+        batches=math.ceil(int(progress["step"]) / steps_per_batch),
+        takes_turns=int(config["max_staleness"]) + 1 < 2 * steps_per_batch,
         staleness_mean=_mean(metrics, "staleness/mean"),
         staleness_max=max(_values(metrics, "staleness/max"), default=0.0),
         pushes=int(progress["pushes"]),

@@ -1,7 +1,8 @@
 """The demo's hyperparameters, under TRL's names where TRL has the option.
 
 Chosen with a single-process simulation of the run in which the sampling policy was 2 or 4 steps stale. A small batch is
-enough because the warmed-up policy is right in some completions of most groups.
+enough because the warmed-up policy is right in some completions of most groups. Importance weights are cut token by
+token: a run this short cannot spare the completions that a mask over whole sequences would leave out.
 """
 
 from headrace.demo.task import MAX_ANSWER_TOKENS
@@ -22,7 +23,8 @@ RUN_OPTIONS: dict[str, float | int | str] = {
     "loss_type": "dapo",
     "epsilon": 0.2,
     "epsilon_high": 0.28,
-    "vllm_importance_sampling_cap": 2.0,
+    "vllm_importance_sampling_mode": "token_truncate",
+    "vllm_importance_sampling_clip_max": 2.0,
     "scale_rewards": "group",
     "max_staleness": 2,
 }

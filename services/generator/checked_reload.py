@@ -16,6 +16,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
 
+from services.generator.adapter_reload import AdapterReload
+
+
+def start_reload(vllm_config: Any, model: Any) -> "CheckedReload | AdapterReload":
+    """Return a reload that has started: of the adapters, if the engine serves some, else of the model."""
+    reload = CheckedReload(model, vllm_config.model_config) if vllm_config.lora_config is None else AdapterReload(model)
+    reload.start()
+    return reload
+
 
 class CheckedReload:
     """One reload of one model.

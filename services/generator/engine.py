@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from services.generator.adapter import serving_request
 from services.generator.engine_spec import EngineSpec, check_engine_args, refuse_auto_map
 from services.generator.rollouts import Completion
 from shared.errors import HeadraceError, MessageError, UserError
@@ -39,6 +40,8 @@ class Engine:
     def __init__(self, client: Any, spec: EngineSpec) -> None:
         self.client = client
         self.spec = spec
+        self.lora_request = serving_request(spec.adapter)
+        """What every request must come with: the run's adapter, None if it has none."""
 
     @property
     def is_dead(self) -> bool:
@@ -61,7 +64,9 @@ class Engine:
         params = SamplingParams(**sampling_arguments(config, num_completions=num_completions))
         final: Any = None
         try:
-            async for output in self.client.generate({"prompt_token_ids": list(prompt_ids)}, params, request_id):
+            async for output in self.client.generate(
+                {"prompt_token_ids": list(prompt_ids)}, params, request_id, lora_request=self.lora_request
+            ):
                 final = output
         except VLLMClientError as error:
             raise MessageError(f"the model cannot take this prompt of {len(prompt_ids)} tokens: {error}") from error
@@ -163,6 +168,8 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
         config = AsyncEngineArgs(**args).create_engine_config()
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"vLLM refuses {spec.model}: {_first_line(error)}", field="model") from error
+    if spec.adapter is not None:
+        _check_adapters(config.model_config)
     try:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     except RuntimeError as error:
@@ -184,6 +191,18 @@ def _check_model(spec: EngineSpec) -> int | None:
     refuse_auto_map(tokenizer_config, where=f"tokenizer_config.json of {spec.model}")
     longest = config.get("max_position_embeddings")
     return longest if isinstance(longest, int) else None
+
+
+def _check_adapters(model_config: Any) -> None:
+    """Raise UserError for a model that vLLM serves no adapters of; it would say so while the engine starts, and die."""
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    model_class, architecture = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
+    if not supports_lora(model_class):
+        raise UserError(
+            f"vLLM serves no adapters of {architecture}; leave use_peft out, and all weights are trained",
+            field="use_peft",
+        )
 
 
 def _completion(output: Any) -> Completion:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from services.generator.adapter import AdapterSpec, check_can_serve
 from services.generator.vllm_plugin import backend_for
 from shared.errors import UserError
 from shared.run_config import RunConfig
@@ -17,6 +18,10 @@ RESERVED_ENGINE_ARGS = frozenset(
         "logprobs_mode",
         "generation_config",
         "weight_transfer_config",
+        "enable_lora",
+        "max_lora_rank",
+        "max_loras",
+        "max_cpu_loras",
         "seed",
     }
 )
@@ -32,6 +37,7 @@ class EngineSpec:
     dtype: str
     max_model_len: int | None
     weight_backend: str
+    adapter: AdapterSpec | None = None
 
     def engine_args(self, extra: Mapping[str, Any], *, has_cuda: bool) -> dict[str, Any]:
         """Return the arguments of vLLM's AsyncEngineArgs; ``extra`` wins."""
@@ -53,6 +59,8 @@ class EngineSpec:
             # Compilation on CPU needs a C++ compiler and makes the first requests take seconds.
             "enforce_eager": not has_cuda,
         }
+        if self.adapter is not None:
+            args |= self.adapter.engine_args()
         return args | dict(extra)
 
 
@@ -60,12 +68,13 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
     """Return what the run needs.
 
     Raises:
-        UserError: This replica has no GPU, and the run insists on one.
+        UserError: This replica has no GPU, and the run insists on one; or it has, and cannot serve the run there.
     """
     if config.weight_transport == "nccl" and not has_cuda:
         raise UserError(
             "weight_transport is nccl, but this generator runs on CPU; use auto or gloo", field="weight_transport"
         )
+    check_can_serve(config, has_cuda=has_cuda)
     longest = None if config.max_prompt_length is None else config.max_prompt_length + config.max_completion_length
     return EngineSpec(
         model=config.model,
@@ -73,6 +82,7 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
         dtype=config.dtype,
         max_model_len=longest,
         weight_backend=backend_for(config.weight_transport, has_cuda=has_cuda),
+        adapter=AdapterSpec.of(config),
     )
 
 

@@ -10,7 +10,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from services.generator.checked_reload import CheckedReload
+from services.generator.adapter_reload import AdapterReload
+from services.generator.checked_reload import CheckedReload, start_reload
 from services.generator.gloo_wire import TrainerGroup
 
 
@@ -28,16 +29,17 @@ class GlooInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """What is about to arrive, in order."""
+    """What is about to arrive, in order. ``adapter`` are the arguments of ``AdapterReload.announce``."""
 
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
     timeout_s: float
+    adapter: dict[str, Any] | None = None
 
 
 class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
-    """Receives whole models from the trainer and loads them in place."""
+    """Receives whole models, or adapters, from the trainer and loads them in place."""
 
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
@@ -46,7 +48,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         super().__init__(config, vllm_config, device, model)
         self._group: TrainerGroup | None = None
         self._buffer_bytes = 0
-        self._reload: CheckedReload | None = None
+        self._reload: CheckedReload | AdapterReload | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Enter the trainer's communicator; blocks until every rank is there or ``timeout_s`` has passed."""
@@ -63,8 +65,7 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
 
     def start_weight_update(self) -> None:
         """Prepare the model for a complete set of weights."""
-        self._reload = CheckedReload(self.model, self.model_config)
-        self._reload.start()
+        self._reload = start_reload(self.vllm_config, self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive everything. vLLM's own version would wait for an accelerator, which may not be there."""
@@ -74,6 +75,8 @@ class GlooWeightTransferEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo
         """Receive and load chunk by chunk, then check that nothing is missing."""
         if self._group is None or self._reload is None:
             raise RuntimeError("weights were announced before this worker entered a communicator")
+        if isinstance(self._reload, AdapterReload):
+            self._reload.announce(**(update_info.adapter or {}))
         dtypes = [getattr(torch, name) for name in update_info.dtype_names]
         chunks = self._group.receive_chunks(
             zip(update_info.names, dtypes, update_info.shapes, strict=True),

@@ -5,31 +5,44 @@ does not end, weight_receiver.py ends the process.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
 
-from services.generator.checked_reload import CheckedReload
+from services.generator.adapter_reload import AdapterReload
+from services.generator.checked_reload import CheckedReload, start_reload
+
+
+@dataclass
+class NcclUpdateInfo(NCCLWeightTransferUpdateInfo):
+    """What is about to arrive, in order. ``adapter`` are the arguments of ``AdapterReload.announce``."""
+
+    adapter: dict[str, Any] | None = None
 
 
 class NcclWeightTransferEngine(NCCLWeightTransferEngine):
-    """Receives whole models from the trainer and loads them in place."""
+    """Receives whole models, or adapters, from the trainer and loads them in place."""
+
+    update_info_cls = NcclUpdateInfo
 
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._reload: CheckedReload | None = None
+        self._reload: CheckedReload | AdapterReload | None = None
 
     def start_weight_update(self) -> None:
         """Prepare the model for a complete set of weights."""
-        self._reload = CheckedReload(self.model, self.model_config)
-        self._reload.start()
+        self._reload = start_reload(self.vllm_config, self.model)
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         """Receive and load chunk by chunk, then check that nothing is missing."""
         if self.model_update_group is None or self._reload is None:
             raise RuntimeError("weights were announced before this worker entered a communicator")
+        if isinstance(self._reload, AdapterReload):
+            assert isinstance(update_info, NcclUpdateInfo)
+            self._reload.announce(**(update_info.adapter or {}))
 
         def expected() -> Iterator[tuple[str, tuple[list[int], torch.dtype]]]:
             for name, dtype_name, shape in zip(

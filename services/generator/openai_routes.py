@@ -88,6 +88,7 @@ class _Client:
 
     def __init__(self, engine: Engine) -> None:
         self._client = engine.client
+        self._lora_request = engine.lora_request
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -98,4 +99,5 @@ class _Client:
 
         if current_platform.is_cpu() and sampling_params.seed is not None:
             raise VLLMValidationError("seed is not supported on CPU, where it would end the engine", parameter="seed")
+        kwargs["lora_request"] = self._lora_request
         return self._client.generate(prompt, sampling_params, *args, **kwargs)  # type: ignore[no-any-return]

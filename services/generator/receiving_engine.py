@@ -2,6 +2,9 @@
 
     enter --> hold, start, receive --> finish, read back, resume      or: leave
 
+Adapters are put in place by the end of ``receive``: vLLM's own update, which drops all adapters when it ends, is over
+by then. What decides what is served is the hold, and only ``finish`` names a new version.
+
 Some calls leave the engine neither in an update nor out of it when they fail, and a worker that is stuck in any of them
 cannot be recalled. Both are fatal: only a new process helps, and whoever owns this one is told.
 """
@@ -10,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from services.generator.adapter import AdapterSpec, adapter_directory, loading_request
 from services.generator.vllm_plugin import GLOO_BACKEND, NCCL_BACKEND
 from shared.control import BeginRequest, JoinRequest, Transport
 from shared.errors import PushError, UnavailableError
@@ -41,8 +45,16 @@ class ReceivingEngine(Protocol):
         """End the update, and name what is held now."""
         ...
 
+    async def update_weight_version(self, new_version: str) -> None:
+        """Name what is held now."""
+        ...
+
     async def get_weight_version(self) -> str:
         """Return that name."""
+        ...
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Load an adapter."""
         ...
 
 
@@ -51,14 +63,23 @@ class GuardedEngine:
 
     Args:
         engine: vLLM's.
+        adapter: What it serves adapters of; None if whole models arrive.
         grace_s: How long past its own deadline a call may take before the engine counts as stuck.
         on_fatal: Told why, once nothing can be done with the engine any more.
 
     Every call raises PushError if it failed, and UnavailableError if that was fatal.
     """
 
-    def __init__(self, engine: ReceivingEngine, *, grace_s: float, on_fatal: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        engine: ReceivingEngine,
+        *,
+        adapter: AdapterSpec | None = None,
+        grace_s: float,
+        on_fatal: Callable[[str], None],
+    ) -> None:
         self._engine = engine
+        self._adapter = adapter
         self._grace_s = grace_s
         self._on_fatal = on_fatal
 
@@ -103,13 +124,22 @@ class GuardedEngine:
         info: dict[str, Any] = {"names": body.names, "dtype_names": body.dtype_names, "shapes": body.shapes}
         if self.transport == "gloo":
             info["timeout_s"] = body.timeout_s
-        call = self._engine.collective_rpc("update_weights", kwargs={"update_info": info})
-        await self._call("receiving weights", call, timeout_s=body.timeout_s)
+        if self._adapter is None:
+            await self._receive(info, timeout_s=body.timeout_s)
+            return
+        with adapter_directory() as directory:
+            info["adapter"] = {"directory": str(directory), "config": self._adapter.peft_config()}
+            await self._receive(info, timeout_s=body.timeout_s)
+            await self._call("ending vLLM's update", self._engine.finish_weight_update(None), is_fatal=True)
+            await self._call("loading the adapter", self._engine.add_lora(loading_request(directory)))
 
     async def finish(self, policy_version: int | None) -> None:
         """End the update and, if there is one, take on the version."""
         label = None if policy_version is None else str(policy_version)
-        await self._call("finishing the update", self._engine.finish_weight_update(label), is_fatal=True)
+        if self._adapter is None:
+            await self._call("finishing the update", self._engine.finish_weight_update(label), is_fatal=True)
+        elif label is not None:
+            await self._call("naming the version", self._engine.update_weight_version(label), is_fatal=True)
         if label is None:
             return
         read_back = await self._call("reading the version back", self._engine.get_weight_version(), is_fatal=True)
@@ -124,6 +154,10 @@ class GuardedEngine:
         """Have every worker leave the communicator; not in an update."""
         call = self._engine.collective_rpc("shutdown_weight_transfer_engine")
         await self._call("leaving the communicator", call, is_fatal=True)
+
+    async def _receive(self, info: dict[str, Any], *, timeout_s: float) -> None:
+        call = self._engine.collective_rpc("update_weights", kwargs={"update_info": info})
+        await self._call("receiving weights", call, timeout_s=timeout_s)
 
     async def _call(
         self,

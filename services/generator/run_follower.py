@@ -13,6 +13,7 @@ import contextlib
 import logging
 from typing import Any, Protocol
 
+from services.generator.adapter import AdapterSpec
 from services.generator.engine import Engine, EngineDiedError, start_engine
 from services.generator.engine_spec import EngineSpec, spec_for
 from services.generator.generation_loop import GenerationLoop, WeightGate
@@ -38,7 +39,7 @@ class Receiver(WeightGate, Protocol):
         """Whether decoding is held for a push."""
         ...
 
-    def attach(self, engine: Any, *, run_id: str, model: str, dtype: str) -> None:
+    def attach(self, engine: Any, *, run_id: str, model: str, dtype: str, adapter: AdapterSpec | None) -> None:
         """Receive this run's weights into ``engine``; nothing is held yet."""
         ...
 
@@ -135,7 +136,13 @@ class RunFollower:
                 self._state.wait_for("this run's model cannot be loaded", detail=str(error))
                 await self._until_over(record.run_id)
                 return
-            self._receiver.attach(engine.client, run_id=record.run_id, model=config.model, dtype=config.dtype)
+            self._receiver.attach(
+                engine.client,
+                run_id=record.run_id,
+                model=config.model,
+                dtype=config.dtype,
+                adapter=engine.spec.adapter,
+            )
             self._state.serve()
             try:
                 await self._generate(record.run_id, keys, config, engine)

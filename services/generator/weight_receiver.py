@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from services.generator.adapter import AdapterSpec
 from services.generator.receiving_engine import GuardedEngine, ReceivingEngine
 from shared.control import AbortRequest, BeginRequest, CommitReply, CommitRequest, JoinRequest, ReplicaInfo
 from shared.errors import HeadraceError, PushError, UnavailableError
@@ -87,9 +88,11 @@ class WeightReceiver:
         """Whether decoding is held."""
         return self._is_held
 
-    def attach(self, engine: ReceivingEngine, *, run_id: str, model: str, dtype: str) -> None:
-        """Receive for ``run_id`` into ``engine``, which has just loaded ``model``."""
-        self._engine = GuardedEngine(engine, grace_s=self._grace_s, on_fatal=self._die)
+    def attach(
+        self, engine: ReceivingEngine, *, run_id: str, model: str, dtype: str, adapter: AdapterSpec | None = None
+    ) -> None:
+        """Receive for ``run_id`` into ``engine``, which has just loaded ``model``: whole models, or adapters to it."""
+        self._engine = GuardedEngine(engine, adapter=adapter, grace_s=self._grace_s, on_fatal=self._die)
         self._run_id, self._model, self._dtype = run_id, model, dtype
         self._reset()
         self._notify()

@@ -38,9 +38,13 @@ def accuracy_reward(
     **_columns: object,
 ) -> list[Verdict]:
     """1.0 if the completion's LaTeX answer equals the gold answer, 0.0 if not (math-verify)."""
-    golds = solution if solution is not None else answer
-    if golds is None:
+    if solution is None and answer is None:
         raise CallError("needs the gold answers in a column 'solution' or 'answer', and there is neither")
+    nothing: list[object] = [None] * len(completions)
+    # In a mixture of data sets with different names for it, the column a row does not have is null.
+    golds = [
+        left if left is not None else right for left, right in zip(solution or nothing, answer or nothing, strict=True)
+    ]
     judged: dict[tuple[str, str], Verdict] = {}
     num_timeouts = 0
     verdicts: list[Verdict] = []

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.parse_args(arguments)
     # Only now, so that --help does not wait for what the service needs.
-    from services.trainer.service import run_service
+    from services.trainer.run_api.service import run_service
 
     return run_service()
 

@@ -30,6 +30,14 @@ class TrainerSettings(ServiceSettings):
     last_backoff_s: float = Field(default=10.0, gt=0, description="Longest pause before a restart")
     supervise_every_s: float = Field(default=1.0, gt=0, description="How often a run's record is looked at")
 
+    collective_timeout_s: float = Field(
+        default=600.0, gt=0, description="Deadline of whatever several training ranks do together"
+    )
+    rendezvous_endpoint: str = Field(
+        default="",
+        description="HOST:PORT of this machine at which training ranks on other machines find its own; for nnodes > 1",
+    )
+
     push_address: str = Field(
         default="127.0.0.1", description="Address of this host at which generators reach the communicator of the push"
     )
@@ -74,6 +82,7 @@ class TrainerSettings(ServiceSettings):
             "HEADRACE_RUNS_DIR": str(self.runs_dir),
             "HEADRACE_REPLICA_ID": self.replica_id,
             "HEADRACE_PUSH_ADDRESS": self.push_address,
+            "HEADRACE_COLLECTIVE_TIMEOUT_S": str(self.collective_timeout_s),
             "HEADRACE_REDIS_PATIENCE_S": str(self.redis_patience_s),
             "HEADRACE_LOG_LEVEL": self.log_level,
             **self.rank_env,

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from services.trainer.service import http_server
-from services.trainer.trainer_api import TrainerApi
+from services.trainer.run_api.service import http_server
+from services.trainer.run_api.trainer_api import TrainerApi
 
 KEY = "a-key-for-tests"
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
-from services.trainer.trainer_api import TrainerApi, make_api
 from shared.redis_connection import Redis
 from tests.api.api_rig import KEY, DatasetFile, FakeRewarder, serving
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
-from services.trainer.trainer_api import TrainerApi, make_api
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_store import RunStore

@@ -26,6 +26,15 @@ async def test_metrics_come_in_pages_of_steps(client: httpx.AsyncClient, run_dir
     assert rest["next_after_step"] is None
 
 
+async def test_evaluations_come_in_pages_of_the_steps_they_began_at(client: httpx.AsyncClient, run_dir: Path) -> None:
+    (run_dir / "evaluations.jsonl").write_text("".join(f'{{"step": {n}, "eval_reward": 0.5}}\n' for n in (0, 10, 20)))
+    path = f"/v1/runs/{run_dir.name}/evaluations"
+    first = (await client.get(path, params={"limit": 2})).json()
+    assert [line["step"] for line in first["evaluations"]] == [0, 10]
+    rest = (await client.get(path, params={"after_step": first["next_after_step"]})).json()
+    assert rest == {"evaluations": [{"step": 20, "eval_reward": 0.5}], "next_after_step": None}
+
+
 async def test_a_run_without_metrics_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
     assert (await client.get(f"/v1/runs/{run_dir.name}/metrics")).json() == {"metrics": [], "next_after_step": None}
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from services.trainer.api import create_app
-from services.trainer.trainer_api import TrainerApi
+from services.trainer.run_api.api import create_app
+from services.trainer.run_api.trainer_api import TrainerApi
 from shared.keys import GENERATORS, REWARDERS, RunKeys
 from shared.lease import renew
 from shared.redis_connection import Redis, call

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from services.trainer.run_validation import RunValidator
+from services.trainer.run_api.run_validation import RunValidator
+from services.trainer.run_api.trainer_api import make_api
 from services.trainer.settings import TrainerSettings
-from services.trainer.trainer_api import make_api
 from shared.keys import RUNS, RunKeys
 from shared.redis_connection import Redis
 from tests.api.api_rig import KEY, DatasetFile, FakeRewarder, serving
@@ -124,6 +124,48 @@ async def test_a_row_without_a_prompt_is_refused_with_its_line(
     assert "1 of 11 rows cannot be used" in errors["dataset_name"]
     assert "line 11" in errors["dataset_name"]
     assert "'prompt'" in errors["dataset_name"]
+
+
+async def test_a_dry_run_counts_each_data_set_of_a_mixture_and_the_evaluation_set(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
+) -> None:
+    first, second, held_out = dataset.path, dataset.path.with_name("second.jsonl"), dataset.path.with_name("test.jsonl")
+    second.write_text('{"prompt": "3 + 3 =", "answer": "6"}\n' * 5)
+    held_out.write_text('{"prompt": "4 + 4 =", "solution": "8"}\n' * 3)
+    del run["dataset_name"]
+    mixed = run | {
+        "datasets": [{"path": str(first), "fraction": 3.0}, {"path": str(second), "fraction": 1.0}],
+        "eval_dataset_name": str(held_out),
+        "eval_steps": 2,
+    }
+    reply = await client.post("/v1/runs", params={"dry_run": "1"}, json=mixed)
+    assert reply.status_code == 200, reply.text
+    derived = reply.json()["derived"]
+    assert derived["datasets"] == [f"{first}: 10 rows, 0.75 of the prompts", f"{second}: 5 rows, 0.25 of the prompts"]
+    assert derived["num_rows"] == 15
+    assert derived["epoch_prompts"] == 13  # 10 rows are three quarters of 13.3
+    assert derived["columns"] == ["answer", "prompt", "solution", "source"]
+    assert derived["eval_prompts"] == 3
+
+
+async def test_what_is_wrong_with_a_data_set_is_said_of_the_setting_that_names_it(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
+) -> None:
+    torn = dataset.path.with_name("torn.jsonl")
+    torn.write_text('{"prompt": "1 + 1 ="}\n{"prompt"\n')
+    path = str(dataset.path)
+    del run["dataset_name"]
+    errors = await refusal(client, run | {"datasets": [{"path": path}, {"path": "more.jsonl"}]})
+    assert list(errors) == ["datasets.1"]
+    assert "neither an absolute path nor a Hugging Face id" in errors["datasets.1"]
+    errors = await refusal(client, run | {"datasets": [{"path": path}, {"path": str(torn)}]})
+    assert list(errors) == ["datasets.1"]
+    assert "1 of 2 rows cannot be used" in errors["datasets.1"]
+    evaluated = {"dataset_name": path, "eval_steps": 1}
+    errors = await refusal(client, run | evaluated | {"eval_dataset_name": str(torn)})
+    assert list(errors) == ["eval_dataset_name"]
+    errors = await refusal(client, run | evaluated | {"eval_dataset_name": "/nowhere/test.jsonl"})
+    assert errors == {"eval_dataset_name": "there is no file /nowhere/test.jsonl"}
 
 
 async def test_an_empty_dataset_is_refused(client: httpx.AsyncClient, run: Run, dataset: DatasetFile) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
-from services.trainer.trainer_api import TrainerApi, make_api
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import Progress, RunRecord

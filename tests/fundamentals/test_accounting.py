@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from services.trainer.admission import Admission
-from services.trainer.batch_builder import BatchBuilder
-from services.trainer.ledger import DEAD_LETTER, Ledger, group_id
-from services.trainer.reconcile import check_not_fenced, missing_groups, take_over
-from services.trainer.scored_groups import ScoredGroups
+from services.trainer.loop.admission import Admission
+from services.trainer.loop.batch_builder import BatchBuilder
+from services.trainer.loop.group_ids import group_id
+from services.trainer.loop.ledger import DEAD_LETTER, Ledger
+from services.trainer.loop.reconcile import check_not_fenced, missing_groups, take_over
+from services.trainer.loop.scored_groups import ScoredGroups
 from shared.errors import FencedError, StateLostError, UserError
 from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
 from shared.lease import renew
@@ -95,13 +96,14 @@ class Trainer:
         return trainer
 
     async def receive(self) -> None:
-        for waiting in await self.scored.receive(block_s=0.05):
+        await self.scored.receive(block_s=0.05)
+        while (waiting := self.scored.consider()) is not None:
             self.batches.judge(waiting)
 
     async def step(self) -> list[int]:
         """Train what is there; returns the numbers of the groups."""
         await self.receive()
-        batch = self.batches.choose(policy_version=0, started={})
+        batch = self.batches.choose(policy_version=0, started={}, num_steps_left=4)
         self.batches.take(batch)
         return [group.waiting.number for group in batch.groups]
 
@@ -131,7 +133,7 @@ async def test_an_entry_is_acked_only_after_a_checkpoint_holds_its_group(
     assert await trainer.step() == [0, 1]
     assert await redis.xlen(run_keys.scored) == 2, "trained, but no checkpoint yet"
 
-    await trainer.scored.ack()  # what the loop does right after save_checkpoint
+    await trainer.scored.ack(trainer.scored.settled())  # what the loop does right after save_checkpoint
 
     assert await redis.xlen(run_keys.scored) == 0
     for stream in (run_keys.prompts, run_keys.completions, run_keys.scored):
@@ -167,7 +169,7 @@ async def test_a_trainer_that_died_between_checkpoint_and_ack_trains_nothing_twi
     successor = await Trainer.start(redis, run_keys, run_config, checkpoint=checkpoint)
 
     assert await successor.step() == []
-    await successor.scored.ack()
+    await successor.scored.ack(successor.scored.settled())
     assert await redis.xlen(run_keys.scored) == 0
     assert (successor.ledger.num_trained, successor.ledger.num_in_flight) == (2, 0)
 
@@ -181,7 +183,7 @@ async def test_resuming_from_an_older_checkpoint_admits_again_what_was_acked_sin
     await generate(redis, run_keys)
     await score(redis, run_keys)
     assert await trainer.step() == [0, 1]
-    await trainer.scored.ack()  # after the newer checkpoint, which now turns out to be damaged
+    await trainer.scored.ack(trainer.scored.settled())  # after the newer checkpoint, which now turns out to be damaged
 
     successor = await Trainer.start(redis, run_keys, run_config, checkpoint=older)
     assert successor.admission.num_unadmitted == 2
@@ -232,7 +234,7 @@ async def test_an_old_trainer_that_wakes_up_can_neither_admit_nor_ack(
     with pytest.raises(FencedError):
         await old.admission.admit(1)
     with pytest.raises(FencedError):
-        await old.scored.ack()
+        await old.scored.ack(old.scored.settled())
     with pytest.raises(FencedError, match="epoch 1 of run run-test was superseded by 2"):
         await check_not_fenced(redis, run_keys, 1)  # asked before every checkpoint
     await check_not_fenced(redis, run_keys, 2)

@@ -180,7 +180,8 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert generator.ended(within_s=10) == 0, generator.log.read_text()
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
     assert await redis.hkeys(keys.generators) == []
-    assert not survivors_of(second_engine, within_s=0)
+    # Killed they are by now; that the kernel has let go of them may take it a moment.
+    assert not survivors_of(second_engine, within_s=5)
 
 
 async def test_no_child_survives_a_generator_that_was_killed(

@@ -108,13 +108,15 @@ def test_a_run_is_submitted_shown_waiting_stopped_and_watched_to_its_end(rig: La
     listed = headrace(rig, "runs").stdout
     assert run_id in listed
     assert "running" in listed
+    queued = headrace(rig, "submit", run_file(project, GOOD)).stdout.splitlines()[-2].removeprefix("submitted ")
+    assert "had not begun" in headrace(rig, "stop", queued).stdout
     stopped = headrace(rig, "stop", run_id)
     assert "keeps a checkpoint" in stopped.stdout
-    watched = headrace(rig, "watch")
+    watched = headrace(rig, "watch", run_id)
     assert watched.returncode == 0, watched.stderr
     assert watched.stdout.splitlines()[-1].startswith(f"{run_id} stopped after 0 steps")
     assert "has ended already" in headrace(rig, "stop", run_id).stdout
-    assert "has logged no rollouts yet" in headrace(rig, "rollouts").stdout
+    assert "has logged no rollouts yet" in headrace(rig, "rollouts", run_id).stdout
 
 
 def test_an_unknown_run_is_a_sentence(rig: LauncherRig) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.trainer.microbatches import TrainRow
-from services.trainer.policy_core import PolicyCore
+from services.trainer.policy.microbatches import TrainRow
+from services.trainer.policy.policy_core import PolicyCore
 from shared.run_config import RunConfig
 from tests.tiny_model import VOCAB_SIZE
 

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
-from services.trainer.dataset import check_dataset, open_dataset
+from services.trainer.data.dataset import open_dataset, open_eval_dataset
+from services.trainer.data.dataset_check import check_dataset
 from shared.errors import UserError
 from shared.run_config import RunConfig
 
@@ -52,17 +53,20 @@ def test_conversations_in_parquet_lose_the_nulls_that_the_columns_added(tmp_path
 
 
 def test_a_bad_parquet_row_is_named(tmp_path: Path) -> None:
-    summary = check_dataset(parquet(tmp_path / "train.parquet", [{"prompt": "a"}, {"prompt": None}]))
-    assert (summary.num_rows, summary.num_bad) == (2, 1)
+    (found,) = check_dataset(parquet(tmp_path / "train.parquet", [{"prompt": "a"}, {"prompt": None}])).sources
+    assert (found.num_rows, found.num_bad) == (2, 1)
     assert (
-        summary.first_bad
+        found.first_bad
         == f"{tmp_path / 'train.parquet'} row 1 has null as 'prompt', which must be text or a list of messages"
     )
 
 
 def test_a_column_of_bytes_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    summary = check_dataset(parquet(tmp_path / "train.parquet", [{"prompt": "a", "image": b"\x00"}]))
-    assert "'image', which a reward function cannot be sent; remove that column" in summary.first_bad
+    rows = [{"prompt": "a", "image": b"\x00", "answer": 4}]
+    (found,) = check_dataset(parquet(tmp_path / "train.parquet", rows)).sources
+    assert "'image', which a reward function cannot be sent; leave that column out" in found.first_bad
+    left_out = parquet(tmp_path / "train.parquet", rows).model_copy(update={"columns": ["answer"]})
+    assert open_dataset(left_out).row_at(0).columns == {"answer": 4}
 
 
 @pytest.mark.parametrize("content", [b"not parquet at all", b"PAR1" + b"\x00" * 20 + b"PAR1", b""])
@@ -104,6 +108,54 @@ def test_whatever_the_hub_says_becomes_a_sentence(monkeypatch: pytest.MonkeyPatc
         open_dataset(config("owner/name"))
     assert said in str(caught.value)
     assert caught.value.field == "dataset_name"
+
+
+def test_of_a_data_set_of_the_hub_only_the_first_rows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*_args: object, **_kwargs: object) -> Any:
+        return datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}, {"prompt": ""}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    (found,) = check_dataset(config("owner/name"), max_hub_rows=2).sources
+    assert (found.is_file, found.num_rows, found.num_checked, found.num_bad) == (False, 3, 2, 0)
+
+
+def test_a_data_set_of_the_hub_and_a_file_are_mixed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, str | None, str]] = []
+
+    def load_dataset(path: str, name: str | None, *, split: str) -> Any:
+        asked.append((path, name, split))
+        return datasets.Dataset.from_list([{"problem": "h0", "solution": "1"}, {"problem": "h1", "solution": "2"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    pq.write_table(cast(Any, pa.Table).from_pylist([{"prompt": "f0", "level": 3}]), tmp_path / "f.parquet")
+    mixed = RunConfig.model_validate(
+        {
+            "model": "m",
+            "reward_funcs": ["accuracy_reward"],
+            "shuffle_dataset": False,
+            "rename_columns": {"problem": "prompt"},
+            "datasets": [
+                {"path": "owner/name", "name": "main", "split": "all"},
+                {"path": str(tmp_path / "f.parquet")},
+            ],
+        }
+    )
+    dataset = open_dataset(mixed)
+    assert asked == [("owner/name", "main", "all")]
+    rows = sorted(
+        (str(row.prompt), row.columns["solution"], row.columns["level"]) for row in map(dataset.row_at, range(3))
+    )
+    assert rows == [("f0", None, 3), ("h0", "1", None), ("h1", "2", None)]
+
+
+def test_a_split_to_evaluate_on_is_read_from_the_data_set_that_is_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(path: str, name: str | None, *, split: str) -> Any:
+        return datasets.Dataset.from_list([{"prompt": f"{path} {name} {split}"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    dataset = open_eval_dataset(config("owner/name", dataset_config="main", dataset_test_split="test", eval_steps=5))
+    assert dataset is not None
+    assert dataset.row_at(0).prompt == "owner/name main test"
 
 
 def test_a_directory_that_datasets_understands_is_a_dataset(tmp_path: Path) -> None:

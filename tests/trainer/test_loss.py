@@ -1,71 +1,103 @@
-"""The loss against numbers worked out by hand, and against TRL's formula written out token by token in float64."""
+"""The loss of each type against numbers worked out by hand."""
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
+from torch import Tensor
 
-from services.trainer.loss import TokenLoss, dapo_token_loss
+from services.trainer.objective.loss import PolicyLoss, StepTotals, policy_loss
+from services.trainer.objective.loss_settings import LossSettings
 
-Floats = npt.NDArray[np.float64]
+Numbers = list[list[float]]
+LN2 = math.log(2)
 
 
-def loss_of(
-    trainer: list[list[float]],
-    *,
-    advantages: list[float],
-    old: list[list[float]] | None = None,
-    generator: list[list[float]] | None = None,
-    mask: list[list[int]] | None = None,
-    cap: float | None = 3.0,
-) -> tuple[TokenLoss, Any]:
-    """Return the loss of these sequences, and its gradient by trainer logprob."""
-    trainer_BT = torch.tensor(trainer, dtype=torch.float64, requires_grad=True)
-    result = dapo_token_loss(
+@dataclass
+class Case:
+    """A microbatch that is the whole step, unless totals say otherwise. None is the trainer's own logprobs."""
+
+    trainer: Numbers
+    advantages: list[float]
+    old: Numbers | None = None
+    generator: Numbers | None = None
+    reference: Numbers | None = None
+    entropies: Numbers | None = None
+    mask: list[list[int]] | None = None
+    keep: list[list[int]] | None = None
+    totals: StepTotals | None = None
+    entropy_coef: float = 0.0
+
+
+def loss_of(case: Case, **settings: Any) -> tuple[PolicyLoss, Numbers]:
+    """Return the loss, and its gradient by trainer logprob; float64, no correction unless the settings say so."""
+    trainer_BT = torch.tensor(case.trainer, dtype=torch.float64, requires_grad=True)
+    mask_BT = torch.ones_like(trainer_BT) if case.mask is None else torch.tensor(case.mask)
+    num_tokens = int(mask_BT.sum())
+    result = policy_loss(
         trainer_logprobs_BT=trainer_BT,
-        old_logprobs_BT=trainer_BT.detach() if old is None else torch.tensor(old, dtype=torch.float64),
-        generator_logprobs_BT=trainer_BT.detach()
-        if generator is None
-        else torch.tensor(generator, dtype=torch.float64),
-        advantages_B=torch.tensor(advantages),
-        mask_BT=torch.ones_like(trainer_BT) if mask is None else torch.tensor(mask),
-        clip_range=(0.8, 1.28),
-        importance_cap=cap,
-        entropies_BT=torch.ones_like(trainer_BT),
+        old_logprobs_BT=_tensor(case.old),
+        generator_logprobs_BT=trainer_BT.detach() if case.generator is None else torch.tensor(case.generator),
+        reference_logprobs_BT=_tensor(case.reference),
+        entropies_BT=torch.zeros_like(trainer_BT) if case.entropies is None else torch.tensor(case.entropies),
+        advantages_B=torch.tensor(case.advantages),
+        mask_BT=mask_BT,
+        keep_BT=None if case.keep is None else torch.tensor(case.keep) == 1,
+        totals=case.totals
+        or StepTotals(num_rows=len(case.trainer), num_tokens=float(num_tokens), num_step_tokens=num_tokens),
+        settings=replace(LossSettings(corrects=False), **settings),
+        entropy_coef=case.entropy_coef,
     )
     result.loss.backward()  # type: ignore[no-untyped-call]
     gradient: Any = trainer_BT.grad
     return result, gradient.tolist()
 
 
-def log(ratio: float) -> float:
-    return math.log(ratio)
+def _tensor(numbers: Numbers | None) -> Tensor | None:
+    return None if numbers is None else torch.tensor(numbers, dtype=torch.float64)
 
 
-def test_on_policy_the_loss_is_minus_the_advantage_a_token_and_so_is_its_gradient() -> None:
-    result, gradient = loss_of([[-1.0, -2.0], [-3.0, -4.0]], advantages=[0.5, -2.0])
-    assert result.loss.item() == pytest.approx(-0.5 - 0.5 + 2.0 + 2.0)
-    assert gradient == [[-0.5, -0.5], [2.0, 2.0]]
+RAGGED = Case(trainer=[[-1.0, -2.0, 0.0], [-3.0, -4.0, -5.0]], advantages=[0.5, -2.0], mask=[[1, 1, 0], [1, 1, 1]])
+"""Two tokens of advantage 0.5 and three of -2, at a ratio of 1: the terms are -0.5, -0.5 and 2, 2, 2."""
 
 
-def test_the_loss_is_a_sum_and_the_number_of_tokens_is_given_beside_it() -> None:
-    result, _ = loss_of([[-1.0, -2.0], [-3.0, -4.0]], advantages=[1.0, 1.0], mask=[[1, 1], [1, 0]])
-    assert result.loss.item() == pytest.approx(-3.0)
-    assert result.stats.num_tokens == 3
-    assert result.stats.metrics()["loss"] == pytest.approx(-1.0)
+@pytest.mark.parametrize(
+    ("loss_type", "loss", "gradient"),
+    [
+        ("grpo", (-0.5 + 2.0) / 2, [[-0.5 / 4, -0.5 / 4, 0.0], [2 / 6, 2 / 6, 2 / 6]]),
+        ("sapo", (-0.5 * 2 / 1.0 + 2.0 * 2 / 1.05) / 2, [[-0.5 / 4, -0.5 / 4, 0.0], [2 / 6, 2 / 6, 2 / 6]]),
+        ("luspo", (-1.0 + 6.0) / 2, [[-0.5 / 2, -0.5 / 2, 0.0], [1.0, 1.0, 1.0]]),
+        ("dr_grpo", (-1.0 + 6.0) / (2 * 10), [[-0.5 / 20, -0.5 / 20, 0.0], [0.1, 0.1, 0.1]]),
+        ("bnpo", (-1.0 + 6.0) / 5, [[-0.1, -0.1, 0.0], [0.4, 0.4, 0.4]]),
+        ("dapo", (-1.0 + 6.0) / 5, [[-0.1, -0.1, 0.0], [0.4, 0.4, 0.4]]),
+        # -A log pi: 0.5 + 1 and -6 - 8 - 10.
+        ("cispo", (1.5 - 24.0) / 5, [[-0.1, -0.1, 0.0], [0.4, 0.4, 0.4]]),
+        ("vespo", (1.5 - 24.0) / 5, [[-0.1, -0.1, 0.0], [0.4, 0.4, 0.4]]),
+    ],
+)
+def test_on_policy_each_loss_pulls_as_hard_as_its_normalisation_says(
+    loss_type: str, loss: float, gradient: Numbers
+) -> None:
+    result, gradients = loss_of(RAGGED, loss_type=loss_type, epsilon_high=5.0, max_completion_length=10)
+    assert result.loss.item() == pytest.approx(loss)
+    for mine, expected in zip(gradients, gradient, strict=True):
+        assert mine == pytest.approx(expected)
 
 
-def test_what_stands_outside_the_mask_is_never_looked_at() -> None:
-    nan = float("nan")
-    result, gradient = loss_of(
-        [[-1.0, nan]], advantages=[1.0], old=[[-1.0, nan]], generator=[[-1.0, -math.inf]], mask=[[1, 0]]
-    )
-    assert result.loss.item() == pytest.approx(-1.0)
-    assert gradient[0][0] == pytest.approx(-1.0)
-    assert all(math.isfinite(value) for value in result.stats.metrics().values())
+def test_the_parts_of_a_step_add_up_to_the_step_whatever_they_are_divided_by() -> None:
+    totals = StepTotals(num_rows=4, num_tokens=12.5, num_step_tokens=20)
+    case = replace(RAGGED, totals=totals)
+    expected = {
+        "grpo": (-0.5 + 2.0) / 4,  # rows left out of the loss count
+        "luspo": 5.0 / 4,
+        "dr_grpo": 5.0 / (4 * 512),
+        "bnpo": 5.0 / 20,
+        "dapo": 5.0 / 12.5,  # tokens of the batch over its steps
+    }
+    losses = {loss_type: loss_of(case, loss_type=loss_type)[0].loss.item() for loss_type in expected}
+    assert losses == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -81,107 +113,179 @@ def test_what_stands_outside_the_mask_is_never_looked_at() -> None:
 def test_the_ratio_is_clipped_where_clipping_makes_the_loss_larger(
     ratio: float, advantage: float, loss: float, gradient: float
 ) -> None:
-    result, gradients = loss_of([[0.0]], old=[[-log(ratio)]], advantages=[advantage])
+    case = Case(trainer=[[0.0]], old=[[-math.log(ratio)]], advantages=[advantage])
+    result, gradients = loss_of(case, epsilon_high=0.28)
     assert result.loss.item() == pytest.approx(loss)
     assert gradients[0][0] == pytest.approx(gradient)
 
 
-def test_clip_ratios_are_shares_of_tokens_with_the_extremes_of_sequences() -> None:
-    low, high, inside = -log(0.5), -log(1.5), 0.0
-    result, _ = loss_of(
-        [[0.0] * 4, [0.0] * 4, [0.0] * 4],
-        # Sequence 0: 2 of 4 clipped low. Sequence 1: 1 of 2 clipped high. Sequence 2: advantage 0 clips nothing.
-        old=[[low, low, inside, inside], [high, inside, high, high], [high, high, low, low]],
-        advantages=[-1.0, 1.0, 0.0],
-        mask=[[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]],
+def test_delta_bounds_what_a_bad_token_does_once_the_policy_has_run_towards_it() -> None:
+    case = Case(trainer=[[0.0]], old=[[-math.log(8.0)]], advantages=[-1.0])
+    unbounded, gradient = loss_of(case)
+    assert [unbounded.loss.item(), gradient[0][0]] == pytest.approx([8.0, 8.0])
+    bounded, gradient = loss_of(case, delta=4.0)
+    assert [bounded.loss.item(), gradient[0][0]] == pytest.approx([4.0, 0.0])
+
+
+def test_at_sequence_level_the_ratio_is_the_geometric_mean_of_the_tokens() -> None:
+    # Ratios 4 and 1: the completion's is 2, which is clipped to 1.2 where it is good, and not where it is bad.
+    good = Case(trainer=[[0.0, 0.0]], old=[[-2 * LN2, 0.0]], advantages=[1.0])
+    result, gradient = loss_of(good, loss_type="grpo", is_sequence_level=True)
+    assert result.loss.item() == pytest.approx(-1.2)
+    assert gradient[0] == [0.0, 0.0]
+    bad = Case(trainer=[[0.0, 0.0]], old=[[-2 * LN2, 0.0]], advantages=[-1.0])
+    result, gradient = loss_of(bad, loss_type="grpo", is_sequence_level=True)
+    assert result.loss.item() == pytest.approx(2.0)
+    assert gradient[0] == pytest.approx([1.0, 1.0])  # 2 / 2 tokens
+
+
+def test_luspo_counts_a_completion_as_often_as_it_has_tokens() -> None:
+    case = Case(trainer=[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], advantages=[1.0, 1.0], mask=[[1, 0, 0], [1, 1, 1]])
+    result, _ = loss_of(case, loss_type="luspo", is_sequence_level=True)
+    assert result.loss.item() == pytest.approx(-(1 + 3) / 2)
+
+
+def test_cispo_cuts_the_weight_and_keeps_the_gradient() -> None:
+    # Ratios 8 and 1/2 of logprobs -1 and -2: weights 5 and 1/2.
+    case = Case(trainer=[[-1.0, -2.0]], old=[[-1.0 - 3 * LN2, -2.0 + LN2]], advantages=[1.0])
+    result, gradient = loss_of(case, loss_type="cispo", epsilon_high=5.0)
+    assert result.loss.item() == pytest.approx((5 * 1.0 + 0.5 * 2.0) / 2)
+    assert gradient[0] == pytest.approx([-5 / 2, -0.5 / 2])
+    assert result.stats.metrics()["cispo_clip_ratio"] == pytest.approx(0.5)
+
+
+def test_sapo_gates_softly_with_a_temperature_for_each_sign() -> None:
+    # Ratio 2: sigmoid(tau (2 - 1)) * 4 / tau, and its derivative 4 s (1 - s) times the ratio.
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    case = Case(trainer=[[0.0], [0.0]], old=[[-LN2], [-LN2]], advantages=[1.0, -1.0])
+    result, gradient = loss_of(case, loss_type="sapo", sapo_temperature_pos=1.0, sapo_temperature_neg=2.0)
+    assert result.loss.item() == pytest.approx((-sigmoid(1.0) * 4 + sigmoid(2.0) * 2) / 2)
+    slopes = [-4 * sigmoid(1.0) * (1 - sigmoid(1.0)) * 2, 4 * sigmoid(2.0) * (1 - sigmoid(2.0)) * 2]
+    assert [row[0] for row in gradient] == pytest.approx([slope / 2 for slope in slopes])
+
+
+def test_vespo_weighs_a_completion_by_the_product_of_its_ratios_and_its_corrections() -> None:
+    # Ratios 2 and 1 of the loss, 1/2 and 3 of the correction: w = 3. phi(w) = e^lambda w^k e^(-lambda w).
+    case = Case(
+        trainer=[[-1.0, -1.0]],
+        old=[[-1.0 - LN2, -1.0]],
+        generator=[[-1.0, -1.0 - math.log(3)]],
+        advantages=[-1.0],
     )
-    metrics = result.stats.metrics()
-    assert metrics["clip_ratio/low_mean"] == pytest.approx(2 / 10)
-    assert metrics["clip_ratio/high_mean"] == pytest.approx(1 / 10)
-    assert metrics["clip_ratio/region_mean"] == pytest.approx(3 / 10)
-    assert metrics["clip_ratio/low_min"] == 0.0
-    assert metrics["clip_ratio/high_max"] == pytest.approx(0.5)
-
-
-def test_importance_weights_are_truncated_at_the_cap_and_are_not_differentiated() -> None:
-    # Importance ratios 2, 5, 1/2, of which the second is cut to 3.
-    result, gradient = loss_of([[0.0, 0.0, 0.0]], generator=[[-log(2), -log(5), log(2)]], advantages=[1.0])
-    assert result.loss.item() == pytest.approx(-(2 + 3 + 0.5))
-    assert gradient[0] == pytest.approx([-2.0, -3.0, -0.5])
-    metrics = result.stats.metrics()
-    assert metrics["sampling/importance_sampling_ratio/min"] == pytest.approx(0.5)
-    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx(5.5 / 3)
-    assert metrics["sampling/importance_sampling_ratio/max"] == pytest.approx(3.0)
-    assert metrics["sampling/truncated_share"] == pytest.approx(1 / 3)
-
-
-def test_without_a_cap_there_is_no_importance_weight() -> None:
-    result, gradient = loss_of([[0.0, 0.0]], generator=[[-log(2), -log(5)]], advantages=[1.0], cap=None)
-    assert result.loss.item() == pytest.approx(-2.0)
-    assert gradient[0] == pytest.approx([-1.0, -1.0])
-
-
-def test_the_mismatch_between_trainer_and_generator_is_measured() -> None:
-    # Differences log 2 and -log 4, so ratios 2 and 1/4.
-    result, _ = loss_of([[0.0, 0.0]], generator=[[-log(2), log(4)]], advantages=[1.0])
-    metrics = result.stats.metrics()
-    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(1.5 * log(2))
-    assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(2 * log(2))
-    assert metrics["mismatch_kl/k1"] == pytest.approx(0.5 * log(2))  # -(log 2 - 2 log 2) / 2
-    assert metrics["mismatch_kl/k3"] == pytest.approx((2 + 0.25) / 2 - 1 + 0.5 * log(2))
-    assert metrics["effective_sample_size"] == pytest.approx(2.25**2 / (2 * (4 + 1 / 16)))
-    assert metrics["entropy"] == 1.0
-
-
-def test_statistics_of_two_microbatches_add_up_to_those_of_one() -> None:
-    trainer = [[-1.0, -0.5], [-2.0, -0.25]]
-    generator = [[-1.5, -0.25], [-1.0, -3.0]]
-    old = [[-1.1, -1.5], [-2.5, -0.2]]
-    whole, _ = loss_of(trainer, old=old, generator=generator, advantages=[1.0, -1.0])
-    first, _ = loss_of(trainer[:1], old=old[:1], generator=generator[:1], advantages=[1.0])
-    second, _ = loss_of(trainer[1:], old=old[1:], generator=generator[1:], advantages=[-1.0])
-    assert (first.stats + second.stats).metrics() == pytest.approx(whole.stats.metrics())
-
-
-def reference(
-    trainer: Floats, old: Floats, generator: Floats, advantages: Floats, mask: npt.NDArray[np.int64]
-) -> tuple[float, Floats]:
-    """Return TRL 1.16's dapo loss with token_truncate at cap 3, before its division, and its derivative."""
-    loss, gradient = 0.0, np.zeros(trainer.shape)
-    for b in range(trainer.shape[0]):
-        for t in range(trainer.shape[1]):
-            if not mask[b, t]:
-                continue
-            advantage = float(advantages[b])
-            coef_1 = math.exp(trainer[b, t] - old[b, t])
-            coef_2 = min(max(coef_1, 1 - 0.2), 1 + 0.28)
-            weight = min(math.exp(trainer[b, t] - generator[b, t]), 3.0)
-            loss += -min(coef_1 * advantage, coef_2 * advantage) * weight
-            if coef_1 * advantage <= coef_2 * advantage:  # the branch that moves with the policy
-                gradient[b, t] = -coef_1 * advantage * weight
-    return loss, gradient
-
-
-def test_loss_and_gradient_conform_to_trls_formula_on_a_random_batch() -> None:
-    rng = np.random.default_rng(0)
-    shape = (8, 32)
-    trainer = -rng.exponential(1.0, shape)
-    old = trainer + rng.normal(0, 0.3, shape)
-    generator = trainer + rng.normal(0, 0.8, shape)
-    advantages = rng.integers(-8, 9, 8) / 4  # exact in float32
-    mask = (rng.random(shape) < 0.7).astype(np.int64)
-    expected_loss, expected_gradient = reference(trainer, old, generator, advantages, mask)
     result, gradient = loss_of(
-        trainer.tolist(),
-        old=old.tolist(),
-        generator=generator.tolist(),
-        advantages=advantages.tolist(),
-        mask=mask.tolist(),
+        case, loss_type="vespo", corrects=True, correction_mode="token_truncate", correction_max=10.0
     )
-    assert result.loss.item() == pytest.approx(expected_loss, rel=1e-12)
-    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
-    # The batch really has every case in it.
+    phi = math.exp(2.0) * 3.0**3 * math.exp(-2.0 * 3.0)  # k = 3 and lambda = 2 where the advantage is negative
+    assert result.stats.metrics()["vespo/phi_seq_mean"] == pytest.approx(phi)
+    assert result.loss.item() == pytest.approx(-phi * 2 / 2)
+    assert gradient[0] == pytest.approx([phi / 2, phi / 2])
+
+
+def test_vespo_takes_the_other_exponents_where_the_advantage_is_positive() -> None:
+    case = Case(trainer=[[-1.0]], old=[[-1.0 - LN2]], advantages=[1.0])
+    result, _ = loss_of(case, loss_type="vespo")
+    assert result.loss.item() == pytest.approx(math.exp(3.0) * 2.0**2 * math.exp(-3.0 * 2.0))
+
+
+def test_the_kl_term_is_k3_and_stands_outside_clip_and_weights() -> None:
+    # pi_ref / pi = 1/2: k3 = 1/2 - log 1/2 - 1, with derivative 1 - 1/2 by log pi.
+    k3 = 0.5 + LN2 - 1
+    case = Case(trainer=[[-1.0]], reference=[[-1.0 - LN2]], generator=[[-1.0 - 3 * LN2]], advantages=[0.0])
+    settings: dict[str, Any] = {"beta": 0.1, "corrects": True, "correction_mode": "token_truncate"}
+    result, gradient = loss_of(case, use_bias_correction_kl=False, **settings)
+    assert result.loss.item() == pytest.approx(0.1 * k3)
+    assert gradient[0][0] == pytest.approx(0.1 * 0.5)
+    assert result.stats.metrics()["kl"] == pytest.approx(k3)
+
+
+def test_bias_correction_multiplies_the_kl_term_by_the_ratio_and_differentiates_both() -> None:
+    # The derivative of r k3 by log pi at r = 2 is r k3 + r (1 - 1/2).
+    k3 = 0.5 + LN2 - 1
+    case = Case(trainer=[[-1.0]], old=[[-1.0 - LN2]], reference=[[-1.0 - LN2]], advantages=[0.0])
+    result, gradient = loss_of(case, beta=0.1)
+    assert result.loss.item() == pytest.approx(0.1 * 2 * k3)
+    assert gradient[0][0] == pytest.approx(0.1 * (2 * k3 + 2 * 0.5))
+
+
+def test_a_kl_term_without_reference_logprobs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"beta=0.1 needs reference_logprobs_BT"):
+        loss_of(Case(trainer=[[0.0]], advantages=[1.0]), beta=0.1)
+
+
+def test_tokens_of_low_entropy_leave_the_policy_loss_and_still_count_in_its_divisor_and_in_the_kl_term() -> None:
+    case = Case(trainer=[[-1.0, -1.0]], reference=[[-1.0 - LN2, -1.0 - LN2]], advantages=[1.0], keep=[[1, 0]])
+    result, gradient = loss_of(case, beta=0.1, use_bias_correction_kl=False)
+    k3 = 0.5 + LN2 - 1
+    assert result.loss.item() == pytest.approx((-1.0 + 2 * 0.1 * k3) / 2)
+    assert gradient[0] == pytest.approx([(-1.0 + 0.05) / 2, 0.05 / 2])
+
+
+def test_the_entropy_bonus_is_a_mean_over_the_tokens_it_acts_on() -> None:
+    case = Case(trainer=[[-1.0, -1.0]], advantages=[1.0], entropies=[[2.0, 4.0]], entropy_coef=0.1)
+    result, _ = loss_of(case, has_entropy_bonus=True, loss_type="grpo")
+    assert result.loss.item() == pytest.approx(-1.0 - 0.1 * 3.0)
     metrics = result.stats.metrics()
-    assert metrics["clip_ratio/low_mean"] > 0
-    assert metrics["clip_ratio/high_mean"] > 0
-    assert metrics["sampling/truncated_share"] > 0
+    assert [metrics["policy_loss"], metrics["entropy"]] == pytest.approx([-1.0, 3.0])
+
+    totals = StepTotals(num_rows=1, num_tokens=2.0, num_step_tokens=2, num_kept_tokens=1)
+    kept = replace(case, keep=[[0, 1]], totals=totals)
+    result, _ = loss_of(kept, has_entropy_bonus=True, loss_type="grpo")
+    assert result.loss.item() == pytest.approx(-0.5 - 0.1 * 4.0)
+    assert result.stats.bonus_entropy_sum / result.stats.num_bonus_tokens == 4.0
+    assert result.stats.metrics()["entropy"] == pytest.approx(3.0)
+
+
+def test_the_entropy_bonus_is_differentiated() -> None:
+    entropies = torch.tensor([[2.0, 4.0]], requires_grad=True)
+    loss = policy_loss(
+        trainer_logprobs_BT=torch.zeros(1, 2),
+        old_logprobs_BT=None,
+        generator_logprobs_BT=torch.zeros(1, 2),
+        reference_logprobs_BT=None,
+        entropies_BT=entropies,
+        advantages_B=torch.ones(1),
+        mask_BT=torch.ones(1, 2),
+        keep_BT=None,
+        totals=StepTotals(num_rows=1, num_tokens=2.0, num_step_tokens=2),
+        settings=LossSettings(has_entropy_bonus=True),
+        entropy_coef=0.1,
+    ).loss
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert entropies.grad is not None
+    assert entropies.grad.tolist() == [pytest.approx([-0.05, -0.05])]
+
+
+def test_an_entropy_bonus_over_kept_tokens_needs_their_number() -> None:
+    case = Case(trainer=[[-1.0, -1.0]], advantages=[1.0], keep=[[0, 1]], entropy_coef=0.1)
+    with pytest.raises(ValueError, match=r"needs totals\.num_kept_tokens"):
+        loss_of(case, has_entropy_bonus=True)
+
+
+def test_what_stands_outside_the_mask_is_never_looked_at() -> None:
+    nan = float("nan")
+    case = Case(
+        trainer=[[-1.0, nan]],
+        old=[[-1.0, nan]],
+        generator=[[-1.0, -math.inf]],
+        reference=[[-1.0, nan]],
+        entropies=[[1.0, nan]],
+        advantages=[1.0],
+        mask=[[1, 0]],
+        entropy_coef=0.1,
+    )
+    for loss_type in ("dapo", "grpo", "cispo", "vespo", "sapo"):
+        settings: dict[str, Any] = {"loss_type": loss_type, "beta": 0.1, "has_entropy_bonus": True, "epsilon_high": 5.0}
+        result, gradient = loss_of(case, corrects=True, correction_mode="token_mask", **settings)
+        assert math.isfinite(result.loss.item())
+        assert gradient[0][0] != 0
+        assert gradient[0][1] == 0
+        assert all(math.isfinite(value) for value in result.stats.metrics().values())
+
+
+def test_a_microbatch_without_a_token_has_loss_and_gradient_zero_and_no_statistics() -> None:
+    totals = StepTotals(num_rows=1, num_tokens=1.0, num_step_tokens=1)
+    result, gradient = loss_of(Case(trainer=[[float("nan")]], advantages=[1.0], mask=[[0]], totals=totals))
+    assert (result.loss.item(), gradient) == (0.0, [[0.0]])
+    assert result.stats.metrics() == {}

@@ -1,7 +1,9 @@
-"""The core against a second implementation that has no padding, no microbatches and no float32."""
+"""The core against a second implementation that has no packing, no passes and no float32."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,9 +11,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from services.trainer.microbatches import TrainRow
-from services.trainer.optimizer import decays
-from services.trainer.policy_core import NonFiniteError
+from services.trainer.objective.loss import StepTotals
+from services.trainer.policy.core_results import NonFiniteError
+from services.trainer.policy.microbatches import TrainRow
+from services.trainer.policy.optimizer import decays
+from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.ranks.rank_plan import Slot
 from tests.trainer.cores import (
     GRADIENT_DESCENT,
     assert_same_weights,
@@ -53,9 +58,16 @@ def reference_gradients(model: Path, rows: list[TrainRow], *, cap: float) -> tup
     return {name: gradient for name, gradient in gradients.items() if gradient is not None}, value
 
 
-def test_loss_and_gradient_conform_to_a_reference_without_padding_or_microbatches(tiny_model: Path) -> None:
+def totals_of(rows: list[TrainRow]) -> StepTotals:
+    num_tokens = sum(row.num_sampled for row in rows)
+    return StepTotals(num_rows=len(rows), num_tokens=num_tokens, num_step_tokens=num_tokens)
+
+
+def test_loss_and_gradient_conform_to_a_reference_without_packing(tiny_model: Path) -> None:
     rows = random_rows(12)
-    core = make_core(tiny_model, temperature=TEMPERATURE, **GRADIENT_DESCENT)
+    core = make_core(
+        tiny_model, temperature=TEMPERATURE, vllm_importance_sampling_mode="token_truncate", **GRADIENT_DESCENT
+    )
     before = weights(core)
     core.accumulate(rows)
     stats = core.step()
@@ -71,13 +83,15 @@ def test_loss_and_gradient_conform_to_a_reference_without_padding_or_microbatche
     assert stats.metrics()["sampling/truncated_share"] > 0  # the cap had work to do
 
 
-def test_many_microbatches_over_several_calls_are_one_big_batch(tiny_model: Path) -> None:
+def test_many_passes_over_several_calls_are_one_big_batch(tiny_model: Path) -> None:
     rows = random_rows(20)
     whole = make_core(tiny_model, **GRADIENT_DESCENT)
-    assert whole.accumulate(rows).num_microbatches == 1
+    stats = whole.accumulate(rows)
+    assert (stats.num_passes, stats.num_rows) == (1, 20)
+    assert stats.num_pass_tokens == sum(row.token_ids.size for row in rows)
     pieces = make_core(tiny_model, max_tokens_per_microbatch=32, max_completion_length=8, **GRADIENT_DESCENT)
-    assert pieces.accumulate(rows[:7]).num_microbatches > 2
-    pieces.accumulate(rows[7:][::-1])
+    assert pieces.accumulate(rows[:7], totals=totals_of(rows)).num_passes > 2
+    pieces.accumulate(rows[7:][::-1], totals=totals_of(rows))
     whole_stats, pieces_stats = whole.step(), pieces.step()
     assert pieces_stats.metrics() == pytest.approx(whole_stats.metrics(), rel=1e-4, abs=1e-7)
     left, right = weights(whole), weights(pieces)
@@ -89,14 +103,16 @@ def test_per_token_arrays_come_in_the_order_of_the_rows(tiny_model: Path) -> Non
     rows = random_rows(9)
     core = make_core(tiny_model, temperature=TEMPERATURE, max_tokens_per_microbatch=32, max_completion_length=8)
     per_token = core.accumulate(rows, per_token=True).per_token
-    assert per_token is not None
+    assert set(per_token) == set(range(9))
     policy, _ = reference_logprobs(tiny_model, rows[0])
-    for row, arrays in zip(rows, per_token, strict=True):
+    for index, row in enumerate(rows):
+        arrays = per_token[index]
         expected = reference_row_logprobs(policy, row).detach().numpy()
         np.testing.assert_allclose(arrays.trainer_logprobs, expected, atol=2e-5)
         np.testing.assert_allclose(arrays.importance_ratio, np.exp(expected - row.generator_logprobs), rtol=1e-4)
         assert arrays.entropy.shape == expected.shape
         assert (arrays.entropy > 0).all()
+        assert arrays.advantage == row.advantage
 
 
 def test_dropout_is_off_so_that_the_ratio_measures_no_noise(tiny_model: Path, tmp_path: Path) -> None:
@@ -105,13 +121,13 @@ def test_dropout_is_off_so_that_the_ratio_measures_no_noise(tiny_model: Path, tm
     core = make_core(tmp_path)
     row = make_row([5, 6, 7, 8, 9], [0, 1, 1, 1, 1])
     first, second = (core.accumulate([row], per_token=True).per_token for _ in range(2))
-    assert first is not None
-    assert second is not None
     assert first[0].trainer_logprobs.tolist() == second[0].trainer_logprobs.tolist()
 
 
-def test_per_token_arrays_are_not_made_unless_asked_for(tiny_model: Path) -> None:
-    assert make_core(tiny_model).accumulate(random_rows(2)).per_token is None
+def test_per_token_arrays_are_made_of_the_rows_asked_for(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    assert core.accumulate(random_rows(2)).per_token == {}
+    assert set(core.accumulate(random_rows(5), per_token=[1, 4]).per_token) == {1, 4}
 
 
 def test_rows_of_advantage_zero_count_as_tokens_and_move_nothing_else(tiny_model: Path) -> None:
@@ -142,14 +158,12 @@ def test_training_makes_a_rewarded_completion_likelier_and_a_punished_one_less_l
     ]
 
     def logprobs() -> list[float]:
-        per_token = core.accumulate(rows, per_token=True).per_token
-        assert per_token is not None
-        return [float(arrays.trainer_logprobs.sum()) for arrays in per_token]
+        return [float(scores.trainer_logprobs.sum()) for scores in core.score(rows)]
 
     before = logprobs()
     for _ in range(5):
-        core.step()
         core.accumulate(rows)
+        core.step()
     after = logprobs()
     assert after[0] > before[0] + 0.1
     assert after[1] < before[1] - 0.1
@@ -158,12 +172,12 @@ def test_training_makes_a_rewarded_completion_likelier_and_a_punished_one_less_l
 def test_without_importance_correction_the_clip_holds_on_to_the_generator(tiny_model: Path) -> None:
     # Far likelier now than when it was sampled, and good: the clip stops it. The truncated weight would not.
     row = make_row([5, 6, 7], [0, 1, 1], advantage=1.0, generator_logprob=-50.0)
-    clipped = make_core(tiny_model, vllm_importance_sampling_correction=False)
+    clipped = make_core(tiny_model, vllm_importance_sampling_correction=False, use_decoupled_loss=False)
     clipped.accumulate([row])
     stats = clipped.step()
     assert stats.grad_norm == 0.0
     assert stats.metrics()["clip_ratio/high_mean"] == 1.0
-    corrected = make_core(tiny_model)
+    corrected = make_core(tiny_model, vllm_importance_sampling_mode="token_truncate")
     corrected.accumulate([row])
     stats = corrected.step()
     assert stats.grad_norm > 0
@@ -177,8 +191,9 @@ def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_weights(tiny_mo
     before = weights(core)
     good = make_row([5, 6, 7], [0, 1, 1])
     core.accumulate([good])
-    with pytest.raises(NonFiniteError, match="the loss of step 1 is"):
-        core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=advantage)])
+    with pytest.raises(NonFiniteError, match="the loss of step 1 is") as caught:
+        core.accumulate([good, good, make_row([5, 6, 7], [0, 1, 1], advantage=advantage)])
+    assert caught.value.row_indices == (2,)
     assert_same_weights(weights(core), before)
     assert core.policy_version == 0
     # What was accumulated before is gone with it, and the core goes on.
@@ -219,7 +234,7 @@ def test_the_learning_rate_warms_up_and_decays(tiny_model: Path) -> None:
 def test_the_gradient_is_clipped_to_its_norm_and_reported_before_clipping(tiny_model: Path) -> None:
     core = make_core(tiny_model, max_grad_norm=0.25, **GRADIENT_DESCENT)
     before = weights(core)
-    core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=10.0)])
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=1000.0)])
     stats = core.step()
     after = weights(core)
     moved = math.sqrt(sum(float((before[name] - after[name]).square().sum()) for name in before))
@@ -247,3 +262,163 @@ def test_weight_decay_goes_by_the_names_transformers_goes_by() -> None:
     assert not [name for name in spared if decays(name)]
     assert decays("model.layers.0.mlp.up_proj.weight")
     assert decays("model.embed_tokens.weight")
+
+
+def test_scores_are_those_of_the_reference_implementation(tiny_model: Path) -> None:
+    rows = random_rows(6)
+    core = make_core(tiny_model, temperature=TEMPERATURE, max_tokens_per_microbatch=32, max_completion_length=8)
+    policy, _ = reference_logprobs(tiny_model, rows[0])
+    for row, scores in zip(rows, core.score(rows), strict=True):
+        expected = reference_row_logprobs(policy, row).detach().numpy()
+        np.testing.assert_allclose(scores.trainer_logprobs, expected, atol=2e-5)
+        assert scores.entropies.shape == expected.shape
+        assert scores.reference_logprobs is None
+
+
+def test_scoring_leaves_no_gradient_behind(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    core.score(random_rows(3))
+    assert all(parameter.grad is None for parameter in core.lm.parameters())
+
+
+def test_the_reference_stays_where_the_policy_began(tiny_model: Path) -> None:
+    rows = random_rows(4)
+    core = make_core(tiny_model, beta=0.1, learning_rate=1e-2)
+    before = core.score(rows)
+    rows = [
+        replace(row, reference_logprobs=scores.reference_logprobs) for row, scores in zip(rows, before, strict=True)
+    ]
+    core.accumulate(rows)
+    assert core.step().metrics()["kl"] == pytest.approx(0.0, abs=1e-6)
+    core.accumulate(rows)
+    assert core.step().metrics()["kl"] > 1e-3
+    after = core.score(rows)
+    for first, second in zip(before, after, strict=True):
+        assert first.reference_logprobs is not None
+        assert second.reference_logprobs is not None
+        assert first.reference_logprobs.tolist() == second.reference_logprobs.tolist()
+        assert first.reference_logprobs.tolist() == first.trainer_logprobs.tolist()
+        assert not np.allclose(second.trainer_logprobs, first.trainer_logprobs, atol=1e-3)
+
+
+def test_a_kl_term_without_reference_logprobs_is_an_error(tiny_model: Path) -> None:
+    with pytest.raises(ValueError, match="needs reference_logprobs"):
+        make_core(tiny_model, beta=0.1).accumulate(random_rows(2))
+
+
+def test_a_reference_that_follows_moves_by_its_share_in_its_own_time(tiny_model: Path) -> None:
+    core = make_core(
+        tiny_model,
+        beta=0.1,
+        sync_ref_model=True,
+        ref_model_sync_steps=2,
+        ref_model_mixup_alpha=0.25,
+        learning_rate=1e-2,
+    )
+    reference = cast(Any, core)._reference
+
+    def reference_weights() -> dict[str, Tensor]:
+        return {name: weight.clone() for name, weight in reference.module.lm.named_parameters()}
+
+    start = reference_weights()
+    for num_steps in (1, 2):
+        rows = random_rows(2, seed=num_steps)
+        scored = zip(rows, core.score(rows), strict=True)
+        core.accumulate([replace(row, reference_logprobs=scores.reference_logprobs) for row, scores in scored])
+        core.step()
+        expected = start
+        if num_steps == 2:
+            expected = {name: 0.75 * start[name] + 0.25 * weight for name, weight in core.lm.named_parameters()}
+        for name, weight in reference_weights().items():
+            torch.testing.assert_close(weight, expected[name])
+
+
+def test_old_logprobs_hold_the_clip_where_the_batch_began(tiny_model: Path) -> None:
+    row = make_row([5, 6, 7], [0, 1, 1], advantage=1.0, generator_logprob=-4.0)
+    core = make_core(tiny_model, vllm_importance_sampling_correction=False)
+    (scores,) = core.score([row])
+    core.accumulate([replace(row, old_logprobs=scores.trainer_logprobs)])
+    assert core.step().grad_norm > 0  # ratio 1: nothing is clipped, whatever the generator said
+    core = make_core(tiny_model, vllm_importance_sampling_correction=False)
+    core.accumulate([replace(row, old_logprobs=scores.trainer_logprobs - 1.0)])
+    stats = core.step()
+    assert (stats.grad_norm, stats.metrics()["clip_ratio/high_mean"]) == (0.0, 1.0)  # ratio e, above 1.2
+
+
+def test_only_tokens_of_high_entropy_over_the_whole_step_teach(tiny_model: Path) -> None:
+    rows = [make_row([5, 6, 7, 8], [0, 1, 1, 1]), make_row([9, 10, 11], [0, 1, 1], advantage=-1.0)]
+    settings: Any = {"vllm_importance_sampling_correction": False, "loss_type": "dr_grpo", "max_completion_length": 1}
+    core = make_core(tiny_model, top_entropy_quantile=0.4, **settings)
+    entropies = [scores.entropies for scores in core.score(rows)]
+    threshold = np.quantile(np.concatenate(entropies), 0.6)  # 2 of 5 tokens stay
+    kept = [int((array >= threshold).sum()) for array in entropies]
+    assert sum(kept) == 2
+    stats = core.accumulate(rows)
+    # Ratios are 1: the loss is the sum of minus the advantages of the tokens that stay, over 2 rows and 1 token.
+    assert stats.token_stats.loss == pytest.approx(-(kept[0] * 1.0 + kept[1] * -1.0) / 2)
+    assert stats.token_stats.num_tokens == 5
+
+
+def test_the_entropy_bonus_pulls_towards_more_entropy(tiny_model: Path) -> None:
+    row = make_row([5, 6, 7, 8], [0, 1, 1, 1], advantage=0.0)
+    core = make_core(tiny_model, entropy_coef=1.0, learning_rate=1e-3)
+    before = float(core.score([row])[0].entropies.mean())
+    for _ in range(3):
+        core.accumulate([row])
+        assert core.step().metrics()["entropy_coef"] == 1.0
+    assert float(core.score([row])[0].entropies.mean()) > before + 0.01
+
+
+def test_recomputed_activations_change_no_bit_and_are_fewer(tiny_model: Path) -> None:
+    rows = random_rows(8)
+    seen: dict[bool, tuple[int, list[Tensor]]] = {}
+    for recomputes in (True, False):
+        core = make_core(tiny_model, gradient_checkpointing=recomputes)
+        num_bytes = 0
+
+        def keep(tensor: Tensor) -> Tensor:
+            nonlocal num_bytes
+            num_bytes += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            core.accumulate(rows)
+        seen[recomputes] = num_bytes, [parameter.grad for parameter in core.lm.parameters()]
+    assert all(torch.equal(*pair) for pair in zip(seen[True][1], seen[False][1], strict=True))
+    assert seen[True][0] < seen[False][0] / 2
+
+
+def test_bfloat16_is_close_to_float32_and_keeps_float32_weights(tiny_model: Path) -> None:
+    rows = random_rows(4)
+    exact, rounded = make_core(tiny_model), make_core(tiny_model, dtype="bfloat16")
+    head_exact = make_core(tiny_model, dtype="bfloat16", cast_lm_head_to_fp32=True)
+    assert {parameter.dtype for parameter in rounded.lm.parameters()} == {torch.float32}
+
+    def errors(core: PolicyCore) -> float:
+        pairs = zip(core.score(rows), exact.score(rows), strict=True)
+        return float(max(np.abs(left.trainer_logprobs - right.trainer_logprobs).max() for left, right in pairs))
+
+    assert 1e-4 < errors(rounded) < 0.2
+    assert errors(head_exact) < errors(rounded)
+
+
+def test_the_same_rows_in_the_same_order_give_the_same_bits(tiny_model: Path) -> None:
+    runs: list[dict[str, Tensor]] = []
+    for _ in range(2):
+        core = make_core(tiny_model, learning_rate=1e-3)
+        for seed in range(3):
+            core.accumulate(random_rows(6, seed=seed))
+            core.step()
+        runs.append(weights(core))
+    assert_same_weights(*runs)
+
+
+def test_a_pass_without_rows_takes_part_and_changes_nothing(tiny_model: Path) -> None:
+    rows = random_rows(3)
+    plain, accompanied = make_core(tiny_model), make_core(tiny_model)
+    whole = Slot(tuple(range(3)), needs_backward=True)
+    plain.accumulate(rows, plan=[whole])
+    stats = accompanied.accumulate(rows, plan=[whole, Slot((), needs_backward=True), Slot((), needs_backward=False)])
+    assert (stats.num_passes, stats.num_pass_tokens) == (3, sum(row.token_ids.size for row in rows))
+    for left, right in zip(plain.lm.parameters(), accompanied.lm.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.trainer.policy_model import load_policy
-from services.trainer.prompt_encoder import load_tokenizer
+from services.trainer.data.prompt_encoder import load_tokenizer
+from services.trainer.policy.policy_model import load_policy, save_description
 from shared.errors import UserError
 from tests.trainer.cores import CPU, make_core, random_rows
 
@@ -58,22 +58,6 @@ def test_tied_weights_come_once(tmp_path: Path) -> None:
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
     assert set(names) == set(load_file(tmp_path / "model.safetensors"))
-
-
-@pytest.mark.parametrize(("dtype", "torch_dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_the_final_model_is_in_the_dtype_of_the_run_and_is_what_is_pushed(
-    tiny_model: Path, tmp_path: Path, dtype: str, torch_dtype: torch.dtype
-) -> None:
-    core = make_core(tiny_model, dtype=dtype, learning_rate=1e-3)
-    core.accumulate(random_rows(4))
-    core.step()
-    core.save_pretrained(tmp_path, load_tokenizer(str(tiny_model)))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
-    pushed = dict(core.named_weights())
-    assert {tensor.dtype for tensor in pushed.values()} == {torch_dtype}
-    assert {tensor.dtype for tensor in loaded.values()} == {torch_dtype}
-    assert all(torch.equal(pushed[name], loaded[name]) for name in loaded)
-    assert load_tokenizer(str(tmp_path))("abc")["input_ids"] == [4, 5, 6]
 
 
 def test_updates_too_small_for_bfloat16_add_up(tiny_model: Path) -> None:
@@ -135,3 +119,17 @@ def test_an_architecture_nobody_knows_is_refused(broken_model: Path) -> None:
     edit_json(broken_model / "config.json", model_type="unheard_of")
     with pytest.raises(UserError, match="could not be loaded"):
         load_policy(str(broken_model), revision=None, device=CPU)
+
+
+def test_a_model_whose_generation_settings_contradict_each_other_is_described_all_the_same(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    # transformers loads this with a warning, and would refuse to save it: temperature without do_sample.
+    (model / "generation_config.json").write_text('{"temperature": 0.9, "top_p": 0.6}')
+    policy = load_policy(str(model), revision=None, device=torch.device("cpu"))
+    described = tmp_path / "described"
+    described.mkdir()
+    save_description(policy, None, described)
+    assert json.loads((described / "generation_config.json").read_text())["temperature"] == 0.9

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from services.trainer.prompt_encoder import PromptEncoder, load_tokenizer
+from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from shared.errors import UserError
 from tests.tiny_model import CHAT_TEMPLATE, SPECIAL, make_tiny_tokenizer
 
@@ -37,6 +37,14 @@ def test_a_conversation_goes_through_the_chat_template(tokenizer: PreTrainedToke
 def test_the_template_is_asked_to_begin_the_answer(tokenizer: PreTrainedTokenizerFast) -> None:
     tokenizer.chat_template = "{{ messages[0]['content'] }}{% if add_generation_prompt %}z{% endif %}"
     assert PromptEncoder(tokenizer).encode([{"role": "user", "content": "a"}]) == [4, 4 + 25]
+
+
+def test_what_the_template_is_to_be_given_reaches_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = "{{ messages[0]['content'] }}{% if not enable_thinking %}z{% endif %}"
+    messages = [{"role": "user", "content": "a"}]
+    z = 4 + 25
+    assert PromptEncoder(tokenizer, chat_template_kwargs={"enable_thinking": False}).encode(messages) == [4, z]
+    assert PromptEncoder(tokenizer, chat_template_kwargs={"enable_thinking": True}).encode(messages) == [4]
 
 
 def test_a_conversation_without_a_chat_template_is_explained(tokenizer: PreTrainedTokenizerFast) -> None:

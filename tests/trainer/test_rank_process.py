@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.policy_model import load_policy
-from services.trainer.prompt_encoder import load_tokenizer
+from services.trainer.data.prompt_encoder import load_tokenizer
+from services.trainer.policy.policy_model import load_policy
 from services.trainer.rank import FENCED, REFUSED
 from shared.errors import UserError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import RunRecord, RunStore
+from tests.eventually import eventually
 from tests.tiny_model import make_tiny_model
 
 RUN_ID = "run-test"
@@ -128,7 +129,7 @@ async def test_a_rank_that_was_superseded_ends_and_does_not_touch_the_record(
     rank = start_rank(redis_url, RUN_ID)
     keys = RunKeys(RUN_ID)
     # It has admitted its first groups and waits for a generator. Its successor takes over, and finds one group done.
-    await redis.xread({keys.prompts: "0"}, count=1, block=60_000)
+    await eventually(lambda: redis.xlen(keys.prompts), within_s=WITHIN_S)
     await redis.incr(keys.epoch)
     await redis.xadd(keys.dead, {"stream": keys.prompts, "group_id": "00000000", "reason": "test", "payload": b""})
     output, _ = rank.communicate(timeout=WITHIN_S)

@@ -2,199 +2,28 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+import math
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-import msgspec
 import pytest
+import torch
 
-from services.trainer.admission_pace import AdmissionPace
-from services.trainer.rank import assemble
-from services.trainer.reconcile import take_over
-from services.trainer.training_loop import Ending, TrainingLoop
-from services.trainer.weight_sender import PushResult
-from shared.arrays import pack_ids, pack_logprobs, pack_mask
-from shared.keys import GENERATORS, REWARDERS, RunKeys
-from shared.messages import (
-    CompletedGroup,
-    RewardOutcome,
-    Rollout,
-    ScoredGroup,
-    Turn,
-    VersionSpan,
-    decode_completed_group,
-    decode_prompt_group,
-    encode,
-)
+from services.trainer.loop.training_loop import Parts
+from services.trainer.policy.core_results import NonFiniteError
+from services.trainer.policy.policy_core import PolicyCore
+from shared.keys import RunKeys
+from shared.messages import decode_scored_group
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
-from shared.streams import Delivery, StreamConsumer
-from tests.tiny_model import make_tiny_model
-
-RUN_ID = "run-test"
-
-
-class FakeSender:
-    """Confirms every push at once, as a fleet of one replica would."""
-
-    def __init__(self, redis: Redis) -> None:
-        self.versions: list[int] = []
-        self._redis = redis
-        self._pushed = asyncio.Condition()
-
-    async def reached(self, version: int) -> None:
-        """Wait for a version to be pushed."""
-        async with asyncio.timeout(60), self._pushed:
-            await self._pushed.wait_for(lambda: version in self.versions)
-
-    async def needs_push(self) -> bool:
-        return False
-
-    async def push(self, weights: Callable[[], Iterable[tuple[str, Any]]], *, policy_version: int) -> PushResult:
-        assert [name for name, _ in weights()]
-        async with self._pushed:
-            self.versions.append(policy_version)
-            self._pushed.notify_all()
-        await self._redis.set(RunKeys(RUN_ID).required_version, policy_version)
-        return PushResult(policy_version, 1, ("generator-0",), {}, 0.01, 0.005, 1, is_confirmed=True)
-
-
-class PlayedServices:
-    """Completes and scores groups as fast as they come, with the policy version of the last push."""
-
-    def __init__(
-        self, redis: Redis, *, reward: Callable[[int, int], float | None] = lambda number, branch: float(branch % 2)
-    ) -> None:
-        self.redis = redis
-        self.keys = RunKeys(RUN_ID)
-        self.reward = reward
-        self.max_in_flight = 0
-        self.bury: set[int] = set()
-        self._prompts = self._consumer(self.keys.prompts, GENERATORS)
-        self._completions = self._consumer(self.keys.completions, REWARDERS)
-
-    def _consumer(self, stream: str, consumer_group: str) -> StreamConsumer:
-        return StreamConsumer(
-            self.redis,
-            stream=stream,
-            consumer_group=consumer_group,
-            name="played",
-            leases=self.keys.leases(consumer_group),
-            dead=self.keys.dead,
-            reclaim_every_s=None,
-        )
-
-    async def play(self) -> None:
-        while True:
-            deliveries = await self._prompts.read(count=64, block_s=0.02)
-            self.max_in_flight = max(self.max_in_flight, len(deliveries))
-            for delivery in deliveries:
-                if int(delivery.group_id) in self.bury:
-                    await delivery.bury("it kills the engine")
-                else:
-                    await self._complete(delivery)
-            for delivery in await self._completions.read(count=64, block_s=0.02):
-                await self._score(delivery)
-
-    async def _complete(self, delivery: Delivery) -> None:
-        prompt = decode_prompt_group(delivery.payload)
-        version = int(await self.redis.get(self.keys.required_version) or 0)
-        await self.redis.hset(self.keys.started, prompt.group_id, str(version))
-        num_prompt = len(prompt.prompt_ids) // 4
-        rollouts = tuple(
-            Rollout(
-                rollout_id=f"{prompt.group_id}-{branch}",
-                group_id=prompt.group_id,
-                branch=branch,
-                token_ids=prompt.prompt_ids + pack_ids([5 + branch, 2]),
-                loss_mask=pack_mask([0] * num_prompt + [1, 1]),
-                logprobs=pack_logprobs([-4.0, -4.0]),
-                version_spans=(VersionSpan(version, 0, 2),),
-                turns=(Turn("assistant", num_prompt, num_prompt + 2, "stop", 0.0, 1.0),),
-                completion="b",
-            )
-            for branch in range(prompt.num_generations)
-        )
-        payload = encode(CompletedGroup(prompt=prompt, rollouts=rollouts))
-        await delivery.hand_off(self.keys.completions, self.keys.seen(self.keys.completions), payload)
-
-    async def _score(self, delivery: Delivery) -> None:
-        group = decode_completed_group(delivery.payload)
-        number = int(group.prompt.group_id)
-        values = [self.reward(number, rollout.branch) for rollout in group.rollouts]
-        rollouts = tuple(
-            msgspec.structs.replace(
-                rollout, rewards=(RewardOutcome("parity", "error" if value is None else "scored", value, 1.0),)
-            )
-            for rollout, value in zip(group.rollouts, values, strict=True)
-        )
-        payload = encode(ScoredGroup(prompt=group.prompt, rollouts=rollouts))
-        await delivery.hand_off(self.keys.scored, self.keys.seen(self.keys.scored), payload)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
+from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train, trained_groups
+from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 
 
 @pytest.fixture
-def config(tmp_path: Path, model_dir: Path) -> RunConfig:
-    rows = tmp_path / "train.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"a{number % 7}="}) + "\n" for number in range(20)))
-    return RunConfig(
-        model=str(model_dir),
-        dataset_name=str(rows),
-        reward_funcs=["parity"],
-        num_generations=4,
-        groups_per_step=2,
-        max_steps=6,
-        max_staleness=1,
-        max_completion_length=8,
-        save_steps=2,
-        learning_rate=1e-3,
-    )
-
-
-async def create(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
-    await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))
-
-
-async def train(
-    redis: Redis, *, played: PlayedServices, sender: FakeSender, terminate: asyncio.Event | None = None
-) -> tuple[Ending, TrainingLoop]:
-    """Run one incarnation of the trainer to its end."""
-    store = RunStore(redis)
-    record = await store.get(RUN_ID)
-    assert record is not None
-    epoch = await take_over(redis, RunKeys(RUN_ID))
-    parts = await assemble(redis, store, record, sender, epoch=epoch)
-    parts.pace = AdmissionPace(parts.config, ledger=parts.ledger, probe_every_s=0.2)
-    loop = TrainingLoop(parts, terminate=terminate or asyncio.Event())
-    services = asyncio.create_task(played.play(), name="played services")
-    try:
-        async with asyncio.timeout(60):
-            ending = await loop.run()
-    finally:
-        services.cancel()
-    return ending, loop
-
-
-def trained_groups(run_dir: Path) -> dict[int, list[int]]:
-    """Return the groups of each step, as the rollout log has them."""
-    steps: dict[int, list[int]] = {}
-    for path in sorted((run_dir / "rollouts").glob("step_*.jsonl")):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        steps[rows[0]["step"]] = sorted({int(row["group_id"]) for row in rows})
-    return steps
-
-
-def newest_ledger(run_dir: Path) -> dict[str, Any]:
-    newest = max((run_dir / "checkpoints").glob("step_*"))
-    state = json.loads((newest / "trainer_state.json").read_text())
-    ledger: dict[str, Any] = state["extra"]["ledger"]
-    return ledger
+def config(tmp_path: Path, tiny_model: Path) -> RunConfig:
+    return small_config(tmp_path, tiny_model)
 
 
 async def test_a_run_trains_every_admitted_group_once_and_pushes_every_version(
@@ -265,7 +94,7 @@ async def test_a_stopped_run_drops_what_is_in_flight_with_that_reason(
 async def test_a_buried_group_gives_its_place_to_another(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
     await create(redis, config, tmp_path)
     played = PlayedServices(redis)
-    played.bury = {3}
+    played.bury = {"00000003"}
     ending, loop = await train(redis, played=played, sender=FakeSender(redis))
     assert ending == "finished"
     assert loop.ledger.dropped_by_reason() == {"dead_letter": 1}
@@ -276,7 +105,7 @@ async def test_groups_without_signal_are_dropped_if_the_run_says_so(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
     await create(redis, config.model_copy(update={"drop_zero_std_groups": True}), tmp_path)
-    played = PlayedServices(redis, reward=lambda number, branch: 1.0 if number % 3 == 0 else float(branch % 2))
+    played = PlayedServices(redis, reward=lambda label, branch: 1.0 if int(label) % 3 == 0 else float(branch % 2))
     ending, loop = await train(redis, played=played, sender=FakeSender(redis))
     assert ending == "finished"
     assert loop.ledger.num_trained == 12
@@ -290,8 +119,163 @@ async def test_while_every_reward_fails_only_a_probe_is_generated_and_the_run_re
 ) -> None:
     """Groups 0 to 3 are the first window; 4 and 5 are probes, and the second finds the reward function mended."""
     await create(redis, config, tmp_path)
-    played = PlayedServices(redis, reward=lambda number, branch: None if number < 5 else float(branch % 2))
+    played = PlayedServices(redis, reward=lambda label, branch: None if int(label) < 5 else float(branch % 2))
     ending, loop = await train(redis, played=played, sender=FakeSender(redis))
     assert ending == "finished"
     assert loop.ledger.dropped_by_reason() == {"unscorable": 5}
     assert loop.ledger.num_trained == 12
+
+
+async def test_a_batch_of_several_steps_trains_each_minibatch_as_often_as_asked_and_pushes_once(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    """Two minibatches of 2 groups in 2 passes: 4 steps a batch, 3 batches of 4 groups."""
+    several = {"num_iterations": 2, "steps_per_generation": 2, "max_staleness": 7, "max_steps": 12, "save_steps": 3}
+    await create(redis, config.model_copy(update=several), tmp_path)
+    sender = FakeSender(redis)
+
+    ending, loop = await train(redis, played=PlayedServices(redis), sender=sender)
+
+    assert ending == "finished"
+    assert sender.versions == [0, 4, 8, 12], "weights are pushed between batches alone"
+    assert newest_ledger(tmp_path / "run") == {"admitted": 12, "trained": [[0, 11]], "dropped": {}}
+    steps = trained_groups(tmp_path / "run")
+    assert list(steps) == [1, 2, 5, 6, 9, 10], "the rollouts of a minibatch are logged in its first pass"
+    assert sorted(number for groups in steps.values() for number in groups) == list(range(12))
+    assert all(len(groups) == 2 for groups in steps.values())
+    metrics = json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, 13))
+    assert ["reward" in line for line in metrics] == [True, False, False, False] * 3
+    assert max(line["staleness/max"] for line in metrics) <= 7
+    assert metrics[3]["staleness/min"] == 3, "the fourth step of the first batch trains what version 0 sampled"
+    checkpoints = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert checkpoints == ["step_00000008", "step_00000012"], "at batch ends, when a multiple of save_steps was passed"
+    assert loop.ledger.num_in_flight == 0
+
+
+async def test_the_first_pass_over_a_batch_is_on_policy_and_later_ones_are_not(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    """The proximal policy is the one the batch began with: its ratio is 1 in the first step of a batch alone.
+
+    Of 4 completions of one group every second is right, so half of the tokens have advantages of either sign.
+    """
+    several = {"num_iterations": 3, "max_staleness": 2, "max_steps": 6, "epsilon": 1e-6, "learning_rate": 1e-2}
+    await create(redis, config.model_copy(update=several), tmp_path)
+    await train(redis, played=PlayedServices(redis), sender=FakeSender(redis))
+    clipped = [line["clip_ratio/region_mean"] > 0 for line in json_lines(tmp_path / "run" / "metrics.jsonl")]
+    assert clipped == [False, True, True] * 2, "a clip range this narrow catches every ratio that is not 1"
+
+
+async def test_a_run_that_ends_within_a_batch_samples_and_trains_what_the_steps_left_use(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    """Batches of 3 minibatches of 2 groups; 4 steps are one batch and one minibatch: 8 groups."""
+    several = {"steps_per_generation": 3, "max_staleness": 5, "max_steps": 4, "save_steps": 100}
+    await create(redis, config.model_copy(update=several), tmp_path)
+    sender = FakeSender(redis)
+    ending, _ = await train(redis, played=PlayedServices(redis), sender=sender)
+    assert ending == "finished"
+    assert sender.versions == [0, 3, 4]
+    assert newest_ledger(tmp_path / "run") == {"admitted": 8, "trained": [[0, 7]], "dropped": {}}
+    assert (tmp_path / "run" / "checkpoints" / "step_00000004").is_dir()
+
+
+@pytest.mark.parametrize("how", ["stop", "terminate"])
+async def test_whoever_ends_a_run_within_a_batch_gets_the_whole_batch(
+    how: str, redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    several = {"num_iterations": 4, "max_staleness": 3, "max_steps": 400, "save_steps": 1000}
+    await create(redis, config.model_copy(update=several), tmp_path)
+    sender, terminate = FakeSender(redis), asyncio.Event()
+    run = asyncio.create_task(
+        train(redis, played=PlayedServices(redis), sender=sender, terminate=terminate), name="run"
+    )
+    await sender.reached(4)
+    if how == "stop":
+        await RunStore(redis).ask_to_stop(RUN_ID)
+    else:
+        terminate.set()
+    ending, loop = await run
+    assert ending == ("stopped" if how == "stop" else "terminated")
+    last = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
+    assert last % 4 == 0
+    assert last == sender.versions[-1] == json_lines(tmp_path / "run" / "metrics.jsonl")[-1]["step"]
+    assert loop.ledger.num_trained == last // 2
+
+
+async def test_the_kl_to_the_reference_model_is_zero_before_the_first_step_and_not_after(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config.model_copy(update={"beta": 0.1, "max_steps": 2}), tmp_path)
+    await train(redis, played=PlayedServices(redis), sender=FakeSender(redis))
+    first, second = (line["kl"] for line in json_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert first == pytest.approx(0.0, abs=1e-6)
+    assert second > 1e-6
+
+
+async def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_everything_for_a_post_mortem(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    """Groups 4 and 5 make the third step. Group 5 says it was sampled with logprob -1e30, a ratio beyond any float."""
+    around_the_sampler = {"use_decoupled_loss": False, "vllm_importance_sampling_correction": False}
+    await create(redis, config.model_copy(update=around_the_sampler), tmp_path)
+    played = PlayedServices(redis)
+    played.logprobs["00000005"] = -1e30
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await train(redis, played=played, sender=FakeSender(redis))
+
+    (error,) = caught.value.exceptions
+    assert isinstance(error, NonFiniteError)
+    assert "the loss of step 3 is" in str(error)
+    assert "post_mortem/step_00000003/report.json" in str(error)
+    directory = tmp_path / "run" / "post_mortem" / "step_00000003"
+    report = json.loads((directory / "report.json").read_text(), parse_constant=pytest.fail)
+    assert (report["step"], report["policy_version"]) == (3, 2)
+    assert report["group_ids"] == ["00000004", "00000005"]
+    assert report["settings"]["learning_rate"] == 1e-3
+    at_fault = [row for row in report["rows"] if row["fault"]]
+    assert report["rollouts_at_fault"] == [row["rollout_id"] for row in at_fault]
+    # A clipped objective bounds the loss of a good completion, and not that of a bad one: branches 0 and 2 are bad.
+    assert report["rollouts_at_fault"] == ["00000005-0", "00000005-2"]
+    assert at_fault[0]["loss"] == "inf"
+    assert at_fault[0]["generator_logprobs"] == [pytest.approx(-1e30), pytest.approx(-1e30)]
+    assert all(math.isfinite(row["loss"]) for row in report["rows"] if not row["fault"])
+    groups = {path.stem: decode_scored_group(path.read_bytes()) for path in (directory / "groups").iterdir()}
+    assert {label: len(group.rollouts) for label, group in groups.items()} == {"00000004": 4, "00000005": 4}
+    assert newest_ledger(tmp_path / "run")["trained"] == [[0, 3]], "the checkpoint of step 2 is as it was"
+
+
+async def test_weights_that_are_not_finite_are_named_as_the_cause(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config, tmp_path)
+
+    def poison(parts: Parts) -> None:
+        cast("PolicyCore", parts.core).lm.model.norm.weight.data[3] = math.nan
+
+    with pytest.raises(ExceptionGroup):
+        await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=poison)
+    report = json.loads((tmp_path / "run" / "post_mortem" / "step_00000001" / "report.json").read_text())
+    assert {row["fault"] for row in report["rows"]} == {"the policy in training has no finite logprobs for it"}
+    assert not list((tmp_path / "run" / "checkpoints").glob("step_*"))
+
+
+async def test_a_gradient_that_is_not_finite_is_traced_to_its_rollouts_although_every_loss_is_finite(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config, tmp_path)
+
+    def make_overflow(parts: Parts) -> None:
+        """Let the gradient of one token's embedding be infinite: only rollouts with that token have it."""
+
+        def overflow(gradient: torch.Tensor) -> torch.Tensor:
+            return torch.where(gradient[6:7].abs().sum() > 0, torch.full_like(gradient, math.inf), gradient)
+
+        cast("PolicyCore", parts.core).lm.model.embed_tokens.weight.register_hook(overflow)
+
+    with pytest.raises(ExceptionGroup):
+        await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=make_overflow)
+    report = json.loads((tmp_path / "run" / "post_mortem" / "step_00000001" / "report.json").read_text())
+    assert report["rollouts_at_fault"] == [f"{label}-1" for label in report["group_ids"]], "branch 1 samples token 6"

@@ -71,7 +71,7 @@ def test_shared_imports_neither_torch_nor_vllm_nor_transformers() -> None:
     assert heavy_modules_after(f"import {', '.join(names)}") == []
 
 
-@pytest.mark.parametrize("door", ["headrace.__main__", "services.trainer.api"])
+@pytest.mark.parametrize("door", ["headrace.__main__", "services.trainer.run_api.api"])
 def test_what_a_user_touches_first_imports_neither_torch_nor_vllm_nor_transformers(door: str) -> None:
     assert heavy_modules_after(f"import {door}") == []
 
@@ -95,8 +95,9 @@ def test_the_generator_on_cpu_is_the_same_release_of_vllm_as_on_gpu() -> None:
 
 
 def test_the_locks_agree_with_each_other_and_hold_the_pins_of_the_project() -> None:
-    cpu, dev = lock("cpu"), lock("dev")
+    cpu, dev, test = lock("cpu"), lock("dev"), lock("test")
     differing = {package for package in cpu.keys() & dev.keys() if cpu[package] != dev[package]}
+    differing |= {package for package in test.keys() & (cpu | dev).keys() if test[package] != (cpu | dev)[package]}
     assert not differing, f"run `make lock`: {differing}"
     extras = project()["optional-dependencies"]
     (torch,) = [line for line in extras["trainer"] if line.startswith("torch==")]
@@ -109,6 +110,7 @@ def test_the_locks_cover_every_dependency_of_the_project() -> None:
     wanted = {
         "cpu": [*project()["dependencies"], *(extras[e] for e in ("generator-cpu", "rewarder", "trainer", "demo"))],
         "dev": [*project()["dependencies"], *(extras[e] for e in ("rewarder", "dev"))],
+        "test": [*(extras[e] for e in ("report", "oracle"))],
     }
     for name, requirements in wanted.items():
         flat = [line for item in requirements for line in ([item] if isinstance(item, str) else item)]

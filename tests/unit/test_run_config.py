@@ -1,11 +1,13 @@
 """A run config is refused with a sentence that says what to change."""
 
+import re
 from typing import Any
 
 import pytest
 
 from shared.errors import UserError
 from shared.run_config import RunConfig, parse_run_config
+from shared.run_options.from_trl import INSTEAD
 
 MINIMAL: dict[str, Any] = {"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"]}
 
@@ -36,14 +38,105 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ({"epsilon": 0.3, "epsilon_high": 0.2}, "epsilon_high=0.2 is below epsilon=0.3"),
         ({"max_steps": 0}, "max_steps=0 trains nothing"),
         ({"max_steps": 5, "warmup_steps": 10}, "warmup_steps=10 is longer than max_steps=5"),
-        ({"max_tokens_per_microbatch": 100}, "one rollout may have 256 tokens.*raise it to at least 256"),
+        ({"max_tokens_per_microbatch": 100}, "one rollout may have 512 tokens.*raise it to at least 512"),
         ({"name": "../escape"}, "name: use letters"),
         ({"loss_type": "ppo"}, "loss_type: "),
+        ({"attn_implementation": "flsh"}, "attn_implementation: .*'flash_attention_2'"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_run_config({**MINIMAL, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        # Nothing would read the option.
+        ({"loss_type": "sapo", "delta": 4.0}, "delta=4.0 would change nothing: loss_type sapo does not clip"),
+        ({"loss_type": "vespo", "epsilon": 0.1}, "epsilon=0.1 would change nothing: loss_type vespo does not clip"),
+        ({"loss_type": "cispo", "epsilon_high": 5.0, "delta": 6.0}, "delta=6.0 .*loss_type cispo does not clip"),
+        ({"loss_type": "sapo", "epsilon_high": 0.3}, "epsilon_high=0.3 would change nothing"),
+        ({"sapo_temperature_pos": 2.0}, "sapo_temperature_pos=2.0 .*an option of loss_type sapo"),
+        ({"vespo_k_neg": 2.0}, "vespo_k_neg=2.0 .*an option of loss_type vespo"),
+        ({"use_bias_correction_kl": False}, "use_bias_correction_kl=False .*set beta"),
+        ({"sync_ref_model": True}, "sync_ref_model=True .*no KL term with beta 0"),
+        ({"beta": 0.1, "ref_model_sync_steps": 64}, "ref_model_sync_steps=64 .*set sync_ref_model"),
+        ({"entropy_target": 1.0}, "entropy_target=1.0 .*set use_adaptive_entropy"),
+        (
+            {"vllm_importance_sampling_correction": False, "vllm_importance_sampling_clip_min": 0.5},
+            "vllm_importance_sampling_clip_min=0.5 .*correction is false",
+        ),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
+            "scale_rewards=none .*std of the group and then of the batch",
+        ),
+        # Options contradict each other.
+        ({"loss_type": "cispo"}, "cuts the ratio at epsilon_high itself.*epsilon_high=None"),
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, "epsilon_high=0.28 would cut even"),
+        ({"delta": 1.2}, r"delta=1.2 is not above 1 \+ epsilon_high = 1.2"),
+        ({"loss_type": "luspo"}, "set importance_sampling_level: sequence"),
+        (
+            {"loss_type": "vespo", "importance_sampling_level": "sequence"},
+            "vespo makes its own weight of a completion.*leave it at token",
+        ),
+        ({"loss_type": "vespo"}, "vllm_importance_sampling_mode sequence_mask has no place; use token_truncate"),
+        ({"use_decoupled_loss": False}, "correct for the same difference twice; set it to false"),
+        ({"vllm_importance_sampling_clip_min": 3.0}, "clip_min=3.0 is not below .*clip_max=3.0"),
+        ({"vllm_importance_sampling_clip_max": 0.9}, "clip_max=0.9 leave out 1, the weight of every token"),
+        (
+            {"vllm_importance_sampling_clip_min": 1.5, "vllm_importance_sampling_clip_max": None},
+            "clip_min=1.5 and .* leave out 1",
+        ),
+        (
+            {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": None},
+            "mode token_truncate needs vllm_importance_sampling_clip_max",
+        ),
+        (
+            {"vllm_importance_sampling_cap": 2.0, "vllm_importance_sampling_clip_max": 4.0},
+            "vllm_importance_sampling_cap is TRL's older name of vllm_importance_sampling_clip_max; give one",
+        ),
+        ({"use_adaptive_entropy": True, "entropy_coef_min": 1.0}, "entropy_coef_min=1.0 is not below .*max=1.0"),
+        (
+            {"use_adaptive_entropy": True, "entropy_coef": 0.5, "entropy_coef_max": 0.1},
+            "begins with entropy_coef=0.5, which is outside",
+        ),
+        ({"num_iterations": 2, "steps_per_generation": 3}, "max_staleness=2; raise it to at least 5"),
+        ({"beta": 0.1, "sync_ref_model": True, "use_peft": True}, "sync_ref_model .*use_peft"),
+    ],
+)
+def test_a_loss_that_makes_no_sense_is_refused_with_the_reason(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse_run_config({**MINIMAL, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss_type": "cispo", "epsilon_high": 5.0, "importance_sampling_level": "sequence"},
+        {"loss_type": "luspo", "importance_sampling_level": "sequence", "delta": 4.0},
+        {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate", "vespo_k_pos": 1.0},
+        {"loss_type": "vespo", "vllm_importance_sampling_correction": False},
+        {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": None},
+        {"vllm_importance_sampling_cap": 2.0},
+        {"use_decoupled_loss": False, "vllm_importance_sampling_correction": False},
+        {"use_adaptive_entropy": True, "entropy_target": 1.0},
+        {"num_iterations": 3},
+    ],
+)
+def test_a_loss_that_makes_sense_is_accepted_and_survives_being_stored(change: dict[str, Any]) -> None:
+    config = parse_run_config({**MINIMAL, **change})
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_the_older_name_of_the_upper_bound_wins_where_it_is_given() -> None:
+    assert parse_run_config(MINIMAL).correction_bounds() == (None, 3.0)
+    assert parse_run_config({**MINIMAL, "vllm_importance_sampling_cap": 2.0}).correction_bounds() == (None, 2.0)
+
+
+def test_trl_spellings_of_scale_rewards_are_understood() -> None:
+    assert parse_run_config({**MINIMAL, "scale_rewards": True}).scale_rewards == "group"
+    assert parse_run_config({**MINIMAL, "scale_rewards": False}).scale_rewards == "none"
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
@@ -57,3 +150,40 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
 def test_a_config_that_is_no_table_is_refused(raw: object) -> None:
     with pytest.raises(UserError):
         parse_run_config(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("per_device_train_batch_size", "groups_per_step"),
+        ("bf16", "dtype: bfloat16"),
+        ("use_vllm", "HEADRACE_ENGINE_ARGS"),
+        ("warmup_ratio", "warmup_steps, in optimizer steps"),
+        ("learning_rat", "did you mean learning_rate?"),
+    ],
+)
+def test_an_option_that_trl_has_and_a_run_has_not_is_refused_with_what_to_write_instead(
+    name: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=f"{name}: there is no such setting; .*{re.escape(sentence)}"):
+        parse_run_config({"model": "m", "dataset_name": "d.jsonl", "reward_funcs": ["accuracy_reward"], name: 1})
+
+
+def test_no_hint_is_given_for_a_setting_that_there_is() -> None:
+    assert not INSTEAD.keys() & RunConfig.model_fields.keys()
+
+
+def test_a_test_split_may_be_of_another_configuration() -> None:
+    found = parse_run_config(
+        {
+            "model": "m",
+            "dataset_name": "org/data",
+            "dataset_config": "main",
+            "dataset_test_split": "test",
+            "eval_dataset_config": "hard",
+            "eval_steps": 5,
+            "reward_funcs": ["accuracy_reward"],
+        }
+    ).eval_source()
+    assert found is not None
+    assert (found[1].path, found[1].name, found[1].split) == ("org/data", "hard", "test")

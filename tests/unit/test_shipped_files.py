@@ -21,10 +21,11 @@ def test_an_example_run_file_is_accepted(path: Path) -> None:
     parse_run_config(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
-def test_the_page_of_settings_says_what_the_settings_are() -> None:
-    spec = importlib.util.spec_from_file_location("make_run_file_page", ROOT / "docs" / "make_run_file_page.py")
+@pytest.mark.parametrize("maker", ["make_run_file_page", "make_metrics_page"])
+def test_a_page_that_is_made_from_code_says_what_the_code_says(maker: str) -> None:
+    spec = importlib.util.spec_from_file_location(maker, ROOT / "docs" / f"{maker}.py")
     assert spec is not None
     assert spec.loader is not None
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
-    assert maker.PAGE.read_text(encoding="utf-8") == maker.page(), "run: python docs/make_run_file_page.py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), f"run: python docs/{maker}.py"

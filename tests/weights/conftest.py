@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from services.trainer.weight_sender import WeightSender
+from services.trainer.push.weight_sender import WeightSender
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
-from tests.weights.known_weights import make_model_dir
+from tests.weights.known_weights import LORA_ALPHA, LORA_RANK, make_model_dir
 from tests.weights.replica import KEY, RUN_ID, ReplicaProcess
 
 PUSH_TIMEOUT_S = 20.0
@@ -41,14 +41,23 @@ def tied_replica(tied_model_dir: Path, tmp_path_factory: pytest.TempPathFactory)
     yield from _started("generator-tied", tied_model_dir, tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def adapter_replica(tied_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
+    """Return a replica that serves adapters of a model with tied embeddings."""
+    more = {"--lora-rank": str(LORA_RANK), "--lora-alpha": str(LORA_ALPHA)}
+    yield from _started("generator-lora", tied_model_dir, tmp_path_factory, more)
+
+
 @pytest.fixture
 def mortal(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
     """Return a replica of one test's own, to be killed by it."""
     yield from _started("generator-2", model_dir, tmp_path_factory)
 
 
-def _started(replica_id: str, model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
-    process = ReplicaProcess(replica_id, model_dir, tmp_path_factory.mktemp(replica_id) / "log")
+def _started(
+    replica_id: str, model_dir: Path, tmp_path_factory: pytest.TempPathFactory, more: dict[str, str] | None = None
+) -> Iterator[ReplicaProcess]:
+    process = ReplicaProcess(replica_id, model_dir, tmp_path_factory.mktemp(replica_id) / "log", more=more)
     try:
         process.wait_until_up()
         yield process

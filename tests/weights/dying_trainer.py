@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from services.trainer.weight_sender import WeightSender
+from services.trainer.push.weight_sender import WeightSender
 from shared.redis_connection import connect
 from tests.weights.known_weights import interrupted, make_policy
 from tests.weights.replica import KEY, RUN_ID

@@ -1,6 +1,7 @@
 """An engine without a model: the real gloo wire, and a dictionary where the weights would go."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,10 @@ import torch
 
 from services.generator.gloo_wire import TrainerGroup
 from services.generator.vllm_plugin import GLOO_BACKEND
+
+
+def is_there(directory: str) -> bool:
+    return Path(directory).is_dir()
 
 
 class FakeEngine:
@@ -28,6 +33,7 @@ class FakeEngine:
         self._buffer_bytes = 0
         self._received: dict[str, torch.Tensor] = {}
         self.weights: dict[str, torch.Tensor] = {}
+        self.adapter: dict[str, Any] | None = None
         self.version = "none"
         self.is_paused = False
         self.calls: list[str] = []
@@ -57,6 +63,7 @@ class FakeEngine:
         elif method == "start_weight_update":
             self._received = {}
         elif method == "update_weights":
+            self.adapter = kwargs["update_info"].pop("adapter", None)
             await asyncio.to_thread(self._receive, **kwargs["update_info"])
         elif method == "shutdown_weight_transfer_engine":
             self.close()
@@ -85,6 +92,18 @@ class FakeEngine:
         self.weights = self._received
         if weight_version is not None:
             self.version = weight_version
+
+    async def update_weight_version(self, new_version: str) -> None:
+        await self._called("update_weight_version")
+        self.version = new_version
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        assert lora_request.load_inplace
+        assert self.adapter is not None
+        assert lora_request.lora_path == self.adapter["directory"]
+        assert is_there(lora_request.lora_path)
+        await self._called("add_lora")
+        return True
 
     async def get_weight_version(self) -> str:
         await self._called("get_weight_version")

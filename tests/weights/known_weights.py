@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -9,6 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from tests.tiny_model import make_tiny_model
 
 PROMPT_IDS = [1, 4, 9, 14, 30, 41, 7, 22]
+LORA_RANK, LORA_ALPHA = 4, 12
 
 
 def make_model_dir(path: Path, *, tied: bool) -> Path:
@@ -26,6 +28,27 @@ def make_policy(model_dir: Path, *, seed: int) -> Qwen3ForCausalLM:
     """Return a policy of that architecture with weights unrelated to any other seed's, so that a mix-up shows."""
     torch.manual_seed(1000 + seed)
     return Qwen3ForCausalLM(Qwen3Config.from_pretrained(model_dir)).eval()
+
+
+def make_adapter_policy(model_dir: Path, *, seed: int) -> Any:
+    """Return the model of the directory in PEFT's wrapper, with adapters unrelated to any other seed's."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+    policy: Any = get_peft_model(Qwen3ForCausalLM.from_pretrained(model_dir, dtype=torch.float32), config)
+    torch.manual_seed(2000 + seed)
+    for name, parameter in policy.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return policy.eval()
+
+
+def adapters_of(policy: Any) -> dict[str, torch.Tensor]:
+    """Return the adapters by the names they have in PEFT's files."""
+    import peft
+
+    found: dict[str, torch.Tensor] = cast(Any, peft).get_peft_model_state_dict(policy)
+    return found
 
 
 def weights_of(policy: Qwen3ForCausalLM) -> Callable[[], Iterable[tuple[str, torch.Tensor]]]:
@@ -53,7 +76,7 @@ def interrupted(
     return weights
 
 
-def logprobs_of(policy: Qwen3ForCausalLM, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:
+def logprobs_of(policy: Any, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:
     """Return log p of each completion token given everything before it."""
     ids = torch.tensor([prompt_ids + completion_ids])
     with torch.no_grad():

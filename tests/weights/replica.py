@@ -38,7 +38,7 @@ class Sample:
 class ReplicaProcess:
     """One replica with a real engine."""
 
-    def __init__(self, replica_id: str, model_dir: Path, log_path: Path) -> None:
+    def __init__(self, replica_id: str, model_dir: Path, log_path: Path, *, more: dict[str, str] | None = None) -> None:
         self.replica_id = replica_id
         self.url = f"http://127.0.0.1:{free_port()}"
         self._log_path = log_path
@@ -57,6 +57,7 @@ class ReplicaProcess:
             "--run-id": RUN_ID,
             "--port": self.url.rpartition(":")[2],
             "--key": KEY,
+            **(more or {}),
         }
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(

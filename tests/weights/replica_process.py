@@ -1,6 +1,7 @@
 """A generator replica reduced to its engine and the receiving end of the push; run as a process of its own.
 
-Beside the weight routes it answers ``POST /probe``: sample, and say what was sampled under which version.
+Beside the weight routes it answers ``POST /probe``: sample, and say what was sampled under which version; and, if it
+serves adapters, the OpenAI-compatible routes.
 """
 
 import argparse
@@ -25,17 +26,24 @@ async def main() -> None:
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--key", required=True)
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--lora-alpha", type=int, default=0)
     args = parser.parse_args()
 
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from services.generator.adapter import AdapterSpec, serving_request
+    from services.generator.engine import Engine
+    from services.generator.engine_spec import EngineSpec
+    from services.generator.openai_routes import make_handlers
     from services.generator.vllm_plugin import GLOO_BACKEND
     from services.generator.weight_receiver import WeightReceiver
     from services.generator.weight_routes import make_router
     from shared.http_guard import HttpGuard
 
+    adapter = AdapterSpec(args.lora_rank, args.lora_alpha, None) if args.lora_rank else None
     engine_args: dict[str, Any] = {
         "model": args.model,
         "dtype": "float32",
@@ -44,10 +52,12 @@ async def main() -> None:
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "weight_transfer_config": {"backend": GLOO_BACKEND},
+        **({} if adapter is None else adapter.engine_args()),
     }
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
     receiver = WeightReceiver(replica_id=args.replica_id, grace_s=3.0)
-    receiver.attach(engine, run_id=args.run_id, model=args.model, dtype="float32")
+    receiver.attach(engine, run_id=args.run_id, model=args.model, dtype="float32", adapter=adapter)
+    lora_request = serving_request(adapter)
     app = FastAPI()
     app.include_router(make_router(receiver))
     count = 0
@@ -58,7 +68,8 @@ async def main() -> None:
         count += 1
         parameters = SamplingParams(max_tokens=body.max_tokens, temperature=1.0, logprobs=0, ignore_eos=True)
         last: Any = None
-        async for output in engine.generate({"prompt_token_ids": body.prompt_ids}, parameters, f"probe-{count}"):
+        prompt: Any = {"prompt_token_ids": body.prompt_ids}
+        async for output in engine.generate(prompt, parameters, f"probe-{count}", lora_request=lora_request):
             last = output
         choice = last.outputs[0]
         token_ids = list(choice.token_ids)
@@ -67,6 +78,10 @@ async def main() -> None:
             "logprobs": [step[token].logprob for step, token in zip(choice.logprobs, token_ids, strict=True)],
             "spans": [[span.version, span.start, span.end] for span in choice.weight_versions],
         }
+
+    if adapter is not None:
+        spec = EngineSpec(args.model, None, "float32", 256, GLOO_BACKEND, adapter)
+        app.mount("/", await make_handlers(Engine(engine, spec)))
 
     async def end_when_stuck() -> None:
         await receiver.fatal.wait()

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 import uvicorn
 from fastapi import FastAPI
 
+from services.generator.adapter import AdapterSpec
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
 from shared import lease
@@ -21,12 +22,12 @@ from tests.weights.replica import KEY, RUN_ID
 class ServedReceiver:
     """One replica. ``url`` is where it answers."""
 
-    def __init__(self, replica_id: str, url: str) -> None:
+    def __init__(self, replica_id: str, url: str, adapter: AdapterSpec | None = None) -> None:
         self.replica_id = replica_id
         self.url = url
         self.engine = FakeEngine()
         self.receiver = WeightReceiver(replica_id=replica_id, grace_s=0.5)
-        self.receiver.attach(self.engine, run_id=RUN_ID, model="tiny", dtype="float32")
+        self.receiver.attach(self.engine, run_id=RUN_ID, model="tiny", dtype="float32", adapter=adapter)
 
     async def register(self, redis: Redis, keys: RunKeys) -> None:
         """Announce it as a generator does."""
@@ -35,11 +36,11 @@ class ServedReceiver:
 
 
 @contextlib.asynccontextmanager
-async def serve(replica_id: str) -> AsyncGenerator[ServedReceiver]:
+async def serve(replica_id: str, *, adapter: AdapterSpec | None = None) -> AsyncGenerator[ServedReceiver]:
     """Serve a receiver on a port of its own."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    served = ServedReceiver(replica_id, f"http://127.0.0.1:{listener.getsockname()[1]}")
+    served = ServedReceiver(replica_id, f"http://127.0.0.1:{listener.getsockname()[1]}", adapter)
     app = FastAPI()
     app.include_router(make_router(served.receiver))
     guarded = HttpGuard(app, keys={"/": KEY})

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.communicator import NcclCommunicator
-from services.trainer.nccl import nccl_version, unique_id
-from services.trainer.packing import announce, pack
+from services.trainer.push.communicator import NcclCommunicator
+from services.trainer.push.nccl import nccl_version, unique_id
+from services.trainer.push.packing import announce, pack
 from shared.errors import PushError
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL refuses two ranks on one GPU")

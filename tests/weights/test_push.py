@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import Qwen3ForCausalLM
 
-from services.trainer.weight_sender import WeightSender
+from services.trainer.push.weight_sender import WeightSender
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from tests.weights.conftest import PUSH_TIMEOUT_S, make_sender

@@ -9,12 +9,12 @@ import httpx
 import pytest
 import torch
 
-from services.trainer.communicator import open_communicator, own_versions
-from services.trainer.fleet import Requirements
-from services.trainer.packing import announce
-from services.trainer.push_attempt import PushAttempt
-from services.trainer.replicas import Member, Replica
-from services.trainer.weight_sender import WeightSender
+from services.trainer.push.communicator import open_communicator, own_versions
+from services.trainer.push.fleet import Requirements
+from services.trainer.push.packing import announce
+from services.trainer.push.push_attempt import PushAttempt
+from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.weight_sender import WeightSender
 from shared.control import WEIGHTS_PATH, AbortRequest
 from shared.errors import FencedError, PushError, StateLostError
 from shared.keys import RunKeys
@@ -158,7 +158,7 @@ async def test_a_replica_that_is_loading_or_serves_another_run_is_left_alone(
 async def test_another_torch_release_is_refused_with_a_sentence_before_any_rank_enters(
     monkeypatch: pytest.MonkeyPatch, redis: Redis, incarnation: int, one: ServedReceiver
 ) -> None:
-    monkeypatch.setattr("services.trainer.weight_sender.own_versions", lambda: ("2.99.0+cu130", None))
+    monkeypatch.setattr("services.trainer.push.weight_sender.own_versions", lambda: ("2.99.0+cu130", None))
     sender = make_sender(redis, incarnation)
     result = await sender.push(weights(0.0), policy_version=0)
     await sender.close()
@@ -328,7 +328,7 @@ async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_no
         raise PushError("no port is left")
 
     with monkeypatch.context() as patched:
-        patched.setattr("services.trainer.weight_sender.open_communicator", refuse)
+        patched.setattr("services.trainer.push.weight_sender.open_communicator", refuse)
         result = await sender.push(weights(1.0), policy_version=1)
     assert opened == ["gloo 127.0.0.1"] * 2  # nobody was to blame, so the second attempt had the same member
     assert not result.is_confirmed

@@ -1,13 +1,16 @@
 """A model that cannot be trained is refused at submit, with the reason."""
 
 import json
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.trainer.model_check import check_model, is_hub_id
+from services.trainer.run_api.lora_check import why_not_4bit
+from services.trainer.run_api.model_check import check_model, is_hub_id
+from services.trainer.run_api.rank_command import ranks_per_node
 from shared.errors import UnavailableError, UserError
 from shared.run_config import RunConfig
 
@@ -119,3 +122,45 @@ def test_what_is_neither_path_nor_hub_id_is_refused(path: str) -> None:
 @pytest.mark.parametrize(("name", "is_id"), [("gpt2", True), ("Qwen/Qwen3-0.6B", True), ("/x", False), ("a//b", False)])
 def test_hub_ids_are_told_from_paths(name: str, is_id: bool) -> None:
     assert is_hub_id(name) is is_id
+
+
+def write_header(file: Path, tensors: Mapping[str, list[int]]) -> None:
+    """Write a safetensors file as far as its header."""
+    header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in tensors.items()}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def test_target_modules_are_looked_for_in_the_headers_of_the_weight_files(model: Path) -> None:
+    write_header(
+        model / "model.safetensors",
+        {
+            "model.embed_tokens.weight": [64, 8],
+            "model.layers.0.self_attn.q_proj.weight": [8, 8],
+            "model.layers.0.self_attn.q_proj.bias": [8],
+            "model.layers.0.mlp.experts.0.up_proj.weight": [16, 8],
+            "model.norm.weight": [8],
+            "lm_head.weight": [64, 8],
+        },
+    )
+    write_header(model / "more.safetensors", {"model.layers.1.self_attn.k_proj.weight": [8, 8]})
+    found = config(model, use_peft=True, lora_target_modules=["q_proj", "layers.1.self_attn.k_proj"])
+    assert check_model(found, lookup=nobody) == []
+    error = refusal(config(model, use_peft=True, lora_target_modules=["q_proj", "up_proj", "proj"]))
+    assert error.field == "lora_target_modules"
+    assert "no linear layer of this model is called up_proj or proj; there are k_proj, q_proj." in str(error)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x10", struct.pack("<Q", 2**40), struct.pack("<Q", 4) + b"[1]]"])
+def test_a_header_that_cannot_be_read_is_left_to_the_training_rank(model: Path, content: bytes) -> None:
+    (model / "model.safetensors").write_bytes(content)
+    assert check_model(config(model, use_peft=True, lora_target_modules=["anything"]), lookup=nobody) == []
+
+
+def test_a_base_in_4_bits_is_refused_where_the_training_ranks_see_no_gpu(model: Path) -> None:
+    run = config(model, use_peft=True, load_in_4bit=True, dtype="bfloat16")
+    assert why_not_4bit(config(model), {"CUDA_VISIBLE_DEVICES": ""}) is None
+    reason = why_not_4bit(run, {"CUDA_VISIBLE_DEVICES": ""})
+    assert reason is not None
+    assert "load_in_4bit needs a GPU, and the trainer has none" in reason
+    assert ranks_per_node(run, {"CUDA_VISIBLE_DEVICES": "0,1"}) == 1
+    assert ranks_per_node(config(model), {"CUDA_VISIBLE_DEVICES": "0,1"}) == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.trainer.stream_ids import parse_stream_id
+from services.trainer.run_api.stream_ids import parse_stream_id
 
 
 @pytest.mark.parametrize("text", ["0-0", "1763635200123-0", "18446744073709551615-0"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_view import GeneratorView, Queues, Surroundings, waiting_for
+from services.trainer.run_api.run_view import GeneratorView, Queues, Surroundings, waiting_for
 from shared.run_store import Progress, RunRecord
 
 NOW_S = 1000.0

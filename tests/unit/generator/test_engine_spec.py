@@ -1,9 +1,11 @@
 """What an engine is started with."""
 
+import importlib.util
 from typing import Any
 
 import pytest
 
+from services.generator.adapter import AdapterSpec
 from services.generator.engine_spec import check_engine_args, refuse_auto_map, spec_for
 from services.generator.settings import GeneratorSettings, read_settings
 from services.generator.vllm_environment import set_environment
@@ -50,13 +52,46 @@ def test_nccl_without_a_gpu_is_refused_before_anything_starts() -> None:
         spec_for(a_config(weight_transport="nccl"), has_cuda=False)
 
 
+def test_a_lora_run_has_an_engine_that_serves_one_adapter_of_its_rank() -> None:
+    spec = spec_for(a_config(use_peft=True, lora_r=20), has_cuda=False)
+    args = spec.engine_args({}, has_cuda=False)
+    assert (args["enable_lora"], args["max_loras"], args["max_lora_rank"]) == (True, 1, 32)
+    assert "enable_lora" not in spec_for(a_config(), has_cuda=False).engine_args({}, has_cuda=False)
+
+
+@pytest.mark.parametrize("changes", [{"lora_r": 8}, {"lora_alpha": 64}, {"lora_target_modules": ["q_proj"]}])
+def test_another_kind_of_adapter_needs_another_engine(changes: dict[str, Any]) -> None:
+    lora = spec_for(a_config(use_peft=True), has_cuda=False)
+    assert spec_for(a_config(use_peft=True, **changes), has_cuda=False) != lora
+    assert spec_for(a_config(), has_cuda=False) != lora
+    assert spec_for(a_config(use_peft=True, lora_dropout=0.1), has_cuda=False) == lora
+
+
+def test_adapters_on_a_gpu_are_served_in_bfloat16_alone() -> None:
+    with pytest.raises(UserError, match="set dtype: bfloat16"):
+        spec_for(a_config(use_peft=True), has_cuda=True)
+    assert spec_for(a_config(use_peft=True, dtype="bfloat16"), has_cuda=True).adapter is not None
+
+
+def test_a_base_in_4_bits_is_refused_on_cpu_and_without_the_package() -> None:
+    config = a_config(use_peft=True, load_in_4bit=True, dtype="bfloat16")
+    with pytest.raises(UserError, match="needs a GPU, and this generator runs on CPU"):
+        spec_for(config, has_cuda=False)
+    if importlib.util.find_spec("vllm_bnb_plugin") is None:
+        with pytest.raises(UserError, match="needs the package vllm-bnb-plugin"):
+            spec_for(config, has_cuda=True)
+    spec = AdapterSpec.of(config)
+    assert spec is not None
+    assert spec.engine_args()["quantization"] == "bitsandbytes"
+
+
 def test_the_operators_engine_arguments_win() -> None:
     spec = spec_for(a_config(), has_cuda=False)
     args = spec.engine_args({"max_num_seqs": 8, "enforce_eager": False}, has_cuda=False)
     assert (args["max_num_seqs"], args["enforce_eager"]) == (8, False)
 
 
-@pytest.mark.parametrize("name", ["trust_remote_code", "logprobs_mode", "model", "dtype"])
+@pytest.mark.parametrize("name", ["trust_remote_code", "logprobs_mode", "model", "dtype", "enable_lora"])
 def test_what_would_make_rollouts_untrue_or_run_foreign_code_cannot_be_set(name: str) -> None:
     with pytest.raises(UserError, match=name):
         check_engine_args({name: True}, {name})

@@ -13,6 +13,7 @@ RUN: dict[str, Any] = {
     "status": "finished",
     "started_at_s": 100.0,
     "ended_at_s": 250.0,
+    "config": {"num_iterations": 1, "steps_per_generation": 1, "max_staleness": 2},
     "progress": {
         "step": 2,
         "pushes": 3,
@@ -104,3 +105,14 @@ def test_the_groups_of_every_step_are_found_in_the_rollout_log(tmp_path: Path) -
         lines = "".join(json.dumps({"step": step, "group_id": group}) + "\n" for group in groups)
         (tmp_path / "rollouts" / f"step_{step:08d}.jsonl").write_text(lines, encoding="utf-8")
     assert trained_groups(tmp_path) == ["a", "b", "a", "c"]
+
+
+def test_a_run_that_was_told_to_take_turns_is_not_blamed_for_it() -> None:
+    turns = outcome_of({**RUN, "config": {**RUN["config"], "max_staleness": 0}})
+    assert replace(turns, staleness_max=0.0).problems() == []
+
+
+def test_a_run_that_makes_two_steps_on_a_batch_pushes_after_every_second() -> None:
+    config = {"num_iterations": 2, "steps_per_generation": 1, "max_staleness": 3}
+    progress = {**RUN["progress"], "pushes": 2, "pushes_confirmed": 2}
+    assert outcome_of({**RUN, "config": config, "progress": progress}).problems() == []

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.run_file import read_run_file
+from headrace.run_file import parse_settings, read_run_file
 from shared.errors import UserError
 from shared.run_config import parse_run_config
 
@@ -65,6 +65,22 @@ def test_a_file_that_is_missing_is_named_in_full_so_that_the_refusal_says_where_
     assert config == {"model": str(tmp_path / "model"), "dataset_name": str(tmp_path / "train.jsonl")}
 
 
+def test_the_files_of_a_mixture_and_of_an_evaluation_are_meant_from_the_run_file_too(tmp_path: Path) -> None:
+    text = (
+        "datasets:\n- {path: a.jsonl, fraction: 0.5}\n- {path: org/data, fraction: 0.5}\neval_dataset_name: b.parquet\n"
+    )
+    assert read_run_file(written(tmp_path, text)) == {
+        "datasets": [{"path": str(tmp_path / "a.jsonl"), "fraction": 0.5}, {"path": "org/data", "fraction": 0.5}],
+        "eval_dataset_name": str(tmp_path / "b.parquet"),
+    }
+
+
+@pytest.mark.parametrize("text", ["datasets: train.jsonl\n", "datasets: [train.jsonl]\n", "datasets: [{path: 7}]\n"])
+def test_a_mixture_that_is_none_is_left_for_the_run_api_to_refuse(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UserError, match="datasets"):
+        parse_run_config(read_run_file(written(tmp_path, text)) | {"model": "m", "reward_funcs": ["accuracy_reward"]})
+
+
 def test_a_hub_id_is_left_alone(tmp_path: Path) -> None:
     assert read_run_file(written(tmp_path, MINIMAL))["model"] == "org/model"
 
@@ -81,6 +97,8 @@ def test_a_hub_id_is_left_alone(tmp_path: Path) -> None:
         ("run.yaml", "", "must be a table of settings"),
         ("run.yaml", "model: !!python/object/apply:os.getcwd []\n", "not YAML"),
         ("run.json", "[" * 100_000, "nested too deeply"),
+        ("run.yaml", "model: a\nlearning_rate: .nan\n", "learning_rate is nan, which JSON has not"),
+        ("run.yaml", "model: a\nname: 2026-11-20\n", "write text in quotes"),
     ],
 )
 def test_a_file_that_is_no_run_file_is_refused_with_a_sentence(
@@ -92,10 +110,27 @@ def test_a_file_that_is_no_run_file_is_refused_with_a_sentence(
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a directory; name the run file in it"):
+        read_run_file(tmp_path)
     with pytest.raises(UserError, match="there is no file"):
         read_run_file(tmp_path / "nothing.yaml")
-    with pytest.raises(UserError, match="cannot be read"):
-        read_run_file(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
     with pytest.raises(UserError, match="cannot be read"):
         read_run_file(tmp_path / "latin.yaml")
+
+
+def test_settings_on_the_command_line_are_read_as_in_a_yaml_file() -> None:
+    texts = ["learning_rate=1e-4", "loss_type=cispo", "max_staleness=0", "report_to=[tensorboard]", "delta=null"]
+    assert parse_settings(texts) == {
+        "learning_rate": 1e-4,
+        "loss_type": "cispo",
+        "max_staleness": 0,
+        "report_to": ["tensorboard"],
+        "delta": None,
+    }
+
+
+@pytest.mark.parametrize("text", ["learning_rate", "=3", "", "a=[1"])
+def test_what_sets_nothing_is_refused_in_words(text: str) -> None:
+    with pytest.raises(UserError, match=r"write NAME=VALUE|not YAML"):
+        parse_settings([text])

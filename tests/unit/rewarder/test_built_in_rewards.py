@@ -14,7 +14,7 @@ from services.rewarder.built_in_rewards import (
     think_format_reward,
     unknown_name,
 )
-from services.rewarder.reward_call import CallError, Verdict
+from services.rewarder.reward_call import CallError, Completion, Verdict
 
 GSM8K = (
     ("Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 altogether.\n#### 72", "72"),
@@ -114,3 +114,9 @@ def test_an_unknown_name_gets_the_list_and_the_nearest() -> None:
     message = str(unknown_name("think_reward"))
     assert "Did you mean 'think_format_reward'?" in message
     assert all(name in message for name in BUILT_INS)
+
+
+def test_in_a_mixture_the_gold_answer_is_in_whichever_column_the_row_has() -> None:
+    completions: list[Completion] = [r"\boxed{42}", r"\boxed{42}", r"\boxed{42}"]
+    verdicts = accuracy_reward(completions, solution=[None, "42", None], answer=["#### 42", None, None])
+    assert [verdict.value for verdict in verdicts] == [1.0, 1.0, None]

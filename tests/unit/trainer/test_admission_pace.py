@@ -1,7 +1,7 @@
 """Admission goes on as staleness allows, and slows to single probes while no reward can be had."""
 
-from services.trainer.admission_pace import AdmissionPace
-from services.trainer.ledger import Ledger
+from services.trainer.loop.admission_pace import AdmissionPace
+from services.trainer.loop.ledger import Ledger
 from shared.run_config import RunConfig
 
 

@@ -5,7 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from services.trainer.advantages import combined_rewards, group_advantages, is_scorable
+from services.trainer.objective.advantages import (
+    Aggregation,
+    Scaling,
+    batch_advantages,
+    combined_rewards,
+    group_advantages,
+    is_scorable,
+    teaches,
+)
 from shared.messages import Outcome, RewardOutcome
 
 
@@ -77,3 +85,95 @@ def test_fewer_than_two_scored_completions_are_not_scorable(rewards: list[float]
 
 def test_two_scored_completions_are_scorable() -> None:
     assert is_scorable(np.array([0.0, np.nan, 1.0]))
+
+
+def group(*rewards: float | None) -> list[list[RewardOutcome]]:
+    """Return a group that one function scored; None is a failure."""
+    return [[unscored("error") if reward is None else scored(reward)] for reward in rewards]
+
+
+def advantages_of(
+    groups: list[list[list[RewardOutcome]]],
+    *,
+    scale: Scaling = "group",
+    aggregation: Aggregation = "sum_then_normalize",
+) -> list[list[float] | None]:
+    result = batch_advantages(groups, scale_rewards=scale, aggregation=aggregation)
+    return [None if advantages_G is None else advantages_G.tolist() for advantages_G in result]
+
+
+def test_within_groups_a_batch_is_scaled_group_by_group() -> None:
+    groups = [group(1.0, 0.0), group(3.0, 3.0), group(8.0, 0.0)]
+    std = math.sqrt(0.5)  # of 1 and 0; that of 8 and 0 is 8 times as much
+    near, far = 0.5 / (std + 1e-4), 4.0 / (8 * std + 1e-4)
+    assert advantages_of(groups) == [pytest.approx([near, -near]), None, pytest.approx([far, -far])]
+    assert advantages_of(groups, scale="none") == [[0.5, -0.5], None, [4.0, -4.0]]
+
+
+def test_over_the_batch_one_std_scales_all_groups_equal_ones_included_and_failures_not() -> None:
+    # Scored are 1, 0, 3, 3, 8: mean 3, squares 4 + 9 + 0 + 0 + 25 = 38, over 4.
+    std = math.sqrt(38 / 4) + 1e-4
+    groups = [group(1.0, 0.0), group(3.0, 3.0), group(8.0, None)]
+    assert advantages_of(groups, scale="batch") == [pytest.approx([0.5 / std, -0.5 / std]), None, None]
+
+
+def test_an_unscored_completion_has_advantage_zero_under_every_scaling() -> None:
+    for scale in ("group", "batch", "none"):
+        (advantages_G,) = advantages_of([group(1.0, None, 0.0)], scale=scale)
+        assert advantages_G is not None
+        assert advantages_G[1] == 0.0
+        assert advantages_G[0] == -advantages_G[2] > 0
+
+
+def test_normalised_first_a_function_of_small_rewards_counts_as_much_as_one_of_large_ones() -> None:
+    # Each function is +-1/sqrt(2) after its own normalisation (2 completions); they agree in group 0, not in group 1.
+    small, large = 0.01, 100.0
+    agree = [[scored(small), scored(large)], [scored(0.0), scored(0.0)]]
+    disagree = [[scored(small), scored(0.0)], [scored(0.0), scored(large)]]
+    first, second = advantages_of([agree, disagree], aggregation="normalize_then_sum")
+    of_small = (small / 2) / (small / math.sqrt(2) + 1e-4)
+    of_large = (large / 2) / (large / math.sqrt(2) + 1e-4)
+    sums = [of_small + of_large, of_small - of_large]
+    std = math.sqrt(2 * (sums[0] ** 2 + sums[1] ** 2) / 3) + 1e-4
+    assert first == pytest.approx([sums[0] / std, -sums[0] / std])
+    assert second == pytest.approx([sums[1] / std, -sums[1] / std])
+
+
+def test_normalised_first_weights_apply_to_what_was_normalised() -> None:
+    one = [[scored(1.0, weight=2.0), scored(0.0, weight=-3.0)], [scored(0.0, weight=2.0), scored(5.0, weight=-3.0)]]
+    (advantages_G,) = advantages_of([one], aggregation="normalize_then_sum")
+    of_first = 0.5 / (math.sqrt(0.5) + 1e-4)
+    of_second = -2.5 / (5 * math.sqrt(0.5) + 1e-4)
+    total = 2 * of_first - 3 * of_second
+    assert advantages_G == pytest.approx(
+        [total / (total * math.sqrt(2) + 1e-4), -total / (total * math.sqrt(2) + 1e-4)]
+    )
+
+
+def test_normalised_first_a_function_that_spoke_once_adds_nothing_and_a_failure_leaves_all_means() -> None:
+    rows = [
+        [scored(1.0), scored(7.0)],
+        [scored(0.0), unscored("not_applicable")],
+        [scored(100.0), unscored("timeout")],
+    ]
+    (advantages_G,) = advantages_of([rows], aggregation="normalize_then_sum")
+    only_first = 0.5 / (math.sqrt(0.5) + 1e-4)
+    scaled = only_first / (only_first * math.sqrt(2) + 1e-4)
+    assert advantages_G == pytest.approx([scaled, -scaled, 0.0])
+
+
+def test_a_group_teaches_if_its_sums_differ_or_any_function_where_that_counts() -> None:
+    cancelling = [[scored(1.0), scored(0.0)], [scored(0.0), scored(1.0)]]
+    assert not teaches(cancelling, aggregation="sum_then_normalize")
+    assert teaches(cancelling, aggregation="normalize_then_sum")
+    assert advantages_of([cancelling]) == [None]
+    equal = [[scored(1.0), scored(0.5)], [scored(1.0), scored(0.5)]]
+    assert not teaches(equal, aggregation="normalize_then_sum")
+    assert advantages_of([equal], aggregation="normalize_then_sum") == [None]
+    assert teaches(group(1.0, 0.0, None), aggregation="sum_then_normalize")
+
+
+def test_a_batch_without_groups_has_no_advantages() -> None:
+    for scale in ("group", "batch", "none"):
+        assert advantages_of([], scale=scale) == []
+    assert advantages_of([], aggregation="normalize_then_sum") == []

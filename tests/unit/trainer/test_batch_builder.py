@@ -5,9 +5,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from services.trainer.batch_builder import BatchBuilder
-from services.trainer.ledger import Ledger
-from services.trainer.scored_groups import ScoredGroups, WaitingGroup
+from services.trainer.loop.batch_builder import Batch, BatchBuilder
+from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.scored_groups import ScoredGroups, WaitingGroup
 from shared.messages import RewardOutcome, ScoredGroup
 from shared.run_config import RunConfig
 from tests.groups import scored_group
@@ -19,7 +19,7 @@ class FakeScoredGroups:
     def __init__(self) -> None:
         self.waiting: dict[int, WaitingGroup] = {}
 
-    def numbers(self) -> set[int]:
+    def considered(self) -> set[int]:
         return set(self.waiting)
 
     def oldest_first(self) -> list[WaitingGroup]:
@@ -44,9 +44,13 @@ class Rig:
         self.scored.waiting[number] = waiting
         self.batches.judge(waiting)
 
-    def choose(self, *, policy_version: int = 0, started: dict[int, int] | None = None) -> list[int]:
-        batch = self.batches.choose(policy_version=policy_version, started=started or {})
-        return [group.waiting.number for group in batch.groups]
+    def batch(
+        self, *, policy_version: int = 0, started: dict[int, int] | None = None, num_steps_left: int = 100
+    ) -> Batch:
+        return self.batches.choose(policy_version=policy_version, started=started or {}, num_steps_left=num_steps_left)
+
+    def choose(self, **arguments: Any) -> list[int]:
+        return [group.waiting.number for group in self.batch(**arguments).groups]
 
 
 def failed(group: ScoredGroup, branch: int) -> ScoredGroup:
@@ -77,23 +81,23 @@ def test_the_groups_with_the_oldest_tokens_are_taken_first(run_config: RunConfig
 def test_too_few_groups_make_no_step_and_the_reason_says_how_many(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=2)
     rig.arrive(0, scored_group())
-    batch = rig.batches.choose(policy_version=0, started={})
+    batch = rig.batch()
     assert batch.groups == ()
-    assert batch.waiting_for == "scored groups: 1 of the 2 of a step are here"
+    assert batch.waiting_for == "scored groups: 1 of the 2 of a batch are here"
 
 
 def test_a_group_with_one_scored_completion_is_dropped_and_the_failure_is_told(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=2)
     rig.arrive(0, failed(scored_group(rewards=(0.0, 1.0)), 1))
     assert rig.ledger.dropped_by_reason() == {"unscorable": 1}
-    batch = rig.batches.choose(policy_version=0, started={})
+    batch = rig.batch()
     assert "1 unscorable (last failure: exact: timeout took longer than 1 s)" in batch.waiting_for
 
 
 def test_a_failed_completion_leaves_the_mean_and_the_others_stay(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1)
     rig.arrive(0, failed(scored_group(rewards=(0.0, 1.0, 1.0)), 2))
-    (group,) = rig.batches.choose(policy_version=0, started={}).groups
+    (group,) = rig.batch().groups
     # Mean 0.5 and std sqrt(0.5) of the two scored ones: -0.5/0.7072 and 0.5/0.7072; the failed one gets nothing.
     assert group.advantages_G.tolist() == pytest.approx([-0.70701, 0.70701, 0.0], abs=1e-4)
 
@@ -101,7 +105,7 @@ def test_a_failed_completion_leaves_the_mean_and_the_others_stay(run_config: Run
 def test_equal_rewards_are_trained_on_without_advantage_or_dropped_as_the_run_says(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1)
     rig.arrive(0, scored_group(rewards=(1.0, 1.0)))
-    (group,) = rig.batches.choose(policy_version=0, started={}).groups
+    (group,) = rig.batch().groups
     assert (group.has_signal, group.advantages_G.tolist()) == (False, [0.0, 0.0])
 
     rig = Rig(run_config, groups_per_step=1, drop_zero_std_groups=True)
@@ -129,7 +133,7 @@ def test_a_group_that_became_too_stale_is_dropped_and_never_trained(run_config: 
 def test_a_step_waits_for_a_straggler_and_says_for_which(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1, max_staleness=1)
     rig.arrive(5, scored_group("00000005", policy_version=4))
-    batch = rig.batches.choose(policy_version=4, started={3: 3})
+    batch = rig.batch(policy_version=4, started={3: 3})
     assert batch.groups == ()
     assert "the oldest 00000003" in batch.waiting_for
     assert rig.choose(policy_version=4, started={3: 4}) == [5]
@@ -145,6 +149,34 @@ def test_a_settled_group_is_no_straggler(run_config: RunConfig) -> None:
 def test_taking_a_batch_settles_its_groups(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1)
     rig.arrive(0, scored_group())
-    rig.batches.take(rig.batches.choose(policy_version=0, started={}))
+    rig.batches.take(rig.batch())
     assert rig.ledger.num_trained == 1
-    assert rig.scored.numbers() == set()
+    assert rig.scored.considered() == set()
+
+
+def test_a_batch_has_as_many_groups_as_its_minibatches_and_fewer_where_the_run_ends(run_config: RunConfig) -> None:
+    rig = Rig(run_config, groups_per_step=1, steps_per_generation=3, max_staleness=5)
+    for number in range(3):
+        rig.arrive(number, scored_group(f"{number:08d}"))
+    assert rig.choose() == [0, 1, 2]
+    assert rig.choose(num_steps_left=2) == [0, 1]
+
+
+def test_a_group_too_stale_for_the_last_step_of_a_batch_is_dropped_before_its_first(run_config: RunConfig) -> None:
+    """A batch of 2 steps begun at version 6 trains its last at version 7, 3 after version 4 and 4 after version 3."""
+    rig = Rig(run_config, groups_per_step=1, num_iterations=2, max_staleness=3)
+    rig.arrive(0, scored_group(policy_version=3))
+    rig.arrive(1, scored_group("00000001", policy_version=4))
+    assert rig.choose(policy_version=6) == [1]
+    assert rig.ledger.dropped_by_reason() == {"stale": 1}
+
+
+def test_advantages_over_the_batch_are_those_of_the_batch_that_was_chosen(run_config: RunConfig) -> None:
+    """Rewards 0, 2 and 0, 6 have a std of sqrt(8); that of a third group, which is left out, does not count."""
+    rig = Rig(run_config, groups_per_step=2, scale_rewards="batch")
+    for number, high in enumerate((2.0, 6.0, 100.0)):
+        rig.arrive(number, scored_group(f"{number:08d}", rewards=(0.0, high)))
+    first, second = rig.batch().groups
+    std = 8**0.5 + 1e-4
+    assert first.advantages_G.tolist() == pytest.approx([-1 / std, 1 / std])
+    assert second.advantages_G.tolist() == pytest.approx([-3 / std, 3 / std])

@@ -2,13 +2,15 @@
 
 import json
 import logging
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.trainer.checkpoint import (
+from services.trainer.checkpoints.checkpoint import (
     CheckpointError,
+    CheckpointWriter,
     checkpoint_paths,
     load_into,
     newest_valid,
@@ -16,21 +18,38 @@ from services.trainer.checkpoint import (
     save_checkpoint,
 )
 
+MODEL = "model/shard-00001-model-00001-of-00001.safetensors"
+
 
 class FakeCore:
-    """Its whole state is one number, and it may run out of disk while writing it."""
+    """Its whole state is one number; it writes only when it is told to, and may run out of disk then."""
 
-    def __init__(self, weight: int = 0, *, disk_is_full: bool = False) -> None:
+    def __init__(self, weight: int = 0, *, disk_is_full: bool = False, writes_at_once: bool = True) -> None:
         self.weight = weight
         self._disk_is_full = disk_is_full
+        self._writes_at_once = writes_at_once
+        self._copied: tuple[Path, int] | None = None
+        self._written: Future[None] = Future()
 
-    def save_state(self, directory: Path, tokenizer: Any | None) -> None:
-        (directory / "model.safetensors").write_text(f"{self.weight:08d}")
+    def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
+        del tokenizer
+        self._copied, self._written = (directory, self.weight), Future()
+        if self._writes_at_once:
+            self.write()
+        return self._written
+
+    def write(self) -> None:
+        assert self._copied is not None
+        directory, weight = self._copied
+        (directory / "model").mkdir()
+        (directory / MODEL).write_text(f"{weight:08d}")
         if self._disk_is_full:
-            raise OSError(28, "No space left on device")
+            self._written.set_exception(OSError(28, "No space left on device"))
+        else:
+            self._written.set_result(None)
 
     def load_state(self, directory: Path) -> None:
-        self.weight = int((directory / "model.safetensors").read_text())
+        self.weight = int((directory / MODEL).read_text())
 
 
 def names(root: Path) -> list[str]:
@@ -52,9 +71,9 @@ def test_a_checkpoint_comes_back_with_its_step_its_extra_and_its_core(tmp_path: 
 def test_the_manifest_lists_every_file_with_its_size_and_sha256(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, FakeCore(7), {}, step=1, keep=1)
     files = json.loads((path / "manifest.json").read_text())["files"]
-    assert sorted(files) == ["model.safetensors", "trainer_state.json"]
+    assert list(files) == [MODEL, "trainer_state.json"]
     # printf 00000007 | sha256sum
-    assert files["model.safetensors"] == {
+    assert files[MODEL] == {
         "size_bytes": 8,
         "sha256": "db36d895a408ea6c0440b0e316a85253a0aefdf21788c54d49652dd7dafdaf41",
     }
@@ -69,7 +88,7 @@ def test_the_newest_are_kept_and_the_older_pruned(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_does_not_push_out_a_whole_one(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, FakeCore(1), {}, step=1, keep=2)
     damaged = save_checkpoint(tmp_path, FakeCore(2), {}, step=2, keep=2)
-    (damaged / "model.safetensors").unlink()
+    (damaged / MODEL).unlink()
     save_checkpoint(tmp_path, FakeCore(3), {}, step=3, keep=2)
     assert names(tmp_path) == ["step_00000001", "step_00000002", "step_00000003"]
     save_checkpoint(tmp_path, FakeCore(4), {}, step=4, keep=2)
@@ -93,9 +112,9 @@ def delete(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage", "said"),
     [
-        ("model.safetensors", truncate, "has 7 bytes instead of 8"),
-        ("model.safetensors", flip_a_bit, "its SHA-256 differs"),
-        ("model.safetensors", delete, "is missing"),
+        (MODEL, truncate, "has 7 bytes instead of 8"),
+        (MODEL, flip_a_bit, "its SHA-256 differs"),
+        (MODEL, delete, "is missing"),
         ("trainer_state.json", flip_a_bit, "its SHA-256 differs"),
         ("manifest.json", delete, "was never finished"),
         ("manifest.json", truncate, "cannot be read"),
@@ -139,13 +158,83 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_leftovers(tmp_path: Path
 
 def test_a_crash_in_the_middle_of_writing_is_never_loaded_and_cleared_away_at_the_next_start(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, FakeCore(1), {}, step=1, keep=2)
-    (tmp_path / ".writing-step_00000002").mkdir()
-    (tmp_path / ".writing-step_00000002" / "model.safetensors").write_text("0000")
+    (tmp_path / ".writing-step_00000002-1a2b3c4d" / "model").mkdir(parents=True)
+    (tmp_path / ".writing-step_00000002-1a2b3c4d" / MODEL).write_text("0000")
     checkpoint = newest_valid(tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 1
     remove_leftovers(tmp_path)
     assert names(tmp_path) == ["step_00000001"]
+
+
+def test_a_checkpoint_is_of_the_moment_it_was_begun_and_counts_for_nothing_until_it_is_published(
+    tmp_path: Path,
+) -> None:
+    core, writer = FakeCore(1, writes_at_once=False), CheckpointWriter(tmp_path, keep=2)
+    pending = writer.begin(core, {"cursor": 1}, step=1)
+    core.weight = 2  # training goes on
+    assert newest_valid(tmp_path) is None
+    core.write()
+    writer.wait(pending)
+    assert newest_valid(tmp_path) is None
+    writer.publish(pending)
+    checkpoint = newest_valid(tmp_path)
+    assert checkpoint is not None
+    load_into(core, checkpoint)
+    assert (core.weight, checkpoint.extra) == (1, {"cursor": 1})
+
+
+def test_a_crash_before_it_is_published_leaves_the_older_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, FakeCore(1), {}, step=1, keep=1)
+    writer = CheckpointWriter(tmp_path, keep=1)
+    writer.wait(writer.begin(FakeCore(2), {}, step=2))
+    remove_leftovers(tmp_path)  # of the next start
+    assert names(tmp_path) == ["step_00000001"]
+
+
+def test_two_that_write_the_same_step_do_not_write_into_each_other(tmp_path: Path) -> None:
+    """A trainer that was superseded while it wrote, and the one that took over."""
+    old, new = CheckpointWriter(tmp_path, keep=1), CheckpointWriter(tmp_path, keep=1)
+    late, core = FakeCore(7, writes_at_once=False), FakeCore(8)
+    pending = old.begin(late, {}, step=1)
+    new_pending = new.begin(core, {}, step=1)
+    late.write()
+    new.wait(new_pending)
+    new.publish(new_pending)
+    old.wait(pending)
+    checkpoint = newest_valid(tmp_path)
+    assert checkpoint is not None
+    load_into(core, checkpoint)
+    assert core.weight == 8
+
+
+def test_a_core_that_never_finishes_writing_is_given_up_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.trainer.checkpoints.checkpoint.WRITING_DEADLINE_S", 0.01)
+    writer = CheckpointWriter(tmp_path, keep=1)
+    with pytest.raises(CheckpointError, match=r"step 1 could not be written .* not done after 0.01 s"):
+        writer.wait(writer.begin(FakeCore(writes_at_once=False), {}, step=1))
+    assert names(tmp_path) == []
+
+
+def test_the_sums_of_a_kept_checkpoint_are_not_computed_again_at_every_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = CheckpointWriter(tmp_path, keep=2)
+    for step in (1, 2):
+        pending = writer.begin(FakeCore(step), {}, step=step)
+        writer.wait(pending)
+        writer.publish(pending)
+
+    def never(directory: Path) -> str | None:
+        raise AssertionError(f"{directory} was read again")
+
+    monkeypatch.setattr("services.trainer.checkpoints.checkpoint.find_damage", never)
+    pending = writer.begin(FakeCore(3), {}, step=3)
+    writer.wait(pending)
+    writer.publish(pending)
+    assert names(tmp_path) == ["step_00000002", "step_00000003"]
 
 
 def test_a_crash_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path: Path) -> None:
@@ -158,7 +247,7 @@ def test_a_crash_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path
 
 def test_a_run_that_resumed_past_a_damaged_checkpoint_writes_that_step_again(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, FakeCore(1), {}, step=1, keep=2)
-    flip_a_bit(save_checkpoint(tmp_path, FakeCore(2), {}, step=2, keep=2) / "model.safetensors")
+    flip_a_bit(save_checkpoint(tmp_path, FakeCore(2), {}, step=2, keep=2) / MODEL)
     save_checkpoint(tmp_path, FakeCore(22), {"again": True}, step=2, keep=2)
     checkpoint = newest_valid(tmp_path)
     assert checkpoint is not None

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from services.trainer.dataset import check_dataset, open_dataset
+from services.trainer.data.dataset import open_dataset, open_eval_dataset
+from services.trainer.data.dataset_check import check_dataset
 from shared.errors import UserError
 from shared.run_config import RunConfig
 
-Write = Callable[[list[str]], RunConfig]
+Write = Callable[..., RunConfig]
 
 
 @pytest.fixture
@@ -70,9 +71,9 @@ def test_a_conversation_is_a_prompt(write: Write) -> None:
 
 def test_blank_lines_are_skipped_and_still_counted_as_lines(write: Write) -> None:
     config = write(["", json.dumps({"prompt": "a"}), "  ", "{"])
-    summary = check_dataset(config)
-    assert (summary.num_rows, summary.num_bad) == (2, 1)
-    assert "train.jsonl line 4" in summary.first_bad
+    (found,) = check_dataset(config).sources
+    assert (found.num_rows, found.num_bad) == (2, 1)
+    assert "train.jsonl line 4" in found.first_bad
 
 
 @pytest.mark.parametrize(
@@ -95,22 +96,93 @@ def test_blank_lines_are_skipped_and_still_counted_as_lines(write: Write) -> Non
 )
 def test_a_bad_row_names_the_file_the_line_and_what_is_wrong(write: Write, line: str, what: str) -> None:
     config = write([json.dumps({"prompt": "good"}), line, json.dumps({"prompt": "good"})])
-    summary = check_dataset(config)
-    assert (summary.num_rows, summary.num_bad) == (3, 1)
-    assert summary.first_bad.startswith(f"{config.dataset_name} line 2 ")
-    assert what in summary.first_bad
+    (found,) = check_dataset(config).sources
+    assert (found.num_rows, found.num_bad) == (3, 1)
+    assert found.first_bad.startswith(f"{config.dataset_name} line 2 ")
+    assert what in found.first_bad
     problem = open_dataset(config).row_at(1).problem
-    assert problem == summary.first_bad
+    assert problem == found.first_bad
 
 
 def test_a_check_of_good_rows_says_what_is_there(write: Write) -> None:
     summary = check_dataset(write(numbered(5)))
-    assert (summary.num_rows, summary.columns, summary.num_bad, summary.first_bad) == (5, ("prompt", "answer"), 0, "")
+    assert (summary.epoch, summary.columns) == (5, ("prompt", "answer"))
+    (found,) = summary.sources
+    assert (found.field, found.num_rows, found.num_bad, found.first_bad) == ("dataset_name", 5, 0, "")
 
 
-def test_a_check_may_stop_early(write: Write) -> None:
-    summary = check_dataset(write([*numbered(2), "{"]), limit=2)
-    assert (summary.num_rows, summary.num_bad) == (3, 0)
+def test_a_row_without_a_column_that_others_have_gets_null(write: Write) -> None:
+    lines = ['{"prompt": "a", "answer": 1}', '{"prompt": "b", "hint": "h"}']
+    dataset = open_dataset(write(lines))
+    assert [dataset.row_at(n).columns for n in range(2)] == [{"answer": 1, "hint": None}, {"answer": None, "hint": "h"}]
+
+
+def test_columns_get_the_names_that_reward_functions_ask_for(write: Write) -> None:
+    line = json.dumps({"question": "2+2?", "answer": "#### 4", "id": 7})
+    row = open_dataset(write([line], rename_columns={"question": "prompt", "answer": "solution"})).row_at(0)
+    assert (row.prompt, row.columns) == ("2+2?", {"solution": "#### 4", "id": 7})
+
+
+def test_columns_that_are_not_asked_for_stay_behind_and_the_prompt_comes_along_anyway(write: Write) -> None:
+    line = json.dumps({"question": "2+2?", "answer": 4, "image": 18446744073709551616})
+    row = open_dataset(write([line], rename_columns={"question": "prompt"}, columns=["answer", "hint"])).row_at(0)
+    assert (row.problem, row.prompt, row.columns) == (None, "2+2?", {"answer": 4})
+
+
+def test_two_columns_for_one_name_are_a_bad_row(write: Write) -> None:
+    config = write(['{"question": "a", "prompt": "b"}'], rename_columns={"question": "prompt"})
+    assert "has two columns for the name 'prompt': question, prompt" in str(open_dataset(config).row_at(0).problem)
+
+
+SYSTEM, USER = {"role": "system", "content": "Box it."}, {"role": "user", "content": "2+2?"}
+OWN = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "settings", "expected"),
+    [
+        ("2+2?", {}, "2+2?"),
+        ("2+2?", {"prompt_as_message": True}, [USER]),
+        ("2+2?", {"system_prompt": "Box it."}, [SYSTEM, USER]),
+        ([USER], {"system_prompt": "Box it."}, [SYSTEM, USER]),
+        ([OWN, USER], {"system_prompt": "Box it."}, [OWN, USER]),
+        ([USER], {"prompt_as_message": True}, [USER]),
+    ],
+)
+def test_a_prompt_becomes_the_conversation_that_is_asked_for(
+    write: Write, prompt: object, settings: dict[str, Any], expected: object
+) -> None:
+    assert open_dataset(write([json.dumps({"prompt": prompt})], **settings)).row_at(0).prompt == expected
+
+
+def test_without_an_evaluation_set_there_is_none(write: Write) -> None:
+    assert open_eval_dataset(write(numbered(2))) is None
+
+
+def test_an_evaluation_set_keeps_its_order_and_takes_the_names_of_the_run(write: Write, tmp_path: Path) -> None:
+    held_out = tmp_path / "test.jsonl"
+    held_out.write_text("".join(json.dumps({"question": f"q{i}", "answer": i}) + "\n" for i in range(20)))
+    config = write(
+        numbered(3),
+        shuffle_dataset=True,
+        rename_columns={"question": "prompt"},
+        eval_dataset_name=str(held_out),
+        eval_steps=5,
+    )
+    dataset = open_eval_dataset(config)
+    assert dataset is not None
+    assert [dataset.row_at(n).prompt for n in range(len(dataset))] == [f"q{i}" for i in range(20)]
+    assert dataset.row_at(3).columns == {"answer": 3}
+    found = check_dataset(config).evaluation
+    assert found is not None
+    assert (found.field, found.num_rows, found.num_bad) == ("eval_dataset_name", 20, 0)
+
+
+def test_a_missing_evaluation_set_is_blamed_on_its_own_setting(write: Write) -> None:
+    config = write(numbered(3), eval_dataset_name="/nowhere/test.jsonl", eval_on_start=True)
+    with pytest.raises(UserError, match=r"there is no file /nowhere/test.jsonl") as caught:
+        check_dataset(config)
+    assert caught.value.field == "eval_dataset_name"
 
 
 def test_a_missing_file_is_named() -> None:

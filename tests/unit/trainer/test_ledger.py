@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.ledger import DEAD_LETTER, Ledger
+from services.trainer.loop.ledger import DEAD_LETTER, Ledger
 
 
 def test_every_admitted_group_is_trained_dropped_or_in_flight() -> None:

@@ -1,9 +1,11 @@
+from dataclasses import replace
+from typing import Any, cast
+
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from services.trainer.microbatches import TrainRow, make_microbatch, pack
+from services.trainer.policy.microbatches import TrainRow, needs_backward, pack_rows
+from shared.run_config import RunConfig
 
 
 def row(
@@ -17,40 +19,55 @@ def row(
     )
 
 
-def test_rows_are_packed_longest_first_under_the_budget_of_padded_tokens() -> None:
-    # 6 fits twice into 12; then 4 * 3 = 12; the last row is left over.
-    assert pack([2, 6, 4, 3, 6, 4], max_tokens=12) == [(1, 4), (2, 5, 3), (0,)]
-
-
-def test_a_row_longer_than_the_budget_goes_alone() -> None:
-    assert pack([5, 20, 5], max_tokens=10) == [(1,), (0, 2)]
-
-
-def test_no_rows_make_no_microbatch() -> None:
-    assert pack([], max_tokens=10) == []
-
-
-@given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 200))
-def test_every_row_is_packed_once_and_no_microbatch_is_over_the_budget(lengths: list[int], max_tokens: int) -> None:
-    packed = pack(lengths, max_tokens=max_tokens)
-    assert sorted(index for indices in packed for index in indices) == list(range(len(lengths)))
-    assert all(len(indices) * max(lengths[index] for index in indices) <= max_tokens for indices in packed)
-
-
-def test_a_microbatch_is_padded_on_the_right_and_keeps_the_logits_before_sampled_tokens_alone() -> None:
-    # Row 0 samples at positions 2 and 4 (a tool answered at 3), row 1 at 1 and 2: positions 1, 2, 4 are predicted.
+def test_rows_stand_end_to_end_and_the_logits_before_sampled_tokens_are_asked_for() -> None:
+    # Row 0 samples at positions 2 and 4 (a tool answered at 3), row 1 at 1 and 2 of its own, 6 and 7 of all.
     rows = [
-        row([11, 12, 13, 14, 15], [0, 0, 1, 0, 1], [-1.0, -2.0], advantage=0.5),
-        row([21, 22, 23], [0, 1, 1], [-3.0, -4.0], advantage=-0.5),
+        row([11, 12, 13, 14, 15], [0, 0, 1, 0, 1], [-1.0, -2.0]),
+        row([21, 22, 23], [0, 1, 1], [-3.0, -4.0]),
+        row([31, 32], [0, 1], [-5.0]),
     ]
-    microbatch = make_microbatch(rows, (0, 1))
-    assert microbatch.input_ids_BT.tolist() == [[11, 12, 13, 14, 15], [21, 22, 23, 0, 0]]
-    assert microbatch.attention_mask_BT.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
-    assert microbatch.kept_positions_K.tolist() == [0, 1, 3]
-    assert microbatch.targets_BK.tolist() == [[12, 13, 15], [22, 23, 0]]
-    assert microbatch.mask_BK.tolist() == [[False, True, True], [True, True, False]]
-    assert microbatch.generator_logprobs_BK.tolist() == [[0.0, -1.0, -2.0], [-3.0, -4.0, 0.0]]
-    assert microbatch.advantages_B.tolist() == [0.5, -0.5]
+    microbatch = pack_rows(rows, (0, 1))
+    assert microbatch.input_ids_N.tolist() == [11, 12, 13, 14, 15, 21, 22, 23]
+    assert microbatch.position_ids_N.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert microbatch.cu_seqlens == (0, 5, 8)
+    assert microbatch.sampled_positions_M.tolist() == [1, 3, 5, 6]
+    assert microbatch.targets_M.tolist() == [13, 15, 22, 23]
+    assert microbatch.mask_BT.tolist() == [[True, True], [True, True]]
+    assert pack_rows(rows, (2, 0)).mask_BT.tolist() == [[True, False], [True, True]]
+    assert microbatch.num_tokens == 8
+
+
+def test_a_pass_without_rows_is_a_dummy_of_two_tokens() -> None:
+    microbatch = pack_rows([], ())
+    assert microbatch.row_indices == ()
+    assert (microbatch.num_tokens, microbatch.cu_seqlens) == (2, (0, 2))
+    assert microbatch.sampled_positions_M.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "settings", "expected"),
+    [
+        (0.5, {}, True),
+        (0.0, {}, False),
+        (0.0, {"beta": 0.1}, True),
+        (0.0, {"entropy_coef": 0.1}, True),
+        (0.0, {"use_adaptive_entropy": True}, True),
+    ],
+)
+def test_a_row_of_advantage_zero_learns_from_the_kl_term_and_the_entropy_bonus_alone(
+    advantage: float, settings: dict[str, Any], expected: bool
+) -> None:
+    config = RunConfig.model_validate(
+        {"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"], **settings}
+    )
+    assert needs_backward(row([1, 2], [0, 1], [-1.0], advantage), config) is expected
+
+
+@pytest.mark.parametrize("name", ["old_logprobs", "reference_logprobs"])
+def test_logprobs_of_other_policies_are_one_a_sampled_token(name: str) -> None:
+    good = row([1, 2, 3], [0, 1, 1], [-1.0, -1.0])
+    with pytest.raises(ValueError, match=f"2 sampled tokens and 3 {name}"):
+        cast(Any, replace)(good, **{name: np.zeros(3, dtype=np.float32)})
 
 
 @pytest.mark.parametrize(

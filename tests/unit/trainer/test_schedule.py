@@ -1,6 +1,6 @@
 import pytest
 
-from services.trainer.schedule import total_steps
+from services.trainer.loop.schedule import BatchShape, total_steps
 from shared.errors import UserError
 from shared.run_config import RunConfig
 
@@ -24,10 +24,27 @@ def test_epochs_become_steps_and_the_last_one_is_filled(epochs: float, num_rows:
 
 def test_a_warm_up_longer_than_the_run_is_refused_with_the_numbers() -> None:
     with pytest.raises(UserError, match=r"warmup_steps=3 .* 8 rows are 2 steps") as caught:
-        total_steps(config(warmup_steps=3), num_rows=8)
+        total_steps(config(warmup_steps=3, num_train_epochs=1.0), num_rows=8)
     assert caught.value.field == "warmup_steps"
 
 
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(UserError, match="no rows"):
         total_steps(config(), num_rows=0)
+
+
+def test_epochs_are_whole_batches_and_every_pass_over_a_batch_counts_its_steps() -> None:
+    """Twenty rows are three batches of 2 minibatches of 4 groups, each trained in 2 passes of 2 steps."""
+    settings = config(num_train_epochs=1.0, steps_per_generation=2, num_iterations=2, max_staleness=3)
+    assert total_steps(settings, num_rows=20) == 12
+
+
+@pytest.mark.parametrize(("num_steps", "groups"), [(0, 0), (1, 4), (2, 8), (3, 8), (4, 8), (5, 12), (8, 16), (9, 20)])
+def test_the_groups_of_steps_are_those_of_the_minibatches_they_are_made_on(num_steps: int, groups: int) -> None:
+    """Batches of minibatches a, b: a b a b | c d c d. Step 5 needs the first groups of the second batch."""
+    assert BatchShape(4, steps_per_generation=2, num_iterations=2).groups(num_steps=num_steps) == groups
+
+
+def test_a_batch_that_the_run_ends_within_is_cut_into_fewer_minibatches() -> None:
+    shape = BatchShape(4, steps_per_generation=4)
+    assert [shape.minibatches(num_steps_left=left) for left in (1, 3, 4, 9)] == [1, 3, 4, 4]

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from services.trainer import communicator as communicator_module
-from services.trainer.communicator import GlooCommunicator, NcclCommunicator
+from services.trainer.push import communicator as communicator_module
+from services.trainer.push.communicator import GlooCommunicator, NcclCommunicator
 from shared.errors import PushError
 
 

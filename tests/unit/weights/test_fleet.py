@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from services.trainer.fleet import Requirements, choose_transport, is_ready, rank_offsets, refusal
+from services.trainer.push.fleet import Requirements, choose_transport, is_ready, rank_offsets, refusal
 from shared.control import ReplicaInfo
 
 

@@ -1,0 +1,1 @@
+"""Ours and TRL's trainer side by side: throughput and peak memory."""

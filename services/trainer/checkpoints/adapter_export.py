@@ -1,0 +1,62 @@
+"""A LoRA run's checkpoint as a directory that can be loaded: PEFT's, or the base with the adapters added to it.
+
+model/shard-*  --put together, in the run's dtype-->  DIR/adapter_model.safetensors      PEFT, vLLM --lora-modules
+               --W + alpha / r * B A, in float32-->   DIR/model.safetensors              like any other model
+"""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from services.trainer.checkpoints.shards import read_shards, saved_shapes
+from services.trainer.policy.lora import CONFIG_FILE, write_adapters
+from services.trainer.policy.policy_model import load_policy, save_policy
+from shared.errors import UserError
+
+
+def holds_adapters(model: Path) -> bool:
+    """Whether this directory of a checkpoint, or an exported one, is of adapters."""
+    return (model / CONFIG_FILE).is_file()
+
+
+def export_adapters(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write the adapters of a checkpoint's model directory.
+
+    Raises:
+        OSError: They could not be written.
+    """
+    write_adapters({name: tensor.to(dtype) for name, tensor in _read(source).items()}, directory)
+    (directory / CONFIG_FILE).write_bytes((source / CONFIG_FILE).read_bytes())
+
+
+@torch.no_grad()
+def export_merged(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write the base with the adapters added to its weights.
+
+    Raises:
+        UserError: The base is not there, or is of another shape.
+        OSError: It could not be written.
+    """
+    described: dict[str, Any] = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
+    base = str(described["base_model_name_or_path"])
+    lm = load_policy(base, revision=described.get("revision"), device=torch.device("cpu"))
+    weights = dict(cast(torch.nn.Module, lm).named_parameters())
+    factor = float(described["lora_alpha"]) / int(described["r"])
+    adapters = _read(source)
+    for name in sorted(name for name in adapters if name.endswith(".lora_A.weight")):
+        layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        a, b = adapters[name], adapters[name.replace(".lora_A.", ".lora_B.")]
+        weight = weights.get(f"{layer}.weight")
+        if weight is None or weight.shape != (b.shape[0], a.shape[1]):
+            raise UserError(f"{base} has no layer {layer} of the adapters' size; it is not what the run began with")
+        weight.add_(b @ a, alpha=factor)
+    save_policy(lm, None, directory, dtype=dtype)
+
+
+def _read(source: Path) -> dict[str, Tensor]:
+    tensors = {name: torch.empty(shape) for name, shape in saved_shapes(source).items()}
+    read_shards(source, tensors)
+    return tensors

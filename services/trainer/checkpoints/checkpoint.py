@@ -1,0 +1,247 @@
+"""Checkpoints that are either whole or not there, and are not trusted until their sums agree.
+
+    core --copy, then write--> .writing-step_00000010-x/ --fsync, manifest--> rename --> step_00000010/ --> old ones go
+                               model/, optimizer/, rng/, core_state.json       all of the core (core_state.py)
+                               trainer_state.json                              step, and what the loop gives: ledger
+                               manifest.json                                   sizes and SHA-256
+
+Training stands still for the copy alone. A crash at any moment leaves the older checkpoints as they were. Of what was
+trained, a checkpoint is the authority; what is in ``extra`` is the training loop's business, and what is in the core's
+files the core's.
+"""
+
+import json
+import logging
+import re
+import secrets
+import shutil
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from services.trainer.checkpoints.manifest import find_damage, has_all_files, sync_directory, write_manifest
+from shared.errors import HeadraceError
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "trainer_state.json"
+_NAME = re.compile(r"^step_(\d{8,})$")
+_WRITING = ".writing-"
+_REPLACED = ".replaced-"
+WRITING_DEADLINE_S = 2 * 3600.0
+
+
+class CheckpointError(HeadraceError):
+    """A checkpoint could not be written. Older checkpoints are untouched."""
+
+
+class SavableCore(Protocol):
+    """What a checkpoint asks of the core (policy_core.PolicyCore)."""
+
+    def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
+        """Copy the state of the core, and return a future of all of it being in the directory."""
+        ...
+
+    def load_state(self, directory: Path) -> None:
+        """Become the core that wrote the directory."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint."""
+
+    path: Path
+    step: int
+    """Optimizer steps contained in it."""
+    extra: dict[str, Any]
+    """What the training loop gave to keep."""
+
+
+@dataclass(frozen=True, eq=False)
+class PendingCheckpoint:
+    """A checkpoint that is being written."""
+
+    step: int
+    directory: Path
+    """Where it is until it is whole."""
+    written: "Future[None]"
+    """Of the core's files."""
+    standstill_s: float
+    """How long the copying took."""
+    began_at: float
+    """On the monotonic clock."""
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run, one at a time.
+
+    Args:
+        root: Directory of the checkpoints.
+        keep: How many whole ones are kept.
+    """
+
+    def __init__(self, root: Path, *, keep: int) -> None:
+        self._root = root
+        self._keep = keep
+        self._known_whole: set[Path] = set()
+
+    def begin(
+        self, core: SavableCore, extra: dict[str, Any], *, step: int, tokenizer: Any | None = None
+    ) -> PendingCheckpoint:
+        """Copy what the checkpoint of ``step`` will hold; the core may go on when this returns.
+
+        Call `finish` before the next one begins.
+
+        Raises:
+            CheckpointError: It cannot be written; says why.
+        """
+        directory = self._root / f"{_WRITING}{checkpoint_path(self._root, step).name}-{secrets.token_hex(4)}"
+        began_at = time.monotonic()
+        try:
+            directory.mkdir(parents=True)
+            (directory / STATE_FILE).write_text(json.dumps({"step": step, "extra": extra}) + "\n")
+            written = core.begin_save(directory, tokenizer)
+        except OSError as error:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise self._error(step, error) from error
+        standstill_s = time.monotonic() - began_at
+        return PendingCheckpoint(step, directory, written, standstill_s=standstill_s, began_at=began_at)
+
+    def wait(self, pending: PendingCheckpoint) -> None:
+        """Wait until everything is written, and bring it to the disk; it counts for nothing yet.
+
+        Raises:
+            CheckpointError: It could not be written; says why.
+        """
+        try:
+            try:
+                pending.written.result(timeout=WRITING_DEADLINE_S)
+            except TimeoutError as error:
+                if pending.written.done():
+                    raise  # it is the file system's
+                raise OSError(f"it was not done after {WRITING_DEADLINE_S:g} s") from error
+            write_manifest(pending.directory)
+        except OSError as error:
+            shutil.rmtree(pending.directory, ignore_errors=True)
+            raise self._error(pending.step, error) from error
+
+    def publish(self, pending: PendingCheckpoint) -> Path:
+        """Make what `wait` returned for a checkpoint, prune older ones, and return its directory.
+
+        A checkpoint of the same step (a damaged one, that a run resumed past) is replaced.
+
+        Raises:
+            CheckpointError: It could not be done; says why.
+        """
+        target = checkpoint_path(self._root, pending.step)
+        replaced = self._root / f"{_REPLACED}{target.name}"
+        try:
+            if target.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+                target.rename(replaced)
+            pending.directory.rename(target)
+            sync_directory(self._root)
+        except OSError as error:
+            shutil.rmtree(pending.directory, ignore_errors=True)
+            raise self._error(pending.step, error) from error
+        shutil.rmtree(replaced, ignore_errors=True)
+        self._known_whole.add(target)
+        self._prune(newest=target)
+        return target
+
+    def discard(self, pending: PendingCheckpoint) -> None:
+        """Remove what `wait` returned for, because somebody else's will count."""
+        shutil.rmtree(pending.directory, ignore_errors=True)
+
+    def _error(self, step: int, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"the checkpoint of step {step} could not be written to {self._root}: {error}; older checkpoints are "
+            "untouched. Make room or mend the directory; the training rank is started again and tries"
+        )
+
+    def _prune(self, *, newest: Path) -> None:
+        """Delete what is older than the newest whole checkpoints; ``newest`` was written a moment ago.
+
+        A damaged one does not count, or it would push out the one that is there to replace it. Those of later steps are
+        left alone: they are damaged, and replaced when the run comes to their step, or somebody else's.
+        """
+        num_whole = 1
+        paths = checkpoint_paths(self._root)
+        for path in paths[paths.index(newest) + 1 :]:
+            if num_whole >= self._keep:
+                shutil.rmtree(path, ignore_errors=True)
+                self._known_whole.discard(path)
+            elif self._is_whole(path):
+                num_whole += 1
+
+    def _is_whole(self, path: Path) -> bool:
+        """Whether the files are as they were. The sums of each checkpoint are computed once: it may be large."""
+        if path not in self._known_whole and find_damage(path) is None:
+            self._known_whole.add(path)
+        return path in self._known_whole and has_all_files(path)
+
+
+def save_checkpoint(
+    root: Path, core: SavableCore, extra: dict[str, Any], *, step: int, keep: int, tokenizer: Any | None = None
+) -> Path:
+    """Write the checkpoint of ``step``, prune to the ``keep`` newest whole ones, and return its directory.
+
+    When it returns, the checkpoint is on the disk.
+
+    Raises:
+        CheckpointError: It could not be written; says why.
+    """
+    writer = CheckpointWriter(root, keep=keep)
+    pending = writer.begin(core, extra, step=step, tokenizer=tokenizer)
+    writer.wait(pending)
+    return writer.publish(pending)
+
+
+def newest_valid(root: Path) -> Checkpoint | None:
+    """Return the newest checkpoint whose every file is as it was written, or None.
+
+    Damaged ones are skipped, and logged with the file at fault.
+    """
+    for path in checkpoint_paths(root):
+        damage = find_damage(path)
+        if damage is None:
+            state = json.loads((path / STATE_FILE).read_text())
+            return Checkpoint(path=path, step=int(state["step"]), extra=state["extra"])
+        log.error("checkpoint %s is damaged and was skipped: %s", path.name, damage)
+    return None
+
+
+def load_into(core: SavableCore, checkpoint: Checkpoint) -> None:
+    """Make the core what it was when the checkpoint was written."""
+    core.load_state(checkpoint.path)
+
+
+def checkpoint_path(root: Path, step: int) -> Path:
+    """Return the directory of the checkpoint of ``step``, whether it is there or not."""
+    return root / f"step_{step:08d}"
+
+
+def checkpoint_paths(root: Path) -> list[Path]:
+    """Return the directories of finished checkpoints, newest first, verified or not."""
+    if not root.is_dir():
+        return []
+    steps = {path: int(match[1]) for path in root.iterdir() if (match := _NAME.match(path.name)) and path.is_dir()}
+    return sorted(steps, key=lambda path: steps[path], reverse=True)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Remove what a crash in the middle of writing left behind. For the start of a trainer, when nobody else writes."""
+    if not root.is_dir():
+        return
+    for path in sorted(root.iterdir()):
+        if path.name.startswith(_REPLACED):
+            original = root / path.name.removeprefix(_REPLACED)
+            if not original.exists() and find_damage(path) is None:
+                path.rename(original)  # the crash came between the two renames: there is no other of this step
+                continue
+        if path.name.startswith((_WRITING, _REPLACED)):
+            log.warning("removed %s, left by a crash while a checkpoint was written", path)
+            shutil.rmtree(path, ignore_errors=True)

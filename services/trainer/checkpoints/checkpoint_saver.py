@@ -1,0 +1,130 @@
+"""Saves the run while it goes on, and settles the groups of a checkpoint once it is on the disk.
+
+    batch trained --> [copy weights, ledger] --> training goes on
+                                |
+                                +--> written, still our run? --> renamed --> exactly its groups are acked
+
+The ledger and the entries to ack are those of the moment at which the weights were copied: a group that is trained
+while the checkpoint is written is not in it, and keeps its entry until the next. One checkpoint is written at a time.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from services.trainer.checkpoints.checkpoint import CheckpointWriter, PendingCheckpoint
+from services.trainer.loop.reconcile import check_not_fenced
+from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.policy.training_core import TrainingCore
+from services.trainer.telemetry.run_log import RunLog
+from shared.errors import HeadraceError
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.streams import Delivery
+
+log = logging.getLogger(__name__)
+
+_ResultT = TypeVar("_ResultT")
+
+
+class CheckpointSaver:
+    """Writes one run's checkpoints in the background.
+
+    Args:
+        writer: Of the run's directory.
+        redis: Client of redis_connection.py.
+        keys: Keys of the run.
+        epoch: This trainer's incarnation; a newer one's checkpoints are not interfered with.
+        core: What is saved.
+        tokenizer: Saved with it.
+        scored: Holds the entries that wait for a checkpoint.
+        run_log: Told which groups are settled.
+        replica_id: Of this trainer, for the log.
+    """
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        *,
+        redis: Redis,
+        keys: RunKeys,
+        epoch: int,
+        core: TrainingCore,
+        tokenizer: Any,
+        scored: ScoredGroups,
+        run_log: RunLog,
+        replica_id: str,
+    ) -> None:
+        self._writer = writer
+        self._redis = redis
+        self._keys = keys
+        self._epoch = epoch
+        self._core = core
+        self._tokenizer = tokenizer
+        self._scored = scored
+        self._log = run_log
+        self._replica_id = replica_id
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
+        self._pending: asyncio.Task[None] | None = None
+        self._saved_step = core.policy_version
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the checkpoint begun last, or resumed from."""
+        return self._saved_step
+
+    async def begin(
+        self, tasks: asyncio.TaskGroup, torch_thread: ThreadPoolExecutor, extra: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Copy weights and ledger for a checkpoint, which a task goes on to write.
+
+        Waits for the checkpoint before this one. Nothing may be trained or dropped meanwhile.
+
+        Args:
+            tasks: Where the writing goes on; a failure ends it.
+            torch_thread: The one that touches tensors.
+            extra: Returns what the loop wants to keep, the ledger among it; called when its turn has come.
+
+        Raises:
+            CheckpointError: It cannot be written.
+            FencedError: A newer incarnation owns the run.
+        """
+        await self.finish()
+        await check_not_fenced(self._redis, self._keys, self._epoch)
+        step, settled, kept = self._core.policy_version, self._scored.settled(), extra()
+        pending = await asyncio.get_running_loop().run_in_executor(
+            torch_thread, lambda: self._writer.begin(self._core, kept, step=step, tokenizer=self._tokenizer)
+        )
+        self._saved_step = step
+        self._pending = tasks.create_task(self._complete(pending, settled), name=f"checkpoint of step {step}")
+
+    async def finish(self) -> None:
+        """Wait until the checkpoint that is being written, if there is one, is on the disk and its groups are acked."""
+        if self._pending is not None:
+            await asyncio.shield(self._pending)
+            self._pending = None
+
+    def metrics(self) -> dict[str, float]:
+        """Return the seconds that the newest checkpoint took; nothing before the first."""
+        return dict(self._metrics)
+
+    async def _complete(self, pending: PendingCheckpoint, settled: list[Delivery]) -> None:
+        await self._in_thread(lambda: self._writer.wait(pending))
+        # The run may have been taken over during the minutes that a large checkpoint takes.
+        try:
+            await check_not_fenced(self._redis, self._keys, self._epoch)
+        except HeadraceError:
+            await self._in_thread(lambda: self._writer.discard(pending))
+            raise
+        path = await self._in_thread(lambda: self._writer.publish(pending))
+        took_s = time.monotonic() - pending.began_at
+        self._metrics = {"checkpoint/standstill_s": pending.standstill_s, "checkpoint/total_s": took_s}
+        log.info("wrote %s in %.1f s; training stood still for %.2f s", path, took_s, pending.standstill_s)
+        await self._log.settled(pending.step, await self._scored.ack(settled), by=self._replica_id)
+
+    async def _in_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

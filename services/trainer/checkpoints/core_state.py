@@ -1,0 +1,256 @@
+"""What a policy's core must remember, copied while training stands still and written while it goes on.
+
+    weights, moments --copy--> buffers --own thread--> model/, optimizer/      shards of every rank (shards.py)
+    random generators                              --> rng/rank-00001.safetensors   of every rank
+    schedule, step counts, whatever the core adds  --> core_state.json              by rank 0, as all the rest
+    config, tokenizer                              --> model/, or whichever collection of weights comes first
+
+Every rank does this with one ``CoreState``, in the same order. A save is over when all ranks have told each other, over
+a process group of their own, so that their messages never mix with those of training. Nothing is ever a pickle.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from services.trainer.checkpoints.manifest import part_file, write_part
+from services.trainer.checkpoints.saving_group import SavingGroup
+from services.trainer.checkpoints.shards import Part, ShardError, local_part, read_shards, saved_shapes, write_shards
+from shared.errors import HeadraceError
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "core_state.json"
+OPTIMIZER = "optimizer"
+
+_WAIT_FOR_WRITING_S = 3600.0
+
+
+class CoreState:
+    """One rank's share of everything that a checkpoint holds of the core.
+
+    With several ranks, to be made on all of them, after ``torch.distributed`` was initialised.
+
+    Args:
+        weights: The live tensors, by collection and name; a collection becomes a directory. Sharded ones are DTensors.
+        parameters: Those with optimizer state, by name.
+        optimizer: Of these parameters.
+        scheduler: Of the learning rate.
+        rank: This rank.
+        num_ranks: How many there are.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: Mapping[str, Mapping[str, Tensor]],
+        parameters: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        self._weights = weights
+        self._parameters = parameters
+        self._optimizer: Any = optimizer
+        self._scheduler = scheduler
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._group = SavingGroup(num_ranks)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._buffers: dict[str, Tensor] = {}
+        self._writing: Future[None] | None = None
+
+    def begin_save(
+        self, directory: Path, *, numbers: Mapping[str, Any], write_files: Callable[[Path], None] | None = None
+    ) -> "Future[None]":
+        """Copy the state, and return a future of its being on the disk; on rank 0, of that of all ranks.
+
+        Training may go on as soon as this returns: what is written is the copy.
+
+        Args:
+            directory: Exists, and is the same for all ranks.
+            numbers: What else the core must remember, as JSON; the same on all ranks.
+            write_files: Writes what makes a loadable directory of the first collection of weights (config, tokenizer);
+                called on rank 0, in the writing thread.
+
+        Raises:
+            OSError: The future does, if a rank could not write.
+        """
+        self._wait_for_the_last()
+        collections = {name: self._copied(name, tensors) for name, tensors in self._collections().items()}
+        rng = _random_states()
+        state = {
+            **numbers,
+            "schedule": {key: value for key, value in self._scheduler.state_dict().items() if key != "lr_lambdas"},
+            "adam_steps": self._step_counts(),
+            "num_ranks": self._num_ranks,
+        }
+        text = json.dumps(state, indent=2) + "\n"
+
+        def describe() -> None:
+            if self._rank == 0:
+                (directory / STATE_FILE).write_text(text)
+                if write_files is not None:
+                    write_files(directory / next(iter(self._weights)))
+
+        self._writing = self._thread.submit(self._write, directory, collections, rng, describe)
+        return self._writing
+
+    def load(self, directory: Path) -> dict[str, Any]:
+        """Become what wrote the directory, whatever the number of ranks was, and return its numbers.
+
+        On as many ranks as then, all bits are the same.
+
+        Raises:
+            HeadraceError: The directory is of another model.
+        """
+        state: dict[str, Any] = json.loads((directory / STATE_FILE).read_text())
+        try:
+            for name, tensors in self._weights.items():
+                read_shards(directory / name, tensors)
+        except ShardError as error:
+            raise HeadraceError(f"the checkpoint {directory} is of another model: {error}") from error
+        try:
+            self._load_moments(directory / OPTIMIZER, state.pop("adam_steps"))
+        except ShardError as error:
+            raise HeadraceError(f"{directory / OPTIMIZER} does not fit this model: {error}") from error
+        schedule = state.pop("schedule")
+        self._scheduler.load_state_dict({**schedule, "lr_lambdas": [None] * len(schedule["base_lrs"])})
+        for group, learning_rate in zip(self._optimizer.param_groups, schedule["_last_lr"], strict=True):
+            group["lr"] = learning_rate
+        _restore_random_states(directory / _rng_file(self._rank))
+        return state
+
+    def _collections(self) -> dict[str, Mapping[str, Tensor]]:
+        moments = {
+            f"{moment}/{name}": tensor
+            for name, parameter in self._parameters.items()
+            for moment, tensor in self._optimizer.state.get(parameter, {}).items()
+            if tensor.dim()
+        }
+        return {**self._weights, OPTIMIZER: moments}
+
+    def _step_counts(self) -> dict[str, float]:
+        return {
+            name: float(self._optimizer.state[parameter]["step"])
+            for name, parameter in self._parameters.items()
+            if parameter in self._optimizer.state
+        }
+
+    def _copied(self, collection: str, tensors: Mapping[str, Tensor]) -> dict[str, Part]:
+        """Return this rank's parts in buffers that are kept for the next time: fresh memory is slow to touch."""
+        copies: dict[str, Part] = {}
+        for name, tensor in tensors.items():
+            part = local_part(tensor, is_first_rank=self._rank == 0)
+            if part is None:
+                continue
+            key = f"{collection}/{name}"
+            buffer = self._buffers.get(key)
+            if buffer is None or buffer.shape != part.tensor.shape or buffer.dtype != part.tensor.dtype:
+                buffer = torch.empty(part.tensor.shape, dtype=part.tensor.dtype, pin_memory=part.tensor.is_cuda)
+                self._buffers[key] = buffer
+            buffer.copy_(part.tensor, non_blocking=part.tensor.is_cuda)
+            copies[name] = Part(buffer, part.offsets)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return copies
+
+    def _write(
+        self,
+        directory: Path,
+        collections: Mapping[str, Mapping[str, Part]],
+        rng: dict[str, Tensor],
+        describe: Callable[[], None],
+    ) -> None:
+        problem: OSError | None = None
+        try:
+            files = [
+                file
+                for name, parts in collections.items()
+                for file in write_shards(directory / name, parts, rank=self._rank, num_ranks=self._num_ranks)
+            ]
+            files.append(_write_rng(directory / _rng_file(self._rank), rng))
+            describe()
+            write_part(directory, files, number=self._rank)
+        except OSError as error:
+            problem = error
+        except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+            # Whatever it was, the other ranks wait to be told, and training behind them.
+            problem = OSError(f"{type(error).__name__}: {error}")
+        for rank, said in enumerate(self._group.exchange("" if problem is None else str(problem))):
+            if said and problem is None:
+                problem = OSError(f"training rank {rank}: {said}")
+        if problem is not None:
+            raise problem
+        for rank in range(self._num_ranks):
+            if self._rank == 0 and not part_file(directory, rank).exists():
+                raise OSError(
+                    f"there is nothing of training rank {rank} in {directory}: the run's directory must be on a file "
+                    "system that all machines of the run share"
+                )
+
+    def _wait_for_the_last(self) -> None:
+        if self._writing is None:
+            return
+        wait([self._writing], timeout=_WAIT_FOR_WRITING_S)
+        if (error := self._writing.exception(timeout=0)) is not None:
+            log.warning("the checkpoint before this one could not be written: %s", error)
+
+    def _load_moments(self, directory: Path, steps: Mapping[str, float]) -> None:
+        state: dict[Tensor, dict[str, Tensor]] = self._optimizer.state
+        state.clear()
+        if not steps:
+            return
+        for name in sorted(steps.keys() ^ self._parameters.keys()):
+            raise ShardError(f"{name} is not in {'the model' if name in steps else 'the checkpoint'}")
+        moments = sorted({name.split("/", 1)[0] for name in saved_shapes(directory)})
+        for name, parameter in self._parameters.items():
+            state[parameter] = {"step": self._step_tensor(parameter, steps[name])}
+            state[parameter] |= {moment: torch.zeros_like(parameter) for moment in moments}
+        into = {f"{moment}/{name}": state[p][moment] for name, p in self._parameters.items() for moment in moments}
+        read_shards(directory, into)
+
+    def _step_tensor(self, parameter: Tensor, count: float) -> Tensor:
+        """Return a step count where this optimizer keeps it: on the CPU, unless a fused kernel reads it."""
+        is_on_device = any(group.get("fused") or group.get("capturable") for group in self._optimizer.param_groups)
+        return torch.tensor(count, dtype=torch.float32, device=parameter.device if is_on_device else "cpu")
+
+
+def _random_states() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _restore_random_states(file: Path) -> None:
+    import safetensors.torch
+
+    if not file.exists():
+        return  # a rank more than there were
+    states: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(file)
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _write_rng(file: Path, states: dict[str, Tensor]) -> Path:
+    import safetensors.torch
+
+    file.parent.mkdir(exist_ok=True)
+    try:
+        cast(Any, safetensors.torch).save_file(states, file)
+    except safetensors.SafetensorError as error:
+        raise OSError(f"{file}: {error}") from error
+    return file
+
+
+def _rng_file(rank: int) -> str:
+    return f"rng/rank-{rank + 1:05d}.safetensors"

@@ -1,0 +1,150 @@
+"""A checkpoint as a directory that transformers and vLLM load: whole tensors under the hub's names, and a card.
+
+    step_00000010/model/shard-*  --put together, in the run's dtype-->  DIR/model.safetensors
+    step_00000010/model/*.json                                     -->  DIR/config.json, tokenizer
+    the run's config.json, metrics.jsonl                           -->  DIR/README.md (model_card.py)
+
+Of a LoRA run the adapters are exported, or, if they are to be merged, the base with them (adapter_export.py).
+
+Needs no GPU and no other rank, whatever the run had: shards are read one after another into memory for one copy of the
+weights. The directory is whole or not there.
+"""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from services.trainer.checkpoints.adapter_export import export_adapters, export_merged, holds_adapters
+from services.trainer.checkpoints.checkpoint import STATE_FILE
+from services.trainer.checkpoints.manifest import find_damage
+from services.trainer.checkpoints.model_card import FILE_NAME, RunFacts, model_card
+from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
+from services.trainer.policy.lora import CONFIG_FILE
+from services.trainer.run_api.run_outputs import read_metrics
+from shared.errors import HeadraceError, UserError
+
+log = logging.getLogger(__name__)
+
+MODEL = "model"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def export_checkpoint(
+    checkpoint: Path, to: Path, *, dtype: str | None = None, title: str | None = None, merge: bool = False
+) -> Path:
+    """Write a checkpoint's model to ``to``, and return it. What is there already is replaced.
+
+    Args:
+        checkpoint: Its directory. Whether it is damaged is the caller's to know.
+        to: Directory to make.
+        dtype: ``float32`` or ``bfloat16``; the run's if left out.
+        title: What the card calls the model; the directory's name if left out.
+        merge: Whether a LoRA run's adapters are added to the weights of their base.
+
+    Raises:
+        HeadraceError: It holds no model that can be exported; says why.
+        OSError: The directory could not be written.
+    """
+    facts = run_facts(checkpoint)
+    source = checkpoint / MODEL
+    is_adapter = holds_adapters(source)
+    if merge:
+        _check_mergeable(facts, is_adapter=is_adapter)
+    if not is_adapter and not (source / "config.json").is_file():
+        raise HeadraceError(f"{checkpoint} holds no model: there is no {source / 'config.json'}")
+    aside = to.with_name(f".{to.name}.writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        write = (export_merged if merge else export_adapters) if is_adapter else _write_model
+        write(source, aside, dtype=_DTYPES[dtype or str(facts.config.get("dtype", "float32"))])
+        _copy_tokenizer(source, aside)
+        card = model_card(facts, title=title or to.name, is_adapter=is_adapter and not merge)
+        (aside / FILE_NAME).write_text(card, encoding="utf-8")
+        replaced = to.with_name(f".{to.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        if to.exists():
+            to.rename(replaced)
+        os.replace(aside, to)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return to
+
+
+def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -> None:
+    """Refuse what a person may have mistyped, and a checkpoint that is damaged, unless that is known not to be.
+
+    Raises:
+        UserError: ``checkpoint`` is none, or is damaged; or ``to`` holds something else than an exported model.
+    """
+    if not checkpoint.is_dir():
+        raise UserError(f"{checkpoint} is no directory; a checkpoint is one like RUN_DIR/checkpoints/step_00000010")
+    if not is_verified and (damage := find_damage(checkpoint)) is not None:
+        raise UserError(f"{checkpoint} cannot be exported: {damage}. Use the checkpoint before it")
+    is_model = (to / "config.json").is_file() or holds_adapters(to)
+    if to.exists() and (not to.is_dir() or (any(to.iterdir()) and not is_model)):
+        raise UserError(f"{to} is not empty and holds no model; give another directory, it would be replaced")
+
+
+def run_facts(checkpoint: Path) -> RunFacts:
+    """Return what the checkpoint, and the run around it, say about the model; a checkpoint may have been moved."""
+    run_dir = checkpoint.absolute().parent.parent
+    step = int(json.loads((checkpoint / STATE_FILE).read_text())["step"])
+    config_file = run_dir / "config.json"
+    if not config_file.is_file() or checkpoint.parent.name != "checkpoints":
+        return RunFacts(step=step)
+    config: dict[str, Any] = json.loads(config_file.read_text("utf-8"))
+    # What is logged once a batch stands in the line of the batch's first step.
+    steps = int(config.get("num_iterations", 1)) * int(config.get("steps_per_generation", 1))
+    lines, _ = read_metrics(run_dir, after_step=step - steps, limit=steps)
+    lines = [line for line in lines if int(line["step"]) <= step]
+    is_logged = bool(lines) and int(lines[-1]["step"]) == step
+    metrics = {name: value for line in lines for name, value in line.items()} if is_logged else {}
+    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    return RunFacts(config=config, metrics=numbers, run_id=run_dir.name, step=step)
+
+
+def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write config and weights; weights under the names of the hub, in files of the hub's size."""
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config: Any = cast(Any, AutoConfig).from_pretrained(source, trust_remote_code=False)
+    with torch.device("meta"):
+        policy: Any = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype, trust_remote_code=False)
+    dtypes = saved_dtypes(source)
+    tensors: dict[str, Tensor] = {
+        name: torch.empty(shape, dtype=dtype if dtypes[name].is_floating_point else dtypes[name])
+        for name, shape in saved_shapes(source).items()
+    }
+    read_shards(source, tensors)
+    try:
+        policy.save_pretrained(directory, state_dict=tensors)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+def _copy_tokenizer(source: Path, directory: Path) -> None:
+    """Copy everything but weights and their configs."""
+    for path in source.iterdir():
+        is_written = path.name in ("config.json", CONFIG_FILE) or path.name.startswith(("shard-", "model."))
+        if path.is_file() and not is_written:
+            shutil.copy2(path, directory / path.name)
+
+
+def _check_mergeable(facts: RunFacts, *, is_adapter: bool) -> None:
+    if not is_adapter:
+        raise UserError("the checkpoint is of a run that trained all weights; there is nothing to merge")
+    if facts.config.get("load_in_4bit"):
+        raise UserError(
+            "the adapters were trained beside a base in 4 bits, and are not merged with another; export them without "
+            "--merge, and load them with PEFT onto the base in 4 bits"
+        )

@@ -1,0 +1,99 @@
+"""What a run leaves behind: its last checkpoint as a transformers directory, and, if it was asked for, on the hub.
+
+    checkpoints/step_00000200/ --export.py--> run_dir/model/ --hub.py--> owner/name
+
+The model is in the run's directory before anything is sent anywhere. An upload that fails is a warning with the command
+that does it by hand; the run has finished all the same.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from services.trainer.checkpoints import hub
+from services.trainer.checkpoints.checkpoint import checkpoint_path
+from services.trainer.checkpoints.export import export_checkpoint
+from services.trainer.checkpoints.hub import HubError
+from services.trainer.push.deadline_thread import in_thread
+from services.trainer.run_api.first_of import first_of
+from services.trainer.run_files import RunFiles
+from services.trainer.telemetry.run_log import RunLog
+from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+_HUB_ANSWERS_S = 120.0
+_UPLOAD_DEADLINE_S = 6 * 3600.0
+
+
+async def leave_model(
+    files: RunFiles, config: RunConfig, *, run_id: str, step: int, run_log: RunLog, terminate: asyncio.Event
+) -> str | None:
+    """Export the checkpoint of the last step, written a moment ago, and upload it if the run says so.
+
+    Args:
+        files: Of the run.
+        config: Of the run.
+        run_id: The run's.
+        step: Of the checkpoint.
+        run_log: Told where the model is, and what went wrong with the upload.
+        terminate: Set when this process was asked to end: an upload is given up, and begun again by the next one.
+
+    Returns:
+        Why the model was not uploaded, empty if all is well; None if the process was asked to end before it was.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    checkpoint = checkpoint_path(files.checkpoints, step)
+    wanted = config.hub_model_id or config.name or run_id
+    if not config.push_to_hub:
+        await asyncio.to_thread(export_checkpoint, checkpoint, files.model, title=wanted)
+        return ""
+    try:
+        repo_id = await _bounded(
+            lambda: hub.open_repository(wanted, is_private=config.hub_private_repo), timeout_s=_HUB_ANSWERS_S
+        )
+    except HubError as error:
+        await asyncio.to_thread(export_checkpoint, checkpoint, files.model, title=wanted)
+        return await _warn(run_log, files.model, wanted, config, str(error))
+    await asyncio.to_thread(export_checkpoint, checkpoint, files.model, title=repo_id)
+    return await _upload(files.model, repo_id, config, run_id=run_id, run_log=run_log, terminate=terminate)
+
+
+async def _upload(
+    model: Path, repo_id: str, config: RunConfig, *, run_id: str, run_log: RunLog, terminate: asyncio.Event
+) -> str | None:
+    await run_log.event("log", {"message": f"uploading {model} to {repo_id}"})
+    url = ""
+
+    async def upload() -> None:
+        nonlocal url
+        url = await _bounded(
+            lambda: hub.upload(model, repo_id, message=f"headrace run {run_id}"), timeout_s=_UPLOAD_DEADLINE_S
+        )
+
+    try:
+        await first_of(upload(), terminate.wait())
+    except HubError as error:
+        return await _warn(run_log, model, repo_id, config, str(error))
+    if not url:
+        return None
+    await run_log.event("log", {"message": f"uploaded the model: {url}"})
+    return ""
+
+
+async def _bounded(work: Callable[[], str], *, timeout_s: float) -> str:
+    try:
+        return await in_thread(work, timeout_s=timeout_s, name="hub")
+    except TimeoutError as error:
+        raise HubError(f"the hub was not done after {timeout_s:g} s") from error
+
+
+async def _warn(run_log: RunLog, model: Path, repo_id: str, config: RunConfig, reason: str) -> str:
+    command = hub.by_hand(model, repo_id, is_private=config.hub_private_repo)
+    warning = f"the model is in {model}, but was not uploaded: {reason}. To upload it: {command}"
+    log.warning("%s", warning)
+    await run_log.event("log", {"message": warning})
+    return warning

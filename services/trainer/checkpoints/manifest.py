@@ -1,0 +1,133 @@
+"""A list of a directory's files with sizes and SHA-256, by which damage is found before it is loaded.
+
+    rank 0 --its files--> part-00000.json -+
+    rank 1 --its files--> part-00001.json -+--> rank 0 --the parts, other files--> manifest.json
+
+Every writer reads its own files back once, for their sums, while they are still in its machine's memory.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+MANIFEST_FILE = "manifest.json"
+_PART = "part-"
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """What a file was when it was written."""
+
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """Every file of a directory but the manifest, by path relative to it."""
+
+    files: dict[str, FileRecord]
+    format_version: int = 1
+
+
+def write_part(directory: Path, files: Sequence[Path], *, number: int) -> None:
+    """Bring some of the directory's files to the disk, and list them for the one who writes the manifest.
+
+    Raises:
+        OSError: They could not be written.
+    """
+    _write(part_file(directory, number), _records(directory, files))
+
+
+def part_file(directory: Path, number: int) -> Path:
+    """Return where the list of the writer of that number is, until the manifest is written."""
+    return directory / f"{_PART}{number:05d}.json"
+
+
+def write_manifest(directory: Path) -> None:
+    """Bring every file of the directory to the disk, then list them in its manifest, and bring that to the disk too.
+
+    Files that were listed with `write_part` are not read again.
+
+    Raises:
+        OSError: They could not be written.
+    """
+    records: dict[str, FileRecord] = {}
+    for part in sorted(directory.glob(f"{_PART}*.json")):
+        try:
+            records |= msgspec.json.decode(part.read_bytes(), type=Manifest).files
+        except msgspec.DecodeError as error:
+            raise OSError(f"{part} cannot be read: {error}") from error
+        part.unlink()
+    rest = [path for path in directory.rglob("*") if path.is_file() and _name(directory, path) not in records]
+    records |= _records(directory, rest)
+    _write(directory / MANIFEST_FILE, dict(sorted(records.items())))
+    for folder in {directory, *(path for path in directory.rglob("*") if path.is_dir())}:
+        sync_directory(folder)
+
+
+def find_damage(directory: Path) -> str | None:
+    """Return a sentence that names the first damaged file, or None if all are as they were written."""
+    manifest_file = directory / MANIFEST_FILE
+    try:
+        manifest = msgspec.json.decode(manifest_file.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return f"{manifest_file} is missing: it was never finished"
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        return f"{manifest_file} cannot be read: {error}"
+    if not manifest.files:
+        return f"{manifest_file} lists no file"
+    for name, record in manifest.files.items():
+        path = directory / name
+        try:
+            size_bytes = path.stat().st_size
+            if size_bytes != record.size_bytes:
+                return f"{path} has {size_bytes} bytes instead of {record.size_bytes}"
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != record.sha256:
+                    return f"{path} is not what was written: its SHA-256 differs"
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except OSError as error:
+            return f"{path} cannot be read: {error}"
+    return None
+
+
+def has_all_files(directory: Path) -> bool:
+    """Whether every file is there and as large as it was; much faster than `find_damage`, and blind to flipped bits."""
+    try:
+        manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=Manifest)
+        return all((directory / name).stat().st_size == record.size_bytes for name, record in manifest.files.items())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def sync_directory(directory: Path) -> None:
+    """Bring the names in a directory to the disk, without which a new file may vanish in a power loss."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _records(directory: Path, files: Sequence[Path]) -> dict[str, FileRecord]:
+    records: dict[str, FileRecord] = {}
+    for path in sorted(files):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        records[_name(directory, path)] = FileRecord(size_bytes=path.stat().st_size, sha256=sha256)
+    return records
+
+
+def _write(file: Path, records: dict[str, FileRecord]) -> None:
+    with file.open("wb") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(Manifest(files=records)), indent=2))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _name(directory: Path, path: Path) -> str:
+    return path.relative_to(directory).as_posix()

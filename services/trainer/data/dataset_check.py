@@ -1,0 +1,86 @@
+"""What a look at a run's data sets finds before it starts.
+
+Every row of a file is read, because its owner can mend it; of a data set of the hub only the first ones are.
+"""
+
+from dataclasses import dataclass, replace
+
+from services.trainer.data.dataset import PromptDataset, SourceRows, open_sources
+from shared.run_config import RunConfig
+
+MAX_HUB_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class SourceSummary:
+    """What is in one data set."""
+
+    field: str
+    """The setting that names it."""
+    path: str
+    is_file: bool
+    num_rows: int
+    num_checked: int
+    num_bad: int
+    first_bad: str
+    """The problem of the first bad row; empty if there is none."""
+    columns: tuple[str, ...]
+    """What reward functions get of it."""
+    share: float = 1.0
+    """Of the prompts."""
+
+
+@dataclass(frozen=True)
+class DatasetSummary:
+    """What is in all of them."""
+
+    epoch: int
+    """Prompts of one epoch."""
+    columns: tuple[str, ...]
+    """What reward functions get: the columns of all data sets that are trained on, the prompt's included."""
+    sources: tuple[SourceSummary, ...]
+    evaluation: SourceSummary | None = None
+
+    def all_sources(self) -> tuple[SourceSummary, ...]:
+        """Return what is trained on and what is evaluated on."""
+        return self.sources if self.evaluation is None else (*self.sources, self.evaluation)
+
+
+def check_dataset(config: RunConfig, *, max_hub_rows: int = MAX_HUB_ROWS) -> DatasetSummary:
+    """Look at every row of files and at the first of hub data sets, and return what was found.
+
+    Raises:
+        UserError: There is no such file or dataset, it cannot be read, or it has no rows.
+    """
+    train = config.train_sources()
+    opened = open_sources(config, train)
+    dataset = PromptDataset(opened, shuffle=config.shuffle_dataset)
+    sources = [
+        replace(_look(name, rows, max_hub_rows=max_hub_rows), share=share)
+        for name, rows, share in zip(train, opened, dataset.shares, strict=True)
+    ]
+    evaluation = None
+    if (found := config.eval_source()) is not None:
+        (rows,) = open_sources(config, dict([found]))
+        evaluation = _look(found[0], rows, max_hub_rows=max_hub_rows)
+    return DatasetSummary(
+        epoch=len(dataset),
+        columns=(config.prompt_column, *dataset.columns),
+        sources=tuple(sources),
+        evaluation=evaluation,
+    )
+
+
+def _look(field: str, rows: SourceRows, *, max_hub_rows: int) -> SourceSummary:
+    num_checked = len(rows) if rows.source.is_file else min(len(rows), max_hub_rows)
+    problems = [row.problem for row in map(rows.read, range(num_checked)) if row.problem is not None]
+    return SourceSummary(
+        field=field,
+        path=rows.source.path,
+        is_file=rows.source.is_file,
+        num_rows=len(rows),
+        num_checked=num_checked,
+        num_bad=len(problems),
+        first_bad=problems[0] if problems else "",
+        columns=tuple(rows.columns),
+    )

@@ -1,0 +1,163 @@
+"""Where the rows of a dataset come from: a .jsonl file, a .parquet file, or the Hugging Face Hub.
+
+    DatasetSource --open_rows--> RowSource: len, columns, read(i), where(i)
+
+Foreign errors end here: whatever is wrong with a file or a name becomes a sentence for a person.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from shared.errors import UserError
+from shared.run_options.data import DatasetSource
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class BadRowError(Exception):
+    """A single row cannot be read; ``str(error)`` says what is wrong with it. Caught in dataset.py."""
+
+
+class RowSource(Protocol):
+    """Rows that can be read in any order."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        ...
+
+    def columns(self) -> list[str]:
+        """Return the columns of all rows, those of which not every row has one too."""
+        ...
+
+    def read(self, position: int) -> dict[str, Any]:
+        """Return one row by column name; raises BadRowError."""
+        ...
+
+    def where(self, position: int) -> str:
+        """Return words for the place of a row, such as ``train.jsonl line 3``."""
+        ...
+
+
+def open_rows(source: DatasetSource, *, field: str) -> RowSource:
+    """Return the rows of a data set; ``field`` is the setting that names it.
+
+    Raises:
+        UserError: There is no such file or dataset, it cannot be read, or it has no rows.
+    """
+    rows = _open(source, field)
+    if len(rows) == 0:
+        raise UserError(f"the dataset {source.path} has no rows", field=field)
+    return rows
+
+
+def _open(source: DatasetSource, field: str) -> RowSource:
+    path = Path(source.path).expanduser()
+    if source.is_file:
+        if not path.is_file():
+            raise UserError(
+                f"there is no file {path}" + ("" if path.is_absolute() else f" in {Path.cwd()}; give an absolute path"),
+                field=field,
+            )
+        return _JsonLines(path, field) if path.suffix == ".jsonl" else _Parquet(path, field)
+    if path.is_file():
+        raise UserError(f"{path} is neither .jsonl nor .parquet; convert it to one of them", field=field)
+    return _Hub(source, field)
+
+
+class _JsonLines:
+    """One JSON object a line; blank lines are skipped. Lines are kept as bytes and decoded when they are read."""
+
+    def __init__(self, path: Path, field: str) -> None:
+        self._path = path
+        try:
+            numbered = enumerate(path.read_bytes().split(b"\n"), start=1)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror}", field=field) from error
+        self._lines = [(number, line) for number, line in numbered if line.strip()]
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def columns(self) -> list[str]:
+        decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        names: dict[str, None] = {}
+        for _, line in self._lines:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # read() says it
+                names |= dict.fromkeys(decoder.decode(line.removeprefix(_BOM)))
+        return list(names)
+
+    def read(self, position: int) -> dict[str, Any]:
+        line = self._lines[position][1]
+        try:
+            row: Any = msgspec.json.decode(line.removeprefix(_BOM))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadRowError(f"is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise BadRowError("is not a JSON object; write one {...} a line")
+        return cast(dict[str, Any], row)
+
+    def where(self, position: int) -> str:
+        return f"{self._path} line {self._lines[position][0]}"
+
+
+class _Parquet:
+    def __init__(self, path: Path, field: str) -> None:
+        from pyarrow import parquet
+
+        self._path = path
+        try:
+            self._table: Any = cast(Any, parquet).read_table(path)
+        except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's errors derive from these
+            raise UserError(f"{path} cannot be read as Parquet: {error}", field=field) from error
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def columns(self) -> list[str]:
+        return list(self._table.column_names)
+
+    def read(self, position: int) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = self._table.slice(position, 1).to_pylist()
+        return rows[0]
+
+    def where(self, position: int) -> str:
+        return f"{self._path} row {position}"
+
+
+class _Hub:
+    """A split of a dataset on the Hugging Face Hub, or of a directory that ``datasets`` understands."""
+
+    def __init__(self, source: DatasetSource, field: str) -> None:
+        import datasets
+        from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+        self._name = source.path
+        self._split = source.split
+        try:
+            rows: Any = cast(Any, datasets).load_dataset(self._name, source.name, split=self._split)
+        except DatasetNotFoundError as error:
+            raise UserError(
+                f"no such file, and no dataset of that name on the Hugging Face Hub that can be read from here: "
+                f"{self._name!r}; a file must end in .jsonl or .parquet",
+                field=field,
+            ) from error
+        except (OSError, ValueError, DatasetsError) as error:
+            # An unknown config or split is a ValueError that lists those there are; no network is an OSError.
+            raise UserError(f"the dataset {self._name!r} could not be loaded: {error}", field=field) from error
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def columns(self) -> list[str]:
+        return list(self._rows.column_names)
+
+    def read(self, position: int) -> dict[str, Any]:
+        row: dict[str, Any] = self._rows[position]
+        return row
+
+    def where(self, position: int) -> str:
+        return f"{self._name} split {self._split} row {position}"

@@ -1,0 +1,111 @@
+"""Turns prompts into token ids, once: from here on token ids travel, and nobody re-tokenises.
+
+Both of TRL's formats, tokenised as TRL does: text with whatever special tokens the tokenizer adds by itself, a
+conversation with the chat template and a generation prompt. Model code is not trusted: a repository that ships its own
+is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from shared.errors import UserError
+from shared.messages import Prompt
+
+
+class PromptEncoder:
+    """Encodes prompts with one tokenizer of transformers.
+
+    Args:
+        tokenizer: Of the model.
+        chat_template_kwargs: What the chat template is given besides the messages.
+    """
+
+    def __init__(self, tokenizer: Any, *, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._chat_template_kwargs = dict(chat_template_kwargs or {})
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return the token ids the policy is conditioned on.
+
+        Raises:
+            UserError: The prompt comes to no token at all, or the chat template is missing or refuses the messages.
+        """
+        ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_messages(prompt)
+        if not ids:
+            raise UserError("the prompt comes to no token at all, and the policy needs one to begin from")
+        return ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        return list(self.tokenizer(text=text)["input_ids"])
+
+    def _encode_messages(self, messages: list[dict[str, str]]) -> list[int]:
+        import jinja2
+
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise UserError(
+                "the prompts are conversations, but the model's tokenizer has no chat template; use plain text "
+                "prompts, without system_prompt and prompt_as_message, or a model that was made for chat",
+                field="dataset_name",
+            )
+        try:
+            encoded = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=True, **self._chat_template_kwargs
+            )
+        except jinja2.TemplateError as error:
+            raise UserError(f"the model's chat template refuses this conversation: {error}") from error
+        return list(encoded["input_ids"])
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """Return what transformers raises for files that are not what they should be."""
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    malformed = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+    return (OSError, ImportError, *malformed, StrictDataclassError, SafetensorError)
+
+
+def load_tokenizer(model: str, revision: str | None = None) -> Any:
+    """Return the tokenizer of a model directory or hub id.
+
+    Raises:
+        UserError: There is none, or it comes with code of its own.
+    """
+    from transformers import AutoTokenizer
+
+    refuse_own_code(model, revision)
+    try:
+        tokenizer: Any = cast(Any, AutoTokenizer).from_pretrained(model, revision=revision, trust_remote_code=False)
+    except unreadable() as error:
+        raise UserError(f"no tokenizer could be loaded from {model!r}: {_first_line(error)}", field="model") from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        # Without tokenizer files transformers makes an empty tokenizer up from the architecture's name.
+        raise UserError(f"{model!r} has no tokenizer files; copy those of the model it was made from", field="model")
+    return tokenizer
+
+
+def refuse_own_code(model: str, revision: str | None = None) -> None:
+    """Raise UserError if the model is not there, or its configuration points to code in its repository."""
+    from transformers import PretrainedConfig
+    from transformers.models.auto import tokenization_auto
+
+    try:
+        model_config, _ = cast(Any, PretrainedConfig).get_config_dict(model, revision=revision)
+        tokenizer_config = cast(Any, tokenization_auto).get_tokenizer_config(model, revision=revision)
+        has_own_code = bool(model_config.get("auto_map") or tokenizer_config.get("auto_map"))
+    except unreadable() as error:
+        raise UserError(
+            f"there is no model {model!r}: no such directory with a sound config.json, and none of that name could be "
+            f"had from the Hugging Face Hub ({_first_line(error)})",
+            field="model",
+        ) from error
+    if has_own_code:
+        raise UserError(
+            f"{model!r} comes with Python code of its own (auto_map in its configuration), which is never run; use a "
+            "model that transformers supports by itself",
+            field="model",
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

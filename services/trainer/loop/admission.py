@@ -1,0 +1,218 @@
+"""Admits prompt groups: dataset rows in, entries of the prompts stream out, each number once.
+
+    dataset row n --encode--> group n --headrace_admit--> prompts
+         |
+         +-- no prompt, or too long: number n is settled as dropped, with the reason
+
+The number of a group is its position in the shuffled data set, so admission needs no memory beyond a counter.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from services.trainer.loop.group_ids import group_id
+from services.trainer.loop.ledger import Ledger
+from shared.arrays import pack_ids
+from shared.errors import MessageError, UserError
+from shared.keys import RunKeys
+from shared.messages import Prompt, PromptGroup, Stamp, encode
+from shared.redis_connection import Redis, call
+from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+_MAX_UNUSABLE_IN_A_ROW = 1000
+BAD_ROW, PROMPT_TOO_LONG = "bad_row", "prompt_too_long"
+
+
+class UnusableRowError(UserError):
+    """A row of the data set that no prompt can be made of; ``reason`` is what its drop is counted as."""
+
+    def __init__(self, reason: str, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+class Row(Protocol):
+    """A dataset row; ``problem`` says why it cannot be used, if it cannot."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """Text or messages."""
+        ...
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Every other column."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be used, or None."""
+        ...
+
+
+class Rows(Protocol):
+    """Maps an admission number to a row, always the same one."""
+
+    def row_at(self, admission_number: int) -> Row:
+        """Return the row of this number."""
+        ...
+
+
+class Encoder(Protocol):
+    """Turns a prompt into token ids."""
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Return token ids; raises UserError for a prompt that has none."""
+        ...
+
+
+class Admission:
+    """Fills the prompts stream.
+
+    Args:
+        redis: Client of redis_connection.py.
+        keys: Keys of the run.
+        config: Of the run.
+        rows: The data set.
+        encoder: Of prompts.
+        ledger: Its ``admitted`` counter is advanced here, and unusable rows are dropped in it.
+        epoch: This trainer's incarnation.
+        replica_id: Name of this trainer, for the stamps.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        keys: RunKeys,
+        config: RunConfig,
+        rows: Rows,
+        encoder: Encoder,
+        ledger: Ledger,
+        epoch: int,
+        replica_id: str = "trainer",
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._config = config
+        self._rows = rows
+        self._encoder = encoder
+        self._ledger = ledger
+        self._epoch = epoch
+        self._replica_id = replica_id
+        self._again: deque[int] = deque()
+        self._unusable_in_a_row = 0
+        self._why = ""
+
+    @property
+    def num_unadmitted(self) -> int:
+        """How many groups are to be admitted again and were not yet."""
+        return len(self._again)
+
+    def admit_again(self, numbers: Iterable[int]) -> None:
+        """Put groups of which no trace is left before all others; they take their turn within the same bound."""
+        self._again.extend(numbers)
+
+    async def admit(self, count: int) -> None:
+        """Admit the next ``count`` usable groups. Unusable rows in between are dropped with their reason.
+
+        Raises:
+            UserError: So many rows in a row were unusable that the data set cannot be meant.
+        """
+        admitted = 0
+        while admitted < count:
+            if self._unusable_in_a_row >= _MAX_UNUSABLE_IN_A_ROW:
+                raise UserError(
+                    f"the last {self._unusable_in_a_row} rows of the data set could not be used; "
+                    f"the last one: {self._why}",
+                    field="dataset_name",
+                )
+            if self._again:
+                admitted += await self._add("headrace_readmit", self._again[0])
+                self._again.popleft()
+                continue
+            number = self._ledger.admitted
+            admitted += await self._add("headrace_admit", number)
+            self._ledger.admitted = max(number + 1, self._ledger.admitted)
+
+    async def _add(self, function: str, number: int) -> bool:
+        """Put group ``number`` on the stream; False if its row cannot be used."""
+        payload, keys = self._payload(number), self._keys
+        if payload is None:
+            return False
+        seen = [keys.seen(keys.prompts)]
+        if function == "headrace_readmit":
+            seen += [keys.seen(keys.completions), keys.seen(keys.scored)]
+        await call(
+            self._redis,
+            function,
+            keys=(keys.epoch, keys.prompts, *seen),
+            args=(self._epoch, group_id(number), payload),
+        )
+        return True
+
+    def _payload(self, number: int) -> bytes | None:
+        try:
+            payload = prompt_payload(
+                self._rows.row_at(number),
+                encoder=self._encoder,
+                run_id=self._keys.run_id,
+                label=group_id(number),
+                num_generations=self._config.num_generations,
+                max_prompt_length=self._config.max_prompt_length,
+                replica_id=self._replica_id,
+            )
+        except UnusableRowError as error:
+            self._drop(number, error.reason, str(error))
+            return None
+        self._unusable_in_a_row = 0
+        return payload
+
+    def _drop(self, number: int, reason: str, why: str) -> None:
+        log.warning("dropped group %s (%s): %s", group_id(number), reason, why)
+        self._ledger.record_dropped(number, reason)
+        self._unusable_in_a_row += 1
+        self._why = why
+
+
+def prompt_payload(
+    row: Row,
+    *,
+    encoder: Encoder,
+    run_id: str,
+    label: str,
+    num_generations: int,
+    max_prompt_length: int | None,
+    replica_id: str,
+) -> bytes:
+    """Return the entry of the prompts stream that asks for completions of a row.
+
+    Raises:
+        UnusableRowError: There is no prompt in it, or it is too long.
+    """
+    if row.problem is not None:
+        raise UnusableRowError(BAD_ROW, row.problem)
+    try:
+        prompt_ids = encoder.encode(row.prompt)
+    except UserError as error:
+        raise UnusableRowError(BAD_ROW, str(error)) from error
+    if max_prompt_length is not None and len(prompt_ids) > max_prompt_length:
+        raise UnusableRowError(PROMPT_TOO_LONG, f"{len(prompt_ids)} tokens, max_prompt_length={max_prompt_length}")
+    group = PromptGroup(
+        run_id=run_id,
+        group_id=label,
+        prompt=row.prompt,
+        prompt_ids=pack_ids(prompt_ids),
+        columns=row.columns,
+        num_generations=num_generations,
+        stamps=(Stamp("admitted", time.time(), replica_id),),
+    )
+    try:
+        return encode(group)
+    except MessageError as error:
+        raise UnusableRowError(BAD_ROW, str(error)) from error

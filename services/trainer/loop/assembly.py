@@ -1,0 +1,157 @@
+"""Puts together everything that the training loop of one run drives.
+
+A checkpoint's ledger and the streams are compared before anything is trained, so that every group is accounted for:
+
+    record --> data sets, tokenizer, model --> newest valid checkpoint --> groups accounted for --> Parts
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from services.trainer.checkpoints.checkpoint import CheckpointWriter, load_into, newest_valid, remove_leftovers
+from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
+from services.trainer.data.dataset import open_dataset, open_eval_dataset
+from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
+from services.trainer.loop.admission import Admission
+from services.trainer.loop.admission_pace import AdmissionPace
+from services.trainer.loop.batch_builder import BatchBuilder
+from services.trainer.loop.evaluation import Evaluations
+from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.reconcile import missing_groups
+from services.trainer.loop.schedule import total_steps
+from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
+from services.trainer.loop.training_loop import Parts
+from services.trainer.push.push_log import PushLog
+from services.trainer.ranks.lead import Lead
+from services.trainer.ranks.rank_group import make_core
+from services.trainer.run_files import RunFiles
+from services.trainer.telemetry.reports import Reports
+from services.trainer.telemetry.run_log import RunLog
+from services.trainer.telemetry.step_report import StepReport
+from shared.keys import TRAINERS, RunKeys
+from shared.redis_connection import Redis
+from shared.run_store import RunRecord, RunStore
+from shared.streams import StreamConsumer
+
+log = logging.getLogger(__name__)
+
+
+async def assemble(
+    redis: Redis,
+    store: RunStore,
+    record: RunRecord,
+    sender: Any,
+    *,
+    epoch: int,
+    replica_id: str = "trainer",
+    lead: Lead | None = None,
+) -> Parts:
+    """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
+    config, keys = record.parsed_config(), RunKeys(record.run_id)
+    files = RunFiles(Path(record.run_dir))
+    rows = await asyncio.to_thread(open_dataset, config)
+    eval_rows = await asyncio.to_thread(open_eval_dataset, config)
+    tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
+    steps = total_steps(config, num_rows=len(rows))
+    core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
+    await asyncio.to_thread(remove_leftovers, files.checkpoints)
+    checkpoint = await asyncio.to_thread(newest_valid, files.checkpoints)
+    ledger, num_tokens, considered_to = Ledger(), 0, BEGINNING
+    if checkpoint is not None:
+        await asyncio.to_thread(load_into, core, checkpoint)
+        ledger = Ledger.from_json(checkpoint.extra["ledger"])
+        num_tokens, considered_to = int(checkpoint.extra["num_tokens"]), str(checkpoint.extra["considered_to"])
+        log.info("resumed from %s at step %d", checkpoint.path, checkpoint.step)
+    run_log = RunLog(redis, keys=keys, run_dir=files.run_dir)
+    await asyncio.to_thread(run_log.cut_back_to, core.policy_version)
+    encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
+    admission = Admission(
+        redis,
+        keys=keys,
+        config=config,
+        rows=rows,
+        encoder=encoder,
+        ledger=ledger,
+        epoch=epoch,
+        replica_id=replica_id,
+    )
+    admission.admit_again(await missing_groups(redis, keys, ledger))
+    consumer = StreamConsumer(
+        redis,
+        stream=keys.scored,
+        consumer_group=TRAINERS,
+        name=consumer_name(epoch),
+        leases=keys.leases(TRAINERS),
+        dead=keys.dead,
+        reclaim_every_s=1.0,
+        max_deliveries=None,  # entries wait here for a checkpoint, across any number of restarts
+    )
+    scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=consumer)
+    reports = Reports(config, run_id=keys.run_id, run_dir=files.run_dir, resumed_step=core.policy_version)
+    pushes = PushLog(
+        sender,
+        run_log=run_log,
+        num_pushes=record.progress.pushes,
+        num_confirmed=record.progress.pushes_confirmed,
+    )
+    return Parts(
+        redis=redis,
+        keys=keys,
+        config=config,
+        store=store,
+        core=core,
+        ledger=ledger,
+        admission=admission,
+        pace=AdmissionPace(config, ledger=ledger),
+        scored=scored,
+        considered_to=considered_to,
+        batches=BatchBuilder(config, scored=scored, ledger=ledger),
+        evaluations=Evaluations(
+            redis,
+            keys=keys,
+            config=config,
+            rows=eval_rows,
+            encoder=encoder,
+            epoch=epoch,
+            replica_id=replica_id,
+            last_step=run_log.last_evaluated_step(),
+        ),
+        pushes=pushes,
+        saver=CheckpointSaver(
+            CheckpointWriter(files.checkpoints, keep=config.save_total_limit),
+            redis=redis,
+            keys=keys,
+            epoch=epoch,
+            core=core,
+            tokenizer=tokenizer,
+            scored=scored,
+            run_log=run_log,
+            replica_id=replica_id,
+        ),
+        report=StepReport(
+            redis,
+            keys=keys,
+            config=config,
+            ledger=ledger,
+            scored=scored,
+            pushes=pushes,
+            log=run_log,
+            reports=reports,
+            replica_id=replica_id,
+            seen_tokens=num_tokens,
+        ),
+        reports=reports,
+        files=files,
+        log=run_log,
+        tokenizer=tokenizer,
+        replica_id=replica_id,
+        epoch=epoch,
+        total_steps=steps,
+    )
+
+
+def consumer_name(epoch: int) -> str:
+    """Return this incarnation's name on the scored stream: one that wakes up late must not read in a newer one's."""
+    return f"trainer-{epoch}"

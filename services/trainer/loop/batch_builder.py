@@ -1,0 +1,176 @@
+"""Chooses what the next batch trains on, and drops what no batch should.
+
+    arrival --judge--> trainable          unscorable, truncated, zero_std, stale: dropped with that reason
+    trainable --choose--> the groups of one batch, oldest tokens first, with their advantages
+
+Nothing is chosen while the batch would push an unfinished group past ``max_staleness`` (staleness.py says why). Among
+equally old groups the one admitted first is taken, so a choice depends on what may be chosen and on nothing else.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.trainer.loop.group_ids import group_id
+from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.schedule import BatchShape
+from services.trainer.loop.scored_groups import ScoredGroups, WaitingGroup
+from services.trainer.loop.staleness import is_too_stale, stragglers
+from services.trainer.objective.advantages import Rewards, batch_advantages, combined_rewards, is_scorable, teaches
+from services.trainer.telemetry.step_metrics import TrainedGroup
+from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+UNSCORABLE, ZERO_STD, STALE, TRUNCATED = "unscorable", "zero_std", "stale", "truncated"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The groups of one batch, or none and what they are waited for."""
+
+    groups: tuple[TrainedGroup, ...]
+    waiting_for: str = ""
+
+
+class BatchBuilder:
+    """Decides over the waiting groups of one run.
+
+    Args:
+        config: Of the run.
+        scored: The waiting groups.
+        ledger: Told of every drop.
+    """
+
+    def __init__(self, config: RunConfig, *, scored: ScoredGroups, ledger: Ledger) -> None:
+        self._config = config
+        self._shape = BatchShape.of(config)
+        self._scored = scored
+        self._ledger = ledger
+        self._rewards: dict[int, Rewards] = {}
+        self._dropped_since_batch: dict[str, int] = {}
+        self._last_failure = ""
+        self.unscorable_in_a_row = 0
+
+    def judge(self, waiting: WaitingGroup) -> None:
+        """Look at the rewards of a group that may be chosen from now on, or drop it."""
+        rollouts = waiting.group.rollouts
+        rewards_G = combined_rewards([rollout.rewards for rollout in rollouts])
+        if not is_scorable(rewards_G):
+            self.unscorable_in_a_row += 1
+            self._last_failure = first_failure(waiting)
+            log.warning(
+                "group %s has fewer than two scored completions: %s", group_id(waiting.number), self._last_failure
+            )
+            self.drop(waiting.number, UNSCORABLE)
+            return
+        self.unscorable_in_a_row = 0
+        is_left_out_G = np.isnan(rewards_G)
+        if self._config.mask_truncated_completions:
+            is_left_out_G |= [rollout.is_truncated() for rollout in rollouts]
+        if is_left_out_G.all():
+            self.drop(waiting.number, TRUNCATED)
+        elif self._config.drop_zero_std_groups and not self._teaches(waiting):
+            self.drop(waiting.number, ZERO_STD)
+        else:
+            self._rewards[waiting.number] = rewards_G
+
+    def drop(self, number: int, reason: str) -> None:
+        """Settle a waiting group as dropped."""
+        self._ledger.record_dropped(number, reason)
+        self._dropped_since_batch[reason] = self._dropped_since_batch.get(reason, 0) + 1
+        self._scored.remove(number)
+        self._rewards.pop(number, None)
+
+    def choose(self, *, policy_version: int, started: Mapping[int, int], num_steps_left: int) -> Batch:
+        """Return the groups of the batch that begins at ``policy_version``; they stay waiting until ``take``."""
+        limit, shape = self._config.max_staleness, self._shape
+        wanted = self._wanted(num_steps_left)
+        for waiting in self._scored.oldest_first():
+            if is_too_stale(
+                oldest_policy_version=waiting.oldest_policy_version,
+                policy_version=policy_version,
+                max_staleness=limit,
+                shape=shape,
+            ):
+                self.drop(waiting.number, STALE)
+        candidates = self._scored.oldest_first()
+        if len(candidates) < wanted:
+            return Batch((), f"scored groups: {len(candidates)} of the {wanted} of a batch are here{self._drops()}")
+        chosen, left_out = candidates[:wanted], candidates[wanted:]
+        here = self._scored.considered()
+        unfinished = stragglers(
+            left_out={waiting.number: waiting.oldest_policy_version for waiting in left_out},
+            unfinished={
+                number: version
+                for number, version in started.items()
+                if number not in here and not self._ledger.is_settled(number)
+            },
+            policy_version=policy_version,
+            max_staleness=limit,
+            shape=shape,
+        )
+        if unfinished:
+            return Batch(
+                (),
+                f"{len(unfinished)} unfinished group(s), the oldest {group_id(unfinished[0])}: a batch without them "
+                f"would make groups staler than max_staleness={limit}",
+            )
+        return Batch(self._with_advantages(chosen))
+
+    def num_missing(self, *, num_steps_left: int) -> int:
+        """Return how many more groups it takes at least until a batch can be chosen."""
+        return max(0, self._wanted(num_steps_left) - len(self._scored.considered()))
+
+    def _wanted(self, num_steps_left: int) -> int:
+        return self._shape.minibatches(num_steps_left=num_steps_left) * self._shape.groups_per_step
+
+    def take(self, batch: Batch) -> None:
+        """Settle the groups of a batch as trained."""
+        for group in batch.groups:
+            number = group.waiting.number
+            self._ledger.record_trained(number)
+            self._scored.remove(number)
+            del self._rewards[number]
+        self._dropped_since_batch.clear()
+
+    def _with_advantages(self, chosen: list[WaitingGroup]) -> tuple[TrainedGroup, ...]:
+        advantages = batch_advantages(
+            [[rollout.rewards for rollout in waiting.group.rollouts] for waiting in chosen],
+            scale_rewards=self._config.scale_rewards,
+            aggregation=self._config.multi_objective_aggregation,
+        )
+        return tuple(
+            TrainedGroup(
+                waiting=waiting,
+                rewards_G=(rewards_G := self._rewards[waiting.number]),
+                advantages_G=np.zeros_like(rewards_G) if advantages_G is None else advantages_G,
+                has_signal=advantages_G is not None,
+            )
+            for waiting, advantages_G in zip(chosen, advantages, strict=True)
+        )
+
+    def _teaches(self, waiting: WaitingGroup) -> bool:
+        return teaches(
+            [rollout.rewards for rollout in waiting.group.rollouts],
+            aggregation=self._config.multi_objective_aggregation,
+        )
+
+    def _drops(self) -> str:
+        """Say what was dropped since the last batch: a run that only drops is waiting for its user."""
+        if not self._dropped_since_batch:
+            return ""
+        counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped_since_batch.items())
+        why = f" (last failure: {self._last_failure})" if UNSCORABLE in self._dropped_since_batch else ""
+        return f"; groups dropped since the last batch: {counts}{why}"
+
+
+def first_failure(waiting: WaitingGroup) -> str:
+    """Return what the first failed reward of a group said."""
+    for rollout in waiting.group.rollouts:
+        for reward in rollout.rewards:
+            if reward.outcome not in {"scored", "not_applicable"}:
+                return f"{reward.name}: {reward.outcome} {reward.detail}".strip()
+    return "no reward function applies to it"

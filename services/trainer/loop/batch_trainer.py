@@ -1,0 +1,194 @@
+"""Makes the optimizer steps of one batch.
+
+    groups --cut--> minibatches --score--> old and reference logprobs      once a batch, before its first step
+                        |
+    minibatch a, b, a, b, ... --accumulate, step--> policy version + 1     num_iterations passes, one order
+
+With one step to a batch the proximal policy is the policy in training itself and is not scored. With several it is the
+one the batch began with (decoupled PPO, arXiv 2505.24298), whose logprobs are computed before the first step and kept.
+A number that is not finite ends the run, with everything a person needs to find out why (post_mortem.py).
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from services.trainer.loop.post_mortem import write_post_mortem
+from services.trainer.loop.schedule import BatchShape
+from services.trainer.loop.train_rows import Minibatch, minibatches, step_totals, with_logprobs
+from services.trainer.objective.loss import StepTotals
+from services.trainer.policy.core_results import NonFiniteError, PerTokenArrays, Scores, StepStats, TokenArray
+from services.trainer.policy.training_core import TrainingCore
+from services.trainer.telemetry.per_token_log import sampled_rollouts
+from services.trainer.telemetry.step_metrics import TrainedGroup
+from shared.run_config import RunConfig
+
+_ResultT = TypeVar("_ResultT")
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedStep:
+    """One optimizer step of a batch, before it is made."""
+
+    minibatch: Minibatch
+    totals: StepTotals
+    is_first: bool
+    """Of the batch."""
+    is_last: bool
+    prepared_s: float
+    """How long it took to score the batch; 0 but for its first step."""
+    new_groups_after_steps: int | None
+    """Steps from this one to the next that trains groups for the first time; None if these were trained before."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedStep:
+    """One optimizer step, made."""
+
+    planned: PlannedStep
+    policy_version: int
+    """That the step was made on."""
+    stats: StepStats
+    per_token: Mapping[str, PerTokenArrays]
+    """Of some rollouts, by rollout id."""
+    tokens_per_pass: float
+    """Tokens that went through the model in one forward pass, over all ranks."""
+    train_s: float
+
+
+class BatchTrainer:
+    """Drives the core through one batch after the other.
+
+    Args:
+        core: The policy.
+        config: Of the run.
+        run_id: Decides, with the rollout ids, whose per-token arrays are kept.
+        run_dir: Where a post-mortem is put.
+        torch_thread: The one thread that touches tensors, so that leases and progress go on meanwhile.
+    """
+
+    def __init__(
+        self, core: TrainingCore, config: RunConfig, *, run_id: str, run_dir: Path, torch_thread: ThreadPoolExecutor
+    ) -> None:
+        self._core = core
+        self._config = config
+        self._run_id = run_id
+        self._run_dir = run_dir
+        self._torch = torch_thread
+
+    async def plan(self, groups: Sequence[TrainedGroup], *, num_steps_left: int) -> list[PlannedStep]:
+        """Return the steps of the batch that begins now, with all that is to be known before the first."""
+        began_at = time.monotonic()
+        shape = BatchShape.of(self._config)
+        num_steps = min(shape.steps, num_steps_left)
+        count = shape.minibatches(num_steps_left=num_steps_left)
+        batch = minibatches(groups, self._config, count=count, policy_version=self._core.policy_version)
+        batch = await self._scored(batch, num_steps=num_steps)
+        totals = step_totals(batch)
+        prepared_s = time.monotonic() - began_at
+        return [
+            PlannedStep(
+                minibatch=batch[index % count],
+                totals=totals[index % count],
+                is_first=index == 0,
+                is_last=index == num_steps - 1,
+                prepared_s=prepared_s if index == 0 else 0.0,
+                new_groups_after_steps=_new_groups_after_steps(index, count=count, num_steps=num_steps),
+            )
+            for index in range(num_steps)
+        ]
+
+    async def step(self, planned: PlannedStep) -> TrainedStep:
+        """Make one optimizer step.
+
+        Raises:
+            NonFiniteError: The loss or its gradient is not finite; says where the post-mortem is.
+        """
+        policy_version = self._core.policy_version
+        minibatch = planned.minibatch
+        wanted = self._wanted_arrays(planned)
+        began_at = time.monotonic()
+        try:
+            accumulated = await self._in_torch_thread(
+                lambda: self._core.accumulate(minibatch.rows, totals=planned.totals, per_token=sorted(wanted))
+            )
+            stats = await self._in_torch_thread(self._core.step)
+        except NonFiniteError as error:
+            raise await self._post_mortem(error, planned.minibatch, planned.totals) from error
+        return TrainedStep(
+            planned=planned,
+            policy_version=policy_version,
+            stats=stats,
+            per_token={wanted[index]: arrays for index, arrays in accumulated.per_token.items()},
+            tokens_per_pass=accumulated.num_pass_tokens / max(1, accumulated.num_passes),
+            train_s=planned.prepared_s + time.monotonic() - began_at,
+        )
+
+    def _wanted_arrays(self, planned: PlannedStep) -> dict[int, str]:
+        """Return the rows whose arrays go into the rollout log, with their rollout ids; none in later passes."""
+        share = self._config.log_per_token_share
+        if planned.new_groups_after_steps is None or not share:
+            return {}
+        chosen = sampled_rollouts(planned.minibatch.groups, run_id=self._run_id, share=share)
+        rollouts = enumerate(planned.minibatch.rollouts)
+        return {index: rollout.rollout_id for index, rollout in rollouts if rollout.rollout_id in chosen}
+
+    async def _scored(self, batch: list[Minibatch], *, num_steps: int) -> list[Minibatch]:
+        """Return the minibatches with the logprobs of the proximal policy and of the reference model, as needed."""
+        needs_old = num_steps > 1 and self._config.use_decoupled_loss
+        needs_reference = self._config.beta != 0
+        if not needs_old and not needs_reference:
+            return batch
+        found: list[Minibatch] = []
+        for minibatch in batch:
+            scores = await self._in_torch_thread(functools.partial(self._core.score, minibatch.rows))
+            found.append(
+                with_logprobs(
+                    minibatch,
+                    old_logprobs=[score.trainer_logprobs for score in scores] if needs_old else None,
+                    reference_logprobs=[_reference(score) for score in scores] if needs_reference else None,
+                )
+            )
+        return found
+
+    async def _post_mortem(self, error: NonFiniteError, minibatch: Minibatch, totals: StepTotals) -> NonFiniteError:
+        step = self._core.policy_version + 1
+        ended = f"{error}. The run ended at step {step}, its last checkpoint is as it was"
+        try:
+            where = await self._in_torch_thread(
+                lambda: write_post_mortem(
+                    self._run_dir,
+                    error=error,
+                    step=step,
+                    minibatch=minibatch,
+                    totals=totals,
+                    core=self._core,
+                    config=self._config,
+                )
+            )
+        except OSError as failure:
+            return NonFiniteError(f"{ended}; there is no post-mortem, because it could not be written: {failure}")
+        return NonFiniteError(
+            f"{ended}; look at {where}/report.json: it says which rollouts were at fault, and the groups of the step "
+            "are beside it"
+        )
+
+    async def _in_torch_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+
+
+def _new_groups_after_steps(index: int, *, count: int, num_steps: int) -> int | None:
+    if index >= count:
+        return None
+    return 1 if index < count - 1 else num_steps - index
+
+
+def _reference(score: Scores) -> TokenArray:
+    if score.reference_logprobs is None:
+        raise AssertionError("a run with beta has a reference model")
+    return score.reference_logprobs

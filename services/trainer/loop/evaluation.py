@@ -1,0 +1,249 @@
+"""Evaluates the policy now and then, on prompts that are never trained on, while training goes on.
+
+    eval prompts --> prompts ... scored --> [in] --all in, or long nothing--> eval_reward, eval_completions/...
+                      the streams of training; ids of their own (group_ids.py)
+
+An evaluation begins when the policy version passes a multiple of ``eval_steps``, right after that version was pushed,
+and is sampled by that version or, while it lasts, by newer ones; which ones is reported. Its groups never meet ledger,
+batches or checkpoints and are acked as they arrive. One evaluation runs at a time; what becomes due meanwhile is
+begun after it, on the policy of then. A restart begins an evaluation anew whose result was not written down.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from services.trainer.loop.admission import Encoder, Row, UnusableRowError, prompt_payload
+from services.trainer.loop.group_ids import evaluation_id
+from services.trainer.loop.schedule import BatchShape
+from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.loop.staleness import window
+from services.trainer.objective.advantages import combined_rewards
+from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
+from shared.keys import RunKeys
+from shared.messages import ScoredGroup
+from shared.redis_connection import Redis, call
+from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 600.0
+"""An evaluation of which nothing came in for so long is reported without what is missing."""
+
+
+class EvalRows(Protocol):
+    """The prompts to evaluate on."""
+
+    def __len__(self) -> int: ...
+
+    def row_at(self, admission_number: int) -> Row:
+        """Return one of them; always the same one for a number."""
+        ...
+
+
+@dataclass
+class _Running:
+    """One evaluation under way."""
+
+    step: int
+    num_prompts: int
+    began_at: float
+    next_index: int = 0
+    in_flight: dict[str, int] = field(default_factory=dict[str, int])
+    """Group id -> index of the prompt."""
+    groups: list[TrainedGroup] = field(default_factory=list[TrainedGroup])
+    num_unusable: int = 0
+    num_missing: int = 0
+    last_sign_at: float = 0.0
+
+
+class Evaluations:
+    """The evaluations of one run.
+
+    Args:
+        redis: Client of redis_connection.py.
+        keys: Keys of the run.
+        config: Of the run.
+        rows: What to evaluate on; None evaluates nothing, ever.
+        encoder: Of prompts.
+        epoch: This trainer's incarnation.
+        replica_id: Name of this trainer, for the stamps.
+        last_step: Step of the last evaluation that was written down, or None.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        keys: RunKeys,
+        config: RunConfig,
+        rows: EvalRows | None,
+        encoder: Encoder,
+        epoch: int,
+        replica_id: str,
+        last_step: int | None,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._config = config
+        self._rows = rows
+        self._encoder = encoder
+        self._epoch = epoch
+        self._replica_id = replica_id
+        self.idle_s = IDLE_S
+        # Before the first evaluation: as if there had been one at step 0, unless that one is wanted too.
+        self._last_step = last_step if last_step is not None else (-1 if config.eval_on_start else 0)
+        self._running: _Running | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an evaluation is under way."""
+        return self._running is not None
+
+    def waiting_for(self) -> str:
+        """Return how far the evaluation is; nothing if there is none."""
+        running = self._running
+        if running is None:
+            return ""
+        return f"the evaluation of step {running.step}: {len(running.groups)} of {running.num_prompts} prompts are in"
+
+    def is_due(self, policy_version: int) -> bool:
+        """Whether an evaluation is to begin on this version."""
+        if self._rows is None or self._running is not None:
+            return False
+        if self._last_step < 0:
+            return policy_version == 0 or self._passed_a_multiple(policy_version)
+        return self._passed_a_multiple(policy_version)
+
+    def _passed_a_multiple(self, policy_version: int) -> bool:
+        every = self._config.eval_steps
+        return every is not None and policy_version // every > max(self._last_step, 0) // every
+
+    def begin(self, policy_version: int) -> None:
+        """Begin an evaluation; ``go_on`` does the rest."""
+        assert self._rows is not None
+        now = time.monotonic()
+        num_prompts = min(len(self._rows), self._config.max_eval_prompts)
+        self._running = _Running(step=policy_version, num_prompts=num_prompts, began_at=now, last_sign_at=now)
+        self._last_step = policy_version
+
+    async def go_on(self, arrived: Sequence[ScoredGroup]) -> "EvaluationResult | None":
+        """Take in what arrived, send off more prompts, and return the result once it is complete or its time is over.
+
+        Raises:
+            FencedError: A newer incarnation owns the run.
+        """
+        running = self._running
+        if running is None:
+            return None
+        for group in arrived:
+            index = running.in_flight.pop(group.prompt.group_id, None)
+            if index is not None:  # else it is left over from an evaluation of an incarnation before
+                running.groups.append(_evaluated(index, group))
+                running.last_sign_at = time.monotonic()
+        await self._send_off(running)
+        if running.in_flight and time.monotonic() - running.last_sign_at < self.idle_s:
+            return None
+        if running.in_flight:
+            log.warning(
+                "the evaluation of step %d is reported without %d prompts: nothing came in for %.0f s",
+                running.step, len(running.in_flight), self.idle_s,
+            )  # fmt: skip
+        running.num_missing += len(running.in_flight) + running.num_prompts - running.next_index
+        self._running = None
+        return EvaluationResult(running.step, _metrics(running, self._config), tuple(_in_order(running.groups)))
+
+    def lose(self, group_id: str) -> None:
+        """Note that a group was buried and will not come."""
+        if self._running is not None and self._running.in_flight.pop(group_id, None) is not None:
+            self._running.num_missing += 1
+            self._running.last_sign_at = time.monotonic()
+
+    async def _send_off(self, running: _Running) -> None:
+        """Keep as many groups in flight as training may, so that the streams stay short and training has its turn."""
+        assert self._rows is not None
+        limit = window(
+            num_steps_left=self._config.max_staleness + 1,
+            max_staleness=self._config.max_staleness,
+            shape=BatchShape.of(self._config),
+        )
+        while running.next_index < running.num_prompts and len(running.in_flight) < limit:
+            index = running.next_index
+            label = evaluation_id(epoch=self._epoch, step=running.step, index=index)
+            running.next_index += 1
+            try:
+                payload = prompt_payload(
+                    self._rows.row_at(index),
+                    encoder=self._encoder,
+                    run_id=self._keys.run_id,
+                    label=label,
+                    num_generations=self._config.num_generations_eval or self._config.num_generations,
+                    max_prompt_length=self._config.max_prompt_length,
+                    replica_id=self._replica_id,
+                )
+            except UnusableRowError as error:
+                log.warning("left prompt %d out of the evaluation: %s", index, error)
+                running.num_unusable += 1
+                continue
+            await call(
+                self._redis,
+                "headrace_admit",
+                keys=(self._keys.epoch, self._keys.prompts, self._keys.seen(self._keys.prompts)),
+                args=(self._epoch, label, payload),
+            )
+            running.in_flight[label] = index
+            running.last_sign_at = time.monotonic()
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """A finished evaluation."""
+
+    step: int
+    """The policy version it began on."""
+    metrics: dict[str, float]
+    groups: tuple[TrainedGroup, ...]
+
+
+def _evaluated(index: int, group: ScoredGroup) -> TrainedGroup:
+    rewards_G = combined_rewards([rollout.rewards for rollout in group.rollouts])
+    return TrainedGroup(
+        waiting=WaitingGroup(index, group, group.oldest_policy_version()),
+        rewards_G=rewards_G,
+        advantages_G=np.zeros_like(rewards_G),
+        has_signal=False,
+    )
+
+
+def _in_order(groups: Sequence[TrainedGroup]) -> list[TrainedGroup]:
+    return sorted(groups, key=lambda group: group.waiting.number)
+
+
+def _metrics(running: _Running, config: RunConfig) -> dict[str, float]:
+    """Return what TRL reports of an evaluation, over all of its prompts, and which versions sampled it."""
+    groups = _in_order(running.groups)
+    metrics: dict[str, float] = {}
+    if groups:
+        of_rollouts = rollout_metrics(groups, policy_version=running.step, config=config)
+        versions = [group.waiting.oldest_policy_version for group in groups]
+        metrics = {name: value for name, value in of_rollouts.items() if not name.startswith("staleness/")} | {
+            "policy_version/min": float(min(versions)),
+            "policy_version/mean": float(np.mean(versions)),
+            "policy_version/max": float(max(versions)),
+        }
+    metrics |= {
+        "groups/done": float(len(groups)),
+        "groups/missing": float(running.num_missing),
+        "groups/unusable": float(running.num_unusable),
+        "runtime": time.monotonic() - running.began_at,
+    }
+    return {f"eval_{name}": value for name, value in metrics.items()}
+
+
+def evaluation_line(result: EvaluationResult) -> dict[str, Any]:
+    """Return the result as a line of the run's evaluation log."""
+    return {"step": float(result.step), "at_s": time.time(), **result.metrics}

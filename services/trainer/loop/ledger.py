@@ -1,0 +1,109 @@
+"""Remembers what became of every group: trained once, or dropped with a reason, never both, never twice.
+
+    admitted = trained + dropped(reason) + in flight
+
+The ledger lives inside the checkpoint, next to the weights it describes: "exactly once" means once in the weights that
+survive. It knows group numbers only; streams are scored_groups.py's business.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from services.trainer.loop.group_ids import group_id
+
+DEAD_LETTER = "dead_letter"
+
+
+class Ledger:
+    """The outcome of each group, by admission number.
+
+    Args:
+        admitted: Numbers below this one have been admitted.
+    """
+
+    def __init__(self, *, admitted: int = 0) -> None:
+        self.admitted = admitted
+        self._trained: set[int] = set()
+        self._dropped: dict[str, set[int]] = {}
+
+    def record_trained(self, number: int) -> None:
+        """Note that the group is in the weights now. A second time is a bug and raises."""
+        if self.is_settled(number):
+            raise AssertionError(f"group {group_id(number)} was settled before; it must not be trained again")
+        self._trained.add(number)
+
+    def record_dropped(self, number: int, reason: str) -> None:
+        """Note that the group will never be trained. A settled group stays what it was."""
+        if not self.is_settled(number):
+            self._dropped.setdefault(reason, set()).add(number)
+
+    def revive(self, number: int) -> bool:
+        """Take back the drop of a dead letter that was replayed; returns whether there was one."""
+        buried = self._dropped.get(DEAD_LETTER, set())
+        if number not in buried:
+            return False
+        buried.remove(number)
+        return True
+
+    def is_settled(self, number: int) -> bool:
+        """Whether the group was trained or dropped."""
+        return number in self._trained or any(number in numbers for numbers in self._dropped.values())
+
+    def in_flight(self) -> list[int]:
+        """Return the admitted numbers that are not settled, oldest first."""
+        settled = self._trained.union(*self._dropped.values())
+        return [number for number in range(self.admitted) if number not in settled]
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many admitted groups are not settled."""
+        return self.admitted - self.num_trained - self.num_dropped
+
+    @property
+    def num_trained(self) -> int:
+        """How many groups are in the weights."""
+        return len(self._trained)
+
+    @property
+    def num_dropped(self) -> int:
+        """How many groups were dropped, whatever the reason."""
+        return sum(len(numbers) for numbers in self._dropped.values())
+
+    def dropped_by_reason(self) -> dict[str, int]:
+        """Return the number of dropped groups for each reason."""
+        return {reason: len(numbers) for reason, numbers in sorted(self._dropped.items()) if numbers}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ledger as JSON; runs of numbers are kept as ``[first, last]``."""
+        return {
+            "admitted": self.admitted,
+            "trained": list(_runs(self._trained)),
+            "dropped": {reason: list(_runs(numbers)) for reason, numbers in self._dropped.items() if numbers},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Ledger":
+        """Return the ledger that ``to_json`` wrote."""
+        ledger = cls(admitted=int(data["admitted"]))
+        ledger._trained = set(_numbers(data["trained"]))
+        ledger._dropped = {reason: set(_numbers(runs)) for reason, runs in data["dropped"].items()}
+        return ledger
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[list[int]]:
+    first: int | None = None
+    last = -1
+    for number in sorted(numbers):
+        if first is not None and number == last + 1:
+            last = number
+            continue
+        if first is not None:
+            yield [first, last]
+        first = last = number
+    if first is not None:
+        yield [first, last]
+
+
+def _numbers(runs: Iterable[list[int]]) -> Iterator[int]:
+    for first, last in runs:
+        yield from range(first, last + 1)

@@ -1,0 +1,181 @@
+"""Keeps what a step was made of when its loss or gradient was not finite, and finds the rollouts at fault.
+
+    run_dir/post_mortem/step_00000012/report.json          the error, the settings, one entry a row with its arrays
+                                      groups/ID.msgpack    the groups as they travelled (messages.ScoredGroup)
+
+A row is at fault if its own loss is not finite, computed from its logprobs; if all losses are finite, if its gradient
+alone is not. To find that out steps are made on single rows: the policy in memory is of no use to anybody afterwards,
+and nobody saves or pushes it. Checkpoints are not touched.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from services.trainer.loop.train_rows import Minibatch
+from services.trainer.objective.loss import StepTotals, policy_loss
+from services.trainer.objective.loss_settings import LossSettings
+from services.trainer.policy.core_results import NonFiniteError, Scores
+from services.trainer.policy.microbatches import TrainRow
+from services.trainer.policy.training_core import TrainingCore
+from shared.arrays import Logprobs
+from shared.messages import Rollout, encode
+from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+_MAX_SINGLE_STEPS = 256
+
+
+def write_post_mortem(
+    run_dir: Path,
+    *,
+    error: NonFiniteError,
+    step: int,
+    minibatch: Minibatch,
+    totals: StepTotals,
+    core: TrainingCore,
+    config: RunConfig,
+) -> Path:
+    """Write the directory of the step, whole or not at all, and return it. Called on the torch thread.
+
+    Args:
+        run_dir: Of the run.
+        error: What stopped it.
+        step: The optimizer step that could not be made.
+        minibatch: What it was to be made on.
+        totals: What its loss is divided by.
+        core: In the state in which it refused the step; spent afterwards.
+        config: Of the run.
+    """
+    core.discard()
+    scores = core.score(minibatch.rows)
+    losses = [_loss(row, score, totals, config) for row, score in zip(minibatch.rows, scores, strict=True)]
+    faults = [
+        _fault(row, score, loss)
+        for row, score, loss in zip(minibatch.rows, scores, losses, strict=True)
+    ]  # fmt: skip
+    if not any(faults):
+        faults = _faulty_gradients(minibatch.rows, totals, core)
+    report = {
+        "step": step,
+        "policy_version": step - 1,
+        "error": str(error),
+        "rollouts_at_fault": [
+            rollout.rollout_id for rollout, fault in zip(minibatch.rollouts, faults, strict=True) if fault
+        ],
+        "group_ids": [group.waiting.group.prompt.group_id for group in minibatch.groups],
+        "divided_by": dataclasses.asdict(totals),
+        "settings": config.model_dump(mode="json"),
+        "rows": [
+            _row(rollout, row, score, loss, fault)
+            for rollout, row, score, loss, fault in zip(
+                minibatch.rollouts, minibatch.rows, scores, losses, faults, strict=True
+            )
+        ],
+    }
+    directory = run_dir / "post_mortem" / f"step_{step:08d}"
+    aside = directory.with_suffix(".tmp")
+    for leftover in (aside, directory):
+        shutil.rmtree(leftover, ignore_errors=True)
+    (aside / "groups").mkdir(parents=True)
+    for group in minibatch.groups:
+        message = group.waiting.group
+        (aside / "groups" / f"{message.prompt.group_id}.msgpack").write_bytes(encode(message))
+    (aside / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(aside, directory)
+    log.error("step %d has no finite loss or gradient; the post-mortem is in %s", step, directory)
+    return directory
+
+
+def _loss(row: TrainRow, score: Scores, totals: StepTotals, config: RunConfig) -> float:
+    """Return the row's part of the step's loss, without an entropy bonus."""
+
+    def tensor_BT(values: Logprobs | None) -> torch.Tensor | None:
+        return None if values is None else torch.tensor(np.asarray(values)[None])
+
+    trainer_logprobs_BT, generator_logprobs_BT = tensor_BT(score.trainer_logprobs), tensor_BT(row.generator_logprobs)
+    entropies_BT = tensor_BT(score.entropies)
+    assert trainer_logprobs_BT is not None
+    assert generator_logprobs_BT is not None
+    assert entropies_BT is not None
+    found = policy_loss(
+        trainer_logprobs_BT=trainer_logprobs_BT,
+        old_logprobs_BT=tensor_BT(row.old_logprobs),
+        generator_logprobs_BT=generator_logprobs_BT,
+        reference_logprobs_BT=tensor_BT(row.reference_logprobs),
+        entropies_BT=entropies_BT,
+        advantages_B=torch.tensor([row.advantage], dtype=torch.float32),
+        mask_BT=torch.ones_like(trainer_logprobs_BT, dtype=torch.bool),
+        keep_BT=None,
+        totals=totals,
+        settings=LossSettings.of(config),
+        entropy_coef=0.0,
+    )
+    return float(found.loss)
+
+
+def _fault(row: TrainRow, score: Scores, loss: float) -> str:
+    """Return what is wrong with the row, or nothing."""
+    if not np.isfinite(score.trainer_logprobs).all():
+        return "the policy in training has no finite logprobs for it"
+    for name in ("generator_logprobs", "old_logprobs", "reference_logprobs"):
+        values: Logprobs | None = getattr(row, name)
+        if values is not None and not np.isfinite(values).all():
+            return f"its {name} are not finite"
+    if not math.isfinite(row.advantage):
+        return f"its advantage is {row.advantage}"
+    if not math.isfinite(loss):
+        farthest = float(np.abs(score.trainer_logprobs - row.generator_logprobs).max())
+        return f"its loss is {loss}; a generator logprob is {farthest:.4g} nats away from the trainer's"
+    return ""
+
+
+def _faulty_gradients(rows: Sequence[TrainRow], totals: StepTotals, core: TrainingCore) -> list[str]:
+    """Return, for each row, what is wrong with its gradient alone; nothing for rows there was no time to look at."""
+    faults = [""] * len(rows)
+    for index, row in enumerate(rows[:_MAX_SINGLE_STEPS]):
+        try:
+            core.accumulate([row], totals=totals)
+            core.step()
+        except NonFiniteError as error:
+            faults[index] = str(error)
+        finally:
+            core.discard()
+    return faults
+
+
+def _row(rollout: Rollout, row: TrainRow, score: Scores, loss: float, fault: str) -> dict[str, Any]:
+    return {
+        "rollout_id": rollout.rollout_id,
+        "fault": fault,
+        "advantage": _number(row.advantage),
+        "loss": _number(loss),
+        "num_tokens": row.num_sampled,
+        "policy_versions": [[span.policy_version, span.start, span.end] for span in rollout.version_spans],
+        "completion": rollout.completion,
+        "token_ids": row.token_ids[row.loss_mask == 1].tolist(),
+        "generator_logprobs": _numbers(row.generator_logprobs),
+        "trainer_logprobs": _numbers(score.trainer_logprobs),
+        "old_logprobs": _numbers(row.old_logprobs),
+        "reference_logprobs": _numbers(row.reference_logprobs),
+        "entropies": _numbers(score.entropies),
+    }
+
+
+def _numbers(values: Logprobs | None) -> list[float | str] | None:
+    return None if values is None else [_number(value) for value in values.tolist()]
+
+
+def _number(value: float) -> float | str:
+    """Return the number, or its name: JSON has no word for what a post-mortem is about."""
+    return value if math.isfinite(value) else str(value)

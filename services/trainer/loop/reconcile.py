@@ -1,0 +1,73 @@
+"""What a trainer does first: take the run over, and account for every group ever admitted.
+
+in the checkpoint: settled | on a stream: in flight | a dead letter: dropped | nowhere: admitted again
+"""
+
+import functools
+import logging
+
+from services.trainer.loop.group_ids import training_number
+from services.trainer.loop.ledger import DEAD_LETTER, Ledger
+from shared.errors import FencedError, StateLostError
+from shared.keys import TRAINERS, RunKeys
+from shared.redis_connection import Redis, patiently
+
+log = logging.getLogger(__name__)
+
+_PAGE = 64
+
+
+async def take_over(redis: Redis, keys: RunKeys) -> int:
+    """Return a new epoch; whoever held an older one can no longer admit, ack or push."""
+    if not await patiently(lambda: redis.exists(keys.run, keys.scored), what="reading the run", timeout_s=60) == 2:
+        raise StateLostError(f"Redis does not hold run {keys.run_id}; it was wiped or the run was deleted")
+    # Not idempotent, and need not be: skipping an epoch harms nobody.
+    epoch = int(await patiently(lambda: redis.incr(keys.epoch), what="raising the epoch", timeout_s=60))
+    # Whatever the incarnations before have read and not settled is ours now, without waiting for their leases.
+    leases = keys.leases(TRAINERS)
+    await patiently(lambda: redis.delete(leases), what="ending the leases of older trainers", timeout_s=60)
+    return epoch
+
+
+async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
+    """Raise FencedError if a newer incarnation has taken the run over; ask before writing what it may have written."""
+    found = await patiently(lambda: redis.get(keys.epoch), what="reading the epoch", timeout_s=60)
+    if found is None:
+        raise StateLostError(f"Redis no longer holds run {keys.run_id}; it was wiped or the run was deleted")
+    if int(found) > epoch:
+        raise FencedError(f"epoch {epoch} of run {keys.run_id} was superseded by {int(found)}")
+    if int(found) < epoch:
+        raise StateLostError(
+            f"Redis went back in time: run {keys.run_id} is at epoch {int(found)} there, and was at {epoch}. It was "
+            "restored from an older state"
+        )
+
+
+async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:
+    """Advance ``ledger.admitted`` past everything Redis knows and return the groups that exist nowhere any more.
+
+    Streams are scanned in the direction of flow: a group that moves on meanwhile is seen at least once.
+    """
+    in_flight: set[int] = set()
+    for stream in (keys.prompts, keys.completions, keys.scored):
+        in_flight.update(await _numbers(redis, stream))
+    buried = set(await _numbers(redis, keys.dead))
+    for number in buried:
+        ledger.record_dropped(number, DEAD_LETTER)
+    ledger.admitted = max([ledger.admitted, *(number + 1 for number in in_flight | buried)])
+    missing = [number for number in ledger.in_flight() if number not in in_flight]
+    if missing:
+        log.warning("admitting %d groups again of which no trace is left", len(missing))
+    return missing
+
+
+async def _numbers(redis: Redis, stream: str) -> list[int]:
+    numbers: list[int] = []
+    after = "-"
+    while after:
+        page = functools.partial(redis.xrange, stream, min=after, count=_PAGE)
+        entries = await patiently(page, what=f"scanning {stream}", timeout_s=60)
+        labels = [fields.get(b"group_id", b"").decode(errors="replace") for _, fields in entries]
+        numbers += [number for label in labels if (number := training_number(label)) is not None]
+        after = f"({entries[-1][0].decode()}" if len(entries) == _PAGE else ""
+    return numbers

@@ -1,0 +1,103 @@
+"""Sees what others did to a run while it was training: took it over, asked it to stop, began groups, buried them.
+
+    epoch, desired state, started, dead  --look--> should_stop, started; drops in the ledger, losses of an evaluation
+
+Asked twice a second at most: a batch is chosen on what was true half a second ago, but for ``started``, which is read
+again right before.
+"""
+
+import time
+
+from services.trainer.loop.evaluation import Evaluations
+from services.trainer.loop.group_ids import is_evaluation, training_number
+from services.trainer.loop.ledger import DEAD_LETTER, Ledger
+from services.trainer.loop.reconcile import check_not_fenced
+from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.telemetry.run_log import RunLog
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, patiently
+from shared.run_store import RunStore
+
+_EVERY_S = 0.5
+
+
+class Surroundings:
+    """What one run's trainer knows of others.
+
+    Args:
+        redis: Client of redis_connection.py.
+        keys: Keys of the run.
+        store: Has the desired state.
+        epoch: This trainer's incarnation.
+        ledger: Told of buried groups.
+        scored: Knows which groups are here, whatever was buried of them.
+        evaluations: Told of their buried groups.
+        log: Told of buried groups, for watchers.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        keys: RunKeys,
+        store: RunStore,
+        epoch: int,
+        ledger: Ledger,
+        scored: ScoredGroups,
+        evaluations: Evaluations,
+        log: RunLog,
+    ) -> None:
+        self.should_stop = False
+        self.started: dict[int, int] = {}
+        """Groups being sampled or scored, or here: number -> version at which sampling began."""
+        self._redis = redis
+        self._keys = keys
+        self._store = store
+        self._epoch = epoch
+        self._ledger = ledger
+        self._scored = scored
+        self._evaluations = evaluations
+        self._log = log
+        self._last_dead_letter = "-"
+        self._looked_at = 0.0
+
+    async def look(self) -> bool:
+        """Return whether it was time to look.
+
+        Raises:
+            FencedError: A newer incarnation owns the run.
+            StateLostError: Redis has lost it.
+        """
+        if time.monotonic() - self._looked_at < _EVERY_S:
+            return False
+        self._looked_at = time.monotonic()
+        await check_not_fenced(self._redis, self._keys, self._epoch)
+        self.should_stop = await self._store.should_stop(self._keys.run_id)
+        await self._note_dead_letters()
+        await self.read_started()
+        return True
+
+    async def read_started(self) -> None:
+        """Read which groups were begun, and at which version."""
+        found = await patiently(
+            lambda: self._redis.hgetall(self._keys.started), what="reading what is being sampled", timeout_s=60
+        )
+        numbers = {training_number(label.decode()): int(version) for label, version in found.items()}
+        self.started = {number: version for number, version in numbers.items() if number is not None}
+
+    async def _note_dead_letters(self) -> None:
+        after = self._last_dead_letter
+        letters = await patiently(
+            lambda: self._redis.xrange(self._keys.dead, min=after), what="reading dead letters", timeout_s=60
+        )
+        here = self._scored.numbers()
+        for entry_id, fields in letters:
+            self._last_dead_letter = f"({entry_id.decode()}"
+            label = fields.get(b"group_id", b"").decode(errors="replace")
+            number = training_number(label)
+            if is_evaluation(label):
+                self._evaluations.lose(label)
+            elif number is not None and number < self._ledger.admitted and number not in here:
+                self._ledger.record_dropped(number, DEAD_LETTER)
+                reason = fields.get(b"reason", b"").decode(errors="replace")
+                await self._log.event("log", {"message": f"group {label} was buried: {reason}"})

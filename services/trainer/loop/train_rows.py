@@ -1,0 +1,115 @@
+"""Cuts a batch into minibatches of whole groups, and turns those into what the core trains on.
+
+    groups of the batch --shuffle, cut--> minibatch, minibatch, ...     one optimizer step each, in this order
+                                              |
+                                              one row a scored completion; truncated ones stay out if so configured
+
+The order is drawn from the run's seed and the policy version that the batch begins at: every pass over the batch, and
+every attempt at it after a crash, is made in the same order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from services.trainer.objective.loss import StepTotals
+from services.trainer.policy.microbatches import TrainRow
+from services.trainer.telemetry.step_metrics import TrainedGroup
+from shared.arrays import Logprobs, unpack_ids, unpack_mask
+from shared.messages import Rollout
+from shared.run_config import RunConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Minibatch:
+    """What one optimizer step is made on."""
+
+    groups: tuple[TrainedGroup, ...]
+    rows: tuple[TrainRow, ...]
+    rollouts: tuple[Rollout, ...]
+    """The rollout of each row."""
+    num_masked_rows: int
+    """Truncated completions that ``mask_truncated_completions`` kept out of the rows."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Sampled tokens in the loss."""
+        return sum(row.num_sampled for row in self.rows)
+
+
+def minibatches(
+    groups: Sequence[TrainedGroup], config: RunConfig, *, count: int, policy_version: int
+) -> list[Minibatch]:
+    """Return the minibatches of the batch that begins at ``policy_version``, each of ``groups_per_step`` groups."""
+    order = list(range(len(groups)))
+    if count > 1:
+        rng = np.random.Generator(np.random.PCG64([config.seed, policy_version]))
+        order = rng.permutation(len(groups)).tolist()
+    size = config.groups_per_step
+    if len(groups) != count * size:
+        raise AssertionError(f"{len(groups)} groups do not make {count} minibatches of {size}")
+    return [
+        make_minibatch([groups[place] for place in order[start : start + size]], config)
+        for start in range(0, len(order), size)
+    ]
+
+
+def make_minibatch(groups: Sequence[TrainedGroup], config: RunConfig) -> Minibatch:
+    """Return the rows of the groups, in order."""
+    rows: list[TrainRow] = []
+    rollouts: list[Rollout] = []
+    num_masked = 0
+    for group in groups:
+        for rollout, reward, advantage in zip(
+            group.waiting.group.rollouts, group.rewards_G.tolist(), group.advantages_G.tolist(), strict=True
+        ):
+            if np.isnan(reward):
+                continue
+            if config.mask_truncated_completions and rollout.is_truncated():
+                num_masked += 1
+                continue
+            rollouts.append(rollout)
+            rows.append(
+                TrainRow(
+                    token_ids=unpack_ids(rollout.token_ids),
+                    loss_mask=unpack_mask(rollout.loss_mask),
+                    generator_logprobs=rollout.generator_logprobs(),
+                    advantage=advantage,
+                )
+            )
+    return Minibatch(tuple(groups), tuple(rows), tuple(rollouts), num_masked)
+
+
+def step_totals(batch: Sequence[Minibatch]) -> list[StepTotals]:
+    """Return what the loss of each minibatch's step is divided by.
+
+    As in TRL, the losses that are means over the tokens of a step take the mean of that number over the batch, and
+    means over rows count the truncated completions that were kept out.
+    """
+    tokens_per_step = sum(minibatch.num_tokens for minibatch in batch) / len(batch)
+    return [
+        StepTotals(
+            num_rows=len(minibatch.rows) + minibatch.num_masked_rows,
+            num_tokens=tokens_per_step,
+            num_step_tokens=minibatch.num_tokens,
+        )
+        for minibatch in batch
+    ]
+
+
+def with_logprobs(
+    minibatch: Minibatch,
+    *,
+    old_logprobs: Sequence[Logprobs] | None,
+    reference_logprobs: Sequence[Logprobs] | None,
+) -> Minibatch:
+    """Return the minibatch with what other policies than the one in training think of each row; None leaves it out."""
+    rows = minibatch.rows
+    if old_logprobs is not None:
+        rows = tuple(replace(row, old_logprobs=found) for row, found in zip(rows, old_logprobs, strict=True))
+    if reference_logprobs is not None:
+        rows = tuple(
+            replace(row, reference_logprobs=found) for row, found in zip(rows, reference_logprobs, strict=True)
+        )
+    return replace(minibatch, rows=rows)

@@ -1,0 +1,297 @@
+"""The trainer's loop: scored groups in, optimizer steps, weights and prompts out.
+
+    [admit] --> prompts ... scored --> [choose a batch] --> its steps --> [push] --> generators
+       ^                                      |                              |
+       +--------- places given back ----------+-------- checkpoint, then ack
+
+Who blocks whom: a batch waits for its groups and for stragglers (staleness.py); a push waits for the generators,
+bounded by push_timeout_s; nothing waits for watchers or evaluations. Generation goes on meanwhile, within the admission
+bound. Weights are pushed, and checkpoints written, between batches alone: a crash within one repeats it from its
+beginning, and who asks a run to end waits for the batch. A group counts as trained when a checkpoint with it in the
+ledger is on disk; only then is its entry acked.
+"""
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
+from services.trainer.loop.admission import Admission
+from services.trainer.loop.admission_pace import AdmissionPace
+from services.trainer.loop.batch_builder import Batch, BatchBuilder
+from services.trainer.loop.batch_trainer import BatchTrainer
+from services.trainer.loop.evaluation import Evaluations
+from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.loop.surroundings import Surroundings
+from services.trainer.policy.core_results import NonFiniteError
+from services.trainer.policy.training_core import TrainingCore
+from services.trainer.push.push_log import PushLog
+from services.trainer.run_files import RunFiles
+from services.trainer.telemetry.reports import Reports
+from services.trainer.telemetry.run_log import RunLog
+from services.trainer.telemetry.step_report import StepReport
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import Progress, RunStore
+
+log = logging.getLogger(__name__)
+
+Ending = Literal["finished", "stopped", "terminated"]
+
+_RECEIVE_BLOCK_S = 0.2
+RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
+
+
+@dataclass
+class Parts:
+    """What the loop drives; made by assembly.py."""
+
+    redis: Redis
+    keys: RunKeys
+    config: RunConfig
+    store: RunStore
+    core: TrainingCore
+    ledger: Ledger
+    admission: Admission
+    pace: AdmissionPace
+    scored: ScoredGroups
+    considered_to: str
+    """Up to where the checkpoint that was resumed from had considered the scored stream."""
+    batches: BatchBuilder
+    evaluations: Evaluations
+    pushes: PushLog
+    saver: CheckpointSaver
+    report: StepReport
+    reports: Reports
+    files: RunFiles
+    log: RunLog
+    tokenizer: Any
+    replica_id: str
+    epoch: int
+    total_steps: int
+
+
+class TrainingLoop:
+    """One training rank's life from its first push to its last checkpoint.
+
+    Args:
+        parts: What it drives.
+        terminate: Set when this process was asked to end; the run itself goes on in its successor.
+    """
+
+    def __init__(self, parts: Parts, *, terminate: asyncio.Event) -> None:
+        self._parts = parts
+        self._terminate = terminate
+        self._torch = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch")
+        self._trainer = BatchTrainer(
+            parts.core,
+            parts.config,
+            run_id=parts.keys.run_id,
+            run_dir=parts.files.run_dir,
+            torch_thread=self._torch,
+        )
+        self._waiting_for = "the first push"
+        self._step = parts.core.policy_version  # a post-mortem makes trial steps, which are no progress
+        self._surroundings = Surroundings(
+            parts.redis,
+            keys=parts.keys,
+            store=parts.store,
+            epoch=parts.epoch,
+            ledger=parts.ledger,
+            scored=parts.scored,
+            evaluations=parts.evaluations,
+            log=parts.log,
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every group so far."""
+        return self._parts.ledger
+
+    async def run(self) -> Ending:
+        """Train until the last step, or until the run or this process is asked to end."""
+        async with asyncio.TaskGroup() as tasks:
+            reporter = tasks.create_task(self._report_for_ever(), name="progress reporter")
+            try:
+                ending = await self._train(tasks)
+                await self._parts.saver.finish()
+            except NonFiniteError:
+                # Nobody starts this run again, so this is the last chance of the checkpoint that is being written.
+                await self._parts.saver.finish()
+                raise
+            finally:
+                reporter.cancel()
+        self._waiting_for = ""
+        await self._write_progress()
+        self._torch.shutdown(wait=False)
+        return ending
+
+    async def _train(self, tasks: asyncio.TaskGroup) -> Ending:
+        parts = self._parts
+        for waiting in await parts.scored.recover(considered_to=parts.considered_to):
+            parts.batches.judge(waiting)
+        while parts.core.policy_version < parts.total_steps:
+            batch = await self._wait_for_batch()
+            if batch is None:
+                return await self._end_early(tasks)
+            await self._train_on(batch)
+            step, save_steps = parts.core.policy_version, parts.config.save_steps
+            # The last checkpoint is written when the ledger is finished.
+            if step // save_steps != parts.saver.saved_step // save_steps and step < parts.total_steps:
+                await self._save(tasks)
+        self._waiting_for = "the last push and checkpoint"
+        await self._push_if_needed()
+        await self._finish_ledger(tasks, RUN_ENDED)
+        return await self._finish_evaluation()
+
+    async def _end_early(self, tasks: asyncio.TaskGroup) -> Ending:
+        if self._terminate.is_set():
+            if self._parts.core.policy_version != self._parts.saver.saved_step:
+                await self._save(tasks)
+            return "terminated"
+        await self._finish_ledger(tasks, RUN_STOPPED)
+        return "stopped"
+
+    async def _finish_ledger(self, tasks: asyncio.TaskGroup, reason: str) -> None:
+        for number in self._parts.ledger.in_flight():
+            self._parts.ledger.record_dropped(number, reason)
+        await self._save(tasks)
+
+    async def _finish_evaluation(self) -> Ending:
+        """Wait for the evaluation under way, and for that of the last step if it is due."""
+        while True:
+            await self._look_around()
+            if self._terminate.is_set():
+                return "terminated"
+            await self._evaluate()
+            evaluations = self._parts.evaluations
+            if self._surroundings.should_stop or not (evaluations.is_running or self._is_evaluation_due()):
+                return "finished"
+            self._waiting_for = evaluations.waiting_for()
+            await self._parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
+
+    async def _wait_for_batch(self) -> Batch | None:
+        """Return the next batch, or None if the run or this process shall end."""
+        parts = self._parts
+        while True:
+            await self._look_around()
+            if self._terminate.is_set() or self._surroundings.should_stop:
+                return None
+            await self._admit()
+            await self._evaluate()
+            batch = self._choose()
+            if batch.groups:
+                # Sampling may have begun since the last look; decide on what is true now.
+                await self._surroundings.read_started()
+                batch = self._choose()
+            if batch.groups:
+                return batch
+            self._waiting_for = parts.pushes.waiting_for() or parts.pace.waiting_for(batch.waiting_for)
+            # One arrival at a time: what is chosen must not depend on how many came at once.
+            if not self._consider_next():
+                await parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
+            while parts.batches.num_missing(num_steps_left=self._num_steps_left()) and self._consider_next():
+                pass
+
+    def _consider_next(self) -> bool:
+        waiting = self._parts.scored.consider()
+        if waiting is not None:
+            self._parts.batches.judge(waiting)
+        return waiting is not None
+
+    def _choose(self) -> Batch:
+        parts = self._parts
+        return parts.batches.choose(
+            policy_version=parts.core.policy_version,
+            started=self._surroundings.started,
+            num_steps_left=self._num_steps_left(),
+        )
+
+    def _num_steps_left(self) -> int:
+        return self._parts.total_steps - self._parts.core.policy_version
+
+    async def _look_around(self) -> None:
+        """See what others did: stop requests, new generators, dead letters, sampling begun."""
+        if await self._surroundings.look():
+            await self._push_if_needed()
+
+    async def _push_if_needed(self) -> None:
+        parts = self._parts
+        await parts.pushes.push_if_needed(parts.core.named_weights, policy_version=parts.core.policy_version)
+
+    async def _admit(self) -> None:
+        parts = self._parts
+        count = parts.pace.num_to_admit(
+            num_unadmitted=parts.admission.num_unadmitted,
+            num_waiting=len(parts.scored.numbers()),
+            num_steps_left=self._num_steps_left(),
+            unscorable_in_a_row=parts.batches.unscorable_in_a_row,
+        )
+        if count:
+            await parts.admission.admit(count)
+
+    async def _evaluate(self) -> None:
+        """Begin an evaluation that is due, and bring the one under way forward."""
+        parts = self._parts
+        arrived = parts.scored.take_evaluated()
+        if self._is_evaluation_due():
+            parts.evaluations.begin(parts.core.policy_version)
+        result = await parts.evaluations.go_on(arrived)
+        if result is not None:
+            await parts.report.evaluation(result)
+
+    def _is_evaluation_due(self) -> bool:
+        """Whether one is to begin; not while no reward function works."""
+        return self._parts.evaluations.is_due(self._parts.core.policy_version) and not self._parts.pace.is_probing
+
+    async def _train_on(self, batch: Batch) -> None:
+        """Make the steps of one batch; its groups are settled, and its weights pushed, with the last of them."""
+        parts = self._parts
+        self._waiting_for = ""
+        for planned in await self._trainer.plan(batch.groups, num_steps_left=self._num_steps_left()):
+            trained = await self._trainer.step(planned)
+            self._step = parts.core.policy_version
+            if planned.is_last:
+                parts.batches.take(batch)
+                await self._push_if_needed()
+                await self._admit()
+            await parts.report.step(batch, trained, parts.saver.metrics())
+
+    async def _save(self, tasks: asyncio.TaskGroup) -> None:
+        """Copy the weights and the ledger for a checkpoint, which is written while training goes on."""
+        await self._parts.saver.begin(tasks, self._torch, self._extra)
+
+    def _extra(self) -> dict[str, Any]:
+        return {
+            "ledger": self._parts.ledger.to_json(),
+            "num_tokens": self._parts.report.seen_tokens,
+            "considered_to": self._parts.scored.considered_to,
+        }
+
+    async def _report_for_ever(self) -> None:
+        while True:
+            await self._write_progress()
+            await asyncio.sleep(1.0)
+
+    async def _write_progress(self) -> None:
+        parts = self._parts
+        progress = Progress(
+            step=self._step,
+            max_steps=parts.total_steps,
+            policy_version=self._step,
+            waiting_for=self._waiting_for,
+            groups_admitted=parts.ledger.admitted,
+            groups_trained=parts.ledger.num_trained,
+            groups_dropped=parts.ledger.dropped_by_reason(),
+            num_generators=parts.pushes.num_generators,
+            pushes=parts.pushes.num_pushes,
+            pushes_confirmed=parts.pushes.num_confirmed,
+            updated_at_s=time.time(),
+        )
+        await parts.store.write_progress(parts.keys.run_id, progress)
+        await parts.log.event("progress", {"step": progress.step, "waiting_for": progress.waiting_for})

@@ -1,0 +1,70 @@
+"""How far one policy's tokens are from another's: importance weights, and the masks that are made of them. Pure.
+
+    pi_gen --sampled--> pi_old --a batch of steps--> pi          pi_gen: another engine, older weights
+           <-- correction -->  <-- the loss's ratio -->          pi_old: this trainer at the batch's beginning
+
+A completion sampled from pi_gen is corrected by w = pi_old / pi_gen, a constant, and the loss holds pi to pi_old:
+decoupled PPO (Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298).
+
+    B  sequences in a microbatch       T  sampled tokens
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from services.trainer.objective.loss_settings import LossSettings
+
+
+def log_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, *, is_sequence_level: bool) -> Tensor:
+    """Return the log of each token's ratio (B, T), or of each completion's (B, 1).
+
+    A completion's ratio is the geometric mean of its tokens' (GSPO, arXiv 2507.18071, equation 7), so that it does not
+    depend on the length: not the ratio of the completion's probabilities, which is what `correction_weights` uses.
+    """
+    if not is_sequence_level:
+        return log_ratio_BT
+    return (log_ratio_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+
+
+def uncut_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSettings) -> Tensor:
+    """Return pi_old / pi_gen of each token (B, T), or of each completion (B, 1): the product over its tokens."""
+    difference_BT = difference_BT * mask_BT
+    if settings.correction_mode.startswith("sequence"):
+        return torch.exp(difference_BT.sum(1, keepdim=True))
+    return torch.exp(difference_BT)
+
+
+def correction_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSettings) -> Tensor:
+    """Return the generator-to-trainer weights: (B, T) in the token modes, (B, 1) in the sequence modes.
+
+    ``*_truncate`` moves a weight outside the bounds to the bound (truncated importance sampling, Ionides 2008; for this
+    mismatch Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). ``*_mask``
+    makes it 0, so that nothing is learnt from tokens on which the two disagree that much (masked importance sampling,
+    Liu et al. 2025, "When speed kills stability"; with a lower bound IcePop, arXiv 2510.18855).
+
+    Args:
+        difference_BT: log pi_old - log pi_gen of the sampled tokens, without gradient.
+        mask_BT: 1 where there is a token.
+        settings: Mode and bounds.
+    """
+    weights = uncut_weights(difference_BT, mask_BT, settings)
+    lower = -math.inf if settings.correction_min is None else settings.correction_min
+    upper = math.inf if settings.correction_max is None else settings.correction_max
+    if settings.correction_mode.endswith("truncate"):
+        return weights.clamp(min=lower, max=upper)
+    return weights.masked_fill((weights < lower) | (weights > upper), 0.0)
+
+
+def off_policy_mask(
+    trainer_logprobs_BT: Tensor, generator_logprobs_BT: Tensor, advantages_B1: Tensor, mask_BT: Tensor, threshold: float
+) -> Tensor:
+    """Return (B, 1): 0 for completions of negative advantage that the policy has moved away from, else 1.
+
+    The measure is the completion's mean of log pi_gen - log pi in nats, compared with ``threshold`` (DeepSeek-V3.2,
+    arXiv 2512.02556, equation 9).
+    """
+    divergence_BT = (generator_logprobs_BT - trainer_logprobs_BT.detach()) * mask_BT
+    divergence_B1 = divergence_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+    return ((advantages_B1 >= 0) | (divergence_B1 <= threshold)).to(trainer_logprobs_BT.dtype)

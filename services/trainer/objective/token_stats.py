@@ -1,0 +1,134 @@
+"""Sums over the sampled tokens of a step, from which its metrics are made.
+
+    microbatch --of_tensors--> TokenStats --+--> TokenStats --metrics()--> TRL's names and numbers
+    other rank --from_floats------------------^
+
+Sums and extremes add up, means do not: everything is divided once, at the end. A metric is reported if and only if
+something was counted for it, so that each loss type has the metrics that it has in TRL.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenStats:
+    """What can be added up over microbatches and ranks. The identity of the addition is ``TokenStats()``.
+
+    Fields that end in ``_min`` and ``_max`` keep the extreme; all others are sums. "Terms" are what the ratio is of:
+    tokens, or completions at sequence level.
+    """
+
+    num_tokens: float = 0.0
+    loss: float = 0.0
+    """As it was minimised, divided already: summed over a whole step it is the step's loss."""
+    policy_loss: float = 0.0
+    """The same without the entropy bonus."""
+    entropy_sum: float = 0.0
+    num_bonus_tokens: float = 0.0
+    """Tokens that the entropy bonus acts on; 0 where there is none."""
+    bonus_entropy_sum: float = 0.0
+    num_kl_tokens: float = 0.0
+    kl_sum: float = 0.0
+    num_clip_terms: float = 0.0
+    num_low_clipped: float = 0.0
+    num_high_clipped: float = 0.0
+    low_clipped_min: float = math.inf
+    """Smallest share of one completion's terms."""
+    high_clipped_max: float = -math.inf
+    """Largest share of one completion's terms."""
+    num_cispo_terms: float = 0.0
+    num_cispo_clipped: float = 0.0
+    num_phi: float = 0.0
+    phi_sum: float = 0.0
+    num_weights: float = 0.0
+    """Generator-to-trainer weights, as they were applied: one a token or one a completion."""
+    weight_sum: float = 0.0
+    weight_min: float = math.inf
+    weight_max: float = -math.inf
+    num_cut_weights: float = 0.0
+    """Cut to a bound, or zeroed."""
+    difference_sum: float = 0.0
+    """Of log pi_old - log pi_gen, a token."""
+    difference_abs_sum: float = 0.0
+    difference_abs_max: float = -math.inf
+    ratio_sum: float = 0.0
+    """Of pi_old / pi_gen, a token, uncut."""
+    ratio_square_sum: float = 0.0
+
+    @classmethod
+    def of_tensors(cls, values: Mapping[str, Tensor | int]) -> Self:
+        """Return the stats with these fields, brought from the device in one transfer."""
+        on_device = [value.detach().double() for value in values.values() if isinstance(value, Tensor)]
+        arrived = iter(torch.stack(on_device).cpu().numpy() if on_device else ())
+        return cls(
+            **{name: float(next(arrived) if isinstance(value, Tensor) else value) for name, value in values.items()}
+        )
+
+    def __add__(self, other: "TokenStats") -> "TokenStats":
+        return TokenStats(
+            *(
+                _combine(field.name, mine, theirs)
+                for field, mine, theirs in zip(fields(self), self.to_floats(), other.to_floats(), strict=True)
+            )
+        )
+
+    def to_floats(self) -> list[float]:
+        """Return the fields in order, for another rank to read with `from_floats`."""
+        return [float(value) for value in astuple(self)]
+
+    @classmethod
+    def from_floats(cls, floats: Sequence[float]) -> Self:
+        """Return what `to_floats` was called on."""
+        return cls(*map(float, floats))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers to log, under TRL's names where TRL has one; nothing if there was no token.
+
+        ``mismatch_kl/k1`` and ``/k3`` estimate KL(pi_gen || pi_old) from the generator's own tokens: the mean of -log r
+        and of r - 1 - log r for r the token's ratio (http://joschu.net/blog/kl-approx.html).
+        ``effective_sample_size`` is (sum r)^2 / (N sum r^2), between 1/N and 1.
+        """
+        n = self.num_tokens
+        if n == 0:
+            return {}
+        metrics = {"loss": self.loss, "entropy": self.entropy_sum / n}
+        if self.num_bonus_tokens:
+            metrics["policy_loss"] = self.policy_loss
+        if self.num_kl_tokens:
+            metrics["kl"] = self.kl_sum / self.num_kl_tokens
+        if self.num_clip_terms:
+            metrics["clip_ratio/low_mean"] = self.num_low_clipped / self.num_clip_terms
+            metrics["clip_ratio/low_min"] = self.low_clipped_min
+            metrics["clip_ratio/high_mean"] = self.num_high_clipped / self.num_clip_terms
+            metrics["clip_ratio/high_max"] = self.high_clipped_max
+            metrics["clip_ratio/region_mean"] = (self.num_low_clipped + self.num_high_clipped) / self.num_clip_terms
+        if self.num_cispo_terms:
+            metrics["cispo_clip_ratio"] = self.num_cispo_clipped / self.num_cispo_terms
+        if self.num_phi:
+            metrics["vespo/phi_seq_mean"] = self.phi_sum / self.num_phi
+        metrics["sampling/sampling_logp_difference/mean"] = self.difference_abs_sum / n
+        metrics["sampling/sampling_logp_difference/max"] = self.difference_abs_max
+        if self.num_weights:
+            metrics["sampling/importance_sampling_ratio/min"] = self.weight_min
+            metrics["sampling/importance_sampling_ratio/mean"] = self.weight_sum / self.num_weights
+            metrics["sampling/importance_sampling_ratio/max"] = self.weight_max
+            metrics["sampling/truncated_share"] = self.num_cut_weights / self.num_weights
+        metrics["mismatch_kl/k1"] = -self.difference_sum / n
+        metrics["mismatch_kl/k3"] = (self.ratio_sum - self.difference_sum) / n - 1
+        if self.ratio_square_sum:
+            metrics["effective_sample_size"] = self.ratio_sum**2 / (n * self.ratio_square_sum)
+        return metrics
+
+
+def _combine(name: str, mine: float, theirs: float) -> float:
+    if name.endswith("_min"):
+        return min(mine, theirs)
+    if name.endswith("_max"):
+        return max(mine, theirs)
+    return mine + theirs

@@ -1,0 +1,1 @@
+"""The policy that learns: model, passes over packed rows, optimizer, reference, adapters."""

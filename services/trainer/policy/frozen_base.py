@@ -1,0 +1,42 @@
+"""How the base of a LoRA run is held: in the run's dtype, or in 4 bits (QLoRA, arXiv 2305.14314).
+
+Nothing of it ever changes, so it needs no float32 master. In 4 bits it is NF4 with double quantisation through
+bitsandbytes; matrices are made bfloat16 again for the product. The generator holds it alike (engine_spec.py), or its
+logprobs would be those of another model.
+"""
+
+import importlib.util
+from typing import Any
+
+import torch
+
+from shared.errors import UserError
+from shared.run_config import RunConfig
+
+
+def frozen_base(config: RunConfig, *, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of `policy_model.load_policy` beyond its name; none if all weights are trained.
+
+    Raises:
+        UserError: It cannot be held so on this device.
+    """
+    if not config.use_peft:
+        return {}
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    if not config.load_in_4bit:
+        return {"dtype": dtype}
+    if device.type != "cuda":
+        raise UserError("load_in_4bit needs a GPU, and the trainer has none; leave it out", field="load_in_4bit")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            "load_in_4bit needs the package bitsandbytes in the trainer's environment", field="load_in_4bit"
+        )
+    from transformers import BitsAndBytesConfig
+
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"dtype": dtype, "quantization": quantization}

@@ -1,0 +1,214 @@
+"""LoRA (arXiv 2106.09685) through PEFT: a frozen base, and two small matrices that learn beside each linear layer.
+
+    x --+--W (frozen, in the run's dtype)-----------------+--> W x + (alpha / r) B (A x)
+        +--A (r x in, float32)--> --B (out x r, float32)--+
+
+B is 0 at first, so policy version 0 is the base itself. Only adapters are trained, pushed, kept in checkpoints and
+exported, under the names they have in PEFT's files; the base comes from the run's ``model`` again. The reference of the
+KL term is the same model with its adapters off: there is no second one.
+
+The last projection and the embeddings get none: the projection is fused with the loss (linear_logprobs.py) and never
+run as a layer.
+"""
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from services.trainer.policy.policy_module import PolicyModule
+from shared.errors import UserError
+from shared.run_config import RunConfig
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+_NAME = "default"
+_IN_FILES = "base_model.model."
+_OWN = re.compile(rf"(?P<layer>.+)\.(?P<matrix>lora_[AB])\.{_NAME}\.weight")
+_SAMPLED = 64
+"""Numbers of each weight that go into the fingerprint of a base."""
+
+
+def add_adapters(lm: Any, config: RunConfig) -> None:
+    """Freeze a transformers model and put adapters beside its layers, made from the run's seed alone.
+
+    A model on the meta device gets its adapters there.
+
+    Raises:
+        UserError: ``lora_target_modules`` names something that is no linear layer of the model; says what there is.
+    """
+    from peft import inject_adapter_in_model
+
+    targets = _targets(lm, config.lora_target_modules)
+    is_meta = next(cast(nn.Module, lm).parameters()).is_meta
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(config.seed)
+    try:
+        inject_adapter_in_model(lora_config(config, targets), lm, adapter_name=_NAME, low_cpu_mem_usage=is_meta)
+    except ValueError as error:
+        raise UserError(f"PEFT cannot put adapters into this model: {error}", field="lora_target_modules") from error
+    finally:
+        torch.set_rng_state(before)
+    for parameter in adapters(lm).values():
+        parameter.data = parameter.data.float()  # PEFT makes them of the base's dtype
+    lm.peft_config[_NAME].target_modules = targets  # PEFT made a set of it, whose order is written to files
+    cast(nn.Module, lm).eval()
+
+
+def lora_config(config: RunConfig, targets: list[str]) -> Any:
+    """Return PEFT's ``LoraConfig`` of the run, for layers with these names."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=targets,
+        base_model_name_or_path=config.model,
+        revision=config.model_revision,
+        task_type="CAUSAL_LM",
+    )
+
+
+def has_adapters(lm: Any) -> bool:
+    """Whether `add_adapters` was called on the model."""
+    return bool(getattr(lm, "peft_config", None))
+
+
+def adapters(lm: Any) -> dict[str, Tensor]:
+    """Return the live parameters of the adapters by the names they have in PEFT's files, in fixed order."""
+    return {name: parameter for own, parameter in lm.named_parameters() if (name := file_name(own)) is not None}
+
+
+def file_name(own: str) -> str | None:
+    """Return the name in PEFT's files of a parameter of the model; None if it is not an adapter's."""
+    match = _OWN.fullmatch(own)
+    return None if match is None else f"{_IN_FILES}{match['layer']}.{match['matrix']}.weight"
+
+
+def write_adapters(tensors: dict[str, Tensor], directory: Path) -> None:
+    """Write the file with the weights.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    import safetensors.torch
+
+    whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        cast(Any, safetensors.torch).save_file(whole, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise OSError(f"{directory / WEIGHTS_FILE}: {error}") from error
+
+
+def describe_adapters(lm: Any, tokenizer: Any | None, directory: Path) -> None:
+    """Write what makes a loadable directory of a file of adapters: their config, and the tokenizer.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    described: Any = lm.peft_config[_NAME]
+    trains, described.inference_mode = described.inference_mode, True
+    try:
+        described.save_pretrained(directory)
+    finally:
+        described.inference_mode = trains
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+
+
+@contextlib.contextmanager
+def dropping(lm: Any, share: float) -> Generator[None]:
+    """Within the block, that share of the adapters' inputs is dropped; a backward pass that recomputes is in it too.
+
+    Everywhere else there is no dropout: what is compared with the generator's logprobs must be the same network.
+    """
+    dropouts = _dropouts(lm) if share else []
+    for dropout in dropouts:
+        dropout.p, dropout.training = share, True
+    try:
+        yield
+    finally:
+        for dropout in dropouts:
+            dropout.p, dropout.training = 0.0, False
+
+
+class BaseReference:
+    """The reference model of a LoRA run: the policy with its adapters off."""
+
+    def __init__(self, module: PolicyModule) -> None:
+        self._module = module
+
+    @contextlib.contextmanager
+    def scoring(self) -> Generator[PolicyModule]:
+        """See reference_policy.Reference."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        layers: list[Any] = [layer for layer in self._module.modules() if isinstance(layer, BaseTunerLayer)]
+        # PEFT's enable_adapters() would also turn requires_grad off and on, and FSDP may look at it in between.
+        for layer in layers:
+            layer._disable_adapters = True  # noqa: SLF001
+        try:
+            yield self._module
+        finally:
+            for layer in layers:
+                layer._disable_adapters = False  # noqa: SLF001
+
+    def after_step(self, policy: PolicyModule, policy_version: int) -> None:
+        """Stay what it is."""
+
+
+@torch.no_grad()
+def fingerprint(lm: Any) -> int:
+    """Return 48 bits that tell a base by its weights: names, shapes, first numbers of each; 0 if they are not here."""
+    parameters = [(name, weight) for name, weight in lm.named_parameters() if file_name(name) is None]
+    if any(weight.is_meta for _, weight in parameters):
+        return 0
+    seen = hashlib.sha256(repr([(_plain(name), tuple(weight.shape)) for name, weight in parameters]).encode())
+    for _, weight in parameters:
+        first: Tensor = weight.detach().flatten()[:_SAMPLED].contiguous()
+        seen.update(first.view(torch.uint8).cpu().numpy().tobytes())
+    return int.from_bytes(seen.digest()[:6], "big")
+
+
+def linear_layers(lm: Any) -> set[str]:
+    """Return the names of the layers that can have an adapter."""
+    head = lm.get_output_embeddings()
+    return {
+        name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and name and module is not head
+    }
+
+
+def _targets(lm: Any, wanted: list[str] | None) -> list[str]:
+    """Return the names of the layers that get an adapter: what is wanted, or every linear layer, PEFT's all-linear."""
+    layers = linear_layers(lm)
+    names = sorted({name.rpartition(".")[2] for name in layers})
+    if not names:
+        raise UserError(f"{type(lm).__name__} has no linear layers for adapters; leave use_peft out", field="use_peft")
+    unmatched = [
+        target for target in wanted or () if not any(name == target or name.endswith(f".{target}") for name in layers)
+    ]
+    if unmatched:
+        raise UserError(
+            f"no linear layer of this model is called {' or '.join(unmatched)}; there are {', '.join(names)}. Leave "
+            "lora_target_modules out to give an adapter to each of them",
+            field="lora_target_modules",
+        )
+    return sorted(wanted or names)
+
+
+def _dropouts(lm: Any) -> list[nn.Dropout]:
+    return [
+        module
+        for name, module in lm.named_modules()
+        if isinstance(module, nn.Dropout) and name.endswith(f".lora_dropout.{_NAME}")
+    ]
+
+
+def _plain(name: str) -> str:
+    return name.replace(".base_layer.", ".")

@@ -1,0 +1,159 @@
+"""Finds out, by trying, whether a model is computed rightly, and whether it can be computed on packed rows.
+
+    by itself:  the model's own forward, all of its logits  --+
+    alone:      | row |, | other row |                      --+--> the same, or the model is refused
+    packed:     | row | other row |                         --+--> the same, or one row a pass from now on
+
+Nothing that a model says of itself is enough: convolutions and recurrences run across rows, masks are built in many
+ways, logits are scaled under many names, and a mistake is no error but a wrong number. So two short random rows go
+through the model in each way. For the time of it, windows and chunks are so small that the rows are longer.
+"""
+
+import contextlib
+import logging
+from collections.abc import Generator
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.trainer.policy.microbatches import TrainRow, pack_rows
+from services.trainer.policy.policy_module import PolicyModule
+from services.trainer.policy.row_pass import compute
+from services.trainer.policy.varlen_attention import NotPackableError
+from shared.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_LENGTHS = (13, 19)
+_WINDOW = 5
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_EXACT, _ROUNDED = 1e-3, 0.2
+"""Of the difference between a row's logprobs, in standard deviations of its logprobs: at any token in float32, at the
+median token where weights are rounded to bfloat16. Looking across rows, or past a window, makes 0.1 to 2; rounding
+makes 1e-5 in float32."""
+
+Logprobs = npt.NDArray[np.float64]
+
+
+def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bool, packing: bool) -> None:
+    """Turn packing off on this module if it changes what the module computes, and say so.
+
+    With several ranks, to be called on all of them: each makes the same passes and comes to the same end.
+
+    Args:
+        module: The policy, ready to compute.
+        device: Where it is.
+        is_rounded: Whether its weights come in bfloat16, so that nothing exact can be asked of it.
+        packing: Whether it is wanted.
+
+    Raises:
+        UserError: Even one row by itself does not come out as the model has it, or not as finite numbers.
+    """
+    exact = not is_rounded and module.can_compute_exactly
+    tolerance = _EXACT if exact else _ROUNDED
+    with torch.no_grad(), _small_windows(module.lm), module.exactly() if exact else contextlib.nullcontext():
+        with module.plain_attention():
+            own = _alone(module, device, by_the_model_itself=True)
+        if not all(np.isfinite(logprobs).all() for logprobs in own):
+            name = module.lm.config.name_or_path
+            raise UserError(f"the weights of {name} make logprobs that are NaN or infinite", field="model")
+        reason = _why_not_packable(module, own, device, tolerance) if packing else None
+        if not packing or reason is not None:
+            _settle_alone(module, own, device, tolerance)
+    name = type(module.lm).__name__
+    if module.packs and exact and device.type == "cuda":
+        # The exact check went without the fused attention of a GPU, which is looked at by itself.
+        with torch.no_grad(), _small_windows(module.lm):
+            doubt = _why_not_packable(module, own, device, _ROUNDED)
+        if doubt is not None:
+            module.attend_row_by_row()
+            log.warning("%s attends row by row: with fused attention %s. This is right, but slower", name, doubt)
+    if reason is not None:
+        log.warning("%s is trained one rollout a pass, without packing: %s. This is right, but slower", name, reason)
+
+
+def _settle_alone(module: PolicyModule, own: list[Logprobs], device: torch.device, tolerance: float) -> None:
+    """Choose the first way of attending that is right for single rows. transformers' sdpa is not for capped scores."""
+    difference = np.inf
+    for attention in module.attentions():
+        module.pack_no_more(attention)
+        with contextlib.suppress(NotPackableError):
+            difference = _difference(own, _alone(module, device), tolerance)
+            if difference <= tolerance:
+                return
+    raise UserError(
+        f"{type(module.lm).__name__} does something to its logits that is not known here: its logprobs come out "
+        f"{difference:.2g} standard deviations different, so it cannot be trained",
+        field="model",
+    )
+
+
+def _why_not_packable(module: PolicyModule, own: list[Logprobs], device: torch.device, tolerance: float) -> str | None:
+    rows = _random_rows(module)
+    try:
+        packed = _logprobs(module, rows, (0, 1), device)
+    except NotPackableError as error:
+        return str(error)
+    except (TypeError, ValueError, RuntimeError) as error:
+        return f"its code cannot take packed rows ({type(error).__name__}: {error})"
+    difference = _difference(own, np.split(packed, [own[0].size]), tolerance)
+    if not difference <= tolerance:  # NaN is not
+        return f"its logprobs come out {difference:.2g} standard deviations different on packed rows"
+    return None
+
+
+def _difference(own: list[Logprobs], other: list[Logprobs], tolerance: float) -> float:
+    worst = np.max if tolerance == _EXACT else np.median
+    pairs = zip(own, other, strict=True)
+    return float(max(worst(np.abs(left - right)) / max(left.std(), 1e-9) for left, right in pairs))
+
+
+def _alone(module: PolicyModule, device: torch.device, *, by_the_model_itself: bool = False) -> list[Logprobs]:
+    rows = _random_rows(module)
+    return [_logprobs(module, rows, (index,), device, by_the_model_itself) for index in range(len(rows))]
+
+
+def _random_rows(module: PolicyModule) -> list[TrainRow]:
+    rng = np.random.default_rng(0)
+    vocab_size = module.lm.config.get_text_config().vocab_size
+    return [
+        TrainRow(
+            token_ids=rng.integers(0, vocab_size, length).astype(np.int32),
+            loss_mask=np.array([0] + [1] * (length - 1), dtype=np.uint8),
+            generator_logprobs=np.zeros(length - 1, dtype=np.float32),
+            advantage=0.0,
+        )
+        for length in _LENGTHS
+    ]
+
+
+def _logprobs(
+    module: PolicyModule,
+    rows: list[TrainRow],
+    row_indices: tuple[int, ...],
+    device: torch.device,
+    by_the_model_itself: bool = False,
+) -> Logprobs:
+    microbatch = pack_rows(rows, row_indices)
+    logprobs_M, _ = compute(module, microbatch, device=device, by_the_model_itself=by_the_model_itself)
+    logprobs: Logprobs = logprobs_M.double().cpu().numpy()
+    return logprobs
+
+
+@contextlib.contextmanager
+def _small_windows(lm: Any) -> Generator[None]:
+    """Put every window of the model, in its config and in its layers, to one that the test's rows exceed."""
+    before: list[tuple[Any, str, int]] = []
+    for owner in (lm.config.get_text_config(), *lm.modules()):
+        for name in _WINDOWS:
+            value = cast("dict[str, Any]", vars(owner)).get(name)
+            if isinstance(value, int) and not isinstance(value, bool) and value > _WINDOW:
+                before.append((owner, name, value))
+                setattr(owner, name, _WINDOW)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)

@@ -1,0 +1,135 @@
+"""The policy as a transformers model: loaded, named as on the hub, saved.
+
+The seam to transformers: everything of it that the trainer's core touches, but the forward pass, is here. Weights
+that learn are float32 whatever the dtype of the run: a reinforcement-learning update is often smaller than half a unit
+in the last place of bfloat16, and would be lost. Weights come from safetensors alone, never from a pickle.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from services.trainer.data.prompt_encoder import refuse_own_code, unreadable
+from shared.errors import UserError
+
+
+def load_policy(
+    model: str,
+    *,
+    revision: str | None,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    quantization: Any | None = None,
+) -> Any:
+    """Return a causal language model in evaluation mode.
+
+    Args:
+        model: Directory or hub id.
+        revision: Of the hub.
+        device: Where to.
+        dtype: Of its weights.
+        quantization: transformers' quantisation config, for a base that is frozen (frozen_base.py).
+
+    Raises:
+        UserError: There is no such model, it is incomplete, or it comes with code of its own.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    refuse_own_code(model, revision)
+    placed: dict[str, Any] = {}
+    if quantization is not None:
+        placed = {"quantization_config": quantization, "device_map": {"": device}}
+    try:
+        loaded: Any = cast(Any, AutoModelForCausalLM).from_pretrained(
+            model,
+            revision=revision,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **placed,
+        )
+    except unreadable() as error:
+        raise UserError(f"the model {model!r} could not be loaded: {error}", field="model") from error
+    policy, info = loaded
+    absent: list[str] = sorted(info["missing_keys"])
+    if absent:
+        raise UserError(
+            f"the weight files of {model!r} lack {len(absent)} of the model's parameters, first of all {absent[0]}; "
+            "they would have been made up at random",
+            field="model",
+        )
+    policy.eval()
+    return policy if placed else policy.to(device)
+
+
+def unique_tensors(policy: Any) -> dict[str, Tensor]:
+    """Return every tensor of the model's state, detached and in fixed order; tied ones once, under the first name.
+
+    They are the live tensors, sharded ones as DTensors.
+    """
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in policy.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor.detach()
+    return tensors
+
+
+def hub_tensors(policy: Any) -> dict[str, Tensor]:
+    """Return `unique_tensors` under the names, and in the shapes, that checkpoints on the hub have.
+
+    They differ where transformers fuses tensors on loading, as it does with the experts of a mixture.
+    """
+    from transformers import core_model_loading
+
+    tensors: Any = cast(Any, core_model_loading).revert_weight_conversion(policy, unique_tensors(policy))
+    return cast(dict[str, Tensor], tensors)
+
+
+def save_policy(policy: Any, tokenizer: Any | None, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write a directory that ``from_pretrained`` loads, with weights in ``dtype``.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    from safetensors import SafetensorError
+
+    tensors = {name: _in_dtype(tensor, dtype) for name, tensor in unique_tensors(policy).items()}
+    try:
+        policy.save_pretrained(directory, state_dict=tensors)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    if dtype != torch.float32:
+        config_file = directory / "config.json"
+        config = json.loads(config_file.read_text())
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        config_file.write_text(json.dumps(config, indent=2) + "\n")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+
+
+def save_description(policy: Any, tokenizer: Any | None, directory: Path) -> None:
+    """Write what makes a loadable directory of a file of float32 weights: config, generation config, tokenizer.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    policy.config.save_pretrained(directory)
+    if policy.can_generate():
+        # transformers loads settings that contradict each other with a warning, and refuses to save them: many models
+        # on the hub have such, and a run must not end for it at its first checkpoint.
+        text: str = policy.generation_config.to_json_string(use_diff=True)
+        (directory / "generation_config.json").write_text(text, encoding="utf-8")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+
+
+def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -1,0 +1,184 @@
+"""The policy as one module: packed token ids in, logprobs and entropies of the sampled tokens out.
+
+    | row | row row | ... --backbone, each row for itself--> hidden states --sampled positions--> fused last projection
+
+The last projection runs inside ``forward``, so that whoever shards this module gathers tied embeddings once for both of
+their uses. Attention, precision and recomputation are settled here; what is a good row, and what a loss, is not known.
+Making one reads no weights, which may not be there yet.
+
+In bfloat16 this is autocast: weights, and sums over tokens, are float32; products are of bfloat16 numbers. Where the
+weights are sharded, FSDP's mixed precision may hand in bfloat16 copies, and autocast finds nothing left to cast.
+
+    N  tokens in all rows       M  sampled ones among them       H  hidden size
+"""
+
+import contextlib
+import itertools
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from services.trainer.policy.linear_logprobs import HeadTransform, linear_logprobs
+from services.trainer.policy.model_options import (
+    attention_name,
+    backbone,
+    checkpoint_layers,
+    set_attention,
+    turn_dropout_off,
+)
+from services.trainer.policy.varlen_attention import PACKED, can_flash
+from shared.run_config import RunConfig
+
+PLAIN = "eager"
+"""transformers' own attention in plain steps, which every model has."""
+
+
+class PolicyModule(nn.Module):
+    """A causal language model that answers for packed rows.
+
+    Args:
+        lm: The transformers model, kept as ``.lm``. Its dropout is turned off: trainer and generator would disagree on
+            the very same weights, and the importance ratio measure noise.
+        config: Of the run.
+        device: Where it will compute.
+        is_frozen: Whether nothing is ever trained here, as in a reference model.
+
+    Raises:
+        UserError: The model or the device cannot do what the config asks for.
+    """
+
+    _dtype: torch.dtype
+    _head_dtype: torch.dtype
+    _boundaries_device: torch.device
+
+    def __init__(self, lm: Any, config: RunConfig, *, device: torch.device, is_frozen: bool = False) -> None:
+        super().__init__()
+        self.lm = lm
+        self.packs = True
+        """Whether several rows go into one pass; False once `pack_no_more` was called."""
+        backbone(lm)
+        self._dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+        self._head_dtype = torch.float32 if config.cast_lm_head_to_fp32 else self._dtype
+        self._transform = HeadTransform.of_model(lm.config, temperature=config.temperature)
+        self._attention = attention_name(config, device=device)
+        is_fused = config.attn_implementation == "auto" and can_flash(device, self._dtype)
+        self._boundaries_device = device if is_fused else torch.device("cpu")
+        turn_dropout_off(lm)
+        if config.gradient_checkpointing and not is_frozen:
+            checkpoint_layers(lm)
+        self._own_attention = set_attention(lm, self._attention)
+        if is_frozen:
+            self.requires_grad_(requires_grad=False)
+
+    def forward(
+        self,
+        input_ids_N: Tensor,
+        position_ids_N: Tensor,
+        cu_seqlens: Sequence[int],
+        sampled_positions_M: Tensor,
+        targets_M: Tensor,
+        with_entropy_grad: bool = False,
+        by_the_model_itself: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return logprobs_M in nats, with gradient, and entropies_M, with gradient if asked for; in float32.
+
+        Args:
+            input_ids_N: Rows, end to end.
+            position_ids_N: From 0 in every row.
+            cu_seqlens: Where each row begins, and at last where the last one ends.
+            sampled_positions_M: Positions whose logits predict a sampled token.
+            targets_M: The sampled tokens.
+            with_entropy_grad: Whether the loss has an entropy bonus.
+            by_the_model_itself: Whether the model's own, whole logits are used, of one row: to compare with.
+        """
+        device = input_ids_N.device
+        autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16)
+        if by_the_model_itself:
+            with autocast:
+                logits_NV: Tensor = self.lm(input_ids=input_ids_N[None], use_cache=False).logits[0]
+            logprobs_MV = (logits_NV[sampled_positions_M].float() / self._transform.temperature).log_softmax(-1)
+            return logprobs_MV.gather(1, targets_M[:, None])[:, 0], -(logprobs_MV.exp() * logprobs_MV).sum(-1)
+        with autocast:
+            output: Any = backbone(self.lm)(
+                input_ids=input_ids_N[None],
+                use_cache=False,
+                # Some models that cannot be packed have no positions; one row begins at 0 without being told.
+                **(self._row_arguments(position_ids_N, cu_seqlens) if self._tells_rows else {}),
+            )
+        hidden_MH: Tensor = output.last_hidden_state[0, sampled_positions_M]
+        head: Any = self.lm.get_output_embeddings()
+        return linear_logprobs(
+            hidden_MH,
+            head.weight,
+            targets_M,
+            bias_V=getattr(head, "bias", None),
+            transform=self._transform,
+            compute_dtype=self._head_dtype,
+            with_entropy_grad=with_entropy_grad,
+        )
+
+    @contextlib.contextmanager
+    def exactly(self) -> Generator[None]:
+        """Within the block, compute in float32, and attend row by row if attention is ours."""
+        before = self._dtype, self._head_dtype, self._boundaries_device
+        self._dtype, self._head_dtype, self._boundaries_device = torch.float32, torch.float32, torch.device("cpu")
+        try:
+            yield
+        finally:
+            self._dtype, self._head_dtype, self._boundaries_device = before
+
+    @contextlib.contextmanager
+    def plain_attention(self) -> Generator[None]:
+        """Within the block, attention is transformers' slow and plain one, which is right for one row of any model."""
+        chosen, self._attention = self._attention, PLAIN
+        set_attention(self.lm, self._attention)
+        try:
+            yield
+        finally:
+            self._attention = chosen
+            set_attention(self.lm, chosen)
+
+    @property
+    def can_compute_exactly(self) -> bool:
+        """Whether `exactly` is possible with the attention in use."""
+        return not self._attention.startswith("flash_attention")
+
+    def attentions(self) -> list[str]:
+        """Return the ways to attend, the best first; the last is right for every model."""
+        return [self._attention, self._own_attention, PLAIN]
+
+    def pack_no_more(self, attention: str) -> None:
+        """From now on take one row a pass, and attend in this way."""
+        self.packs = False
+        self._attention = attention
+        set_attention(self.lm, attention)
+
+    def attend_row_by_row(self) -> None:
+        """From now on do without fused attention over packed rows; packing goes on."""
+        self._boundaries_device = torch.device("cpu")
+
+    def attend_like(self, other: "PolicyModule") -> None:
+        """Attend, and pack or not, as another module of the same architecture does."""
+        self.packs, self._attention = other.packs, other.attentions()[0]
+        self._boundaries_device = other._boundaries_device  # noqa: SLF001  of the same class
+        set_attention(self.lm, self._attention)
+
+    @property
+    def _tells_rows(self) -> bool:
+        return self.packs or self._attention == PACKED
+
+    def _row_arguments(self, position_ids_N: Tensor, cu_seqlens: Sequence[int]) -> dict[str, Any]:
+        """Return what tells the model, and the attention in use, where rows begin.
+
+        transformers makes its masks, for flex and for its plain attention, from position ids that begin again.
+        """
+        arguments: dict[str, Any] = {"position_ids": position_ids_N[None]}
+        if self._attention == PACKED or self._attention.startswith("flash_attention"):
+            where = self._boundaries_device if self._attention == PACKED else position_ids_N.device
+            boundaries = torch.tensor(cu_seqlens, dtype=torch.int32, device=where)
+            longest = max(end - begin for begin, end in itertools.pairwise(cu_seqlens))
+            arguments |= {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+            arguments |= {"max_length_q": longest, "max_length_k": longest}
+        return arguments

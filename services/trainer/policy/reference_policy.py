@@ -1,0 +1,51 @@
+"""The reference model that the KL term holds the policy to.
+
+    policy --every ref_model_sync_steps, if sync_ref_model--> reference = alpha * policy + (1 - alpha) * reference
+
+It scores rows and is never trained; with ``sync_ref_model`` it follows the policy at a distance (TR-DPO,
+arXiv 2404.09656; TRL's SyncRefModelCallback), and is then part of a checkpoint.
+"""
+
+import contextlib
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+from services.trainer.policy.policy_module import PolicyModule
+from shared.run_config import RunConfig
+
+
+class Reference(Protocol):
+    """Whatever answers for the reference: a second model, or the policy with its adapters off."""
+
+    def scoring(self) -> AbstractContextManager[PolicyModule]:
+        """Within the block, the module computes the reference's logprobs."""
+        ...
+
+    def after_step(self, policy: PolicyModule, policy_version: int) -> None:
+        """Take note that the policy made an optimizer step."""
+        ...
+
+
+class FrozenReference:
+    """A second model: the policy as it was at the beginning."""
+
+    def __init__(self, module: PolicyModule, config: RunConfig) -> None:
+        self.module = module
+        self._sync_steps = config.ref_model_sync_steps if config.sync_ref_model else 0
+        self._alpha = config.ref_model_mixup_alpha
+
+    @contextlib.contextmanager
+    def scoring(self) -> Generator[PolicyModule]:
+        """See Reference."""
+        yield self.module
+
+    @torch.no_grad()
+    def after_step(self, policy: PolicyModule, policy_version: int) -> None:
+        """Move towards the policy, where it is due. Sharded alike, each rank moves its own shards."""
+        if not self._sync_steps or policy_version % self._sync_steps:
+            return
+        for mine, theirs in zip(self.module.parameters(), policy.parameters(), strict=True):
+            mine.mul_(1.0 - self._alpha).add_(theirs, alpha=self._alpha)

@@ -1,0 +1,121 @@
+"""One forward pass over packed rows: from training rows to tensors in the loss's layout.
+
+    | row | row row | --PolicyModule--> logprobs_M --> logprobs_BT, row b's sampled tokens at [b, :n_b]
+
+What stands where a row has no token is zero, and never looked at.
+
+    B  rows in the pass       T  sampled tokens of a row       M  sampled tokens of the pass
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.trainer.policy.core_results import PerTokenArrays, TokenArray
+from services.trainer.policy.microbatches import Microbatch, TrainRow, pack_rows
+from services.trainer.policy.policy_module import PolicyModule
+
+
+@dataclass(frozen=True, eq=False)
+class RowPass:
+    """What came out of a pass. Zeros stand where a row has no token."""
+
+    microbatch: Microbatch
+    logprobs_BT: Tensor
+    entropies_BT: Tensor
+    mask_BT: Tensor
+
+    def by_row(self, *tensors_BT: Tensor) -> list[tuple[TokenArray, ...]]:
+        """Return the tensors' entries for the sampled tokens of each row, as arrays."""
+        seen = torch.stack([tensor_BT.detach().float() for tensor_BT in tensors_BT]).cpu().numpy()
+        return [tuple(array_BT[b][mask_T] for array_BT in seen) for b, mask_T in enumerate(self.microbatch.mask_BT)]
+
+
+def compute(
+    module: PolicyModule,
+    microbatch: Microbatch,
+    *,
+    device: torch.device,
+    with_entropy_grad: bool = False,
+    by_the_model_itself: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return logprobs_M and entropies_M of packed rows; see `PolicyModule.forward`."""
+    logprobs_M, entropies_M = module(
+        torch.as_tensor(microbatch.input_ids_N, device=device),
+        torch.as_tensor(microbatch.position_ids_N, device=device),
+        microbatch.cu_seqlens,
+        torch.as_tensor(microbatch.sampled_positions_M, device=device),
+        torch.as_tensor(microbatch.targets_M, device=device),
+        with_entropy_grad=with_entropy_grad,
+        by_the_model_itself=by_the_model_itself,
+    )
+    return logprobs_M, entropies_M
+
+
+def row_pass(
+    module: PolicyModule,
+    rows: Sequence[TrainRow],
+    row_indices: tuple[int, ...],
+    *,
+    device: torch.device,
+    with_entropy_grad: bool = False,
+) -> RowPass:
+    """Compute ``rows[i] for i in row_indices``, or a dummy if there are none."""
+    microbatch = pack_rows(rows, row_indices)
+    logprobs_M, entropies_M = compute(module, microbatch, device=device, with_entropy_grad=with_entropy_grad)
+    mask_BT = torch.as_tensor(microbatch.mask_BT, device=device)
+    zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_M.dtype, device=device)
+    return RowPass(
+        microbatch=microbatch,
+        logprobs_BT=zeros_BT.masked_scatter(mask_BT, logprobs_M),
+        entropies_BT=zeros_BT.masked_scatter(mask_BT, entropies_M),
+        mask_BT=mask_BT,
+    )
+
+
+def in_rows(arrays: Sequence[TokenArray | None], *, device: torch.device) -> Tensor | None:
+    """Return ``tensor_BT`` of one array a row, None if they have none.
+
+    Raises:
+        ValueError: Some have one and some have none.
+    """
+    given = [array for array in arrays if array is not None]
+    if not given:
+        return None
+    if len(given) < len(arrays):
+        raise ValueError("of the rows of one pass, some come with old or reference logprobs and some without")
+    array_BT = np.zeros((len(given), max(array.size for array in given)), dtype=given[0].dtype)
+    for b, array in enumerate(given):
+        array_BT[b, : array.size] = array
+    return torch.as_tensor(array_BT, device=device)
+
+
+def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
+    """Return the rows of the pass with a number that is not finite; all of them, if each by itself is finite."""
+    indices = done.microbatch.row_indices
+    seen = done.by_row(done.logprobs_BT, done.entropies_BT)
+    faulty = [
+        index
+        for index, (logprobs, entropies) in zip(indices, seen, strict=True)
+        if not np.isfinite([rows[index].advantage, logprobs.sum(), entropies.sum()]).all()
+        or not np.isfinite(rows[index].generator_logprobs).all()
+    ]
+    return faulty or list(indices)
+
+
+def per_token_arrays(rows: Sequence[TrainRow], done: RowPass, wanted: Collection[int]) -> dict[int, PerTokenArrays]:
+    """Return what the trainer saw at each token of the wanted rows of the pass."""
+    seen = done.by_row(done.logprobs_BT, done.entropies_BT)
+    return {
+        index: PerTokenArrays(
+            trainer_logprobs=logprobs,
+            importance_ratio=np.exp(logprobs - rows[index].generator_logprobs),
+            entropy=entropies,
+            advantage=rows[index].advantage,
+        )
+        for index, (logprobs, entropies) in zip(done.microbatch.row_indices, seen, strict=True)
+        if index in wanted
+    }

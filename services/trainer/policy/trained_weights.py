@@ -1,0 +1,94 @@
+"""Which of a model's weights are trained, and so kept in checkpoints, pushed and exported: all, or its adapters.
+
+AllWeights        the whole model, under the names of checkpoints on the hub
+AdapterWeights    LoRA's matrices alone, under the names of PEFT's files (lora.py)
+"""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from services.trainer.policy.lora import adapters, describe_adapters
+from services.trainer.policy.policy_model import hub_tensors, save_description, unique_tensors
+from shared.errors import HeadraceError
+
+
+class TrainedWeights(Protocol):
+    """What the core asks."""
+
+    def live(self) -> dict[str, Tensor]:
+        """Return the live tensors that a checkpoint holds, detached; sharded ones as DTensors."""
+        ...
+
+    def pushed(self) -> dict[str, Tensor]:
+        """Return the tensors that generators need, under the names by which they load them."""
+        ...
+
+    def describe(self, tokenizer: Any | None, directory: Path) -> None:
+        """Write what makes a loadable directory of a file of weights."""
+        ...
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what a checkpoint must remember besides, as JSON."""
+        ...
+
+    def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:
+        """Raise HeadraceError if a checkpoint with these numbers does not belong to the weights that are not in it."""
+        ...
+
+
+class AllWeights:
+    """Everything is trained. See TrainedWeights."""
+
+    def __init__(self, lm: Any) -> None:
+        self._lm = lm
+
+    def live(self) -> dict[str, Tensor]:  # noqa: D102
+        return unique_tensors(self._lm)
+
+    def pushed(self) -> dict[str, Tensor]:  # noqa: D102
+        return hub_tensors(self._lm)
+
+    def describe(self, tokenizer: Any | None, directory: Path) -> None:  # noqa: D102
+        save_description(self._lm, tokenizer, directory)
+
+    def numbers(self) -> dict[str, Any]:  # noqa: D102
+        return {}
+
+    def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:
+        """There are no others."""
+
+
+class AdapterWeights:
+    """Adapters are trained. See TrainedWeights.
+
+    Args:
+        lm: A model with adapters.
+        base: `lora.fingerprint` of the frozen weights, the same on all ranks.
+        model: What the user called them.
+    """
+
+    def __init__(self, lm: Any, *, base: int, model: str) -> None:
+        self._lm = lm
+        self._base = base
+        self._model = model
+
+    def live(self) -> dict[str, Tensor]:  # noqa: D102
+        return {name: tensor.detach() for name, tensor in adapters(self._lm).items()}
+
+    def pushed(self) -> dict[str, Tensor]:  # noqa: D102
+        return self.live()
+
+    def describe(self, tokenizer: Any | None, directory: Path) -> None:  # noqa: D102
+        describe_adapters(self._lm, tokenizer, directory)
+
+    def numbers(self) -> dict[str, Any]:  # noqa: D102
+        return {"base": self._base}
+
+    def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:  # noqa: D102
+        if numbers.get("base") != self._base:
+            raise HeadraceError(
+                f"the checkpoint {checkpoint} holds adapters of another base: the weights of {self._model} are not "
+                "those that the run began with. Put the original model back, or submit a new run"
+            )

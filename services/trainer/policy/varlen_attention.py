@@ -1,0 +1,164 @@
+"""Attention over rows that are packed end to end, as an attention implementation of transformers.
+
+    query, key, value of | row | row row | ...  --attention within each row alone-->  output in the same order
+
+A model asks for it by name (``PACKED``), and is handed the row boundaries as transformers hands them to flash
+attention: ``cu_seq_lens_q``. transformers makes no mask for an implementation it has no mask function for, which
+saves the ``N x N`` one. Where a row ends is then known here alone, so a model that does not pass the boundaries down
+is found out and refused, instead of attending across rows.
+
+Sliding windows, capped scores (Gemma 2) and attention sinks (gpt-oss) are done here; the last two have no fused
+kernel in torch and make a row's ``T x T`` scores. Anything else that changes attention is refused.
+
+    N  tokens in all rows       H  heads       D  size of a head
+"""
+
+import itertools
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PACKED = "headrace_packed"
+"""Name of the implementation in transformers."""
+
+_MEANT = {"attention_mask", "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal"}
+_ROWS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+_HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position"}
+
+
+class NotPackableError(Exception):
+    """This model cannot be computed on packed rows; says why."""
+
+
+def register() -> None:
+    """Make the implementation known to transformers. Twice is as good as once."""
+    from transformers import AttentionInterface
+
+    cast(Any, AttentionInterface).register(PACKED, packed_attention)
+
+
+def packed_attention(
+    module: Any, query_1HND: Tensor, key_1HND: Tensor, value_1HND: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Return attention within each row, ``(1, N, H, D)``, in the signature of transformers' attention functions.
+
+    Raises:
+        NotPackableError: The model asks for something that would be left out here.
+    """
+    boundaries: Tensor | None = kwargs.get("cu_seq_lens_q")
+    if boundaries is None:
+        raise NotPackableError("it does not tell its attention where rows begin")
+    if attention_mask is not None:
+        raise NotPackableError("it brings an attention mask of its own")
+    odd = {name for name, value in kwargs.items() if value is not None and value is not False}
+    if odd := odd - _MEANT - _ROWS - _HARMLESS:
+        raise NotPackableError(f"its attention takes {', '.join(sorted(odd))}")
+    if kwargs.get("dropout"):
+        raise NotPackableError("its attention has dropout")
+    if kwargs.get("is_causal") is False or not getattr(module, "is_causal", True):
+        raise NotPackableError("its attention looks ahead")
+    scale: float | None = kwargs.get("scaling")
+    window: int | None = kwargs.get("sliding_window")
+    softcap: float | None = kwargs.get("softcap")
+    sinks_H: Tensor | None = kwargs.get("s_aux")
+    # Asked for by the boundaries being on the device. Scores that are changed, and heads of two sizes, are beyond it.
+    is_plain = softcap is None and sinks_H is None
+    if boundaries.is_cuda and is_plain and query_1HND.shape[-1] == value_1HND.shape[-1]:
+        output_NHD = _flash(query_1HND, key_1HND, value_1HND, boundaries, kwargs["max_length_q"], scale, window)
+        return output_NHD.unsqueeze(0), None
+    bounds = cast("list[int]", boundaries.tolist())
+    rows = [
+        _row_attention(
+            query_1HND[:, :, begin:end],
+            key_1HND[:, :, begin:end],
+            value_1HND[:, :, begin:end],
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks_H=sinks_H,
+        )
+        for begin, end in itertools.pairwise(bounds)
+    ]
+    return torch.cat([row.transpose(1, 2) for row in rows], dim=1), None
+
+
+def can_flash(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's own flash attention over packed rows can be used (torch.nn.attention.varlen)."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _flash(
+    query_1HND: Tensor,
+    key_1HND: Tensor,
+    value_1HND: Tensor,
+    boundaries: Tensor,
+    max_length: int,
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query_1HND.dtype
+    # In models that give their rotary embeddings or norms in float32, values are of another type than queries.
+    query_NHD, key_NHD, value_NHD = (
+        tensor[0].transpose(0, 1).to(dtype) for tensor in (query_1HND, key_1HND, value_1HND)
+    )
+    output_NHD: Tensor = cast(Any, varlen_attn)(
+        query_NHD,
+        key_NHD,
+        value_NHD,
+        boundaries,
+        boundaries,
+        max_length,
+        max_length,
+        scale=scale,
+        # transformers counts the token itself into the window, the kernel does not.
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query_NHD.shape[1] != key_NHD.shape[1],
+    )
+    return output_NHD
+
+
+def _row_attention(
+    query_1HTD: Tensor,
+    key_1HTD: Tensor,
+    value_1HTD: Tensor,
+    *,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    length = query_1HTD.shape[2]
+    mask_TT = None
+    if window is not None and window < length:
+        places_T = torch.arange(length, device=query_1HTD.device)
+        distance_TT = places_T[:, None] - places_T[None, :]
+        mask_TT = (distance_TT >= 0) & (distance_TT < window)
+    if softcap is None and sinks_H is None:
+        return functional.scaled_dot_product_attention(
+            query_1HTD,
+            key_1HTD,
+            value_1HTD,
+            attn_mask=mask_TT,
+            is_causal=mask_TT is None,
+            scale=scale,
+            enable_gqa=query_1HTD.shape[1] != key_1HTD.shape[1],
+        )
+    num_sharing = query_1HTD.shape[1] // key_1HTD.shape[1]
+    key_1HTD, value_1HTD = (tensor.repeat_interleave(num_sharing, dim=1) for tensor in (key_1HTD, value_1HTD))
+    scores_1HTT = query_1HTD @ key_1HTD.transpose(2, 3) * (query_1HTD.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores_1HTT = softcap * torch.tanh(scores_1HTT / softcap)
+    if mask_TT is None:
+        mask_TT = torch.ones(length, length, dtype=torch.bool, device=scores_1HTT.device).tril()
+    scores_1HTT = scores_1HTT.masked_fill(~mask_TT, float("-inf"))
+    if sinks_H is not None:  # a place to look at that has no value
+        sinks_1HT1 = sinks_H.to(scores_1HTT.dtype)[None, :, None, None].expand(1, -1, length, 1)
+        scores_1HTT = torch.cat([scores_1HTT, sinks_1HT1], dim=-1)
+    weights_1HTT = scores_1HTT.softmax(-1, dtype=torch.float32)[..., :length]
+    return weights_1HTT.to(value_1HTD.dtype) @ value_1HTD

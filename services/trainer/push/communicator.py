@@ -1,0 +1,209 @@
+"""The sending end of one communicator epoch: rank 0, over gloo or over NCCL.
+
+    open (listens) --> rendezvous (blocks for the others) --> broadcast, broadcast, ... --> close
+
+Every method but the constructor and ``close`` blocks and is called off the event loop. ``close`` may be called from any
+thread at any time: whoever is blocked in this communicator, here or in a generator, then gets an error.
+"""
+
+import base64
+import socket
+import time
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed
+
+from services.trainer.push.nccl import NcclComm, nccl_version, unique_id
+from shared.control import Transport
+from shared.errors import PushError, UserError
+
+c10d: Any = torch.distributed  # a binding to C++ without complete types
+_FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.005
+_abandoned: list[tuple[Any, Any]] = []
+"""Groups with an operation that will end at its own deadline; destroying one would wait for it."""
+
+
+class Communicator(Protocol):
+    """What a push needs of a transport."""
+
+    @property
+    def port(self) -> int:
+        """Where the others find us, with the address."""
+        ...
+
+    @property
+    def nccl_unique_id(self) -> str | None:
+        """What the others need besides, for NCCL."""
+        ...
+
+    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
+        """Wait until every rank has entered.
+
+        Raises:
+            PushError: Some did not within ``timeout_s``, or the communicator was closed.
+        """
+        ...
+
+    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """Send a uint8 tensor to all ranks.
+
+        Raises:
+            PushError: It was not taken within ``timeout_s``, a rank died, or the communicator was closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everybody, at once."""
+        ...
+
+
+def open_communicator(transport: Transport, *, address: str) -> Communicator:
+    """Return a communicator that others can join at ``address``.
+
+    Raises:
+        PushError: It cannot be opened now.
+        UserError: ``address`` is not one of this machine's.
+    """
+    return NcclCommunicator() if transport == "nccl" else GlooCommunicator(address=address)
+
+
+class GlooCommunicator:
+    """Rank 0 of a gloo group that nobody else in this process knows of.
+
+    Args:
+        address: Local address that the generators can reach; store and connections are bound to it alone.
+    """
+
+    nccl_unique_id: str | None = None
+
+    def __init__(self, *, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((address, 0))
+        except OSError as error:
+            listener.close()
+            raise UserError(f"the trainer cannot listen on {address} for the weight push: {error}") from error
+        listener.listen(512)
+        self._address = address
+        self.port: int = listener.getsockname()[1]
+        # Given a listening socket, or it would bind to every interface.
+        try:
+            self._server: Any = c10d.TCPStore(
+                address,
+                self.port,
+                None,
+                is_master=True,
+                timeout=timedelta(seconds=30),
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+        except RuntimeError as error:
+            raise PushError(f"the communicator cannot be opened on {address}: {_first_line(error)}") from error
+        self._group: Any = None
+        self._is_closed = False
+
+    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
+        """See Communicator."""
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            # A second connection to our own server: when close() drops the server, this one is cut and we wake up.
+            store = c10d.TCPStore(self._address, self.port, None, is_master=False, timeout=timeout)
+            options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
+            options._timeout = timeout  # noqa: SLF001
+            options._devices = [c10d.ProcessGroupGloo.create_device(hostname=self._address)]  # noqa: SLF001
+            self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("weights", store), 0, world_size, options)
+        except RuntimeError as error:
+            raise PushError(f"not every generator entered the communicator: {_first_line(error)}") from error
+        if self._is_closed:
+            self._group = None
+            raise PushError("the communicator was closed while it was formed")
+
+    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """See Communicator."""
+        group = self._group
+        if group is None:
+            raise PushError("the communicator is closed")
+        options = c10d.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = timedelta(seconds=max(timeout_s, 0.001))
+        try:
+            work = group.broadcast([chunk.cpu()], options)
+            poll_s = _FIRST_POLL_S
+            while not work.is_completed():
+                if self._is_closed:
+                    _abandoned[:] = [(g, w) for g, w in _abandoned if not w.is_completed()]
+                    _abandoned.append((group, work))
+                    raise PushError("the communicator was closed in the middle of a broadcast")
+                time.sleep(poll_s)
+                poll_s = min(2 * poll_s, _LAST_POLL_S)
+            work.wait()
+        except RuntimeError as error:
+            raise PushError(f"the broadcast broke off: {_first_line(error)}") from error
+        finally:
+            # The error's traceback keeps this frame; if it kept the group, close() would not close its sockets.
+            del group
+
+    def close(self) -> None:
+        """Drop group and store: both close their sockets. Lifelines are connections to the store (gloo_wire.py)."""
+        self._is_closed = True
+        self._group = None
+        self._server = None
+
+
+class NcclCommunicator:
+    """Rank 0 of an NCCL communicator on this thread's current device; the wire of vLLM's NCCL engine.
+
+    The unique id travels in the join body, over an authenticated route: it is all a stranger would need to enter.
+    """
+
+    port = 1  # unused: NCCL opens a port of its own, and the unique id holds it
+
+    def __init__(self) -> None:
+        self._unique_id = unique_id()
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._comm: NcclComm | None = None
+        self._is_closed = False
+
+    @property
+    def nccl_unique_id(self) -> str:
+        """Base64 of the 128 bytes others need to enter."""
+        return base64.b64encode(self._unique_id).decode()
+
+    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
+        """See Communicator. Ends with the one-element all-reduce that vLLM's communicator begins with."""
+        deadline = time.monotonic() + timeout_s
+        with torch.cuda.device(self._device):
+            comm = NcclComm(self._unique_id, world_size=world_size)
+            self._comm = comm
+            if self._is_closed:  # before there was anything to abort
+                comm.abort()
+                raise PushError("the communicator was closed while it was formed")
+            comm.wait(deadline=deadline, what="entering NCCL")
+            comm.all_reduce(torch.zeros(1, device=self._device), deadline=deadline)
+
+    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """See Communicator."""
+        comm = self._comm
+        if comm is None or self._is_closed:
+            raise PushError("the communicator is closed")
+        with torch.cuda.device(self._device):
+            comm.broadcast(chunk.to(self._device), deadline=time.monotonic() + timeout_s)
+
+    def close(self) -> None:
+        """Abort: NCCL then releases whoever it can reach."""
+        self._is_closed = True
+        if self._comm is not None:
+            self._comm.abort()
+
+
+def own_versions() -> tuple[str, str | None]:
+    """Return (torch version, NCCL version or None): what the generators' must equal."""
+    return str(torch.__version__), nccl_version()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,194 @@
+"""The generator replicas as the trainer sees them: who is there to take part in a push, and the calls to one of them.
+
+    registered in Redis, lease alive --> GET info --> ready (member) | refused, with a sentence | not yet
+
+Addresses come from the run's hash in Redis, life from the leases, and everything else from the replica itself: what
+Redis says about a replica is a reason to ask it and never a reason to believe something about it.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from services.trainer.push.fleet import Requirements, choose_transport, is_ready, refusal
+from shared import lease
+from shared.control import (
+    NOT_READY,
+    WEIGHTS_PATH,
+    AbortRequest,
+    BeginRequest,
+    CommitReply,
+    CommitRequest,
+    JoinRequest,
+    ReplicaInfo,
+)
+from shared.errors import HeadraceError, PushError, UnavailableError
+from shared.keys import GENERATORS, RunKeys
+from shared.redis_connection import Redis, patiently
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 60.0
+_INFO_TIMEOUT_S = 3.0
+_ReplyT = TypeVar("_ReplyT", bound=BaseModel)
+
+
+class Replica:
+    """One generator replica.
+
+    Args:
+        replica_id: Its stable name.
+        url: Where it answers.
+        client: Carries the internal key.
+    """
+
+    def __init__(self, replica_id: str, url: str, client: httpx.AsyncClient) -> None:
+        self.replica_id = replica_id
+        self.url = url
+        self._client = client
+
+    async def info(self, *, timeout_s: float) -> ReplicaInfo:
+        """Ask who it is and what it holds."""
+        return await self._call("GET", "", None, ReplicaInfo, timeout_s=timeout_s)
+
+    async def join(self, body: JoinRequest, *, timeout_s: float) -> ReplicaInfo:
+        """Have its workers enter a communicator; answered when they have."""
+        return await self._call("POST", "/join", body, ReplicaInfo, timeout_s=timeout_s)
+
+    async def begin(self, body: BeginRequest, *, timeout_s: float) -> ReplicaInfo:
+        """Have it hold decoding and start to receive; answered when decoding is held."""
+        return await self._call("POST", "/begin", body, ReplicaInfo, timeout_s=timeout_s)
+
+    async def commit(self, body: CommitRequest, *, timeout_s: float) -> CommitReply:
+        """Have it go on with what it received; answered when it does."""
+        return await self._call("POST", "/commit", body, CommitReply, timeout_s=timeout_s)
+
+    async def abort(self, body: AbortRequest, *, timeout_s: float) -> ReplicaInfo:
+        """Have it give up an update and leave the communicator."""
+        return await self._call("POST", "/abort", body, ReplicaInfo, timeout_s=timeout_s)
+
+    async def _call(
+        self, method: str, route: str, body: BaseModel | None, reply: type[_ReplyT], *, timeout_s: float
+    ) -> _ReplyT:
+        """Return the reply.
+
+        Raises:
+            UnavailableError: It did not answer within ``timeout_s``, or that it cannot take part.
+            PushError: It answered no, or not in our language.
+        """
+        what = f"generator {self.replica_id} at {self.url}"
+        try:
+            response = await self._client.request(
+                method,
+                f"{self.url}{WEIGHTS_PATH}{route}",
+                content=None if body is None else body.model_dump_json(),
+                headers={"content-type": "application/json"},
+                timeout=max(timeout_s, 0.001),
+            )
+        except httpx.TimeoutException as error:
+            raise UnavailableError(f"{what} did not answer {route or 'who it is'} within {timeout_s:.1f} s") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UnavailableError(f"{what} cannot be reached: {error or type(error).__name__}") from error
+        if response.is_error:
+            error_type = UnavailableError if _problem(response, "type") == NOT_READY else PushError
+            detail = _problem(response, "detail") or f"HTTP {response.status_code}"
+            raise error_type(f"{what} refused {route or 'to say who it is'}: {detail}")
+        try:
+            return reply.model_validate_json(response.content)
+        except ValidationError as error:
+            raise PushError(
+                f"{what} answered {route or 'who it is'} in a form this trainer does not know; "
+                "are both of the same headrace version?"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Member:
+    """A replica that can take part, and what it said of itself."""
+
+    replica: Replica
+    info: ReplicaInfo
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What ``reconcile`` found.
+
+    Attributes:
+        ready: Who can take part now.
+        refused: Replica to the reason why it cannot.
+        requirements: What the members have in common with the trainer.
+    """
+
+    ready: dict[str, Member]
+    refused: dict[str, str]
+    requirements: Requirements
+
+
+async def reconcile(
+    redis: Redis,
+    keys: RunKeys,
+    client: httpx.AsyncClient,
+    *,
+    transport: Literal["auto", "gloo", "nccl"],
+    has_cuda: bool,
+    versions: tuple[str, str | None],
+    dtype: str | None,
+    without: Collection[str],
+) -> Fleet:
+    """Ask every live replica but ``without`` what it is. One that does not answer in a few seconds is refused."""
+    replicas = {
+        name: replica for name, replica in (await registered(redis, keys, client)).items() if name not in without
+    }
+    answers = await asyncio.gather(*(_info(replica) for replica in replicas.values()))
+    infos = {name: answer for name, answer in zip(replicas, answers, strict=True) if isinstance(answer, ReplicaInfo)}
+    ready = {name: info for name, info in infos.items() if is_ready(info, run_id=keys.run_id)}
+    requirements = Requirements(
+        run_id=keys.run_id,
+        transport=choose_transport(transport, list(ready.values()), has_cuda=has_cuda),
+        torch_version=versions[0],
+        nccl_version=versions[1],
+        dtype=dtype,
+    )
+    refused = {name: answer for name, answer in zip(replicas, answers, strict=True) if isinstance(answer, str)}
+    refused |= {name: reason for name, info in ready.items() if (reason := refusal(info, requirements)) is not None}
+    members = {name: Member(replicas[name], info) for name, info in ready.items() if name not in refused}
+    return Fleet(ready=members, refused=refused, requirements=requirements)
+
+
+async def registered(redis: Redis, keys: RunKeys, client: httpx.AsyncClient) -> dict[str, Replica]:
+    """Return the replicas that are registered with this run and whose lease is alive."""
+    alive = await lease.alive(redis, leases=keys.leases(GENERATORS))
+    entries: dict[bytes, bytes] = await patiently(
+        lambda: redis.hgetall(keys.generators), what="reading the generators", timeout_s=_PATIENCE_S
+    )
+    replicas: dict[str, Replica] = {}
+    for name, entry in sorted(entries.items()):
+        replica_id = name.decode()
+        if replica_id not in alive:
+            continue
+        try:
+            replicas[replica_id] = Replica(replica_id, str(json.loads(entry)["url"]).rstrip("/"), client)
+        except (ValueError, KeyError, TypeError):
+            log.warning("generator %s registered without an address: %r", replica_id, entry[:200])
+    return replicas
+
+
+async def _info(replica: Replica) -> ReplicaInfo | str:
+    try:
+        return await replica.info(timeout_s=_INFO_TIMEOUT_S)
+    except HeadraceError as error:
+        return str(error)
+
+
+def _problem(response: httpx.Response, field: str) -> str:
+    try:
+        return str(response.json()[field])
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,1 @@
+"""Several training ranks that act as one."""

@@ -1,0 +1,175 @@
+"""Several training ranks over torch.distributed: a mesh for weights, and another group for commands and numbers.
+
+    torchrun's store --+--> default group: gloo, and NCCL where there are GPUs  --> mesh: weights, gradients
+                       +--> control group: gloo, always                         --> gather, send, receive
+                       +--> words: why a rank failed (rank_words.py)
+
+What is sent is bytes and float64 arrays, with a length in front; nothing is pickled. Every wait ends: with what was
+waited for, with the deadline, or at once when the other process is gone, since its sockets close.
+"""
+
+import os
+import re
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed
+
+from services.trainer.ranks.rank_words import read_words, root_cause
+from services.trainer.ranks.ranks import Floats, RankLostError
+from shared.errors import UserError
+
+c10d: Any = torch.distributed  # a binding to C++ without complete types
+
+
+_SOURCE = re.compile(r"^\[[^\]]*\.cc:\d+\] ")
+
+
+class DistributedRanks:
+    """Ranks, and what rank 0 commands the others by; ``join_ranks`` makes one.
+
+    Args:
+        rank: Of this process.
+        size: How many there are.
+        device: Where this one computes.
+        store: Reached by all ranks.
+        timeout_s: Deadline of a collective.
+    """
+
+    def __init__(self, *, rank: int, size: int, device: torch.device, store: Any, timeout_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.timeout_s = timeout_s
+        self._store = store
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            c10d.init_process_group(
+                "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+                store=c10d.PrefixStore("ranks", store),
+                rank=rank,
+                world_size=size,
+                timeout=timeout,
+            )
+            self._control: Any = c10d.new_group(backend="gloo", timeout=timeout)
+            self.mesh: Any = c10d.device_mesh.init_device_mesh(device.type, (size,))
+        except (RuntimeError, ValueError) as error:
+            raise RankLostError(f"the {size} training ranks did not come together: {first_line(error)}") from error
+
+    def gather(self, array: Floats) -> list[Floats]:
+        """See Ranks."""
+        own = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        try:
+            c10d.all_gather(lengths, torch.tensor([own.numel()]), group=self._control)
+            longest = max(int(length) for length in lengths)
+            padded = torch.zeros(longest, dtype=torch.float64)
+            padded[: own.numel()] = own
+            arrays = [torch.zeros(longest, dtype=torch.float64) for _ in range(self.size)]
+            if longest:
+                c10d.all_gather(arrays, padded, group=self._control)
+        except RuntimeError as error:
+            raise self.lost("exchanging numbers", error) from error
+        return [found[: int(length)].numpy() for found, length in zip(arrays, lengths, strict=True)]
+
+    def send(self, messages: dict[int, bytes], *, timeout_s: float) -> None:
+        """Send each rank its message, all at once.
+
+        Raises:
+            RankLostError: One of them did not take it in time.
+        """
+        works: list[Any] = []
+        try:
+            for rank, message in messages.items():
+                # Read-only memory, which nothing writes to: torch warns unless it is given a copy.
+                body = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+                works.append((c10d.isend(torch.tensor([body.numel()]), group=self._control, group_dst=rank), None))
+                works.append((c10d.isend(body, group=self._control, group_dst=rank), body))
+            for work, _ in works:
+                work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            raise self.lost(f"sending to rank {', '.join(map(str, messages))}", error) from error
+
+    def receive(self, rank: int, *, timeout_s: float) -> bytes:
+        """Return the next message of a rank.
+
+        Raises:
+            RankLostError: None came in time.
+        """
+        try:
+            length = torch.zeros(1, dtype=torch.int64)
+            c10d.irecv(length, group=self._control, group_src=rank).wait(timedelta(seconds=timeout_s))
+            body = torch.empty(int(length), dtype=torch.uint8)
+            c10d.irecv(body, group=self._control, group_src=rank).wait(timedelta(seconds=self.timeout_s))
+        except RuntimeError as error:
+            raise self.lost(f"waiting for rank {rank}", error) from error
+        return body.numpy().tobytes()
+
+    def lost(self, doing: str, error: BaseException) -> RankLostError:
+        """Return what to raise when torch says that a peer is gone, with the reason that the peer gave."""
+        cause = root_cause(read_words(self._store, num_ranks=self.size), {})
+        return RankLostError(f"training rank {self.rank} lost the others while {doing}: {cause or first_line(error)}")
+
+    def close(self) -> None:
+        """Leave the group."""
+        c10d.destroy_process_group()
+
+
+def join_ranks(*, timeout_s: float) -> DistributedRanks:
+    """Enter the group that torchrun started this process for.
+
+    Raises:
+        RankLostError: Not every rank came in time.
+        UserError: There are more ranks than GPUs.
+    """
+    device = own_device(int(os.environ["LOCAL_RANK"]), num_local_ranks=int(os.environ["LOCAL_WORLD_SIZE"]))
+    try:
+        store = c10d.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            None,
+            is_master=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        raise RankLostError(f"the store of the training ranks cannot be reached: {first_line(error)}") from error
+    return DistributedRanks(
+        rank=int(os.environ["RANK"]),
+        size=int(os.environ["WORLD_SIZE"]),
+        device=device,
+        store=store,
+        timeout_s=timeout_s,
+    )
+
+
+def own_device(local_rank: int, *, num_local_ranks: int) -> torch.device:
+    """Return the device of a rank, having made it the current one.
+
+    Raises:
+        UserError: There are more ranks than GPUs.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+    if num_local_ranks > num_gpus:
+        raise UserError(
+            f"{num_local_ranks} training ranks on a machine that shows them {num_gpus} GPUs: each needs its own. "
+            f"Set nproc_per_node to at most {num_gpus}, or to auto",
+            field="nproc_per_node",
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def is_rank_loss(error: RuntimeError) -> bool:
+    """Whether torch raised this because a peer is gone or late; gloo has no exception class of its own."""
+    text = str(error).lower()
+    return isinstance(error, c10d.DistError) or any(sign in text for sign in ("gloo", "connection", "nccl"))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the sentence of an error that brings a C++ file, a stack and advice along."""
+    sentence = (str(error).splitlines() or [type(error).__name__])[0]
+    return _SOURCE.sub("", sentence).partition(" This is typically")[0]

@@ -1,0 +1,155 @@
+"""The life of every training rank but the first: do what rank 0 says, in the same order as all others.
+
+    rank 0 --command--> [PolicyCore] --done, or why not--> rank 0
+
+It knows nothing of Redis and of groups. It ends when rank 0 says that the run is over, and, to be started again, when
+rank 0 is gone: at once if its connection closes, after a while if it merely says nothing. SIGTERM is not for it: rank 0
+may want a last checkpoint, which takes all ranks.
+"""
+
+import logging
+import signal
+from pathlib import Path
+
+from services.trainer.objective.loss import StepTotals
+from services.trainer.policy.core_results import NonFiniteError
+from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.ranks.distributed_ranks import DistributedRanks, is_rank_loss
+from services.trainer.ranks.rank_commands import (
+    Accumulate,
+    Answer,
+    BeginSave,
+    Build,
+    Command,
+    Discard,
+    Done,
+    End,
+    Failed,
+    GatherBucket,
+    LoadState,
+    Score,
+    Step,
+    StillHere,
+    decode_command,
+    encode,
+    pack_arrays,
+    unpack_plan,
+)
+from services.trainer.ranks.ranks import RankLostError
+from services.trainer.ranks.weight_buckets import WeightBuckets
+from shared.errors import HeadraceError
+from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+_SILENCE_S = 120.0
+"""Longest silence of rank 0, which says every 15 s that it is there (lead.py)."""
+_REFUSED_S = 30.0
+"""How long to offer an error to rank 0, which may wait for this rank in a collective instead."""
+
+
+def follow(ranks: DistributedRanks) -> None:
+    """Do what rank 0 says until the run is over.
+
+    Raises:
+        RankLostError: A rank is gone.
+        HeadraceError: This rank failed, and rank 0 did not come for the reason.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    follower = Follower(ranks)
+    while True:
+        command = decode_command(ranks.receive(0, timeout_s=_SILENCE_S))
+        if isinstance(command, End):
+            return
+        if isinstance(command, StillHere):
+            continue
+        try:
+            answer = follower.do(command)
+        except RankLostError:
+            raise
+        except (HeadraceError, OSError) as error:
+            log.error("%s", error)  # noqa: TRY400  rank 0 decides what it means
+            _offer(ranks, error)
+        except RuntimeError as error:
+            if is_rank_loss(error):
+                raise ranks.lost(f"doing {type(command).__name__}", error) from error
+            raise
+        else:
+            ranks.send({0: encode(answer)}, timeout_s=ranks.timeout_s)
+
+
+class Follower:
+    """A core that takes commands.
+
+    Args:
+        ranks: The group.
+    """
+
+    def __init__(self, ranks: DistributedRanks) -> None:
+        self._ranks = ranks
+        self._core: PolicyCore | None = None
+        self._buckets: WeightBuckets | None = None
+
+    def do(self, command: Command) -> Answer:
+        """Do one command with all other ranks.
+
+        Raises:
+            HeadraceError: What the core raised.
+        """
+        if isinstance(command, Build):
+            self._core = PolicyCore(
+                RunConfig.model_validate_json(command.config),
+                model_dir_or_id=command.model_dir_or_id,
+                total_steps=command.total_steps,
+                device=self._ranks.device,
+                ranks=self._ranks,
+            )
+            self._buckets = WeightBuckets(self._core.lm, dtype=self._core.dtype, bucket_bytes=command.bucket_bytes)
+            return Done()
+        if self._core is None or self._buckets is None:
+            raise RankLostError(f"rank 0 asked for {type(command).__name__} before there was a core")
+        if isinstance(command, GatherBucket):
+            self._buckets.gather(command.bucket)
+            return Done()
+        return _do(self._core, command)
+
+
+def _do(core: PolicyCore, command: Command) -> Answer:
+    match command:
+        case Accumulate(rows=rows, plan=plan, totals=totals, per_token=per_token):
+            stats = core.accumulate(
+                [row.unpacked() for row in rows],
+                totals=None if totals is None else StepTotals(**totals),  # type: ignore[arg-type]
+                plan=unpack_plan(plan),
+                per_token=per_token,
+            )
+            arrays = stats.per_token.items()
+            return Done(
+                pack_arrays({row: [of.trainer_logprobs, of.importance_ratio, of.entropy] for row, of in arrays})
+            )
+        case Score(rows=rows, plan=plan):
+            scores = enumerate(core.score([row.unpacked() for row in rows], plan=unpack_plan(plan)))
+            return Done(
+                pack_arrays({row: [of.trainer_logprobs, of.entropies, of.reference_logprobs] for row, of in scores})
+            )
+        case Step():
+            core.step()
+        case Discard():
+            core.discard()
+        case BeginSave(directory=directory):
+            core.begin_save(Path(directory), None)  # rank 0's future says how it went on all ranks
+        case LoadState(directory=directory):
+            core.load_state(Path(directory))
+        case _:
+            raise RankLostError(f"rank 0 sent {type(command).__name__}, which is no command for a core")
+    return Done()
+
+
+def _offer(ranks: DistributedRanks, error: HeadraceError | OSError) -> None:
+    """Answer with an error, and raise it if nobody takes the answer."""
+    row_indices = error.row_indices if isinstance(error, NonFiniteError) else ()
+    failed = Failed(type(error).__name__, str(error), row_indices)
+    try:
+        ranks.send({0: encode(failed)}, timeout_s=_REFUSED_S)
+    except RankLostError:
+        raise error from None

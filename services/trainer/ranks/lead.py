@@ -1,0 +1,144 @@
+"""How rank 0 leads: one command to all ranks at a time, done by all, answered by all, before the next.
+
+    LeadCore --together(commands, own part)--+--> rank 0 does its part
+                                             +--> the others do theirs (follower.py) --done, or why not--> LeadCore
+    between commands, every 15 s: still here
+
+Whoever interrupts rank 0 between two commands interrupts nothing half-way. A rank that is lost makes the command fail,
+here and everywhere. After a failure that not all ranks share they are out of step: every later command is refused, this
+process ends, and all of them are started again from the checkpoint.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+from services.trainer.checkpoints.checkpoint import CheckpointError
+from services.trainer.policy.core_results import NonFiniteError
+from services.trainer.ranks.distributed_ranks import DistributedRanks, is_rank_loss
+from services.trainer.ranks.rank_commands import Build, Command, Done, End, Failed, StillHere, decode_answer, encode
+from services.trainer.ranks.ranks import RankLostError
+from shared.errors import HeadraceError, UserError
+
+_ResultT = TypeVar("_ResultT")
+
+_STILL_HERE_EVERY_S = 15.0
+_END_S = 10.0
+_AGREE_S = 10.0
+"""How long the others may take to fail too, once rank 0 has: then they are in step, or they are not."""
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (UserError, CheckpointError, NonFiniteError, OSError)
+}
+
+
+class Lead:
+    """Rank 0's hold on the others.
+
+    Args:
+        ranks: The group; this process is rank 0 of it.
+    """
+
+    def __init__(self, ranks: DistributedRanks) -> None:
+        self.ranks = ranks
+        self._turn = threading.Lock()
+        self._is_broken = False
+        self._ended = threading.Event()
+        threading.Thread(target=self._say_still_here, name="still here", daemon=True).start()
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are, this one included."""
+        return self.ranks.size
+
+    def together(
+        self,
+        commands: Sequence[Command],
+        own: Callable[[], _ResultT],
+        *,
+        row_indices: Sequence[tuple[int, ...]] | None = None,
+    ) -> tuple[_ResultT, list[Done]]:
+        """Have each rank do its command, this one ``own``, and return what came of it on rank 0, and on the others.
+
+        Raises:
+            HeadraceError: What a rank raised.
+            RankLostError: A rank is gone, or was late.
+        """
+        with self._own_turn(timeout_s=self.ranks.timeout_s):
+            self._is_broken = True  # until all of them have answered
+            self.ranks.send(self._to_others(commands), timeout_s=self.ranks.timeout_s)
+            try:
+                result = self._own_part(commands[0], own)
+            except RankLostError:
+                raise
+            except (HeadraceError, OSError) as error:
+                at_fault = None if isinstance(commands[0], Build) else self._after_failure(error, row_indices)
+                if at_fault is None:
+                    raise
+                raise NonFiniteError(str(error), row_indices=at_fault) from error
+            answers = self._answers(timeout_s=self.ranks.timeout_s)
+            failed = [answer for answer in answers if isinstance(answer, Failed)]
+            if failed:
+                raise _ERRORS.get(failed[0].error, HeadraceError)(failed[0].message)
+            self._is_broken = False
+            return result, [answer for answer in answers if isinstance(answer, Done)]
+
+    def close(self, *, run_is_over: bool) -> None:
+        """Let the others go: for good if the run is over; else they are to come back with this one."""
+        self._ended.set()
+        if run_is_over and not self._is_broken:
+            with contextlib.suppress(RankLostError), self._own_turn(timeout_s=_END_S):
+                self.ranks.send(self._to_others([End()] * self.ranks.size), timeout_s=_END_S)
+
+    def _own_part(self, command: Command, own: Callable[[], _ResultT]) -> _ResultT:
+        try:
+            return own()
+        except RuntimeError as error:
+            if is_rank_loss(error):
+                raise self.ranks.lost(f"doing {type(command).__name__}", error) from error
+            raise
+
+    def _after_failure(
+        self, failure: Exception, row_indices: Sequence[tuple[int, ...]] | None
+    ) -> tuple[int, ...] | None:
+        """Find out whether all ranks failed alike; return the rows at fault on any of them, if it is about rows."""
+        try:
+            answers = self._answers(timeout_s=_AGREE_S)
+        except RankLostError:
+            return None
+        # All ranks refused the same command, so they are in step, and the loop may go on to find out why.
+        self._is_broken = not all(isinstance(answer, Failed) for answer in answers)
+        if not isinstance(failure, NonFiniteError) or row_indices is None:
+            return None
+        local = [failure.row_indices, *(answer.row_indices for answer in answers if isinstance(answer, Failed))]
+        return tuple(sorted(own[row] for own, found in zip(row_indices, local, strict=False) for row in found))
+
+    def _answers(self, *, timeout_s: float) -> list[Done | Failed]:
+        return [decode_answer(self.ranks.receive(rank, timeout_s=timeout_s)) for rank in range(1, self.ranks.size)]
+
+    def _to_others(self, commands: Sequence[Command]) -> dict[int, bytes]:
+        return {rank: encode(command) for rank, command in enumerate(commands) if rank}
+
+    @contextlib.contextmanager
+    def _own_turn(self, *, timeout_s: float) -> Generator[None]:
+        """One command at a time, whichever thread it comes from."""
+        if not self._turn.acquire(timeout=timeout_s):
+            raise RankLostError(f"a command to the training ranks did not end within {timeout_s:.0f} s")
+        try:
+            if self._is_broken:
+                raise RankLostError("the training ranks are out of step after a failure; they are started again")
+            yield
+        finally:
+            self._turn.release()
+
+    def _say_still_here(self) -> None:
+        """Between commands, let the others know that there is somebody to wait for."""
+        while not self._ended.wait(_STILL_HERE_EVERY_S):
+            if self._turn.acquire(blocking=False):
+                try:
+                    if not self._is_broken:
+                        self.ranks.send(self._to_others([StillHere()] * self.ranks.size), timeout_s=_END_S)
+                except RankLostError:
+                    self._is_broken = True  # the next command says so
+                finally:
+                    self._turn.release()

@@ -1,0 +1,225 @@
+"""The core of rank 0: with the training loop it is one core, to the other ranks it is the lead.
+
+    training loop --accumulate(rows)--> LeadCore --its rows--> PolicyCore of rank 0 --+
+                                            |                                         +-- meet in every layer
+                                            +-- its rows, over gloo --> follower.py --+
+                                            <-- done, or why not -------+
+
+Rows are split over the ranks by tokens (rank_plan.py); what a rank says of its rows comes back in the order in which
+they were given. Weights for a push are gathered a bucket a command, and sent to the generators between commands; a push
+that is given up simply asks for no more buckets.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from services.trainer.objective.loss import StepTotals
+from services.trainer.policy.core_results import AccumulateStats, PerTokenArrays, Scores, StepStats
+from services.trainer.policy.microbatches import TrainRow, needs_backward
+from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.ranks.lead import Lead
+from services.trainer.ranks.rank_commands import (
+    Accumulate,
+    BeginSave,
+    Build,
+    Command,
+    Discard,
+    GatherBucket,
+    LoadState,
+    Row,
+    Score,
+    Step,
+    pack_plan,
+    unpack_arrays,
+)
+from services.trainer.ranks.rank_plan import RankPlan, Slot, plan_passes
+from services.trainer.ranks.ranks import RankLostError
+from services.trainer.ranks.weight_buckets import BUCKET_BYTES, WeightBuckets
+from shared.errors import PushError
+from shared.run_config import RunConfig
+
+
+class LeadCore:
+    """PolicyCore's interface over all ranks.
+
+    Args:
+        config: Of the run.
+        model_dir_or_id: Where the weights to begin from are.
+        total_steps: Optimizer steps in the run.
+        lead: Rank 0's hold on the others.
+        bucket_bytes: Size of a bucket of gathered weights.
+
+    Raises:
+        UserError: The model cannot be used; says why.
+        RankLostError: A rank is gone.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        model_dir_or_id: str,
+        total_steps: int,
+        lead: Lead,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._config = config
+        self._lead = lead
+        ranks = lead.ranks
+        build = Build(config.model_dump_json().encode(), model_dir_or_id, total_steps, bucket_bytes)
+        self._core, _ = lead.together(
+            [build] * ranks.size,
+            lambda: PolicyCore(
+                config, model_dir_or_id=model_dir_or_id, total_steps=total_steps, device=ranks.device, ranks=ranks
+            ),
+        )
+        self._buckets = WeightBuckets(self._core.lm, dtype=self._core.dtype, bucket_bytes=bucket_bytes)
+        self.named_weights = GatheredWeights(self._buckets, self._gather)
+
+    @property
+    def policy_version(self) -> int:
+        """See PolicyCore."""
+        return self._core.policy_version
+
+    def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
+        """See PolicyCore."""
+        shares = self._split(rows, learns=False)
+        own, answers = self._lead.together(
+            [Score(share.packed_rows(), pack_plan(share.plan)) for share in shares],
+            lambda: self._core.score(shares[0].rows, plan=shares[0].plan),
+        )
+        merged = {shares[0].indices[index]: scores for index, scores in enumerate(own)}
+        for share, answer in zip(shares[1:], answers, strict=True):
+            for index, arrays in unpack_arrays(answer.arrays).items():
+                trainer_logprobs, entropies, reference_logprobs = arrays
+                if trainer_logprobs is None or entropies is None:
+                    raise RankLostError("a training rank scored a row without logprobs; it runs another version of us")
+                merged[share.indices[index]] = Scores(trainer_logprobs, entropies, reference_logprobs)
+        return [merged[index] for index in range(len(rows))]
+
+    def accumulate(
+        self,
+        rows: Sequence[TrainRow],
+        *,
+        totals: StepTotals | None = None,
+        per_token: bool | Collection[int] = False,
+    ) -> AccumulateStats:
+        """See PolicyCore."""
+        self.named_weights.void()
+        shares = self._split(rows, learns=True)
+        wanted = set(range(len(rows))) if per_token is True else set(per_token or ())
+        divisors = None if totals is None else dataclasses.asdict(totals)
+        arrays_of = [[local for local, index in enumerate(share.indices) if index in wanted] for share in shares]
+        stats, answers = self._lead.together(
+            [
+                Accumulate(share.packed_rows(), pack_plan(share.plan), divisors, chosen)
+                for share, chosen in zip(shares, arrays_of, strict=True)
+            ],
+            lambda: self._core.accumulate(shares[0].rows, totals=totals, plan=shares[0].plan, per_token=arrays_of[0]),
+            row_indices=[share.indices for share in shares],
+        )
+        merged = {shares[0].indices[index]: arrays for index, arrays in stats.per_token.items()}
+        for share, answer in zip(shares[1:], answers, strict=True):
+            for index, (logprobs, ratio, entropy) in unpack_arrays(answer.arrays).items():
+                if logprobs is None or ratio is None or entropy is None:
+                    raise RankLostError("a training rank left out arrays of a row; it runs another version of us")
+                row = share.indices[index]
+                merged[row] = PerTokenArrays(logprobs, ratio, entropy, advantage=rows[row].advantage)
+        return dataclasses.replace(stats, per_token=merged)
+
+    def step(self) -> StepStats:
+        """See PolicyCore."""
+        self.named_weights.void()
+        stats, _ = self._lead.together([Step()] * self._lead.num_ranks, self._core.step)
+        return stats
+
+    def discard(self) -> None:
+        """See PolicyCore."""
+        self._lead.together([Discard()] * self._lead.num_ranks, self._core.discard)
+
+    def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
+        """See PolicyCore."""
+        commands: list[Command] = [BeginSave(str(directory))] * self._lead.num_ranks
+        written, _ = self._lead.together(commands, lambda: self._core.begin_save(directory, tokenizer))
+        return written
+
+    def load_state(self, directory: Path) -> None:
+        """See PolicyCore."""
+        self.named_weights.void()
+        commands: list[Command] = [LoadState(str(directory))] * self._lead.num_ranks
+        self._lead.together(commands, lambda: self._core.load_state(directory))
+
+    def _gather(self, bucket: int) -> dict[str, Tensor]:
+        tensors, _ = self._lead.together(
+            [GatherBucket(bucket)] * self._lead.num_ranks, lambda: self._buckets.gather(bucket)
+        )
+        return tensors
+
+    def _split(self, rows: Sequence[TrainRow], *, learns: bool) -> list["_Share"]:
+        plans = plan_passes(
+            [row.token_ids.size for row in rows],
+            [learns and needs_backward(row, self._config) for row in rows],
+            num_ranks=self._lead.num_ranks,
+            max_tokens=self._config.max_tokens_per_microbatch,
+            max_rows=None if self._core.packs else 1,
+        )
+        return [_Share.of(rows, plan) for plan in plans]
+
+
+class GatheredWeights:
+    """The weights to push, gathered while they are read; calling it begins a reading.
+
+    A reading that another reading, or a step, has overtaken ends with a PushError: whoever holds it was given up.
+    """
+
+    def __init__(self, buckets: WeightBuckets, gather: Callable[[int], dict[str, Tensor]]) -> None:
+        self._buckets = buckets
+        self._gather = gather
+        self._reading = 0
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """See PolicyCore.named_weights."""
+        self._reading += 1
+        return self._read(self._reading)
+
+    def described(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same names, dtypes and shapes with tensors that have no content, and gather nothing."""
+        return self._buckets.described()
+
+    def void(self) -> None:
+        """End the reading under way."""
+        self._reading += 1
+
+    def _read(self, reading: int) -> Iterator[tuple[str, Tensor]]:
+        for bucket in range(len(self._buckets)):
+            if reading != self._reading:
+                raise PushError("this reading of the weights was given up")
+            yield from self._gather(bucket).items()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """One rank's part of some rows."""
+
+    indices: tuple[int, ...]
+    """Of its rows, among all of them."""
+    rows: list[TrainRow]
+    plan: RankPlan
+    """Over ``rows``."""
+
+    @classmethod
+    def of(cls, rows: Sequence[TrainRow], plan: RankPlan) -> "_Share":
+        indices = tuple(index for slot in plan for index in slot.row_indices)
+        place = {index: local for local, index in enumerate(indices)}
+        local_plan = tuple(
+            Slot(tuple(place[index] for index in slot.row_indices), slot.needs_backward) for slot in plan
+        )
+        return cls(indices, [rows[index] for index in indices], local_plan)
+
+    def packed_rows(self) -> list[Row]:
+        return [Row.of(row) for row in self.rows]

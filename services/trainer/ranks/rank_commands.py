@@ -1,0 +1,187 @@
+"""What rank 0 tells the other training ranks to do, and what they answer; msgspec on the wire.
+
+rank 0  -- Build | Accumulate | Score | Step | ... -->  every other rank
+rank 0  <-------------- Done | Failed ----------------  one answer to each command, but for StillHere and End
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from services.trainer.policy.microbatches import TrainRow
+from services.trainer.ranks.rank_plan import RankPlan, Slot
+from shared.arrays import LOGPROB_DTYPE, pack_ids, pack_logprobs, pack_mask, unpack_ids, unpack_logprobs, unpack_mask
+
+Floats32 = npt.NDArray[np.float32]
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A TrainRow with its arrays packed (shared/arrays.py)."""
+
+    token_ids: bytes
+    loss_mask: bytes
+    generator_logprobs: bytes
+    advantage: float
+    old_logprobs: bytes | None
+    reference_logprobs: bytes | None
+
+    @classmethod
+    def of(cls, row: TrainRow) -> "Row":
+        """Pack a row."""
+        return cls(
+            pack_ids(row.token_ids),
+            pack_mask(row.loss_mask),
+            pack_logprobs(row.generator_logprobs),
+            row.advantage,
+            None if row.old_logprobs is None else pack_logprobs(row.old_logprobs),
+            None if row.reference_logprobs is None else pack_logprobs(row.reference_logprobs),
+        )
+
+    def unpacked(self) -> TrainRow:
+        """Return the row."""
+        return TrainRow(
+            token_ids=unpack_ids(self.token_ids),
+            loss_mask=unpack_mask(self.loss_mask),
+            generator_logprobs=unpack_logprobs(self.generator_logprobs),
+            advantage=self.advantage,
+            old_logprobs=None if self.old_logprobs is None else unpack_logprobs(self.old_logprobs),
+            reference_logprobs=None if self.reference_logprobs is None else unpack_logprobs(self.reference_logprobs),
+        )
+
+
+class Pass(msgspec.Struct, frozen=True, array_like=True):
+    """A Slot."""
+
+    row_indices: tuple[int, ...]
+    needs_backward: bool
+
+
+class Build(msgspec.Struct, frozen=True, tag=True):
+    """Load the model and become a core."""
+
+    config: bytes
+    """Of the run, as JSON."""
+    model_dir_or_id: str
+    total_steps: int
+    bucket_bytes: int
+    """Of weight_buckets.py."""
+
+
+class Accumulate(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.accumulate with this rank's rows."""
+
+    rows: list[Row]
+    plan: list[Pass]
+    totals: dict[str, float | int | None] | None
+    """Fields of StepTotals."""
+    per_token: list[int]
+
+
+class Score(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.score of this rank's rows."""
+
+    rows: list[Row]
+    plan: list[Pass]
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.step."""
+
+
+class Discard(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.discard."""
+
+
+class GatherBucket(msgspec.Struct, frozen=True, tag=True):
+    """Take part in gathering one bucket of weights."""
+
+    bucket: int
+
+
+class BeginSave(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.begin_save."""
+
+    directory: str
+
+
+class LoadState(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.load_state."""
+
+    directory: str
+
+
+class StillHere(msgspec.Struct, frozen=True, tag=True):
+    """Nothing to do. No answer."""
+
+
+class End(msgspec.Struct, frozen=True, tag=True):
+    """The run is over: exit with 0. No answer."""
+
+
+Command = Build | Accumulate | Score | Step | Discard | GatherBucket | BeginSave | LoadState | StillHere | End
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """It is done; ``arrays`` is what only this rank knows: for each row it was asked about, some float32 arrays."""
+
+    arrays: dict[int, list[bytes | None]] = {}
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """It failed, and this rank is as it was before."""
+
+    error: str
+    """Name of the exception class."""
+    message: str
+    row_indices: tuple[int, ...] = ()
+
+
+Answer = Done | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Command | Answer) -> bytes:
+    """Return the bytes of a command or an answer."""
+    return _encoder.encode(message)
+
+
+def decode_command(data: bytes) -> Command:
+    """Return what `encode` was given."""
+    return _command_decoder.decode(data)
+
+
+def decode_answer(data: bytes) -> Answer:
+    """Return what `encode` was given."""
+    return _answer_decoder.decode(data)
+
+
+def pack_plan(plan: RankPlan) -> list[Pass]:
+    """Return a plan for the wire."""
+    return [Pass(slot.row_indices, slot.needs_backward) for slot in plan]
+
+
+def unpack_plan(passes: Sequence[Pass]) -> RankPlan:
+    """Return the plan."""
+    return tuple(Slot(one.row_indices, one.needs_backward) for one in passes)
+
+
+def pack_arrays(arrays: Mapping[int, Sequence[Any]]) -> dict[int, list[bytes | None]]:
+    """Return float32 arrays for the wire, by row."""
+    return {
+        row: [None if array is None else np.asarray(array, dtype=LOGPROB_DTYPE).tobytes() for array in of_row]
+        for row, of_row in arrays.items()
+    }
+
+
+def unpack_arrays(packed: Mapping[int, Sequence[bytes | None]]) -> dict[int, list[Floats32 | None]]:
+    """Return the arrays, by row."""
+    return {
+        row: [None if data is None else np.frombuffer(data, dtype=LOGPROB_DTYPE) for data in of_row]
+        for row, of_row in packed.items()
+    }

@@ -1,0 +1,115 @@
+"""A training rank among several: told by torchrun's environment, led by rank 0.
+
+    rank 0        take_lead --> make_core --> LeadCore      the training loop drives it as it would a PolicyCore
+    rank 1, ...   follow_lead                               until the run is over
+
+With one rank there is no torchrun, no process group and no follower: `make_core` returns a PolicyCore.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from services.trainer.ranks.rank_words import leave_word
+from services.trainer.ranks.ranks import RankLostError
+from services.trainer.settings import TrainerSettings
+from shared.errors import HeadraceError, UserError
+from shared.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from services.trainer.policy.training_core import TrainingCore
+    from services.trainer.ranks.lead import Lead
+
+log = logging.getLogger(__name__)
+
+LAUNCHER_PID = "HEADRACE_LAUNCHER_PID"
+"""Environment variable by which a rank knows whom it must not outlive."""
+_PR_SET_PDEATHSIG = 1
+_ENDED, _CRASHED, _REFUSED = 0, 1, 2
+
+
+def is_one_of_several() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_follower() -> bool:
+    """Whether another process leads this one."""
+    return is_one_of_several() and os.environ["RANK"] != "0"
+
+
+def die_with_launcher() -> None:
+    """Have the kernel end this process when its launcher dies, even by kill -9: torchrun's children would live on."""
+    launcher = os.environ.get(LAUNCHER_PID)
+    if launcher is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != int(launcher):
+        os._exit(_CRASHED)  # it died before the line above could see it
+
+
+def take_lead(settings: TrainerSettings) -> "Lead":
+    """Enter the group as rank 0, when all others have.
+
+    Raises:
+        RankLostError: Not every rank came in time.
+        UserError: There are more ranks than GPUs.
+    """
+    from services.trainer.ranks.distributed_ranks import join_ranks
+    from services.trainer.ranks.lead import Lead
+
+    _limit_threads()
+    return Lead(join_ranks(timeout_s=settings.collective_timeout_s))
+
+
+def make_core(config: RunConfig, *, total_steps: int, lead: "Lead | None") -> "TrainingCore":
+    """Return the core that the training loop drives, over all ranks if there are several.
+
+    Raises:
+        UserError: The model cannot be used; says why.
+        RankLostError: A rank is gone.
+    """
+    if lead is not None:
+        from services.trainer.ranks.lead_core import LeadCore
+        from services.trainer.ranks.sharding import fetch
+
+        fetch(config.model, revision=config.model_revision)  # while the others wait for a command, and not for a rank
+        return LeadCore(config, model_dir_or_id=config.model, total_steps=total_steps, lead=lead)
+
+    import torch
+
+    from services.trainer.policy.policy_core import PolicyCore
+
+    _limit_threads()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return PolicyCore(config, model_dir_or_id=config.model, total_steps=total_steps, device=device)
+
+
+def follow_lead(settings: TrainerSettings) -> int:
+    """Be one of the other ranks; returns the exit status."""
+    from services.trainer.ranks.distributed_ranks import join_ranks
+    from services.trainer.ranks.follower import follow
+
+    _limit_threads()
+    try:
+        ranks = join_ranks(timeout_s=settings.collective_timeout_s)
+        follow(ranks)
+    except UserError as error:
+        log.error("%s", error)  # noqa: TRY400  the message is the whole story
+        leave_word(str(error), status=_REFUSED)
+        return _REFUSED
+    except (HeadraceError, OSError) as error:
+        log.error("%s", error)  # noqa: TRY400
+        leave_word(str(error), status=_CRASHED, is_loss=isinstance(error, RankLostError))
+        return _CRASHED
+    ranks.close()
+    return _ENDED
+
+
+def _limit_threads() -> None:
+    import torch
+
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))

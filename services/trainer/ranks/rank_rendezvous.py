@@ -1,0 +1,143 @@
+"""Where the torchrun agents of one run meet: a store on node 0, bound to one address of that machine.
+
+    node 0   TCPStore on endpoint <--+-- its ranks
+    node 1   ------------------------+-- its ranks
+
+torchrun's own rendezvous would listen on every interface, and give rank 0 to whichever machine sorts first; rank 0 must
+be where the run API started it, next to Redis and the run's directory.
+"""
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+from services.trainer.run_api.rank_command import split_endpoint
+from shared.errors import UserError
+
+c10d: Any = torch.distributed  # a binding to C++ without complete types
+
+BACKEND = "headrace"
+
+
+class BoundRendezvous(RendezvousHandler):
+    """A rendezvous of a fixed number of nodes that know their numbers.
+
+    Args:
+        host: Address on node 0.
+        port: There; node 0 of a run on one machine may say 0.
+        node_rank: Of this machine.
+        num_nodes: Machines.
+        run_id: Of the run.
+        timeout_s: Deadline of coming together.
+    """
+
+    def __init__(self, *, host: str, port: int, node_rank: int, num_nodes: int, run_id: str, timeout_s: float) -> None:
+        self._node_rank = node_rank
+        self._num_nodes = num_nodes
+        self._run_id = run_id
+        timeout = timedelta(seconds=timeout_s)
+        if node_rank == 0:
+            listener = _listen(host, port)
+            port = listener.getsockname()[1]
+            self.store: Any = c10d.TCPStore(
+                host,
+                port,
+                None,
+                is_master=True,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+        else:
+            self.store = c10d.TCPStore(host, port, None, is_master=False, timeout=timeout)
+        self._where = RendezvousStoreInfo(host, port)
+
+    @classmethod
+    def of(cls, parameters: RendezvousParameters) -> "BoundRendezvous":
+        """Make one of what torchrun hands on."""
+        host, port = split_endpoint(parameters.endpoint)
+        config: Any = parameters.config  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return cls(
+            host=host,
+            port=port,
+            node_rank=int(config["rank"]),
+            num_nodes=parameters.max_nodes,
+            run_id=parameters.run_id,
+            timeout_s=float(config["timeout"]),
+        )
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks use the same store, under other keys."""
+        return True
+
+    def get_backend(self) -> str:
+        """See RendezvousHandler."""
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """See RendezvousHandler. The agents wait for each other in the store."""
+        store = c10d.PrefixStore("agents", self.store)
+        return RendezvousInfo(store, self._node_rank, self._num_nodes, self._where)
+
+    def is_closed(self) -> bool:
+        """See RendezvousHandler."""
+        return False
+
+    def set_closed(self) -> None:
+        """See RendezvousHandler."""
+
+    def num_nodes_waiting(self) -> int:
+        """See RendezvousHandler. Nobody joins later: a lost rank ends the group, and all of it starts again."""
+        return 0
+
+    def get_run_id(self) -> str:
+        """See RendezvousHandler."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """See RendezvousHandler."""
+        return True
+
+
+_made: list[BoundRendezvous] = []
+
+
+def register() -> None:
+    """Make torchrun know this rendezvous by its name."""
+    rendezvous_handler_registry.register(BACKEND, _make)
+
+
+def newest_store() -> Any:
+    """Return the store of the rendezvous made last: torchrun keeps it to itself."""
+    return _made[-1].store
+
+
+def _make(parameters: RendezvousParameters) -> BoundRendezvous:
+    _made[:] = [BoundRendezvous.of(parameters)]
+    return _made[-1]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"the training ranks cannot meet at {host}:{port}: {error}. HEADRACE_RENDEZVOUS_ENDPOINT must be an "
+            "address of this machine, and the port free"
+        ) from error
+    listener.listen(512)
+    return listener

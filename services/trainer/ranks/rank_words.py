@@ -1,0 +1,84 @@
+"""What a training rank says before it ends, kept where its launcher and the other ranks read it.
+
+rank 1  -- "out of memory" --> store on node 0 --> rank 0, which only saw a connection close
+                                               --> launcher, which only saw an exit status
+"""
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Word:
+    """Why a rank ended."""
+
+    message: str
+    status: int
+    """Its exit status."""
+    is_loss: bool
+    """Whether it only lost the others: then one of them knows more."""
+    at_s: float
+
+
+def read_words(store: Any, *, num_ranks: int) -> dict[int, Word]:
+    """Return what each rank said, of those that said something; nothing if the store is gone."""
+    import torch.distributed
+
+    c10d: Any = torch.distributed
+    words: dict[int, Word] = {}
+    with suppress(RuntimeError, ValueError, TypeError):
+        kept = c10d.PrefixStore("words", store)
+        kept.set_timeout(timedelta(seconds=_TIMEOUT_S))
+        for rank in range(num_ranks):
+            if kept.check([str(rank)]):
+                words[rank] = Word(**json.loads(kept.get(str(rank))))
+    return words
+
+
+def leave_word(message: str, *, status: int, is_loss: bool = False) -> None:
+    """Say why this process ends; nothing happens where it is not one of several ranks."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    import torch.distributed
+
+    c10d: Any = torch.distributed
+    with suppress(RuntimeError):  # the store is gone, and with it everybody who would read this
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = c10d.TCPStore(address, port, None, is_master=False, timeout=timedelta(seconds=_TIMEOUT_S))
+        word = Word(message[:2000], status, is_loss, time.time())
+        c10d.PrefixStore("words", store).set(os.environ["RANK"], json.dumps(asdict(word)))
+
+
+class LastWords:
+    """Leaves word of an exception that nobody expected, and lets it go on."""
+
+    def __enter__(self) -> None:
+        """Nothing happens here."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Leave word, if there is an exception."""
+        if error is not None:
+            leave_word(f"{type(error).__name__}: {error}", status=1)
+
+
+def root_cause(words: dict[int, Word], killed: dict[int, int]) -> str:
+    """Return the sentence that explains best why a group of ranks ended; empty if nobody knows.
+
+    Args:
+        words: By rank.
+        killed: Signals by rank.
+    """
+    knowing = [(word.at_s, rank, word) for rank, word in words.items() if not word.is_loss]
+    if knowing:
+        _, rank, word = min(knowing, key=lambda found: found[:2])
+        return word.message if rank == 0 else f"training rank {rank}: {word.message}"
+    if killed:
+        return "; ".join(f"training rank {rank} was killed by signal {number}" for rank, number in killed.items())
+    return next((word.message for word in words.values()), "")

@@ -1,0 +1,98 @@
+"""Gathers the named weights of a sharded policy, a bucket at a time; of one with adapters, those alone.
+
+    bucket 0   embeddings                   -- full_tensor, on all ranks --> rank 0 hands it to the push, or to a file
+    bucket 1   layer 0, layer 1, ...        -- full_tensor, on all ranks -->
+    ...
+
+A bucket is gathered from its first collective to its last, synchronised, before anything of it is sent elsewhere: when
+collectives of two groups interleave on one device, each can wait for the other for ever. The buckets do not depend on
+each other, so one that is not asked for, or asked for twice, is nobody's problem.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from services.trainer.policy.lora import file_name, has_adapters
+from services.trainer.ranks.sharding import decoder_layers
+
+BUCKET_BYTES = 256 * 1024 * 1024
+
+
+class WeightBuckets:
+    """The weights of a transformers model under the names of checkpoints on the hub, in fixed order, tied ones once.
+
+    Args:
+        lm: The model; its parameters are DTensors.
+        dtype: Of the gathered weights.
+        bucket_bytes: Size after which a bucket is closed. A layer is never split: what transformers fused on loading,
+            such as the experts of a mixture, is taken apart within it.
+    """
+
+    def __init__(self, lm: Any, *, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self._lm = lm
+        self._dtype = dtype
+        self._buckets: list[list[str]] = []
+        size = bucket_bytes
+        for names in _together(lm):
+            if size >= bucket_bytes:
+                self._buckets.append([])
+                size = 0
+            self._buckets[-1].extend(names)
+            size += sum(self._described_own(name).nbytes for name in names)
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def described(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield names with tensors that have a shape and a dtype, and no content. Nothing is gathered."""
+        for names in self._buckets:
+            yield from self._hub({name: self._described_own(name) for name in names}).items()
+
+    @torch.no_grad()
+    def gather(self, bucket: int) -> dict[str, Tensor]:
+        """Return one bucket. Every rank calls this."""
+        whole: dict[str, Tensor] = {}
+        for name in self._buckets[bucket]:
+            own: Any = self._tensor(name).detach()
+            own = own.to(self._dtype) if own.is_floating_point() else own
+            whole[name] = own.full_tensor() if hasattr(own, "full_tensor") else own
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return self._hub(whole)
+
+    def _tensor(self, name: str) -> Tensor:
+        # Looked up anew: FSDP puts another object in this place while weights are gathered for a pass.
+        module, _, leaf = name.rpartition(".")
+        return cast(Tensor, getattr(self._lm.get_submodule(module), leaf))
+
+    def _described_own(self, name: str) -> Tensor:
+        tensor = self._tensor(name)
+        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        return torch.empty(tuple(tensor.shape), dtype=dtype, device="meta")
+
+    def _hub(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if has_adapters(self._lm):
+            return {name: tensor for own, tensor in tensors.items() if (name := file_name(own)) is not None}
+        from transformers import core_model_loading
+
+        renamed: Any = cast(Any, core_model_loading).revert_weight_conversion(self._lm, tensors)
+        return cast(dict[str, Tensor], renamed)
+
+
+def _together(lm: Any) -> list[list[str]]:
+    """Return the names of all parameters and persistent buffers, those of one decoder layer together."""
+    owner = re.compile("|".join(f"({re.escape(name)})\\." for name, _ in decoder_layers(lm)))
+    parameters = [name for name, _ in lm.named_parameters()]
+    tied = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
+    groups: dict[str, list[str]] = {}
+    kept = [*parameters, *(name for name in lm.state_dict() if name not in tied)]
+    if has_adapters(lm):
+        kept = [name for name in parameters if file_name(name) is not None]
+    for name in kept:
+        match = owner.match(name)
+        groups.setdefault(match[0] if match else name, []).append(name)
+    return list(groups.values())

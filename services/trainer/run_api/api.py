@@ -1,0 +1,70 @@
+"""The run API: one FastAPI application in front of the supervisor. It never imports torch.
+
+    POST /v1/runs --validate--> Redis --wake--> run_supervisor.py --starts--> training rank
+    GET  /v1/runs/...  <-- Redis and the run's directory
+
+It keeps nothing of its own: all it shows is in Redis or on disk, and a restarted API shows the same.
+"""
+
+import asyncio
+from typing import cast
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from services.trainer.run_api.problems import Problem, add_problem_handlers
+from services.trainer.run_api.run_data_routes import router as data_routes
+from services.trainer.run_api.run_routes import router as run_routes
+from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.settings import TrainerSettings
+from shared.errors import StateLostError, UnavailableError
+from shared.http_guard import App, HttpGuard
+from shared.redis_connection import TRANSIENT
+
+MAX_BODY_BYTES = 1024 * 1024
+_READY_TIMEOUT_S = 1.0
+
+
+def create_app(api: TrainerApi) -> FastAPI:
+    """Return the application, without the door that asks for keys."""
+    app = FastAPI(
+        title="headrace trainer",
+        version="1",
+        description="Submit GRPO runs, watch them, stop them. Errors are RFC 9457 problem+json.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.trainer = api
+    add_problem_handlers(app)
+    app.include_router(run_routes)
+    app.include_router(data_routes)
+    app.add_api_route("/livez", livez, include_in_schema=False)
+    app.add_api_route("/readyz", readyz, include_in_schema=False)
+    return app
+
+
+def guarded(app: FastAPI, settings: TrainerSettings) -> App:
+    """Return the application behind its door."""
+    keys = {"/": settings.api_key.get_secret_value()}
+    return HttpGuard(cast("App", app), keys=keys, max_body_bytes=MAX_BODY_BYTES)
+
+
+async def livez() -> JSONResponse:
+    """The event loop turns. Deliberately does not ask Redis: restarting this process would not mend that."""
+    return JSONResponse({"status": "alive"})
+
+
+async def readyz(request: Request) -> JSONResponse:
+    """Redis answers within a second and holds our functions, and nobody asked this process to stop."""
+    api = trainer_api(request)
+    if api.stopping.is_set():
+        raise Problem(503, "Not ready", "The trainer is shutting down.")
+    try:
+        async with asyncio.timeout(_READY_TIMEOUT_S):
+            libraries = await api.redis.function_list(library="headrace")
+    except (*TRANSIENT, TimeoutError, UnavailableError, StateLostError) as error:
+        raise Problem(503, "Not ready", "Redis does not answer.") from error
+    if not libraries:
+        raise Problem(503, "Not ready", "Redis was wiped: it lacks headrace's functions. Restart the services.")
+    return JSONResponse({"status": "ready"})

@@ -1,0 +1,84 @@
+"""Lists groups that were buried because nobody could work on them, and puts them back where they died."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from services.trainer.run_api.problems import Problem
+from services.trainer.run_api.stream_ids import parse_stream_id
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, call, patiently
+
+_PATIENCE_S = 10.0
+
+
+class DeadLetter(BaseModel):
+    """One buried group."""
+
+    entry: str
+    stream: str
+    group_id: str
+    reason: str
+    size_bytes: int
+
+
+class DeadLetters(BaseModel):
+    """A page of them, oldest first."""
+
+    dead_letters: list[DeadLetter]
+    next_after: str | None
+
+
+async def list_dead_letters(redis: Redis, run_id: str, *, after: str | None, limit: int) -> DeadLetters:
+    """Return up to ``limit`` dead letters after entry ``after``."""
+    start = "-" if after is None else f"({_entry(after)}"
+    raw: Any = await patiently(
+        lambda: redis.xrange(RunKeys(run_id).dead, min=start, count=limit + 1),
+        what="reading dead letters",
+        timeout_s=_PATIENCE_S,
+    )
+    letters = [
+        DeadLetter(
+            entry=entry.decode(),
+            stream=_text(fields, b"stream").rsplit(":", 1)[-1],
+            group_id=_text(fields, b"group_id"),
+            reason=_text(fields, b"reason"),
+            size_bytes=len(fields.get(b"payload", b"")),
+        )
+        for entry, fields in raw[:limit]
+    ]
+    return DeadLetters(dead_letters=letters, next_after=letters[-1].entry if len(raw) > limit else None)
+
+
+async def replay_dead_letter(redis: Redis, run_id: str, entry: str) -> None:
+    """Put one back into the stream it was buried from.
+
+    Raises:
+        Problem: 404, there is no such dead letter.
+    """
+    keys = RunKeys(run_id)
+    found: Any = await patiently(
+        lambda: redis.xrange(keys.dead, min=_entry(entry), max=_entry(entry), count=1),
+        what="reading a dead letter",
+        timeout_s=_PATIENCE_S,
+    )
+    stream = _text(found[0][1], b"stream") if found else ""
+    if stream not in (keys.prompts, keys.completions, keys.scored):
+        raise _gone()
+    if int(await call(redis, "headrace_replay", keys=(keys.dead, stream), args=(entry,))) == 0:
+        raise _gone()
+
+
+def _entry(text: str) -> str:
+    entry = parse_stream_id(text)
+    if entry is None:
+        raise _gone()
+    return entry
+
+
+def _gone() -> Problem:
+    return Problem(404, "No such dead letter", "It may have been replayed. GET the run's dead_letters.")
+
+
+def _text(fields: dict[bytes, bytes], name: bytes) -> str:
+    return fields.get(name, b"").decode(errors="replace")

@@ -1,0 +1,130 @@
+"""The events of a run as server-sent events.
+
+    id: 1763635200123-0        the Redis stream id; send it back as Last-Event-ID to go on from there
+    event: metrics             metrics, push, progress, status, log: the kind the training rank gave it
+    data: {"step": 12, ...}
+
+Ends with one ``status`` event with ``"final": true`` when the run has ended and everything was sent, or when the run is
+deleted; ends without it when this process shuts down, and the client comes back with Last-Event-ID. Nothing is
+buffered for a client: the next batch is read from Redis when the last one was taken.
+"""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from services.trainer.run_api.problems import Problem
+from services.trainer.run_api.stream_ids import parse_stream_id
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, patiently
+from shared.run_store import TERMINAL, RunStore
+
+FROM_THE_START = "0-0"
+_KIND = re.compile(r"[^a-z0-9_.-]")
+_BATCH = 200
+_POLL_S = 0.25
+_PATIENCE_S = 30.0
+
+
+def parse_event_id(text: str | None) -> str:
+    """Return the stream id to go on after.
+
+    Raises:
+        Problem: 400, because the id is none that this stream ever sent.
+    """
+    if not text:
+        return FROM_THE_START
+    event_id = parse_stream_id(text)
+    if event_id is None:
+        raise Problem(400, "Bad event id", "Last-Event-ID must be an id this stream has sent, like 1763635200123-0.")
+    return event_id
+
+
+class EventStreams:
+    """Event streams of all watchers of this process.
+
+    Args:
+        redis: Client of redis_connection.py.
+        store: Run records.
+        stopping: Ends every stream.
+        heartbeat_s: Longest silence.
+        max_streams: Watchers at a time.
+    """
+
+    def __init__(
+        self, redis: Redis, *, store: RunStore, stopping: asyncio.Event, heartbeat_s: float, max_streams: int
+    ) -> None:
+        self._redis = redis
+        self._store = store
+        self._stopping = stopping
+        self._heartbeat_s = heartbeat_s
+        self._max_streams = max_streams
+        self.num_streams = 0
+
+    def refuse_if_full(self) -> None:
+        """Raise a Problem if there are as many watchers as there may be."""
+        if self.num_streams >= self._max_streams:
+            raise Problem(
+                503,
+                "Too many watchers",
+                f"{self._max_streams} event streams are open. Close one, or raise HEADRACE_MAX_EVENT_STREAMS.",
+                headers={"Retry-After": "10"},
+            )
+
+    async def stream(self, run_id: str, *, after: str) -> AsyncIterator[bytes]:
+        """Yield the events of a run after stream id ``after``, as bytes of text/event-stream."""
+        self.num_streams += 1
+        try:
+            yield b"retry: 2000\n\n"
+            sent_at = time.monotonic()
+            while not self._stopping.is_set():
+                # The record is read before the events: what was written before the end is sent before the end.
+                record = await self._store.get(run_id)
+                entries = await self._read(run_id, after=after)
+                for entry_id, fields in entries:
+                    after = entry_id.decode()
+                    yield _event(_text(fields, b"kind"), _text(fields, b"data"), event_id=after)
+                if entries:
+                    sent_at = time.monotonic()
+                elif record is None or record.status in TERMINAL:
+                    status, reason = ("deleted", "") if record is None else (record.status, record.reason)
+                    final = {"run_id": run_id, "status": status, "reason": reason, "final": True}
+                    yield _event("status", json.dumps(final))
+                    return
+                elif await self._nothing_new():
+                    return
+                elif time.monotonic() - sent_at >= self._heartbeat_s:
+                    yield b": still here\n\n"
+                    sent_at = time.monotonic()
+        finally:
+            self.num_streams -= 1
+
+    async def _read(self, run_id: str, *, after: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        reply: Any = await patiently(
+            lambda: self._redis.xrange(RunKeys(run_id).events, min=f"({after}", count=_BATCH),
+            what=f"reading events of {run_id}",
+            timeout_s=_PATIENCE_S,
+        )
+        return list(reply)
+
+    async def _nothing_new(self) -> bool:
+        """Wait a moment. Returns whether this process is stopping."""
+        try:
+            async with asyncio.timeout(_POLL_S):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _event(kind: str, data: str, *, event_id: str | None = None) -> bytes:
+    lines: Iterable[str] = data.splitlines() or [""]
+    head = (f"id: {event_id}\n" if event_id else "") + f"event: {_KIND.sub('', kind) or 'message'}\n"
+    return (head + "".join(f"data: {line}\n" for line in lines) + "\n").encode(errors="replace")
+
+
+def _text(fields: dict[bytes, bytes], name: bytes) -> str:
+    return fields.get(name, b"").decode(errors="replace")

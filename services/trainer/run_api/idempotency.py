@@ -1,0 +1,104 @@
+"""Makes a submit that is sent twice lead to one run.
+
+    Idempotency-Key, first time        -> claimed, with the run id it will lead to
+                     same body again   -> the answer of the first time
+                     other body        -> 422
+                     still in flight   -> 409
+
+The run id is chosen when the key is claimed: should this process die half-way, the retry carries on with the same id
+and cannot make a second run. Kept for a day.
+"""
+
+import hashlib
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.trainer.run_api.problems import Problem
+from shared.keys import SUBMIT
+from shared.redis_connection import Redis, patiently
+
+_KEPT_S = 24 * 3600
+_ABANDONED_AFTER_S = 180.0
+"""A claim this old belongs to a process that died; longer than all deadlines of a submit together."""
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_PATIENCE_S = 10.0
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    body_sha256: str
+    run_id: str
+    claimed_at_s: float
+    answer: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a key stands for: the run it leads to and, if there is one, the answer to give again."""
+
+    key: str
+    body_sha256: str
+    run_id: str
+    answer: dict[str, Any] | None
+
+
+class IdempotencyKeys:
+    """The keys of submits seen in the last day."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def claim(self, key: str, *, body: bytes, run_id: str) -> Ticket:
+        """Claim ``key`` for a new run ``run_id``, or find what it led to.
+
+        Raises:
+            Problem: 400 for an unusable key, 409 while the first request is being answered, 422 for another body.
+        """
+        if not _KEY.fullmatch(key):
+            raise Problem(400, "Bad idempotency key", "Idempotency-Key must be 1 to 255 printable ASCII characters.")
+        name = f"{SUBMIT}:{hashlib.sha256(key.encode()).hexdigest()}"
+        claim = _Claim(body_sha256=hashlib.sha256(body).hexdigest(), run_id=run_id, claimed_at_s=time.time())
+        ticket = Ticket(key=name, body_sha256=claim.body_sha256, run_id=run_id, answer=None)
+        # Asked again after a lost reply this finds our own claim, which has our run id.
+        if await patiently(
+            lambda: self._redis.set(name, msgspec.json.encode(claim), nx=True, ex=_KEPT_S),
+            what="claiming the Idempotency-Key",
+            timeout_s=_PATIENCE_S,
+        ):
+            return ticket
+        raw = await patiently(lambda: self._redis.get(name), what="reading the Idempotency-Key", timeout_s=_PATIENCE_S)
+        if raw is None:
+            return await self.claim(key, body=body, run_id=run_id)
+        found = msgspec.json.decode(raw, type=_Claim)
+        if found.body_sha256 != claim.body_sha256:
+            raise Problem(
+                422,
+                "Idempotency key reused",
+                "This Idempotency-Key came with another body before. Send a new key with a new run.",
+            )
+        is_ours = found.run_id == run_id
+        is_abandoned = claim.claimed_at_s - found.claimed_at_s > _ABANDONED_AFTER_S
+        if found.answer is None and not is_ours and not is_abandoned:
+            raise Problem(
+                409,
+                "Request in flight",
+                "The first request with this Idempotency-Key is still being answered. Send it again in a few seconds.",
+                headers={"Retry-After": "2"},
+            )
+        return Ticket(key=name, body_sha256=found.body_sha256, run_id=found.run_id, answer=found.answer)
+
+    async def keep(self, ticket: Ticket, answer: dict[str, Any]) -> None:
+        """Remember the answer."""
+        claim = _Claim(body_sha256=ticket.body_sha256, run_id=ticket.run_id, claimed_at_s=time.time(), answer=answer)
+        await patiently(
+            lambda: self._redis.set(ticket.key, msgspec.json.encode(claim), ex=_KEPT_S),
+            what="keeping the answer",
+            timeout_s=_PATIENCE_S,
+        )
+
+    async def release(self, ticket: Ticket) -> None:
+        """Forget the key: nothing came of the request, and a corrected one may use it."""
+        await patiently(lambda: self._redis.delete(ticket.key), what="releasing the key", timeout_s=_PATIENCE_S)

@@ -1,0 +1,75 @@
+"""How many training ranks a run gets on this machine, and the command that starts them. Never imports torch.
+
+one rank           python -m services.trainer.rank RUN_ID
+several            python -m services.trainer.ranks.rank_launcher --nproc-per-node N ... RUN_ID -- that same command
+"""
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.trainer.settings import TrainerSettings
+from shared.errors import UserError
+from shared.run_config import RunConfig
+
+_GPU = re.compile(r"nvidia\d+")
+
+
+def rank_command(run_id: str, config: RunConfig, settings: TrainerSettings) -> list[str]:
+    """Return the command that starts the run's training ranks on this machine, the first of them.
+
+    Raises:
+        UserError: The run wants several machines, and nothing says where they meet.
+    """
+    num_ranks = ranks_per_node(config, settings.rank_environment())
+    if num_ranks == 1 and config.nnodes == 1:
+        return [*settings.rank_command, run_id]
+    command = [sys.executable, "-m", "services.trainer.ranks.rank_launcher", "--nproc-per-node", str(num_ranks)]
+    if config.nnodes > 1:
+        if not settings.rendezvous_endpoint:
+            raise UserError(
+                f"nnodes={config.nnodes}, but HEADRACE_RENDEZVOUS_ENDPOINT is not set: say at which HOST:PORT of this "
+                "machine the training ranks of the other machines find this one's",
+                field="nnodes",
+            )
+        try:
+            split_endpoint(settings.rendezvous_endpoint)
+        except ValueError as error:
+            raise UserError(f"HEADRACE_RENDEZVOUS_ENDPOINT: {error}", field="nnodes") from error
+        command += ["--nnodes", str(config.nnodes), "--endpoint", settings.rendezvous_endpoint]
+    return [*command, run_id, "--", *settings.rank_command]
+
+
+def ranks_per_node(config: RunConfig, environment: Mapping[str, str]) -> int:
+    """Return how many ranks each machine has: as many as the run says, or one a GPU, or one."""
+    if config.nproc_per_node != "auto":
+        return config.nproc_per_node
+    if config.load_in_4bit:
+        return 1  # a base in 4 bits is not sharded
+    return max(1, num_gpus(environment))
+
+
+def num_gpus(environment: Mapping[str, str], *, devices: Path = Path("/dev")) -> int:
+    """Return how many GPUs a process with this environment sees, without asking the driver."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return sum(1 for device in devices.iterdir() if _GPU.fullmatch(device.name))
+    count = 0
+    for name in visible.split(","):
+        if name.strip() in ("", "-1"):
+            break  # CUDA sees the devices before the first that is none
+        count += 1
+    return count
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Return the host and the port of HOST:PORT, or of [HOST]:PORT.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    host, _, port = endpoint.rpartition(":")
+    if not host:
+        raise ValueError(f"{endpoint!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)

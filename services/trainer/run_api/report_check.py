@@ -1,0 +1,25 @@
+"""Whether the libraries of the trackers that a run names are installed, found out without importing any."""
+
+import importlib.util
+from collections.abc import Sequence
+
+
+def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what is wrong as pairs of a field and a sentence."""
+    missing = [name for name in report_to if not is_installed(name)]
+    if not missing:
+        return []
+    return [
+        (
+            "report_to",
+            f"{' and '.join(missing)} cannot be reported to: not installed where the trainer runs. Install with "
+            '`pip install "headrace[report]"` there, or leave it out',
+        )
+    ]
+
+
+def is_installed(name: str) -> bool:
+    """Whether ``import name`` would find a library."""
+    spec = importlib.util.find_spec(name)
+    # A plain folder of that name, such as the `wandb` that wandb leaves behind, can be imported too; it has no file.
+    return spec is not None and spec.origin is not None

@@ -1,0 +1,139 @@
+"""Routes that show what a run produces: metrics, events, rollouts, dead letters."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from services.trainer.run_api.dead_letters import DeadLetters, list_dead_letters, replay_dead_letter
+from services.trainer.run_api.event_stream import parse_event_id
+from services.trainer.run_api.problems import Problem, documented
+from services.trainer.run_api.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
+from services.trainer.run_api.run_routes import existing_run
+from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from shared.run_store import TERMINAL
+
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["run data"])
+
+Api = Annotated[TrainerApi, Depends(trainer_api)]
+
+
+class Metrics(BaseModel):
+    """One object a step, under TRL's metric names."""
+
+    metrics: list[dict[str, Any]]
+    next_after_step: int | None = Field(description="Send it back as after_step for the next page; null on the last")
+
+
+class RunEvaluations(BaseModel):
+    """One object an evaluation, under TRL's metric names with ``eval_`` in front."""
+
+    evaluations: list[dict[str, Any]]
+    next_after_step: int | None = Field(description="Send it back as after_step for the next page; null on the last")
+
+
+class Rollouts(BaseModel):
+    """Rollouts trained in one optimizer step: prompt, completion, rewards, advantage, policy versions."""
+
+    step: int | None = Field(description="The optimizer step; null if nothing was written down yet")
+    newest_step: int | None
+    rollouts: list[dict[str, Any]]
+    next_offset: int | None
+
+
+@router.get("/metrics", response_model=Metrics, responses=documented(404, 422))
+async def get_metrics(
+    run_id: str,
+    api: Api,
+    after_step: Annotated[int, Query(ge=-1)] = -1,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> Metrics:
+    """Show the metrics of optimizer steps above ``after_step``, oldest first."""
+    run_dir = Path((await existing_run(api, run_id)).run_dir)
+    found, has_more = await asyncio.to_thread(read_metrics, run_dir, after_step=after_step, limit=limit)
+    return Metrics(metrics=found, next_after_step=int(found[-1]["step"]) if has_more else None)
+
+
+@router.get("/evaluations", response_model=RunEvaluations, responses=documented(404, 422))
+async def get_evaluations(
+    run_id: str,
+    api: Api,
+    after_step: Annotated[int, Query(ge=-1)] = -1,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> RunEvaluations:
+    """Show the evaluations that began above ``after_step``, oldest first."""
+    run_dir = Path((await existing_run(api, run_id)).run_dir)
+    found, has_more = await asyncio.to_thread(read_evaluations, run_dir, after_step=after_step, limit=limit)
+    return RunEvaluations(evaluations=found, next_after_step=int(found[-1]["step"]) if has_more else None)
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses=documented(400, 404) | {200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"}},
+)
+async def get_events(
+    run_id: str,
+    api: Api,
+    last_event_id: Annotated[str | None, Header(description="Go on after this event")] = None,
+    after: Annotated[str | None, Query(max_length=64, description="The same, for clients without headers")] = None,
+) -> Response:
+    """Stream the run's events from its beginning, or from where a watcher left off, until the run ends."""
+    start = parse_event_id(last_event_id or after)
+    await existing_run(api, run_id)
+    api.streams.refuse_if_full()
+    return StreamingResponse(
+        api.streams.stream(run_id, after=start),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+@router.get("/rollouts", response_model=Rollouts, responses=documented(404, 422))
+async def get_rollouts(
+    run_id: str,
+    api: Api,
+    step: Annotated[int | None, Query(ge=0, le=10**9, description="Optimizer step; the newest if left out")] = None,
+    offset: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> Rollouts:
+    """Show what the model wrote, and what it got for it."""
+    run_dir = Path((await existing_run(api, run_id)).run_dir)
+    steps = await asyncio.to_thread(rollout_steps, run_dir)
+    newest = steps[-1] if steps else None
+    if step is None:
+        step = newest
+    elif step not in steps:
+        there = f"There are those of {len(steps)} steps, {steps[0]} to {steps[-1]}." if steps else "There are none yet."
+        raise Problem(404, "No such step", f"No rollouts of step {step} were written down. {there}", run_id=run_id)
+    if step is None:
+        return Rollouts(step=None, newest_step=None, rollouts=[], next_offset=None)
+    found, has_more = await asyncio.to_thread(read_rollouts, run_dir, step=step, offset=offset, limit=limit)
+    return Rollouts(
+        step=step, newest_step=newest, rollouts=found, next_offset=offset + len(found) if has_more else None
+    )
+
+
+@router.get("/dead_letters", response_model=DeadLetters, responses=documented(404, 422))
+async def get_dead_letters(
+    run_id: str,
+    api: Api,
+    after: Annotated[str | None, Query(max_length=64, description="next_after of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> DeadLetters:
+    """List prompt groups that were buried, with the reason."""
+    await existing_run(api, run_id)
+    return await list_dead_letters(api.redis, run_id, after=after, limit=limit)
+
+
+@router.post("/dead_letters/{entry}/replay", status_code=202, response_model=None, responses=documented(404, 409))
+async def replay(run_id: str, entry: str, api: Api) -> dict[str, str]:
+    """Put a buried group back into the stream it was buried from, once what killed it is mended."""
+    record = await existing_run(api, run_id)
+    if record.status in TERMINAL:
+        raise Problem(409, "Run ended", f"The run is {record.status}; nobody would work on the group.", run_id=run_id)
+    await replay_dead_letter(api.redis, run_id, entry)
+    return {"run_id": run_id, "entry": entry, "status": "replayed"}

@@ -1,0 +1,213 @@
+"""Routes that submit, show, stop and delete runs."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import os
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from services.trainer.run_api.idempotency import Ticket
+from services.trainer.run_api.problems import Problem, documented, no_such_run
+from services.trainer.run_api.run_validation import ValidRun
+from services.trainer.run_api.run_view import RunDetail, RunSummary, detail, look_around, summary
+from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from shared.json_body import decode_json, require_json
+from shared.keys import RUNS
+from shared.redis_connection import patiently
+from shared.run_config import RunConfig
+from shared.run_store import TERMINAL, RunRecord
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+Api = Annotated[TrainerApi, Depends(trainer_api)]
+
+
+class SubmittedRun(BaseModel):
+    """Answer to a submit, or to a dry run of one."""
+
+    valid: bool = True
+    warnings: list[str] = Field(description="What may surprise; nothing that keeps the run from starting")
+    derived: dict[str, Any] = Field(description="What the settings amount to: steps, prompt groups, completions")
+    run: RunSummary | None = Field(default=None, description="The run; null in a dry run")
+
+
+class RunList(BaseModel):
+    """A page of runs, newest first."""
+
+    runs: list[RunSummary]
+    next_cursor: str | None = Field(description="Send it back as cursor for the next page; null on the last")
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=SubmittedRun,
+    responses=documented(400, 408, 409, 415, 422) | {200: {"model": SubmittedRun, "description": "A dry run"}},
+    openapi_extra={
+        "requestBody": {"required": True, "content": {"application/json": {"schema": RunConfig.model_json_schema()}}}
+    },
+)
+async def submit_run(
+    request: Request,
+    api: Api,
+    dry_run: Annotated[bool, Query(description="Validate, and start nothing")] = False,
+    idempotency_key: Annotated[str | None, Header(description="Makes sending the same run twice harmless")] = None,
+) -> Response:
+    """Validate a run and queue it. Everything that can be known to be wrong is said now, in one answer."""
+    body = await _body(request, timeout_s=api.settings.request_body_timeout_s)
+    raw = decode_json(body)
+    if dry_run:
+        valid = await api.validator.validate(raw)
+        return JSONResponse(SubmittedRun(warnings=valid.warnings, derived=valid.derived).model_dump())
+    if idempotency_key is None:
+        return _accepted(await _submit(api, raw, run_id=_new_run_id()))
+    ticket = await api.idempotency.claim(idempotency_key, body=body, run_id=_new_run_id())
+    return _accepted(ticket.answer if ticket.answer is not None else await _submit_once(api, raw, ticket))
+
+
+async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, Any]:
+    """Submit under a claimed Idempotency-Key; a refused run gives the key back."""
+    try:
+        answer = await _submit(api, raw, run_id=ticket.run_id)
+    except Problem:
+        await api.idempotency.release(ticket)
+        raise
+    await api.idempotency.keep(ticket, answer)
+    return answer
+
+
+async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
+    valid = await api.validator.validate(raw)
+    # A run that is there already was made by a process that died before it could answer.
+    record = await api.store.get(run_id) or await _create(api, valid, run_id)
+    api.supervisor.wake()
+    answer = SubmittedRun(warnings=valid.warnings, derived=valid.derived, run=summary(record))
+    return answer.model_dump()
+
+
+async def _create(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
+    run_dir = api.settings.runs_dir / run_id
+    try:
+        await asyncio.to_thread(_write_config, run_dir, valid.config)
+    except OSError as error:
+        raise Problem(
+            503,
+            "Storage unavailable",
+            f"The run's directory could not be made in {api.settings.runs_dir}: {error.strerror}. Make room or mend "
+            "permissions there, or set HEADRACE_RUNS_DIR.",
+        ) from error
+    return await api.store.create(run_id, valid.config, run_dir=str(run_dir))
+
+
+@router.get("", response_model=RunList, responses=documented(400, 422))
+async def list_runs(
+    api: Api,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=200, description="next_cursor of the page before")] = None,
+) -> RunList:
+    """List runs, newest first."""
+    pairs = await patiently(lambda: api.redis.zrange(RUNS, 0, -1, withscores=True), what="listing runs", timeout_s=10.0)
+    newest_first = sorted(((score, name.decode()) for name, score in pairs), reverse=True)
+    if cursor is not None:
+        below = _parse_cursor(cursor)
+        newest_first = [pair for pair in newest_first if pair < below]
+    page = newest_first[:limit]
+    records = [await api.store.get(run_id) for _, run_id in page]
+    return RunList(
+        runs=[summary(record) for record in records if record is not None],
+        next_cursor=_cursor(*page[-1]) if len(newest_first) > limit else None,
+    )
+
+
+@router.get("/{run_id}", response_model=RunDetail, responses=documented(404))
+async def get_run(run_id: str, api: Api) -> RunDetail:
+    """Show one run: where it stands, and why it is waiting."""
+    return await _detail(api, await existing_run(api, run_id))
+
+
+@router.post("/{run_id}/stop", status_code=202, response_model=RunDetail, responses=documented(404))
+async def stop_run(run_id: str, api: Api) -> RunDetail:
+    """Ask a run to stop after its current step, with a checkpoint and a final model. Asking again changes nothing."""
+    await existing_run(api, run_id)
+    await api.supervisor.stop_run(run_id)
+    return await _detail(api, await existing_run(api, run_id))
+
+
+@router.delete("/{run_id}", status_code=204, responses=documented(404, 409))
+async def delete_run(run_id: str, api: Api) -> Response:
+    """Forget a run that has ended. Its directory, with checkpoints and model, stays."""
+    record = await existing_run(api, run_id)
+    if record.status not in TERMINAL:
+        raise Problem(
+            409,
+            "Run not ended",
+            f"The run is {record.status}. POST /v1/runs/{run_id}/stop first, and delete it when it has stopped.",
+            run_id=run_id,
+        )
+    await api.store.delete(run_id)
+    return Response(status_code=204)
+
+
+async def existing_run(api: TrainerApi, run_id: str) -> RunRecord:
+    """Return the run's record, or raise the 404."""
+    record = await api.store.get(run_id) if is_run_id(run_id) else None
+    if record is None:
+        raise no_such_run(run_id if is_run_id(run_id) else "")
+    return record
+
+
+def is_run_id(text: str) -> bool:
+    """Whether ``text`` could name a run; anything else never reaches Redis."""
+    return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+
+
+async def _detail(api: TrainerApi, record: RunRecord) -> RunDetail:
+    around = await look_around(api.redis, record, current_run=await api.store.current_run())
+    note = api.supervisor.note(record.run_id)
+    return detail(record, around, note=note, stale_after_s=api.settings.progress_is_stale_after_s)
+
+
+def _accepted(answer: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(answer, status_code=202, headers={"Location": f"/v1/runs/{answer['run']['run_id']}"})
+
+
+async def _body(request: Request, *, timeout_s: float) -> bytes:
+    require_json(request.headers.get("content-type", ""))
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request.body()
+    except TimeoutError as error:
+        raise Problem(408, "Body too slow", f"The body did not arrive within {timeout_s:g} s.") from error
+
+
+def _new_run_id() -> str:
+    """Return 128 random bits, readable aloud and safe in URLs, paths and Redis hash tags."""
+    return "run-" + base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+
+
+def _write_config(run_dir: Path, config: RunConfig) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    text = msgspec.json.format(msgspec.json.encode(config.model_dump(mode="json")), indent=2)
+    aside = run_dir / f"config.{hashlib.sha256(text).hexdigest()[:8]}.tmp"
+    aside.write_bytes(text + b"\n")
+    os.replace(aside, run_dir / "config.json")
+
+
+def _cursor(created_at_s: float, run_id: str) -> str:
+    return base64.urlsafe_b64encode(f"{created_at_s!r} {run_id}".encode()).decode()
+
+
+def _parse_cursor(cursor: str) -> tuple[float, str]:
+    try:
+        created_at_s, _, run_id = base64.urlsafe_b64decode(cursor).decode().partition(" ")
+        return float(created_at_s), run_id
+    except (ValueError, binascii.Error) as error:
+        raise Problem(400, "Bad cursor", "cursor must be the next_cursor of an earlier page.") from error

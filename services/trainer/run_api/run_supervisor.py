@@ -1,0 +1,277 @@
+"""Gives the generator fleet to one run at a time, and keeps that run's training rank alive.
+
+    queued --oldest first--> running --rank exits 0, having written how it ended--> the next one
+                               |  ^
+                       crash   |  |  again, after 0.5 s .. 10 s
+                               +--+
+                               |      crashed too often without a new step: failed, with the rank's last line
+                               |      exit 2 (the user can fix it): failed, with the reason the rank wrote
+                               |      exit 3 (fenced): left alone, a newer trainer has it
+
+What is true is in Redis: a run found ``running`` at start gets its rank again, which resumes from the checkpoint. When
+this process is asked to stop, the rank is too, and its run stays ``running`` for the next start.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from services.trainer.run_api.first_of import first_of
+from services.trainer.run_api.rank_command import rank_command
+from services.trainer.run_api.rank_process import RankProcess, last_line
+from services.trainer.settings import TrainerSettings
+from shared.errors import UserError
+from shared.run_config import parse_run_config
+from shared.run_store import TERMINAL, RunRecord, RunStore
+
+log = logging.getLogger(__name__)
+
+FINISHED, USER_ERROR, FENCED = 0, 2, 3
+"""Exit statuses of a rank; every other one is a crash."""
+_IDLE_S = 5.0
+"""How often to look for runs that nobody told this process about."""
+
+
+@dataclass
+class Restarts:
+    """Counts crashes since a run last made progress, and says how long to wait before the next start.
+
+    Args:
+        max_without_progress: Restarts allowed without a new step.
+        first_backoff_s: Pause before the first restart; doubles.
+        last_backoff_s: Longest pause.
+    """
+
+    max_without_progress: int
+    first_backoff_s: float
+    last_backoff_s: float
+    best_step: int = 0
+    without_progress: int = 0
+    total: int = 0
+
+    def next_backoff_s(self, step: int) -> float | None:
+        """Return the pause after a crash at ``step``, or None when it is time to give up.
+
+        Only a step never reached before is progress: a run that falls back to its checkpoint and dies at the same
+        place again makes none.
+        """
+        if step > self.best_step:
+            self.best_step, self.without_progress = step, 0
+        self.without_progress += 1
+        if self.without_progress > self.max_without_progress:
+            return None
+        self.total += 1
+        return min(self.first_backoff_s * 2.0 ** (self.without_progress - 1), self.last_backoff_s)
+
+
+class RunSupervisor:
+    """The loop that starts, watches and restarts training ranks.
+
+    Args:
+        store: Run records.
+        settings: Rank command, grace periods, restarts.
+        stopping: Set when this process shall end.
+    """
+
+    def __init__(self, store: RunStore, *, settings: TrainerSettings, stopping: asyncio.Event) -> None:
+        self._store = store
+        self._settings = settings
+        self._stopping = stopping
+        self._news = asyncio.Event()
+        self._changing = asyncio.Lock()
+        self._notes: dict[str, str] = {}
+        self._fenced: set[str] = set()
+        self.num_restarts = 0
+        self.rank: RankProcess | None = None
+
+    def wake(self) -> None:
+        """Look at the runs now: one was submitted, or asked to stop."""
+        self._news.set()
+
+    def note(self, run_id: str) -> str:
+        """Return what this supervisor waits for on behalf of the run, or nothing."""
+        return self._notes.get(run_id, "")
+
+    async def stop_run(self, run_id: str) -> None:
+        """Ask a run to stop. A queued one is stopped at once; asking twice changes nothing."""
+        async with self._changing:
+            record = await self._store.get(run_id)
+            if record is None or record.status in TERMINAL:
+                return
+            await self._store.ask_to_stop(run_id)
+            if record.status == "queued":
+                await self._store.set_status(run_id, "stopped", reason="stopped before it started")
+        self.wake()
+
+    async def supervise(self) -> None:
+        """Serve one run after the other until asked to stop.
+
+        Raises:
+            UnavailableError: Redis is away for good; the rank is killed, its run stays as it is.
+        """
+        try:
+            while not self._stopping.is_set():
+                record = await self._next_run()
+                if record is None:
+                    await self._pause(_IDLE_S)
+                else:
+                    await self._serve(record)
+        finally:
+            if self.rank is not None:
+                self.rank.kill()
+
+    async def _next_run(self) -> RunRecord | None:
+        """Return the run the fleet is given to, having written so, or None."""
+        async with self._changing:
+            active = await self._store.active()
+            current = next((record for record in active if record.status == "running"), None)
+            for record in [] if current else active:
+                if record.desired == "stop":
+                    await self._store.set_status(record.run_id, "stopped", reason="stopped before it started")
+                else:
+                    current = record
+                    break
+            if await self._store.current_run() != (current.run_id if current else None):
+                await self._store.set_current_run(current.run_id if current else None)
+            if current is not None and current.status == "queued":
+                await self._store.set_status(current.run_id, "running")
+            return current
+
+    async def _serve(self, record: RunRecord) -> None:
+        """Keep the rank of one run alive until the run ends, vanishes, or this process is asked to stop."""
+        run_id = record.run_id
+        if run_id in self._fenced:
+            await self._pause(self._settings.supervise_every_s)
+            return
+        settings = self._settings
+        restarts = Restarts(
+            max_without_progress=settings.max_restarts_without_progress,
+            first_backoff_s=settings.first_backoff_s,
+            last_backoff_s=settings.last_backoff_s,
+            best_step=record.progress.step,
+        )
+        try:
+            while not self._stopping.is_set():
+                status = await self._run_rank(record)
+                if self._stopping.is_set() or not await self._start_again(record, status, restarts):
+                    return
+        except UserError as error:
+            await self._end(run_id, "failed", str(error))
+        finally:
+            self._notes.pop(run_id, None)
+
+    async def _run_rank(self, record: RunRecord) -> int:
+        """Start the rank and watch it to its end. Returns its exit status."""
+        rank = await RankProcess.start(
+            rank_command(record.run_id, parse_run_config(record.config), self._settings),
+            log=rank_log(record),
+            environment=self._settings.rank_environment(),
+            cpus=self._settings.rank_cpus,
+        )
+        self.rank = rank
+        log.info("run %s: training rank started, pid %d, log %s", record.run_id, rank.pid, rank_log(record))
+        try:
+            return await self._watch(record.run_id, rank)
+        finally:
+            rank.kill()
+            self.rank = None
+
+    async def _watch(self, run_id: str, rank: RankProcess) -> int:
+        """Return the exit status of a rank, which may not outlive its run for long."""
+        started_at_s, overdue_s = time.time(), 0.0
+        while not self._stopping.is_set():
+            status = await self._exit_or_stopping(rank)
+            if status is not None:
+                return status
+            record = await self._store.get(run_id)
+            if record is not None and record.progress.updated_at_s > started_at_s:
+                self._notes.pop(run_id, None)  # it is heard of again
+            overdue_s += self._settings.supervise_every_s if record is None or record.status in TERMINAL else 0.0
+            if overdue_s > self._settings.rank_exit_grace_s:
+                log.error("run %s is over, but its training rank %d does not exit: killed", run_id, rank.pid)
+                break
+        return await rank.stop(grace_s=self._settings.rank_stop_grace_s)
+
+    async def _exit_or_stopping(self, rank: RankProcess) -> int | None:
+        await first_of(rank.wait(), self._stopping.wait(), timeout_s=self._settings.supervise_every_s)
+        return await rank.wait() if rank.has_ended else None
+
+    async def _start_again(self, record: RunRecord, status: int, restarts: Restarts) -> bool:
+        """Judge how the rank ended. Returns whether to start it again, after having waited."""
+        run_id = record.run_id
+        now = await self._store.get(run_id)
+        if now is None:
+            log.error("run %s is no longer in Redis; its directory %s is all that is left", run_id, record.run_dir)
+            return False
+        if now.status in TERMINAL:
+            log.info("run %s %s %s", run_id, now.status, now.reason)
+            return False
+        if status == FENCED:
+            log.warning("run %s: a newer trainer has taken it over; its rank is not started again here", run_id)
+            self._fenced.add(run_id)
+            return False
+        if now.desired == "stop":
+            await self._end(run_id, "stopped", _stopped_without_rank(record, status))
+            return False
+        said = last_line(rank_log(record))
+        if status == USER_ERROR:
+            await self._end(run_id, "failed", said or f"its training rank gave no reason; see {rank_log(record)}")
+            return False
+        backoff_s = restarts.next_backoff_s(now.progress.step)
+        if backoff_s is None:
+            reason = (
+                f"the training rank {_how(status)} {restarts.without_progress} times without completing a step. "
+                f"It last said: {said or 'nothing'}. All it said is in {rank_log(record)}"
+            )
+            await self._end(run_id, "failed", reason)
+            return False
+        self.num_restarts += 1
+        log.warning("run %s: training rank %s, starting it again in %.1f s", run_id, _how(status), backoff_s)
+        self._notes[run_id] = (
+            f"its training rank, which {_how(status)} and is being started again; it last said: {said or 'nothing'}"
+        )
+        if await self._pause_unless_asked_to_stop(run_id, backoff_s):
+            await self._end(run_id, "stopped", _stopped_without_rank(record, status))
+            return False
+        return True
+
+    async def _pause_unless_asked_to_stop(self, run_id: str, pause_s: float) -> bool:
+        """Wait for ``pause_s``, for the end of this process, or for somebody to ask for a stop; return whether so."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + pause_s
+        while (left_s := deadline - loop.time()) > 0 and not self._stopping.is_set():
+            await self._pause(left_s)
+            record = await self._store.get(run_id)
+            if record is not None and record.desired == "stop":
+                return True
+        return False
+
+    async def _end(self, run_id: str, status: Literal["stopped", "failed"], reason: str) -> None:
+        log.info("run %s %s: %s", run_id, status, reason)
+        await self._store.set_status(run_id, status, reason=reason)
+
+    async def _pause(self, timeout_s: float) -> None:
+        """Wait for news, for the end, or for ``timeout_s``."""
+        await first_of(self._news.wait(), self._stopping.wait(), timeout_s=timeout_s)
+        self._news.clear()
+
+
+def rank_log(record: RunRecord) -> Path:
+    """Return where the rank's output goes."""
+    return Path(record.run_dir) / "rank.log"
+
+
+def _how(status: int) -> str:
+    """Return how the rank ended, to stand after 'the training rank'."""
+    if status < 0:
+        return f"was killed by signal {-status}"
+    if status == FINISHED:
+        return "exited without finishing the run"
+    return f"crashed with exit status {status}"
+
+
+def _stopped_without_rank(record: RunRecord, status: int) -> str:
+    return f"stopped while its training rank was down (it {_how(status)}); its checkpoints are in {record.run_dir}"

@@ -1,0 +1,152 @@
+"""Runs the trainer service: HTTP server, supervisor and metrics, from the first signal handler to the last process.
+
+    SIGTERM --> stopping --+--> event streams end, requests finish (at most 5 s)
+                           +--> rank: SIGTERM, after 15 s SIGKILL; its run stays `running` for the next start
+
+Whatever ends one of the three ends the process: a service that is half there helps nobody.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from typing import cast
+
+import uvicorn
+from pydantic import ValidationError
+
+from services.trainer.run_api.api import create_app, guarded
+from services.trainer.run_api.first_of import first_of
+from services.trainer.run_api.run_metrics import RunMetrics, served
+from services.trainer.run_api.trainer_api import TrainerApi, make_api
+from services.trainer.settings import TrainerSettings
+from shared.errors import HeadraceError, UserError
+from shared.logs import configure_logging
+from shared.redis_connection import connect, wait_until_ready
+
+log = logging.getLogger(__name__)
+
+STOPPED, CRASHED, REFUSED = 0, 1, 2
+_DRAIN_S = 5
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the service has its own, which tell everybody."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Capture nothing."""
+        yield
+
+
+def run_service() -> int:
+    """Run until asked to stop; returns the exit status."""
+    try:
+        settings = TrainerSettings()
+    except ValidationError as error:
+        for item in error.errors(include_url=False, include_input=False):
+            where = "_".join(str(part) for part in item["loc"]).upper()
+            message = item["msg"].removeprefix("Value error, ")
+            sys.stderr.write(f"HEADRACE_{where}: {message}\n" if where else f"{message}\n")
+        return REFUSED
+    configure_logging(settings.log_level)
+    try:
+        asyncio.run(serve(settings))
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
+        return REFUSED
+    except (HeadraceError, BaseExceptionGroup) as error:
+        known, unknown = _split(error)
+        if unknown is not None:
+            raise unknown from error
+        for sentence in sorted({str(leaf) for leaf in known}):
+            sys.stderr.write(f"the trainer service ends, start it again: {sentence}\n")
+        return CRASHED
+    return STOPPED
+
+
+async def serve(settings: TrainerSettings) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        UserError: Something must be mended first.
+        HeadraceError: Redis is away for good; alone or in an exception group.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopping.set)
+    redis = connect(settings.redis_url.get_secret_value())
+    try:
+        with _bound_socket(settings.host, settings.port) as listener:
+            ready = wait_until_ready(redis, timeout_s=settings.redis_patience_s)
+            if await first_of(ready, stopping.wait()) == 0:
+                await _serve(make_api(settings, redis, stopping=stopping), listener)
+    finally:
+        await redis.aclose()
+
+
+async def _serve(api: TrainerApi, listener: socket.socket) -> None:
+    settings = api.settings
+    server = http_server(api)
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+    with served(metrics.registry, host=settings.host, port=settings.metrics_port):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.serve(sockets=[listener]), name="HTTP server")
+            tasks.create_task(api.supervisor.supervise(), name="run supervisor")
+            refresh = tasks.create_task(metrics.refresh_for_ever(), name="metrics")
+            host, port = listener.getsockname()[:2]
+            log.info("the run API listens on http://%s:%d", host, port)
+            await api.stopping.wait()
+            log.info("asked to stop")
+            refresh.cancel()
+            server.should_exit = True
+
+
+def http_server(api: TrainerApi) -> uvicorn.Server:
+    """Return the HTTP server of the run API; it stops when its ``should_exit`` is set."""
+    config = uvicorn.Config(
+        guarded(create_app(api), api.settings),
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=api.settings.max_event_streams + 256,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=_DRAIN_S,
+    )
+    return _Server(config)
+
+
+@contextlib.contextmanager
+def _bound_socket(host: str, port: int) -> Generator[socket.socket]:
+    """Bind before anything else starts, so that a taken port is a sentence and not a half-started service."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"cannot listen on {host}:{port}: {error.strerror}. Stop what is there, or set HEADRACE_PORT"
+            ) from error
+        yield listener
+
+
+def _split(error: BaseException) -> tuple[list[HeadraceError], BaseException | None]:
+    """Return the errors raised on purpose, and the first of any others."""
+    if isinstance(error, HeadraceError):
+        return [error], None
+    if not isinstance(error, BaseExceptionGroup):
+        return [], error
+    known: list[HeadraceError] = []
+    unknown: BaseException | None = None
+    for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+        more, other = _split(inner)
+        known += more
+        unknown = unknown or other
+    return known, unknown

@@ -1,0 +1,57 @@
+"""What the routes of the run API work with, wired up once."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import cast
+
+from fastapi import Request
+
+from services.trainer.run_api.event_stream import EventStreams
+from services.trainer.run_api.idempotency import IdempotencyKeys
+from services.trainer.run_api.run_supervisor import RunSupervisor
+from services.trainer.run_api.run_validation import RunValidator
+from services.trainer.settings import TrainerSettings
+from shared.redis_connection import Redis
+from shared.run_store import RunStore
+
+
+@dataclass(frozen=True)
+class TrainerApi:
+    """What the routes work with."""
+
+    settings: TrainerSettings
+    redis: Redis
+    store: RunStore
+    supervisor: RunSupervisor
+    validator: RunValidator
+    streams: EventStreams
+    idempotency: IdempotencyKeys
+    stopping: asyncio.Event
+
+
+def make_api(
+    settings: TrainerSettings, redis: Redis, *, stopping: asyncio.Event, validator: RunValidator | None = None
+) -> TrainerApi:
+    """Wire everything up; nothing runs yet."""
+    store = RunStore(redis)
+    return TrainerApi(
+        settings=settings,
+        redis=redis,
+        store=store,
+        supervisor=RunSupervisor(store, settings=settings, stopping=stopping),
+        validator=validator or RunValidator(settings),
+        streams=EventStreams(
+            redis,
+            store=store,
+            stopping=stopping,
+            heartbeat_s=settings.heartbeat_s,
+            max_streams=settings.max_event_streams,
+        ),
+        idempotency=IdempotencyKeys(redis),
+        stopping=stopping,
+    )
+
+
+def trainer_api(request: Request) -> TrainerApi:
+    """Return what the routes work with; a FastAPI dependency."""
+    return cast("TrainerApi", request.app.state.trainer)

@@ -1,0 +1,174 @@
+"""Every metric a step logs: its name, its unit, what it means, and whether TRL logs it too.
+
+    METRICS --> docs/metrics.md      the table people read (docs/make_metrics_page.py)
+            --> run_metrics.py       names, units and help texts for Prometheus
+            --> reports.py           which numbers are not averaged over logging_steps
+
+``{reward}`` and ``{reason}`` in a name stand for a reward function and for why a group was dropped. A metric that is
+logged and is not here, or is here and is never logged, fails a test.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+EVALUATION = "eval_"
+"""Metrics of an evaluation have this in front of the same names."""
+
+_WORDS = {"share": "ratio", "tokens/s": "tokens_per_second"}
+"""What Prometheus calls a unit where it is not the unit's own name."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+        name: As in metrics.jsonl.
+        unit: Empty for a plain number.
+        meaning: One sentence.
+        in_trl: Whether TRL's GRPOTrainer logs it under this name, with this meaning.
+        when: The settings it takes; empty if every step logs it.
+        is_latest: Whether its newest value stands for several steps, and not its mean over them.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    in_trl: bool = False
+    when: str = ""
+    is_latest: bool = False
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What names of this metric look like, with the placeholders as groups."""
+        return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(self.name)))
+
+    @cached_property
+    def label_names(self) -> tuple[str, ...]:
+        """The placeholders in the name."""
+        return tuple(re.findall(r"\{(\w+)\}", self.name))
+
+    @cached_property
+    def prometheus_name(self) -> str:
+        """The name with the unit and without placeholders."""
+        plain = re.sub(r"/\{(\w+)\}$", r"_by_\1", self.name)
+        plain = re.sub(r"/\{\w+\}", "", plain).replace("/", "_")
+        plain = plain.removesuffix("_tokens_per_s").removesuffix("_s")
+        word = _WORDS.get(self.unit, self.unit)
+        return f"headrace_training_{plain}" + (f"_{word}" if word and word.removesuffix("s") not in plain else "")
+
+
+def find_metric(name: str) -> tuple[Metric, dict[str, str]] | None:
+    """Return the metric of this name with what its placeholders stand for, or None if there is no such metric.
+
+    A metric of an evaluation is the metric of the same name, unless it has an entry of its own.
+    """
+    for wanted in dict.fromkeys((name, name.removeprefix(EVALUATION))):
+        for metric in METRICS:
+            if match := metric.pattern.fullmatch(wanted):
+                return metric, match.groupdict()
+    return None
+
+
+def _trl(name: str, unit: str, meaning: str, *, when: str = "", is_latest: bool = False) -> Metric:
+    return Metric(name, unit, meaning, in_trl=True, when=when, is_latest=is_latest)
+
+
+_CLIPPED = "loss_type grpo, dr_grpo, dapo, bnpo or luspo"
+_CORRECTED = "vllm_importance_sampling_correction"
+_BONUS = "entropy_coef or use_adaptive_entropy"
+_CUDA = "a GPU"
+_EVALUATION = "eval_steps"
+
+METRICS = (
+    # Where the run is
+    Metric("step", "steps", "Optimizer steps done", is_latest=True),
+    Metric("at_s", "seconds", "When the step ended, in Unix time", is_latest=True),
+    _trl("num_tokens", "tokens", "Tokens trained on so far: every completion with its prompt", is_latest=True),
+    _trl("step_time", "seconds", "From the end of the step before to the end of this one, waiting included"),
+    Metric("train_time", "seconds", "Of it, forward and backward passes and the optimizer step"),
+    # What the generators wrote
+    _trl("completions/mean_length", "tokens", "Mean length of the completions"),
+    _trl("completions/min_length", "tokens", "Shortest completion"),
+    _trl("completions/max_length", "tokens", "Longest completion"),
+    _trl("completions/clipped_ratio", "share", "Completions that hit a length limit instead of ending by themselves"),
+    _trl("completions/mean_terminated_length", "tokens", "Mean length of the others; 0 if there are none"),
+    _trl("completions/min_terminated_length", "tokens", "Shortest of the others; 0 if there are none"),
+    _trl("completions/max_terminated_length", "tokens", "Longest of the others; 0 if there are none"),
+    # What the reward functions said
+    _trl("rewards/{reward}/mean", "", "Mean of one reward function over the completions it applies to"),
+    _trl("rewards/{reward}/std", "", "Standard deviation of the same"),
+    Metric("rewards/{reward}/failed_ratio", "share", "Completions for which the function failed or timed out"),
+    _trl("reward", "", "Mean of the weighted sum of the reward functions over all scored completions of the batch"),
+    _trl("reward_std", "", "Standard deviation of the same"),
+    _trl(
+        "frac_reward_zero_std", "share",
+        "Completions whose advantage is divided by a standard deviation of zero: those of groups with equal rewards; "
+        "all or none of them with scale_rewards: batch",
+    ),
+    # What the optimizer did
+    _trl("loss", "", "The loss that was minimised"),
+    _trl("grad_norm", "", "Norm of the gradient before clipping", is_latest=True),
+    _trl("learning_rate", "", "Of this step", is_latest=True),
+    _trl("entropy", "nats", "Mean entropy of the policy at the sampled tokens"),
+    _trl("kl", "nats", "Mean KL divergence from the reference model (k3 estimator)", when="beta > 0"),
+    _trl("policy_loss", "", "The loss without the entropy bonus", when=_BONUS),
+    _trl("entropy_coef", "", "Weight of the entropy bonus after the step", when=_BONUS),
+    _trl("clip_ratio/low_mean", "share", "Tokens whose ratio was clipped from below", when=_CLIPPED),
+    _trl("clip_ratio/low_min", "share", "The same in the completion where it is smallest", when=_CLIPPED),
+    _trl("clip_ratio/high_mean", "share", "Tokens whose ratio was clipped from above", when=_CLIPPED),
+    _trl("clip_ratio/high_max", "share", "The same in the completion where it is largest", when=_CLIPPED),
+    _trl("clip_ratio/region_mean", "share", "Tokens clipped from either side", when=_CLIPPED),
+    _trl("cispo_clip_ratio", "share", "Tokens whose ratio was cut", when="loss_type cispo"),
+    _trl("vespo/phi_seq_mean", "", "Mean weight of a completion", when="loss_type vespo"),
+    # How far generator and trainer are apart
+    _trl(
+        "sampling/sampling_logp_difference/mean", "nats", "Mean of |trainer's - generator's logprob| of sampled tokens",
+        when=_CORRECTED,
+    ),
+    _trl("sampling/sampling_logp_difference/max", "nats", "Largest of the same", when=_CORRECTED),
+    _trl("sampling/importance_sampling_ratio/min", "", "Smallest correction weight, as applied", when=_CORRECTED),
+    _trl("sampling/importance_sampling_ratio/mean", "", "Mean correction weight, as applied", when=_CORRECTED),
+    _trl("sampling/importance_sampling_ratio/max", "", "Largest correction weight, as applied", when=_CORRECTED),
+    Metric("sampling/truncated_share", "share", "Correction weights cut to a bound or zeroed", when=_CORRECTED),
+    Metric("mismatch_kl/k1", "nats", "KL(generator || trainer) a token: mean of -log r, r the importance ratio"),
+    Metric("mismatch_kl/k3", "nats", "The same by the k3 estimator: mean of r - 1 - log r"),
+    Metric("effective_sample_size", "share", "(sum r)^2 / (N sum r^2): tokens that the N weighted ones are worth"),
+    Metric("staleness/min", "steps", "Staleness of the freshest group of the batch"),
+    Metric("staleness/mean", "steps", "Mean staleness of the groups of the batch"),
+    Metric("staleness/max", "steps", "Staleness of the stalest; never above max_staleness"),
+    # The pipeline
+    Metric("groups/admitted", "groups", "Prompt groups admitted so far", is_latest=True),
+    Metric("groups/trained", "groups", "Of them, trained", is_latest=True),
+    Metric("groups/dropped", "groups", "Of them, dropped; the rest is in flight", is_latest=True),
+    Metric("groups/dropped/{reason}", "groups", "Dropped for this reason", when="a group was dropped", is_latest=True),
+    Metric("queue/prompts", "groups", "Waiting for a generator or with one"),
+    Metric("queue/completions", "groups", "Waiting for a rewarder or with one"),
+    Metric("queue/scored", "groups", "Scored, and not in a checkpoint yet"),
+    Metric("push/count", "", "Weight pushes so far", is_latest=True),
+    Metric("push/confirmed", "", "Of them, those that every generator confirmed", is_latest=True),
+    Metric("push/total_s", "seconds", "Duration of the newest push", when="a push was made"),
+    Metric("push/standstill_s", "seconds", "Of it, how long generation stood still", when="a push was made"),
+    Metric("push/bytes", "bytes", "Size of the newest push", when="a push was made"),
+    Metric("throughput/generated_tokens_per_s", "tokens/s", "Sampled tokens that arrived, over step_time"),
+    Metric("throughput/trained_tokens_per_s", "tokens/s", "Sampled tokens that were trained on, over train_time"),
+    Metric("throughput/tokens_per_pass", "tokens", "Mean tokens of a forward pass; max_tokens_per_microbatch is full"),
+    Metric("checkpoint/total_s", "seconds", "Until the newest checkpoint was on disk", when="a checkpoint was written"),
+    Metric("checkpoint/standstill_s", "seconds", "Of it, how long no step was made", when="a checkpoint was written"),
+    # Memory of the first rank
+    Metric("memory/rss_bytes", "bytes", "Main memory of the process"),
+    Metric("memory/peak_rss_bytes", "bytes", "The most it ever was"),
+    Metric("memory/device_bytes", "bytes", "GPU memory in tensors", when=_CUDA),
+    Metric("memory/device_peak_bytes", "bytes", "The most it was during the step", when=_CUDA),
+    # Reports
+    Metric("reports/lost", "", "Reports that did not reach a tracker", when="report_to", is_latest=True),
+    # Of evaluations alone
+    _trl("eval_runtime", "seconds", "From its first prompt to its last score", when=_EVALUATION),
+    Metric("eval_policy_version/min", "", "Oldest policy version that sampled its completions", when=_EVALUATION),
+    Metric("eval_policy_version/mean", "", "Mean over its groups of the oldest", when=_EVALUATION),
+    Metric("eval_policy_version/max", "", "Newest over its groups of the oldest", when=_EVALUATION),
+    Metric("eval_groups/done", "groups", "Prompts whose completions were scored", when=_EVALUATION),
+    Metric("eval_groups/missing", "groups", "Prompts that never came back", when=_EVALUATION),
+    Metric("eval_groups/unusable", "groups", "Prompts that cannot be used, or are too long", when=_EVALUATION),
+)  # fmt: skip

@@ -1,0 +1,148 @@
+"""Reports a run to the trackers it names, every ``logging_steps`` steps, and prints what the model wrote.
+
+    metrics of a step   --> [mean over logging_steps] --> tensorboard, wandb, trackio: tracker_process.py
+    rollouts of a batch --> a table in the rank's log, in wandb and in trackio
+
+    run_dir/reports/tensorboard/    event files            run_dir/reports/NAME.log    what a library printed
+
+Names are those TRL users find there: ``train/`` or ``eval/`` in front. The run's own log (run_log.py) has every step;
+nothing here can stop or slow the run down.
+"""
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.trainer.telemetry.completions_table import completions_table, rendered
+from services.trainer.telemetry.metric_catalogue import EVALUATION, find_metric
+from services.trainer.telemetry.step_metrics import TrainedGroup
+from services.trainer.telemetry.tracker_process import TrackerProcess
+from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
+
+
+class Reports:
+    """What one run reports.
+
+    Args:
+        config: Of the run.
+        run_id: Its id there.
+        run_dir: Below it is what trackers keep on this machine.
+        resumed_step: Optimizer steps done before; 0 for a new run.
+    """
+
+    def __init__(self, config: RunConfig, *, run_id: str, run_dir: Path, resumed_step: int) -> None:
+        self._config = config
+        self._window = MetricWindow()
+        self._newest: Sequence[TrainedGroup] = ()
+        self._told: set[str] = set()
+        self._directory = directory = run_dir / "reports"
+        head = {
+            "run_id": run_id,
+            "name": config.name,
+            "project": config.project,
+            "config": config.model_dump(mode="json"),
+            "directory": str(directory),
+            "resumed_step": resumed_step,
+        }
+        self._trackers = [
+            TrackerProcess(name, head=head, output=directory / f"{name}.log") for name in config.report_to
+        ]
+        for tracker in self._trackers:
+            tracker.start()
+
+    def step(self, step: int, metrics: Mapping[str, float], groups: Sequence[TrainedGroup] = ()) -> None:
+        """Take in an optimizer step; report if it is due. Renders tables: call it in a thread.
+
+        Args:
+            step: Optimizer steps done.
+            metrics: All that was logged of it.
+            groups: What was trained, if a batch began with this step.
+        """
+        self._window.add(metrics)
+        self._newest = groups or self._newest
+        if step % self._config.logging_steps:
+            return
+        self._put({"step": step, "metrics": tracker_names(self._window.take())})
+        if self._config.log_completions and self._newest:
+            self._report_completions(step, self._newest)
+            self._newest = ()
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Report an evaluation; names begin with ``eval_``."""
+        self._put({"step": step, "metrics": tracker_names(metrics)})
+
+    def metrics(self) -> dict[str, float]:
+        """Return how many reports got lost so far; nothing where nothing is reported."""
+        if not self._trackers:
+            return {}
+        return {"reports/lost": float(sum(tracker.num_lost for tracker in self._trackers))}
+
+    def take_failures(self) -> list[str]:
+        """Return a sentence for each tracker that failed since this was asked last."""
+        failed = {tracker.name: tracker.failure for tracker in self._trackers if tracker.failure}
+        new = [name for name in failed if name not in self._told]
+        self._told.update(new)
+        return [
+            f"nothing more is reported to {name}: {failed[name]}; {self._directory}/{name}.log says more"
+            for name in new
+        ]
+
+    def close(self, *, timeout_s: float = 60.0) -> None:
+        """Have the rest reported, for at most ``timeout_s``."""
+        ends_at = time.monotonic() + timeout_s
+        for tracker in self._trackers:
+            tracker.end()
+        for tracker in self._trackers:
+            tracker.wait(timeout_s=max(0.0, ends_at - time.monotonic()))
+
+    def _report_completions(self, step: int, groups: Sequence[TrainedGroup]) -> None:
+        table = completions_table(groups, step=step, unique_prompts=self._config.log_unique_prompts)
+        sys.stderr.write(rendered(table, step=step, num_rows=self._config.num_completions_to_print))
+        sys.stderr.flush()
+        # Whoever quotes the last line of the log, because the rank died, is to quote a sentence.
+        log.info("the table above has completions of step %d", step)
+        self._put({"step": step, "columns": table.columns, "rows": table.rows})
+
+    def _put(self, message: Mapping[str, Any]) -> None:
+        for tracker in self._trackers:
+            tracker.put(message)
+
+
+class MetricWindow:
+    """The metrics of several steps as one: their mean, as TRL has it; of totals and the like the newest value."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take in one step. What is not finite is left out."""
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                self._values.setdefault(name, []).append(value)
+
+    def take(self) -> dict[str, float]:
+        """Return one number a metric, and begin anew."""
+        values, self._values = self._values, {}
+        return {
+            name: found[-1] if _is_latest(name) else math.fsum(found) / len(found) for name, found in values.items()
+        }
+
+
+def tracker_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics under the names that TRL's have in trackers, without those that are not finite."""
+    return {
+        f"eval/{name.removeprefix(EVALUATION)}" if name.startswith(EVALUATION) else f"train/{name}": value
+        for name, value in metrics.items()
+        if math.isfinite(value) and name not in {"step", "at_s"}
+    }
+
+
+def _is_latest(name: str) -> bool:
+    found = find_metric(name)
+    return found is not None and found[0].is_latest

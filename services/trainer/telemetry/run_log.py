@@ -1,0 +1,129 @@
+"""Writes down what a run did: metrics and rollouts in its directory, and telemetry for whoever watches.
+
+    run_dir/metrics.jsonl                 one line an optimizer step
+    run_dir/rollouts/step_00000012.jsonl  one line a rollout trained in that step
+    run_dir/evaluations.jsonl             one line an evaluation, under the step it began at
+    run_dir/evaluations/step_00000010.jsonl   one line a rollout of that evaluation
+    run_dir/settled.jsonl                 one line a checkpoint: the groups it let go from their stream
+    headrace:{RUN}:events                 the same metrics, pushes and progress, trimmed; never the authority
+
+After a resume all but settled.jsonl are cut back to the checkpoint, so that they describe the weights that survive.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shared.errors import UserError
+from shared.keys import RunKeys
+from shared.redis_connection import TRANSIENT, Redis
+
+log = logging.getLogger(__name__)
+
+_MAX_EVENTS = 20_000
+
+
+class RunLog:
+    """The files of one run, and its events.
+
+    Args:
+        redis: Client of redis_connection.py.
+        keys: Keys of the run.
+        run_dir: Made if it is not there.
+    """
+
+    def __init__(self, redis: Redis, *, keys: RunKeys, run_dir: Path) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._metrics = run_dir / "metrics.jsonl"
+        self._settled = run_dir / "settled.jsonl"
+        self._rollouts = run_dir / "rollouts"
+        self._evaluations = run_dir / "evaluations.jsonl"
+        self._evaluated = run_dir / "evaluations"
+        try:
+            self._rollouts.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"the run directory {run_dir} cannot be written: {error}") from error
+
+    def cut_back_to(self, step: int) -> None:
+        """Forget what was logged after optimizer step ``step``."""
+        for log_of_steps in (self._metrics, self._evaluations):
+            if log_of_steps.exists():
+                lines = [line for line in log_of_steps.read_text("utf-8").splitlines() if _step_of(line) <= step]
+                aside = log_of_steps.with_suffix(".tmp")
+                aside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+                os.replace(aside, log_of_steps)
+        for path in (*self._rollouts.glob("step_*.jsonl"), *self._evaluated.glob("step_*.jsonl")):
+            if int(path.stem.removeprefix("step_")) > step:
+                path.unlink()
+
+    def last_evaluated_step(self) -> int | None:
+        """Return the step of the last evaluation that was written down, or None."""
+        if not self._evaluations.exists():
+            return None
+        lines = self._evaluations.read_text("utf-8").splitlines()
+        return max((int(step) for line in lines if (step := _step_of(line)) < math.inf), default=None)
+
+    async def metrics(self, metrics: Mapping[str, float]) -> None:
+        """Append one step's metrics; NaN and infinity are written as null, which JSON has."""
+        line = json.dumps({name: _finite(value) for name, value in metrics.items()})
+        await asyncio.to_thread(_append, self._metrics, line)
+        await self.event("metrics", line)
+
+    async def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the rollouts trained in ``step``, whole or not at all."""
+        path = self._rollouts / f"step_{step:08d}.jsonl"
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        await asyncio.to_thread(_write_whole, path, text)
+
+    async def evaluation(self, metrics: Mapping[str, float], rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append an evaluation, and write what was sampled in it; ``step`` in the metrics is where it began."""
+        await asyncio.to_thread(self._evaluated.mkdir, parents=True, exist_ok=True)
+        path = self._evaluated / f"step_{int(metrics['step']):08d}.jsonl"
+        await asyncio.to_thread(_write_whole, path, "".join(json.dumps(row) + "\n" for row in rows))
+        line = json.dumps({name: _finite(value) for name, value in metrics.items()})
+        await asyncio.to_thread(_append, self._evaluations, line)
+        await self.event("evaluation", line)
+
+    async def settled(self, step: int, group_ids: list[str], *, by: str) -> None:
+        """Note when groups left their stream for good, after the checkpoint of ``step``."""
+        line = json.dumps({"step": step, "at_s": time.time(), "by": by, "group_ids": group_ids})
+        await asyncio.to_thread(_append, self._settled, line)
+
+    async def event(self, kind: str, data: str | Mapping[str, Any]) -> None:
+        """Tell watchers. Telemetry may get lost; the run does not wait for it."""
+        text = data if isinstance(data, str) else json.dumps(data)
+        try:
+            await self._redis.xadd(
+                self._keys.events, {"kind": kind, "data": text}, maxlen=_MAX_EVENTS, approximate=True
+            )
+        except TRANSIENT as error:
+            log.warning("an event for watchers was lost: %s", error)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # a line torn by a crash
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,186 @@
+"""Names what happened to the rollouts of a step, as TRL names it; what TRL has no word for has a prefix of its own.
+
+    num_tokens  completions/  reward  rewards/NAME/  frac_reward_zero_std     of the rollouts trained in the step
+    staleness/  groups/                                                       of the pipeline around it
+
+Pure functions of the trained groups; loss, entropy, clip and sampling metrics come from the core. Means and stds leave
+unscored completions out, and have Bessel's correction, as in TRL's GRPOTrainer. What cannot be computed is NaN, so that
+every step logs the same names. metric_catalogue.py has them all.
+
+    G  completions in a group       B  completions in the batch       F  reward functions
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.loop.staleness import staleness
+from services.trainer.objective.advantages import Rewards
+from shared.arrays import unpack_mask
+from shared.messages import Rollout
+from shared.run_config import RunConfig
+
+_CLOSE = 1e-8
+"""torch.isclose's tolerance around zero."""
+
+
+@dataclass(frozen=True)
+class TrainedGroup:
+    """A group as it enters a step: one reward and one advantage a completion, NaN where a reward failed."""
+
+    waiting: WaitingGroup
+    rewards_G: Rewards
+    advantages_G: Rewards
+    has_signal: bool
+
+
+class Counts(Protocol):
+    """What became of every group, as ledger.py knows it."""
+
+    @property
+    def admitted(self) -> int:
+        """Groups admitted."""
+        ...
+
+    @property
+    def num_trained(self) -> int:
+        """Of those, trained."""
+        ...
+
+    @property
+    def num_dropped(self) -> int:
+        """Of those, dropped."""
+        ...
+
+    def dropped_by_reason(self) -> Mapping[str, int]:
+        """Return the dropped ones by reason."""
+        ...
+
+
+def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, config: RunConfig) -> dict[str, float]:
+    """Return the metrics of the rollouts whose training begins on ``policy_version``."""
+    rollouts = rollouts_of(groups)
+    names = metric_names([outcome.name for outcome in rollouts[0].rewards])
+    metrics = _lengths(rollouts) | _rewards(groups, config)
+    for index, outcome in enumerate(rollouts[0].rewards):
+        values_B = np.array([_value(rollout, index) for rollout in rollouts], dtype=np.float64)
+        failed_B = [rollout.rewards[index].outcome not in {"scored", "not_applicable"} for rollout in rollouts]
+        prefix = f"rewards/{names[outcome.name]}"
+        metrics[f"{prefix}/mean"] = _mean(values_B)
+        metrics[f"{prefix}/std"] = _std(values_B)
+        metrics[f"{prefix}/failed_ratio"] = float(np.mean(failed_B))
+    ages = [
+        staleness(policy_version=policy_version, oldest_policy_version=group.waiting.oldest_policy_version)
+        for group in groups
+    ]
+    return metrics | {
+        "staleness/min": float(min(ages)),
+        "staleness/mean": float(np.mean(ages)),
+        "staleness/max": float(max(ages)),
+    }
+
+
+def group_metrics(counts: Counts) -> dict[str, float]:
+    """Return what became of all groups so far: admitted = trained + dropped + in flight."""
+    return {
+        "groups/admitted": float(counts.admitted),
+        "groups/trained": float(counts.num_trained),
+        "groups/dropped": float(counts.num_dropped),
+        **{f"groups/dropped/{reason}": float(count) for reason, count in counts.dropped_by_reason().items()},
+    }
+
+
+def num_seen_tokens(groups: Sequence[TrainedGroup]) -> int:
+    """Return what TRL counts in ``num_tokens``: each completion with its prompt; of the turns between, only sampled."""
+    return sum(_num_prompt_tokens(rollout) + rollout.completion_ids().size for rollout in rollouts_of(groups))
+
+
+def rollouts_of(groups: Sequence[TrainedGroup]) -> list[Rollout]:
+    """Return the rollouts of the groups, in order."""
+    return [rollout for group in groups for rollout in group.waiting.group.rollouts]
+
+
+def metric_names(names: Sequence[str]) -> dict[str, str]:
+    """Return what metrics call each reward function: TRL's name, which is the function's own.
+
+    ``my_rewards:length_penalty`` is ``length_penalty``; two functions of one name keep their modules, with dots.
+    """
+    short = {name: name.rpartition(":")[2].rpartition(".")[2] or name for name in names}
+    called = list(short.values())
+    return {name: alone if called.count(alone) == 1 else name.replace(":", ".") for name, alone in short.items()}
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    lengths_B = np.array([rollout.completion_ids().size for rollout in rollouts], dtype=np.float64)
+    truncated_B = np.array([rollout.is_truncated() for rollout in rollouts])
+    finished = lengths_B[~truncated_B]
+    if not finished.size:
+        finished = np.zeros(1)  # as TRL logs it
+    return {
+        "completions/mean_length": float(lengths_B.mean()),
+        "completions/min_length": float(lengths_B.min()),
+        "completions/max_length": float(lengths_B.max()),
+        "completions/clipped_ratio": float(truncated_B.mean()),
+        "completions/mean_terminated_length": float(finished.mean()),
+        "completions/min_terminated_length": float(finished.min()),
+        "completions/max_terminated_length": float(finished.max()),
+    }
+
+
+def _rewards(groups: Sequence[TrainedGroup], config: RunConfig) -> dict[str, float]:
+    rewards_B = np.concatenate([group.rewards_G for group in groups])
+    return {
+        "reward": _mean(rewards_B),
+        "reward_std": _std(rewards_B),
+        "frac_reward_zero_std": _frac_reward_zero_std(groups, config),
+    }
+
+
+def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> float:
+    """Return the share of completions whose advantage is divided by a std of zero, as TRL sees it.
+
+    That std is the group's, unless advantages are scaled over the batch: then all completions share one.
+    """
+    if config.multi_objective_aggregation == "normalize_then_sum":
+        return float(abs(_std(np.concatenate([_normalised_sums(group, config) for group in groups]))) <= _CLOSE)
+    if config.scale_rewards == "batch":
+        return float(_std(np.concatenate([group.rewards_G for group in groups])) <= _CLOSE)
+    return float(np.mean([_std(group.rewards_G) <= _CLOSE for group in groups for _ in range(group.rewards_G.size)]))
+
+
+def _normalised_sums(group: TrainedGroup, config: RunConfig) -> Rewards:
+    """Return for each completion the weighted sum of its rewards, each normalised over the group (GDPO)."""
+    rollouts = group.waiting.group.rollouts
+    values_GF = np.array(
+        [[_value(rollout, index) for index in range(len(rollout.rewards))] for rollout in rollouts], dtype=np.float64
+    )
+    normalised_GF = np.full_like(values_GF, np.nan)
+    for index in range(values_GF.shape[1]):
+        column_G = values_GF[:, index]
+        normalised_GF[:, index] = (column_G - _mean(column_G)) / (_std(column_G) + 1e-4)
+    sums_G: Rewards = np.nansum(normalised_GF * np.array(config.weights()), axis=1)
+    sums_G[np.isnan(group.rewards_G)] = np.nan
+    return sums_G
+
+
+def _num_prompt_tokens(rollout: Rollout) -> int:
+    return int(np.argmax(unpack_mask(rollout.loss_mask) == 1))
+
+
+def _value(rollout: Rollout, index: int) -> float:
+    value = rollout.rewards[index].value
+    return float("nan") if value is None else value
+
+
+def _mean(values: npt.NDArray[np.float64]) -> float:
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if there.size else float("nan")
+
+
+def _std(values: npt.NDArray[np.float64]) -> float:
+    there = values[~np.isnan(values)]
+    return float(there.std(ddof=1)) if there.size > 1 else float("nan")

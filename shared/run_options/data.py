@@ -1,0 +1,208 @@
+"""What is trained on: data sets, the columns of their rows, prompts, and what is evaluated on.
+
+Names are those of TRL's ``ScriptArguments``, and in a mixture those of its ``DatasetConfig``. docs/datasets.md explains
+them with examples.
+"""
+
+from pathlib import PurePath
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from shared.run_options.section import Positive, Section
+
+Name = Annotated[str, Field(min_length=1)]
+LOCAL_SUFFIXES = (".jsonl", ".parquet")
+_SET_BY_US = {
+    *("conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
+    *("tokenizer_kwargs", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    "return_assistant_tokens_mask",
+}
+
+
+class DatasetSource(Section):
+    """One data set of a mixture, under the names of TRL's ``DatasetConfig``."""
+
+    path: Name = Field(description="Path of a .jsonl or .parquet file, or a Hugging Face dataset id")
+    name: str | None = Field(default=None, description="Configuration of a hub data set")
+    split: Name = Field(default="train", description="Split of a hub data set")
+    fraction: Positive | None = Field(
+        default=None,
+        description="Share of the prompts, of the sum of all fractions; in proportion to the rows if left out",
+    )
+    rename_columns: dict[Name, Name] | None = Field(default=None, description="Instead of the run's, for this one")
+    columns: list[Name] | None = Field(default=None, description="Instead of the run's, for this one")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file on this machine, and not one on the hub."""
+        return self.path.endswith(LOCAL_SUFFIXES)
+
+    def same_rows_as(self, other: "DatasetSource") -> bool:
+        """Whether both are the same rows, however they are renamed."""
+        if PurePath(self.path) != PurePath(other.path):
+            return False
+        return self.is_file or (self.name, self.split) == (other.name, other.split)
+
+
+class DataOptions(Section):
+    """Options of dataset.py and prompt_encoder.py of the trainer."""
+
+    datasets: list[DatasetSource] | None = Field(
+        default=None, min_length=1, description="Several data sets, mixed; instead of dataset_name"
+    )
+    dataset_name: str | None = Field(
+        default=None,
+        validate_default=True,
+        description="Path of a .jsonl or .parquet file, or a Hugging Face dataset id",
+    )
+    dataset_config: str | None = Field(default=None, description="Configuration of a hub data set")
+    dataset_train_split: Name = Field(default="train", description="Split of a hub data set")
+    shuffle_dataset: bool = Field(default=True, description="Anew in each epoch")
+    seed: int = Field(default=42, ge=0, description="Of the shuffling and of the trainer")
+
+    # Rows and prompts
+    prompt_column: Name = Field(default="prompt", description="Column with the text or the messages")
+    rename_columns: dict[Name, Name] | None = Field(
+        default=None, description="Names in the data to names for the run, such as {question: prompt}"
+    )
+    columns: list[Name] | None = Field(
+        default=None, description="Columns that go to reward functions, under their new names; all if left out"
+    )
+    system_prompt: Name | None = Field(
+        default=None, description="System message put before every prompt that has none; text becomes a user's message"
+    )
+    prompt_as_message: bool = Field(
+        default=False, description="Text becomes a user's message, so that the chat template applies"
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Passed to the chat template, such as {enable_thinking: false}"
+    )
+    max_prompt_length: int | None = Field(
+        default=None, ge=1, description="Tokens; longer prompts are dropped as prompt_too_long, counted"
+    )
+
+    # Evaluation
+    eval_dataset_name: Name | None = Field(
+        default=None, description="Prompts that are never trained on: a file, or a Hugging Face dataset id"
+    )
+    eval_dataset_config: str | None = Field(default=None, description="Configuration of eval_dataset_name on the hub")
+    dataset_test_split: Name | None = Field(
+        default=None, description="Split to evaluate on: of eval_dataset_name (test if left out), else of dataset_name"
+    )
+    eval_steps: int | None = Field(default=None, ge=1, description="Optimizer steps between evaluations")
+    eval_on_start: bool = Field(default=False, description="Evaluate the policy before its first step too")
+    num_generations_eval: int | None = Field(
+        default=None, ge=1, description="Completions a prompt there; num_generations if left out"
+    )
+    max_eval_prompts: int = Field(default=256, ge=1, description="The first so many of the evaluation set")
+
+    @field_validator("dataset_name")
+    @classmethod
+    def _one_way_to_name_the_data(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if "datasets" not in info.data:  # it was refused itself
+            return name
+        if not name and not info.data["datasets"]:
+            raise ValueError(
+                "is required: Path of a .jsonl or .parquet file, or a Hugging Face dataset id; to mix several data "
+                "sets, list them in `datasets` instead"
+            )
+        if name and info.data["datasets"]:
+            raise ValueError("is set, and `datasets` too; give one of them, or move this one into the list")
+        return name
+
+    @field_validator("datasets")
+    @classmethod
+    def _a_mixture_can_be_mixed(cls, sources: list[DatasetSource] | None) -> list[DatasetSource] | None:
+        for number, source in enumerate(sources or ()):
+            if any(source.same_rows_as(other) for other in (sources or ())[:number]):
+                raise ValueError(f"{source.path} is listed twice; give it one larger fraction instead")
+        given = [source.path for source in sources or () if source.fraction is not None]
+        if given and len(given) < len(sources or ()):
+            missing = ", ".join(source.path for source in sources or () if source.fraction is None)
+            raise ValueError(
+                f"fraction is set for {', '.join(given)} and not for {missing}; set it for all or for none"
+            )
+        return sources
+
+    @field_validator("rename_columns")
+    @classmethod
+    def _a_renamed_column_has_another_name(cls, renamed: dict[str, str] | None) -> dict[str, str] | None:
+        for old, new in (renamed or {}).items():
+            if old == new:
+                raise ValueError(f"{old!r} is renamed to itself; write {{name in the data: name for the run}}")
+        return renamed
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _what_we_set_ourselves_is_not_for_the_template(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        if ours := [name for name in given or {} if name in _SET_BY_US]:
+            raise ValueError(
+                f"{', '.join(ours)} decides how the template is called, which is not free: prompts are token lists "
+                "that end where the answer begins. Give what the template itself asks for"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _a_mixture_names_configurations_and_splits_itself(self) -> Self:
+        if self.datasets is not None:
+            if self.dataset_config is not None:
+                raise ValueError("dataset_config belongs to dataset_name; in `datasets` give each entry its `name`")
+            if self.dataset_train_split != "train":
+                raise ValueError(
+                    "dataset_train_split belongs to dataset_name; in `datasets` give each entry its `split`"
+                )
+            if self.dataset_test_split is not None and self.eval_dataset_name is None:
+                raise ValueError(
+                    "dataset_test_split is a split of dataset_name, and there are several data sets; name the one to "
+                    "evaluate on as eval_dataset_name"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_has_prompts_and_a_time(self) -> Self:
+        found = self.eval_source()
+        if found is None:
+            for name in ("eval_steps", "eval_on_start", "num_generations_eval", "eval_dataset_config"):
+                if getattr(self, name):
+                    raise ValueError(
+                        f"{name} is set, but there is nothing to evaluate on; give eval_dataset_name, or a "
+                        "dataset_test_split of dataset_name"
+                    )
+            return self
+        where, source = found
+        if where == "dataset_test_split" and source.is_file:
+            raise ValueError(
+                f"dataset_test_split={source.split!r} is a split of dataset_name, but {source.path} is a file, which "
+                "has none; write the rows to evaluate on to a file of their own and give it as eval_dataset_name"
+            )
+        for trained in self.train_sources().values():
+            if source.same_rows_as(trained):
+                raise ValueError(
+                    f"{where} names what is trained on ({source.path}, split {source.split}); an evaluation on it "
+                    "would show what was memorised"
+                )
+        if self.eval_steps is None and not self.eval_on_start:
+            raise ValueError(
+                f"{where} is set, but nothing says when to evaluate; set eval_steps, or eval_on_start: true"
+            )
+        return self
+
+    def train_sources(self) -> dict[str, DatasetSource]:
+        """Return the data sets that are trained on, by the name of the setting that names them."""
+        if self.datasets is not None:
+            return {f"datasets.{number}": source for number, source in enumerate(self.datasets)}
+        name = self.dataset_name or ""
+        return {"dataset_name": DatasetSource(path=name, name=self.dataset_config, split=self.dataset_train_split)}
+
+    def eval_source(self) -> tuple[str, DatasetSource] | None:
+        """Return the setting that names the evaluation set, and the set; None if there is none."""
+        if self.eval_dataset_name is not None:
+            split = self.dataset_test_split or "test"
+            source = DatasetSource(path=self.eval_dataset_name, name=self.eval_dataset_config, split=split)
+            return "eval_dataset_name", source
+        if self.dataset_name is not None and self.dataset_test_split is not None:
+            config = self.eval_dataset_config or self.dataset_config
+            source = DatasetSource(path=self.dataset_name, name=config, split=self.dataset_test_split)
+            return "dataset_test_split", source
+        return None

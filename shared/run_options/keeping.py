@@ -1,0 +1,106 @@
+"""What is kept and told: checkpoints, the hub, logs and reports."""
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from shared.run_options.section import Section, Share
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
+_MAX_REPO_ID = 96
+
+
+class KeepingOptions(Section):
+    """Options of checkpoint.py, export.py, run_log.py and reports.py of the trainer."""
+
+    save_steps: int = Field(
+        default=10, ge=1, description="Optimizer steps between checkpoints, which are written while training goes on"
+    )
+    save_total_limit: int = Field(
+        default=2, ge=1, description="Checkpoints kept; the older one is for a damaged newer one"
+    )
+    push_to_hub: bool = Field(default=False, description="Upload the final model to the Hugging Face Hub")
+    hub_model_id: str | None = Field(
+        default=None, description="owner/name there; the run's name, or its id, if left out"
+    )
+    hub_private_repo: bool = Field(default=False, description="Whether a repository that is made there is private")
+
+    # Logs
+    log_rollouts_every_steps: int = Field(default=1, ge=1, description="Steps between entries of the rollout log")
+    log_per_token_share: Share = Field(
+        default=0.0,
+        description="Share of the logged rollouts that carry logprobs, importance ratio and entropy of every token",
+    )
+    logging_steps: int = Field(
+        default=1, ge=1, description="Optimizer steps a report or table sums up; the run's own log has every step"
+    )
+    log_completions: bool = Field(
+        default=False, description="Print a table of what the model wrote into rank.log, and report it as one"
+    )
+    num_completions_to_print: int | None = Field(
+        default=None, ge=1, description="Rows that are printed, drawn at random; all if left out"
+    )
+    log_unique_prompts: bool = Field(default=False, description="One row a prompt in that table")
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        default=[], description="Where metrics go besides the run's own log"
+    )
+    project: str = Field(
+        default="headrace", min_length=1, max_length=128, description="Project of the run in wandb and trackio"
+    )
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _trl_also_takes_one_name(cls, value: Any) -> Any:
+        if value == "none":
+            return []
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("report_to")
+    @classmethod
+    def _trackers_are_distinct(cls, names: list[str]) -> list[str]:
+        if len(set(names)) < len(names):
+            raise ValueError(f"{', '.join(names)} names a tracker twice")
+        return names
+
+    @field_validator("project")
+    @classmethod
+    def _a_project_is_a_name_everywhere(cls, name: str) -> str:
+        if unwanted := sorted(set(name) & set("/\\#?%:")):
+            raise ValueError(f"wandb takes no {' '.join(unwanted)} in the name of a project")
+        return name
+
+    @model_validator(mode="after")
+    def _a_table_is_printed_to_be_short(self) -> Self:
+        for name in ("num_completions_to_print", "log_unique_prompts"):
+            if getattr(self, name) and not self.log_completions:
+                raise ValueError(f"{name} is about a table that is not made; set log_completions: true to have it")
+        return self
+
+    @model_validator(mode="after")
+    def _the_hub_options_go_together(self) -> Self:
+        for option in ("hub_model_id", "hub_private_repo"):
+            if getattr(self, option) and not self.push_to_hub:
+                raise ValueError(f"{option} is set, but push_to_hub is not; set push_to_hub: true to upload")
+        name: str | None = getattr(self, "name", None)
+        if self.push_to_hub and self.hub_model_id is None and name is not None and not _is_hub_name(name):
+            raise ValueError(f"the hub has no repositories named {name!r}; set hub_model_id: owner/name")
+        return self
+
+    @field_validator("hub_model_id")
+    @classmethod
+    def _the_hub_would_take_the_id(cls, repo_id: str | None) -> str | None:
+        if repo_id is None:
+            return None
+        *owner, name = repo_id.split("/")
+        if len(owner) > 1 or len(repo_id) > _MAX_REPO_ID or not all(_is_hub_name(part) for part in (*owner, name)):
+            raise ValueError(
+                f"{repo_id!r} is no repository id; write owner/name (or name alone, which is made yours) with letters, "
+                f"digits, '-', '_' and '.', not at the ends and no two in a row, at most {_MAX_REPO_ID} characters"
+            )
+        return repo_id
+
+
+def _is_hub_name(name: str) -> bool:
+    """Whether the hub takes it for a repository or its owner: huggingface_hub's validate_repo_id."""
+    return _HUB_NAME.fullmatch(name) is not None and "--" not in name and ".." not in name and not name.endswith(".git")

@@ -1,0 +1,65 @@
+"""Prometheus sees the current run's newest metrics, and what cannot be reported is refused before anything starts."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import generate_latest
+
+from services.trainer.run_api.run_metrics import RunMetrics
+from services.trainer.run_api.trainer_api import TrainerApi
+
+Run = dict[str, Any]
+
+
+def training_series(metrics: RunMetrics) -> list[str]:
+    text = generate_latest(metrics.registry).decode()
+    return sorted(line for line in text.splitlines() if line.startswith("headrace_training"))
+
+
+async def test_the_newest_metrics_of_the_current_run_are_served_until_it_is_no_longer_current(
+    client: httpx.AsyncClient, api: TrainerApi, run: Run
+) -> None:
+    """A batch of two steps: what is of its rollouts stands in the line of the first."""
+    run |= {"steps_per_generation": 2, "groups_per_step": 1}
+    run_dir = Path((await client.post("/v1/runs", json=run)).json()["run"]["run_dir"])
+    steps = [
+        {"step": 3.0, "reward": 0.25, "rewards/accuracy_reward/mean": 0.25, "loss": 1.0, "kl": 1.0},
+        {"step": 4.0, "loss": None, "groups/dropped/stale": 2.0, "of_another_release": 1.0},
+    ]
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    (run_dir / "evaluations.jsonl").write_text('{"step": 2.0, "eval_reward": 0.75}\n')
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+
+    await metrics.refresh()
+    assert training_series(metrics) == [], "the run is queued"
+
+    await api.store.set_current_run(run_dir.name)
+    await metrics.refresh()
+    assert training_series(metrics) == [
+        f'headrace_training_eval_reward{{run_id="{run_dir.name}"}} 0.75',
+        f'headrace_training_groups_dropped_by_reason{{reason="stale",run_id="{run_dir.name}"}} 2.0',
+        f'headrace_training_kl_nats{{run_id="{run_dir.name}"}} 1.0',
+        f'headrace_training_rewards_mean{{reward="accuracy_reward",run_id="{run_dir.name}"}} 0.25',
+        f'headrace_training_reward{{run_id="{run_dir.name}"}} 0.25',
+        f'headrace_training_step{{run_id="{run_dir.name}"}} 4.0',
+    ]
+
+    await api.store.set_current_run(None)
+    await metrics.refresh()
+    assert training_series(metrics) == []
+
+
+async def test_a_tracker_without_its_library_is_refused_at_submit(
+    client: httpx.AsyncClient, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    reply = await client.post("/v1/runs", json={**run, "report_to": ["wandb"]})
+    assert reply.status_code == 422
+    (error,) = reply.json()["errors"]
+    assert error["field"] == "report_to"
+    assert "wandb cannot be reported to: not installed" in error["message"]
+    assert 'pip install "headrace[report]"' in error["message"]

@@ -1,0 +1,65 @@
+"""Three sets of weights: the policy when a batch begins, a policy that has moved since, and a reference.
+
+What the comparisons found is printed at the end of the session, also when they pass.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from tests.tiny_model import make_tiny_model
+
+FINDINGS = pytest.StashKey[list[str]]()
+
+
+@dataclass(frozen=True)
+class Models:
+    """Directories of models of one architecture."""
+
+    start: Path
+    moved: Path
+    """Ratios to `start` are often outside a clip range of 0.2."""
+    reference: Path
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Return what takes a sentence for the end of the session."""
+    return request.config.stash.setdefault(FINDINGS, list[str]()).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    findings = config.stash.get(FINDINGS, list[str]())
+    if findings:
+        terminalreporter.section("conformance with TRL")
+        terminalreporter.write_line("\n".join(findings))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Return three models. Read them, do not write to them."""
+    root = tmp_path_factory.mktemp("conformance")
+    start = make_tiny_model(root / "start", seed=1)
+    return Models(
+        start=start,
+        moved=_perturbed(start, root / "moved", scale=0.012, seed=2),
+        reference=_perturbed(start, root / "reference", scale=0.008, seed=3),
+    )
+
+
+def _perturbed(model: Path, directory: Path, *, scale: float, seed: int) -> Path:
+    """Write a copy of the model with noise on every weight, and return its directory."""
+    make_tiny_model(directory)
+    files: Any = safetensors.torch
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: tensor + scale * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in files.load_file(model / "model.safetensors").items()
+    }
+    files.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory

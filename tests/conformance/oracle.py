@@ -1,0 +1,164 @@
+"""TRL's GRPOTrainer, told what its engine sampled and what its reward functions said.
+
+Everything else is TRL's own code: the model's forward and backward pass, old and reference logprobs, advantages,
+importance weights, loss, metrics, accumulation and the optimizer. TRL is given the engine's part through its own
+``rollout_func``; the vLLM client, which would load an engine, is replaced by one that does nothing.
+"""
+
+import importlib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from tests.conformance.batches import REWARD_NAMES, Completion, PromptGroup
+from tests.tiny_model import make_tiny_tokenizer
+
+trl: Any = pytest.importorskip("trl", minversion="1.16.0")
+
+
+def _unavailable(**_: Any) -> bool:
+    return False
+
+
+with pytest.MonkeyPatch.context() as patch:
+    # TRL loads vLLM wherever it is installed. That takes ten seconds, and nothing here uses it.
+    patch.setattr(importlib.import_module("trl.import_utils"), "is_vllm_available", _unavailable)
+    import trl.trainer.base_trainer as base_trainer
+    import trl.trainer.grpo_trainer as grpo_trainer
+
+from datasets import Dataset  # noqa: E402
+
+
+def _send_nothing(*_: Any, **__: Any) -> None: ...
+
+
+class NoEngine:
+    """Stands where TRL would load vLLM; nothing is sampled here."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def sync_weights(self) -> None: ...
+
+
+def make_oracle(
+    model_dir: Path, groups: list[PromptGroup], output_dir: Path, *, trainer_class: Any = None, **options: Any
+) -> Any:
+    """Return a GRPOTrainer that will be told of these groups, in this order."""
+    plain: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "shuffle_dataset": False,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "max_grad_norm": 0.0,
+        "lr_scheduler_type": "constant",
+        "logging_steps": 1,
+        "per_device_train_batch_size": sum(len(group.completions) for group in groups),
+    }
+    told = Told(groups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo_trainer, "VLLMGeneration", NoEngine)
+        patch.setattr(base_trainer, "send_telemetry", _send_nothing)
+        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+        return (trainer_class or trl.GRPOTrainer)(
+            model=str(model_dir),
+            reward_funcs=[told.reward_func(index) for index in range(len(REWARD_NAMES))],
+            args=trl.GRPOConfig(**(plain | options)),
+            train_dataset=Dataset.from_dict({"prompt": [group.prompt for group in groups]}),
+            processing_class=make_tiny_tokenizer(),
+            rollout_func=told.rollout,
+        )
+
+
+class Told:
+    """What the engine and the reward functions say, prompt by prompt."""
+
+    def __init__(self, groups: list[PromptGroup]) -> None:
+        self._groups = {group.prompt: group for group in groups}
+
+    def rollout(self, prompts: list[str], _: Any) -> dict[str, Any]:
+        """TRL's ``rollout_func``."""
+        completions = self._completions(prompts)
+        return {
+            "prompt_ids": [self._groups[prompt].prompt_ids for prompt in prompts],
+            "completion_ids": [list(completion.token_ids) for completion in completions],
+            "logprobs": [list(completion.generator_logprobs) for completion in completions],
+            "env_mask": [list(completion.is_sampled) for completion in completions],
+        }
+
+    def reward_func(self, index: int) -> Any:
+        """Return one of TRL's ``reward_funcs``."""
+
+        def reward(prompts: list[str], **_: Any) -> list[float | None]:
+            return [completion.rewards[index] for completion in self._completions(prompts)]
+
+        reward.__name__ = REWARD_NAMES[index]
+        return reward
+
+    def _completions(self, prompts: list[str]) -> list[Completion]:
+        """Return the first completion for the first time a prompt comes, the second for the second time."""
+        seen: dict[str, int] = defaultdict(int)
+        found: list[Completion] = []
+        for prompt in prompts:
+            found.append(self._groups[prompt].completions[seen[prompt]])
+            seen[prompt] += 1
+        return found
+
+
+def choose(oracle: Any, **left_out: Any) -> None:
+    """Set the options that say what is left out, as the trainer's ``__init__`` does.
+
+    Making a trainer takes as long as two of its steps, so one serves for all of these.
+    """
+    plain = {"mask_truncated_completions": False, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None}
+    plain |= {"delta": None, "entropy_coef": 0.0}
+    assert left_out.keys() <= plain.keys()
+    chosen: dict[str, Any] = plain | left_out
+    oracle.mask_truncated_completions = chosen["mask_truncated_completions"]
+    oracle.top_entropy_quantile = chosen["top_entropy_quantile"]
+    oracle.off_policy_mask_threshold = chosen["off_policy_mask_threshold"]
+    oracle.args.delta = chosen["delta"]
+    oracle.entropy_coef = chosen["entropy_coef"]
+    oracle._entropy_bonus_enabled = oracle.entropy_coef != 0.0 or oracle.use_adaptive_entropy
+
+
+def score(oracle: Any, groups: list[PromptGroup]) -> dict[str, Any]:
+    """Return what TRL's loss is given for the groups, with old and reference logprobs of the models as they are."""
+    oracle.model.train()
+    oracle.current_gradient_accumulation_steps = 1
+    oracle._metrics["train"].clear()
+    examples = [{"prompt": group.prompt} for group in groups for _ in group.completions]
+    inputs: dict[str, Any] = oracle._generate_and_score_completions(examples)
+    return inputs
+
+
+def loss_and_gradients(oracle: Any, inputs: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
+    """Return TRL's loss of all rows in one optimizer step, and the gradient by each weight."""
+    oracle.model.zero_grad(set_to_none=True)
+    loss = oracle._compute_loss(oracle.model, inputs)
+    loss.backward()
+    return loss.item(), {
+        name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+        for name, weight in oracle.model.named_parameters()
+    }
+
+
+def metrics(oracle: Any) -> dict[str, float]:
+    """Return what TRL would log for the one step since `score`."""
+    return {name: float(values[-1]) for name, values in oracle._metrics["train"].items() if values}
+
+
+def weights(model_dir: Path) -> dict[str, Tensor]:
+    """Return a model's weights by name."""
+    files: Any = safetensors.torch
+    return dict(files.load_file(model_dir / "model.safetensors"))

@@ -1,0 +1,284 @@
+"""Our trainer core against TRL's GRPOTrainer: the loss, the gradient by every weight, and the metrics.
+
+The policy has moved since the batch began, the engine that sampled is yet another policy, and so is the reference, so
+that every ratio, clip and weight is at work. Both sides start from tokens, generator logprobs and rewards; ours packs
+rows and fuses the head, TRL pads. The grid is every loss type x level x correction x beta x what is left out, with
+reward scaling taking turns.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.trainer.objective.entropy_control import EntropyControl
+from services.trainer.objective.loss import StepTotals
+from services.trainer.objective.loss_settings import LossSettings
+from services.trainer.policy.microbatches import TrainRow
+from services.trainer.policy.policy_core import PolicyCore
+from shared.run_config import RunConfig
+from tests.conformance import oracle
+from tests.conformance.batches import (
+    REWARD_NAMES,
+    PromptGroup,
+    options,
+    random_groups,
+    row_key,
+    sampled_by_another_policy,
+    train_rows,
+)
+from tests.conformance.conftest import Models
+from tests.trainer.cores import make_core
+
+TOLERANCE = 1e-5
+OFFSET = 1.0
+"""Added to every advantage on both sides. Without it the terms of a loss cancel, some to a ten-thousandth of their
+size, and what is left of them in float32 differs by more than the tolerance between any two orders of summation."""
+
+LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
+CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
+REFUSED = {("vespo", "sequence"), ("luspo", "token")}
+"""Pairs of loss type and level that RunConfig refuses; TRL warns of them."""
+
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "off": {"vllm_importance_sampling_correction": False},
+    "token_truncate": {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 1.3},
+    "token_mask": {
+        "vllm_importance_sampling_mode": "token_mask",
+        "vllm_importance_sampling_clip_min": 0.6,
+        "vllm_importance_sampling_clip_max": 1.6,
+    },
+    "sequence_truncate": {
+        "vllm_importance_sampling_mode": "sequence_truncate",
+        "vllm_importance_sampling_clip_min": 0.5,
+        "vllm_importance_sampling_clip_max": 2.0,
+    },
+    "sequence_mask": {"vllm_importance_sampling_mode": "sequence_mask", "vllm_importance_sampling_clip_max": 2.0},
+}
+LEFT_OUT: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "truncated": {"mask_truncated_completions": True},
+    "low_entropy": {"top_entropy_quantile": 0.4},
+    "off_policy": {"off_policy_mask_threshold": 0.02},
+    "beyond_delta": {"delta": 1.5},
+    "entropy_bonus": {"entropy_coef": 0.05},
+    "all_at_once": {
+        "mask_truncated_completions": True,
+        "top_entropy_quantile": 0.6,
+        "off_policy_mask_threshold": 0.02,
+        "entropy_coef": 0.05,
+    },
+}
+BETAS: tuple[dict[str, Any], ...] = ({"beta": 0.0}, {"beta": 0.1})
+LOSS_METRICS = ("kl", "entropy", "policy_loss", "cispo_clip_ratio", "clip_ratio/", "vespo/", "sampling/")
+SCALINGS = ("group", "batch", "none")
+
+
+class Worst:
+    """The largest relative differences seen, and where."""
+
+    def __init__(self) -> None:
+        self.num_cases = 0
+        self._differences = {"loss": 0.0, "gradient": 0.0, "metric": 0.0}
+        self._cases: dict[str, Any] = {}
+
+    def see(self, what: str, difference: float, case: object) -> None:
+        if difference >= self._differences[what]:
+            self._differences[what], self._cases[what] = difference, case
+
+    def assert_small(self) -> None:
+        for what, difference in self._differences.items():
+            assert difference <= TOLERANCE, f"{what} differs by {difference:.1e}: {self._cases[what]}"
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{what} {difference:.1e}" for what, difference in self._differences.items())
+        return f"{self.num_cases} cases, largest relative difference: {told}"
+
+
+def base_options(loss_type: str, level: str) -> dict[str, Any]:
+    """Return a loss type's options, chosen so that clipping and gating happen often."""
+    # A second iteration has TRL score the batch's beginning also where nothing is corrected.
+    base = options(importance_sampling_level=level, loss_type=loss_type, num_iterations=2)
+    match loss_type:
+        case "cispo":
+            return base | {"epsilon_high": 1.05}
+        case "sapo":
+            return base | {"sapo_temperature_neg": 2.0, "sapo_temperature_pos": 1.5}
+        case "vespo":
+            return base | {"vespo_k_pos": 1.5, "vespo_lambda_neg": 2.5}
+        case _ if level == "sequence":  # the ratios of completions are closer to 1
+            return base | {"epsilon": 0.004, "epsilon_high": 0.006}
+        case _:
+            return base | {"epsilon": 0.1, "epsilon_high": 0.15}
+
+
+def legal_corrections(loss_type: str) -> list[dict[str, Any]]:
+    return [
+        correction
+        for name, correction in CORRECTIONS.items()
+        if not (loss_type == "vespo" and name.startswith("sequence"))
+    ]
+
+
+def legal_left_out(loss_type: str, level: str, *, beta: float) -> list[dict[str, Any]]:
+    """Return what to leave out, in turn; next to the KL term, which none of it touches, nothing, delta, and all."""
+    narrow = {"delta": 1.01} if level == "sequence" else {}
+    return [
+        left_out | {name: value for name, value in narrow.items() if name in left_out}
+        for name, left_out in LEFT_OUT.items()
+        if not ("delta" in left_out and loss_type not in CLIPPED)
+        and not (beta and name not in ("nothing", "beyond_delta", "all_at_once"))
+    ]
+
+
+def must_happen(loss_type: str) -> set[str]:
+    """Return the metrics that are not 0 somewhere in the grid, or it would compare less than it seems to."""
+    everywhere = {"kl", "policy_loss", "sampling/truncated_share"}
+    if loss_type in CLIPPED:
+        return everywhere | {"clip_ratio/low_mean", "clip_ratio/high_mean"}
+    return everywhere | {"cispo": {"cispo_clip_ratio"}, "vespo": {"vespo/phi_seq_mean"}}.get(loss_type, set[str]())
+
+
+class Ours:
+    """One trainer core at the moved weights, given one set of options after the other."""
+
+    def __init__(self, models: Models, groups: list[PromptGroup]) -> None:
+        plain = options(gradient_checkpointing=False, max_tokens_per_microbatch=90)  # two passes, or three
+        self._core: PolicyCore = make_core(models.moved, **plain)
+        everything = train_rows(groups, make_core_config(models, {}))
+        of_start = make_core(models.start, **plain).score(everything)
+        of_reference = make_core(models.reference, **plain).score(everything)
+        self._scored = {
+            row_key(row): replace(row, old_logprobs=old.trainer_logprobs, reference_logprobs=reference.trainer_logprobs)
+            for row, old, reference in zip(everything, of_start, of_reference, strict=True)
+        }
+
+    def loss_and_gradients(
+        self, rows: list[TrainRow], config: RunConfig, *, num_rows: int
+    ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        """Return the metrics of one step, the loss among them, and the gradient by each weight."""
+        core = self._core
+        control = EntropyControl(config)
+        # Making a core takes longer than a step of it, and these three are all it keeps of its config for the loss.
+        vars(core).update(_config=config, _settings=LossSettings.of(config), _entropy=control)
+        core.discard()
+        scored = [self._scored[row_key(row)] for row in rows]
+        complete = [
+            replace(
+                row,
+                advantage=row.advantage + OFFSET,
+                old_logprobs=known.old_logprobs,
+                reference_logprobs=known.reference_logprobs if config.beta != 0 else None,
+            )
+            for row, known in zip(rows, scored, strict=True)
+        ]
+        num_tokens = sum(row.num_sampled for row in rows)
+        totals = StepTotals(num_rows=num_rows, num_tokens=float(num_tokens), num_step_tokens=num_tokens)
+        stats = core.accumulate(complete, totals=totals).token_stats
+        gradients = {
+            name: torch.zeros_like(weight) if weight.grad is None else weight.grad
+            for name, weight in core.lm.named_parameters()
+        }
+        return stats.metrics() | control.metrics(), gradients
+
+
+def make_core_config(models: Models, chosen: dict[str, Any]) -> RunConfig:
+    """Return our config with these options."""
+    plain: dict[str, Any] = {"model": str(models.moved), "dataset_name": "train.jsonl", "max_tokens_per_microbatch": 90}
+    return RunConfig.model_validate(
+        plain | {"reward_funcs": list(REWARD_NAMES), "reward_weights": [1.0, 0.5]} | options(**chosen)
+    )
+
+
+@pytest.fixture(scope="module")
+def groups(models: Models) -> list[PromptGroup]:
+    """Return a batch sampled by a policy that is not quite the one the batch begins with."""
+    drawn = random_groups(3, 4, seed=37)
+    scores = make_core(models.start, **options()).score(train_rows(drawn, make_core_config(models, {})))
+    return sampled_by_another_policy(drawn, [each.trainer_logprobs for each in scores], spread=0.2, seed=8)
+
+
+@pytest.fixture(scope="module")
+def ours(models: Models, groups: list[PromptGroup]) -> Ours:
+    return Ours(models, groups)
+
+
+def relative(mine: float, theirs: float, *, at_least: float = 0.0) -> float:
+    """Return the difference in units of TRL's number, or of ``at_least`` where that is larger."""
+    return abs(mine - theirs) / max(abs(theirs), at_least)
+
+
+def gradient_difference(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """Return the norm of the difference over the norm, over all weights."""
+    assert mine.keys() == theirs.keys()
+    difference = sum(float((mine[name] - theirs[name]).double().square().sum()) for name in theirs)
+    norm = sum(float(theirs[name].double().square().sum()) for name in theirs)
+    return math.sqrt(difference / norm)
+
+
+def counts_rows_left_out(name: str, config: RunConfig) -> bool:
+    """Whether TRL's metric is a mean over completions that has masked ones in it, as unclipped and with weight 1.
+
+    We leave them out of it (docs/algorithms.md).
+    """
+    if not config.mask_truncated_completions:
+        return False
+    if name.startswith("sampling/importance_sampling_ratio"):
+        return config.vllm_importance_sampling_mode.startswith("sequence")
+    if name.startswith("vespo/"):
+        return True
+    return "clip_ratio" in name and config.importance_sampling_level == "sequence"
+
+
+@pytest.mark.timeout(300)  # 30 to 60 comparisons each, a few seconds on a machine of its own
+@pytest.mark.parametrize(
+    ("loss_type", "level"),
+    [pair for pair in itertools.product(LOSS_TYPES, ("token", "sequence")) if pair not in REFUSED],
+)
+def test_loss_gradients_and_metrics_are_trls(
+    loss_type: str,
+    level: str,
+    models: Models,
+    groups: list[PromptGroup],
+    ours: Ours,
+    tmp_path: Path,
+    tell: Callable[[str], None],
+) -> None:
+    worst, happened = Worst(), set[str]()
+    start, moved, reference = (oracle.weights(path) for path in (models.start, models.moved, models.reference))
+    scalings = itertools.cycle(SCALINGS)
+    for beta, correction in itertools.product(BETAS, legal_corrections(loss_type)):
+        of_loss = base_options(loss_type, level) | correction | beta | {"scale_rewards": next(scalings)}
+        theirs = oracle.make_oracle(models.start, groups, tmp_path, reward_weights=[1.0, 0.5], **of_loss)
+        if theirs.ref_model is not None:
+            theirs.ref_model.load_state_dict(reference)
+        losses: list[float] = []
+        for left_out in legal_left_out(loss_type, level, **beta):
+            oracle.choose(theirs, **left_out)
+            theirs.model.load_state_dict(start)
+            inputs = oracle.score(theirs, groups)
+            inputs["advantages"] = inputs["advantages"] + OFFSET
+            theirs.model.load_state_dict(moved)
+            loss, gradients = oracle.loss_and_gradients(theirs, inputs)
+
+            case = of_loss | left_out
+            config = make_core_config(models, case)
+            rows = train_rows(groups, config)
+            mine, my_gradients = ours.loss_and_gradients(rows, config, num_rows=12)
+            losses.append(loss)
+            happened |= {name for name, value in mine.items() if value != 0}
+            worst.num_cases += 1
+            worst.see("loss", relative(mine["loss"], loss), case)
+            worst.see("gradient", gradient_difference(my_gradients, gradients), case)
+            for name, value in oracle.metrics(theirs).items():
+                if name.startswith(LOSS_METRICS) and not counts_rows_left_out(name, config):
+                    worst.see("metric", relative(mine[name], value, at_least=0.1), (name, case))
+        assert len(set(losses)) == len(losses), f"something that was left out made no difference: {of_loss}"
+    assert happened >= must_happen(loss_type)
+    tell(f"{loss_type} {level}: {worst}")
+    worst.assert_small()

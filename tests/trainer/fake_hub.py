@@ -1,0 +1,144 @@
+"""A Hugging Face Hub of this machine: repositories, files in git and in LFS, tokens. Real huggingface_hub talks to it.
+
+POST api/repos/create                a repository of the token's owner
+POST api/models/ID/preupload/main    which files go to LFS
+POST ID.git/info/lfs/objects/batch   where these are put, by SHA-256
+PUT  lfs/OID                         one of them
+POST api/models/ID/commit/main       the files in git, and the names of those in LFS
+"""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_fake"
+OWNER = "someone"
+
+
+@dataclass
+class FakeHub:
+    """What it holds.
+
+    Attributes:
+        url: Its address.
+        files: Contents by ``owner/name`` and path, once committed.
+        private: Repositories that are.
+        messages: Of the commits.
+        refused: Status and sentence with which uploads to LFS are refused; None accepts them.
+        hold: While it is cleared, uploads to LFS are not answered.
+        asked_to_store: Set when one has begun.
+    """
+
+    url: str = ""
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    private: set[str] = field(default_factory=set[str])
+    messages: list[str] = field(default_factory=list[str])
+    large: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    refused: tuple[int, str] | None = None
+    hold: threading.Event = field(default_factory=threading.Event)
+    asked_to_store: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.hold.set()
+
+    def answer(self, method: str, path: str, body: bytes, token: str | None) -> tuple[int, dict[str, Any]]:
+        """Return the status and the JSON of one request."""
+        if method == "PUT" and path.startswith("/lfs/"):
+            self.asked_to_store.set()
+            self.hold.wait(timeout=60)
+            if self.refused is not None:
+                return self.refused[0], {"error": self.refused[1]}
+            oid = path.removeprefix("/lfs/")
+            assert hashlib.sha256(body).hexdigest() == oid
+            self.large[oid] = body
+            return 200, {}
+        if token != TOKEN:
+            return 401, {"error": "Invalid username or password."}
+        if path == "/api/validate-yaml":
+            return 200, {"errors": [], "warnings": []}
+        if path == "/api/repos/create":
+            return self._create(json.loads(body))
+        if path.endswith("/preupload/main"):
+            return 200, {"files": [_mode(file) for file in json.loads(body)["files"]]}
+        if path.endswith(".git/info/lfs/objects/batch"):
+            return 200, {"transfer": "basic", "objects": [self._put(found) for found in json.loads(body)["objects"]]}
+        if path.endswith("/commit/main"):
+            repo_id = path.removeprefix("/api/models/").removesuffix("/commit/main")
+            return self._commit(repo_id, [json.loads(line) for line in body.splitlines()])
+        return 404, {"error": f"there is no {method} {path}"}
+
+    def _create(self, wanted: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        repo_id = f"{wanted.get('organization') or OWNER}/{wanted['name']}"
+        status = 409 if repo_id in self.files else 200
+        self.files.setdefault(repo_id, {})
+        if wanted.get("visibility") == "private":
+            self.private.add(repo_id)
+        return status, {"url": f"{self.url}/{repo_id}", "name": repo_id, "id": repo_id}
+
+    def _put(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        return {**wanted, "actions": {"upload": {"href": f"{self.url}/lfs/{wanted['oid']}"}}}
+
+    def _commit(self, repo_id: str, lines: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header":
+                self.messages.append(value["summary"])
+            elif line["key"] == "file":
+                self.files[repo_id][value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                self.files[repo_id][value["path"]] = self.large[value["oid"]]
+        return 200, {"commitUrl": f"{self.url}/{repo_id}/commit/1", "commitOid": "1", "success": True}
+
+
+@contextmanager
+def fake_hub() -> Generator[FakeHub]:
+    """Serve one on loopback."""
+    hub = FakeHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self._answer()
+
+        def do_PUT(self) -> None:
+            self._answer()
+
+        def do_GET(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            token = (self.headers.get("authorization") or "").removeprefix("Bearer ") or None
+            status, answer = hub.answer(self.command, self.path.split("?")[0], body, token)
+            data = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            if status >= 400 and "error" in answer:
+                self.send_header("x-error-message", answer["error"])
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
+            """Nothing to a test's output."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), name="fake hub", daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)
+
+
+def _mode(file: dict[str, Any]) -> dict[str, Any]:
+    is_large = file["path"].endswith(".safetensors")
+    return {"path": file["path"], "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False}

@@ -1,0 +1,115 @@
+"""Runs incarnations of the real trainer, in this process or their own, and looks at what they left behind."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from services.trainer.loop.admission_pace import AdmissionPace
+from services.trainer.loop.assembly import assemble
+from services.trainer.loop.reconcile import take_over
+from services.trainer.loop.training_loop import Ending, Parts, TrainingLoop
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
+
+
+def small_config(directory: Path, model: Path, **settings: Any) -> RunConfig:
+    """Return the config of a run of six steps on two groups each; its data set is written to ``directory``."""
+    rows = directory / "train.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"a{number % 7}="}) + "\n" for number in range(20)))
+    plain: dict[str, Any] = {
+        "model": str(model),
+        "dataset_name": str(rows),
+        "reward_funcs": ["parity"],
+        "num_generations": 4,
+        "groups_per_step": 2,
+        "max_steps": 6,
+        "max_staleness": 1,
+        "max_completion_length": 8,
+        "save_steps": 2,
+        "learning_rate": 1e-3,
+    }
+    return RunConfig.model_validate(plain | settings)
+
+
+async def create(redis: Redis, config: RunConfig, directory: Path) -> None:
+    """Create the run, with ``directory / "run"`` as its directory."""
+    await RunStore(redis).create(RUN_ID, config, run_dir=str(directory / "run"))
+
+
+async def train(
+    redis: Redis,
+    *,
+    played: PlayedServices,
+    sender: FakeSender,
+    terminate: asyncio.Event | None = None,
+    meddle: Callable[[Parts], None] = lambda parts: None,
+) -> tuple[Ending, TrainingLoop]:
+    """Run one incarnation of the trainer to its end. ``meddle`` is done to its parts before it begins."""
+    store = RunStore(redis)
+    record = await store.get(RUN_ID)
+    assert record is not None
+    epoch = await take_over(redis, RunKeys(RUN_ID))
+    parts = await assemble(redis, store, record, sender, epoch=epoch)
+    parts.pace = AdmissionPace(parts.config, ledger=parts.ledger, probe_every_s=0.2)
+    meddle(parts)
+    loop = TrainingLoop(parts, terminate=terminate or asyncio.Event())
+    services = asyncio.create_task(played.play(), name="played services")
+    try:
+        async with asyncio.timeout(60):
+            ending = await loop.run()
+    finally:
+        services.cancel()
+    return ending, loop
+
+
+@asynccontextmanager
+async def rank_process(redis_url: str, run_id: str, directory: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Run one training rank as a process; what it prints is in ``directory / RUN_ID.log``."""
+    environment = {**os.environ, "HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(directory)}
+    with (directory / f"{run_id}.log").open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.trainer.rank",
+            run_id,
+            cwd=Path(__file__).parents[2],
+            env={**environment, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def trained_groups(run_dir: Path) -> dict[int, list[int]]:
+    """Return the groups of each step, as the rollout log has them."""
+    steps: dict[int, list[int]] = {}
+    for path in sorted((run_dir / "rollouts").glob("step_*.jsonl")):
+        rows = json_lines(path)
+        steps[rows[0]["step"]] = sorted({int(row["group_id"]) for row in rows})
+    return steps
+
+
+def newest_ledger(run_dir: Path) -> dict[str, Any]:
+    """Return the ledger in the newest checkpoint."""
+    newest = max((run_dir / "checkpoints").glob("step_*"))
+    state = json.loads((newest / "trainer_state.json").read_text())
+    ledger: dict[str, Any] = state["extra"]["ledger"]
+    return ledger
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return a log of the run."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

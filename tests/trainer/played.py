@@ -1,0 +1,156 @@
+"""Plays the services around the trainer on a real Redis: a generator and a rewarder by hand-offs, a fleet of one."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from services.trainer.push.weight_sender import PushResult
+from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask
+from shared.keys import GENERATORS, REWARDERS, RunKeys
+from shared.messages import (
+    CompletedGroup,
+    PromptGroup,
+    RewardOutcome,
+    Rollout,
+    ScoredGroup,
+    Turn,
+    VersionSpan,
+    decode_completed_group,
+    decode_prompt_group,
+    encode,
+)
+from shared.redis_connection import Redis
+from shared.streams import Delivery, StreamConsumer
+
+RUN_ID = "run-test"
+Reward = Callable[[str, int], float | None]
+"""Group id and branch -> reward, or None where the reward function fails."""
+
+
+class FakeSender:
+    """Confirms every push at once, as a fleet of one replica would."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.versions: list[int] = []
+        self._redis = redis
+        self._pushed = asyncio.Condition()
+
+    async def reached(self, version: int) -> None:
+        """Wait for a version to be pushed."""
+        async with asyncio.timeout(60), self._pushed:
+            await self._pushed.wait_for(lambda: version in self.versions)
+
+    async def needs_push(self) -> bool:
+        return False
+
+    async def push(self, weights: Callable[[], Iterable[tuple[str, Any]]], *, policy_version: int) -> PushResult:
+        assert [name for name, _ in weights()]
+        async with self._pushed:
+            self.versions.append(policy_version)
+            self._pushed.notify_all()
+        await self._redis.set(RunKeys(RUN_ID).required_version, policy_version)
+        return PushResult(policy_version, 1, ("generator-0",), {}, 0.01, 0.005, 1, is_confirmed=True)
+
+
+class PlayedServices:
+    """Completes and scores groups as fast as they come, with the policy version of the last push."""
+
+    def __init__(self, redis: Redis, *, reward: Reward = lambda label, branch: float(branch % 2)) -> None:
+        self.redis = redis
+        self.keys = RunKeys(RUN_ID)
+        self.reward = reward
+        self.max_in_flight = 0
+        self.bury: set[str] = set()
+        self.keep_back: Callable[[str], bool] = lambda label: False
+        """Which groups are read and never completed."""
+        self.logprobs: dict[str, float] = {}
+        """Group id -> logprob of each of its tokens, -4.0 for others."""
+        self.truncated: set[tuple[str, int]] = set()
+        self._prompts = self._consumer(self.keys.prompts, GENERATORS)
+        self._completions = self._consumer(self.keys.completions, REWARDERS)
+
+    def _consumer(self, stream: str, consumer_group: str) -> StreamConsumer:
+        return StreamConsumer(
+            self.redis,
+            stream=stream,
+            consumer_group=consumer_group,
+            name="played",
+            leases=self.keys.leases(consumer_group),
+            dead=self.keys.dead,
+            reclaim_every_s=None,
+        )
+
+    async def play(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            deliveries = await self._prompts.read(count=64, block_s=0.02)
+            self.max_in_flight = max(self.max_in_flight, len(deliveries))
+            for delivery in deliveries:
+                if delivery.group_id in self.bury:
+                    await delivery.bury("it kills the engine")
+                elif not self.keep_back(delivery.group_id):
+                    await self._complete(delivery)
+            for delivery in await self._completions.read(count=64, block_s=0.02):
+                await self._score(delivery)
+
+    async def _complete(self, delivery: Delivery) -> None:
+        prompt = decode_prompt_group(delivery.payload)
+        version = int(await self.redis.get(self.keys.required_version) or 0)
+        await self.redis.hset(self.keys.started, prompt.group_id, str(version))
+        logprob = self.logprobs.get(prompt.group_id, -4.0)
+        rollouts = tuple(
+            rollout_of(
+                prompt,
+                branch,
+                completion_ids=np.array([5 + branch, 2], dtype=np.int32),
+                logprobs=[logprob, logprob],
+                policy_version=version,
+                finish_reason="length" if (prompt.group_id, branch) in self.truncated else "stop",
+            )
+            for branch in range(prompt.num_generations)
+        )
+        payload = encode(CompletedGroup(prompt=prompt, rollouts=rollouts))
+        await delivery.hand_off(self.keys.completions, self.keys.seen(self.keys.completions), payload)
+
+    async def _score(self, delivery: Delivery) -> None:
+        group = decode_completed_group(delivery.payload)
+        payload = encode(scored(group, [self.reward(group.prompt.group_id, r.branch) for r in group.rollouts]))
+        await delivery.hand_off(self.keys.scored, self.keys.seen(self.keys.scored), payload)
+
+
+def rollout_of(
+    prompt: PromptGroup,
+    branch: int,
+    *,
+    completion_ids: Ids,
+    logprobs: Iterable[float],
+    policy_version: int,
+    finish_reason: str = "stop",
+) -> Rollout:
+    """Return one completion of a prompt, sampled by one version."""
+    num_prompt, num_sampled = len(prompt.prompt_ids) // 4, completion_ids.size
+    return Rollout(
+        rollout_id=f"{prompt.group_id}-{branch}",
+        group_id=prompt.group_id,
+        branch=branch,
+        token_ids=prompt.prompt_ids + pack_ids(completion_ids),
+        loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
+        logprobs=pack_logprobs(list(logprobs)),
+        version_spans=(VersionSpan(policy_version, 0, num_sampled),),
+        turns=(Turn("assistant", num_prompt, num_prompt + num_sampled, finish_reason, 0.0, 1.0),),
+        completion="b",
+    )
+
+
+def scored(group: CompletedGroup, rewards: Iterable[float | None]) -> ScoredGroup:
+    """Return the group with one outcome of one reward function on every completion; None is a failure."""
+    rollouts = tuple(
+        msgspec.structs.replace(
+            rollout, rewards=(RewardOutcome("parity", "error" if value is None else "scored", value, 1.0),)
+        )
+        for rollout, value in zip(group.rollouts, rewards, strict=True)
+    )
+    return ScoredGroup(prompt=group.prompt, rollouts=rollouts)

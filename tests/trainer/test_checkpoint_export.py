@@ -1,0 +1,215 @@
+"""A checkpoint as a model directory: `headrace export`, with real models."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from headrace.cli import main
+from services.trainer.checkpoints.checkpoint import save_checkpoint
+from services.trainer.checkpoints.export import export_checkpoint
+from services.trainer.checkpoints.shards import Part, ShardError, write_shards
+from services.trainer.data.prompt_encoder import load_tokenizer
+from tests.tiny_model import make_tiny_tokenizer
+from tests.trainer.cores import make_config, make_core, random_rows
+
+
+@pytest.fixture(scope="module")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model whose head is its embedding."""
+    directory = tmp_path_factory.mktemp("tied") / "model"
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    make_tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def saved_run(run_dir: Path, model: Path, *, dtype: str = "float32") -> tuple[Path, dict[str, Tensor]]:
+    """Return the checkpoint of step 1 of a run, and its float32 weights."""
+    settings: dict[str, Any] = {"learning_rate": 1e-3, "dtype": dtype}
+    core = make_core(model, **settings)
+    core.accumulate(random_rows(4))
+    core.step()
+    run_dir.mkdir()
+    config = make_config(model, **settings).model_dump(mode="json")
+    (run_dir / "config.json").write_text(json.dumps(config))
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "reward": n / 8}) + "\n" for n in (1, 2)))
+    path = save_checkpoint(run_dir / "checkpoints", core, {}, step=1, keep=2, tokenizer=load_tokenizer(str(model)))
+    return path, {name: tensor.detach().clone() for name, tensor in core.lm.state_dict().items()}
+
+
+def logits(model: Path) -> Tensor:
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    with torch.no_grad():
+        output: Tensor = loaded(input_ids=torch.arange(4, 20)[None]).logits
+    return output
+
+
+def test_what_was_exported_computes_what_the_trainer_computed_to_the_last_bit(tiny_model: Path, tmp_path: Path) -> None:
+    checkpoint, trained = saved_run(tmp_path / "run-1", tiny_model)
+    assert main(["export", str(checkpoint), "--to", str(tmp_path / "out")]) == 0
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model)
+    reference.load_state_dict(trained)
+    with torch.no_grad():
+        expected = reference(input_ids=torch.arange(4, 20)[None]).logits
+    assert torch.equal(logits(tmp_path / "out"), expected)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("abc")["input_ids"] == [4, 5, 6]
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.safetensors")) == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_exported_is_what_is_pushed(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
+    core = make_core(tiny_model, learning_rate=1e-3, dtype=dtype)
+    core.accumulate(random_rows(4))
+    core.step()
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1" / "config.json").write_text(json.dumps({"dtype": dtype}))
+    checkpoint = save_checkpoint(tmp_path / "run-1" / "checkpoints", core, {}, step=1, keep=1)
+    exported = AutoModelForCausalLM.from_pretrained(export_checkpoint(checkpoint, tmp_path / "out"), dtype="auto")
+    pushed = dict(core.named_weights())
+    loaded = {name: tensor for name, tensor in exported.state_dict().items() if name in pushed}
+    assert {tensor.dtype for tensor in pushed.values()} == {getattr(torch, dtype)}
+    assert {name: tensor.dtype for name, tensor in loaded.items()} == {n: t.dtype for n, t in pushed.items()}
+    assert all(torch.equal(tensor, pushed[name]) for name, tensor in loaded.items())
+
+
+def reshard(checkpoint: Path, num_ranks: int) -> None:
+    """Put a checkpoint's model into the shards that so many ranks would have written."""
+    model = checkpoint / "model"
+    whole = AutoModelForCausalLM.from_pretrained(model).state_dict()
+    whole.pop("lm_head.weight")  # it is the embedding
+    for path in (*model.glob("shard-*"), model / "model.safetensors.index.json"):
+        path.unlink()
+    for rank in range(num_ranks):
+        parts: dict[str, Part] = {}
+        for name, tensor in whole.items():
+            chunk = -(-len(tensor) // num_ranks)
+            rows = tensor[rank * chunk : (rank + 1) * chunk].clone()
+            if rows.numel():
+                parts[name] = Part(rows, (rank * chunk, *(0,) * (tensor.dim() - 1)))
+        write_shards(model, parts, rank=rank, num_ranks=num_ranks)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_shards_of_several_ranks_and_tied_weights_become_one_file_in_the_dtype_of_the_run(
+    tied_model: Path, tmp_path: Path, dtype: str
+) -> None:
+    checkpoint, trained = saved_run(tmp_path / "run-1", tied_model, dtype=dtype)
+    expected = logits(checkpoint / "model")
+    reshard(checkpoint, 3)
+    exported = export_checkpoint(checkpoint, tmp_path / "out")
+    assert json.loads((exported / "config.json").read_text())["dtype"] == dtype
+    loaded = AutoModelForCausalLM.from_pretrained(exported, dtype="auto").state_dict()
+    for name, tensor in trained.items():
+        assert torch.equal(loaded[name], tensor.to(getattr(torch, dtype))), name
+    if dtype == "float32":
+        assert torch.equal(logits(exported), expected)
+
+
+def test_the_experts_of_a_mixture_are_exported_under_the_names_of_the_hub(tmp_path: Path) -> None:
+    """Fused by transformers on loading; vLLM looks for them one by one."""
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        num_experts=3,
+        num_experts_per_tok=2,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "model")
+    checkpoint = save_checkpoint(tmp_path / "checkpoints", make_core(tmp_path / "model"), {}, step=0, keep=1)
+    exported = export_checkpoint(checkpoint, tmp_path / "out")
+    expected: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(tmp_path / "model" / "model.safetensors")
+    found: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(exported / "model.safetensors")
+    assert "model.layers.0.mlp.experts.2.down_proj.weight" in found
+    assert found.keys() == expected.keys()
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+def test_a_run_directory_means_its_newest_whole_checkpoint_and_its_card_has_the_numbers_of_that_step(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    damaged = checkpoint.with_name("step_00000002")
+    shutil.copytree(checkpoint, damaged)
+    shard = next((damaged / "model").glob("shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert main(["export", str(tmp_path / "run-1"), "--to", str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().out == f"exported {checkpoint} to {tmp_path / 'out'}\n"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "optimizer step 1 of run `run-1`" in card
+    assert "| `reward` | 0.125 |" in card
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.bfloat16
+
+
+def test_a_checkpoint_that_was_moved_away_from_its_run_is_exported_without_its_story(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    moved = tmp_path / "elsewhere"
+    checkpoint.rename(moved)
+    card = (export_checkpoint(moved, tmp_path / "out") / "README.md").read_text()
+    assert "optimizer step 1 of a run" in card
+    assert "## Settings" not in card
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
+
+
+@pytest.mark.parametrize("mistake", ["truncated", "not a checkpoint", "no checkpoints", "not empty"])
+def test_a_mistake_is_refused_with_a_sentence_and_nothing_is_written(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str
+) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    named, to = checkpoint, tmp_path / "out"
+    if mistake == "truncated":
+        shard = next((checkpoint / "optimizer").glob("shard-*"))
+        shard.write_bytes(shard.read_bytes()[:-1])
+        said = f"{shard} has"
+    elif mistake == "not a checkpoint":
+        named, said = tmp_path, "is neither a checkpoint"
+    elif mistake == "no checkpoints":
+        shutil.rmtree(checkpoint)
+        named, said = tmp_path / "run-1", "there is no whole checkpoint"
+    else:
+        to, said = tiny_model.parent, "is not empty and holds no model"
+    before = sorted(tmp_path.iterdir())
+    assert main(["export", str(named), "--to", str(to)]) == 1
+    assert said in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_export_that_fails_leaves_the_model_that_was_there(tiny_model: Path, tmp_path: Path) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    out = export_checkpoint(checkpoint, tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    for path in (checkpoint / "model").glob("shard-*"):
+        path.unlink()
+    with pytest.raises(ShardError, match="there are no tensors"):
+        export_checkpoint(checkpoint, out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run-1"]

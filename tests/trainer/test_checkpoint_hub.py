@@ -1,0 +1,198 @@
+"""What a run leaves behind, and its upload, by the real huggingface_hub to a hub of this machine."""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from services.trainer.checkpoints.checkpoint import save_checkpoint
+from services.trainer.checkpoints.final_model import leave_model
+from services.trainer.data.prompt_encoder import load_tokenizer
+from services.trainer.run_files import RunFiles
+from services.trainer.telemetry.run_log import RunLog
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from tests.trainer.cores import make_config, make_core, random_rows, weights
+from tests.trainer.fake_hub import TOKEN, FakeHub, fake_hub
+
+RUN_ID = "run-7f"
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
+"""Which huggingface_hub itself does."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    with fake_hub() as served:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", served.url)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield served
+
+
+class Run:
+    """A run of one step whose last checkpoint is on the disk."""
+
+    def __init__(self, redis: Redis, root: Path, model: Path, **settings: Any) -> None:
+        self.config: RunConfig = make_config(model, learning_rate=1e-3, **settings)
+        self.files = RunFiles(root / RUN_ID)
+        self._redis = redis
+        self.log = RunLog(redis, keys=RunKeys(RUN_ID), run_dir=self.files.run_dir)
+        (self.files.run_dir / "config.json").write_text(json.dumps(self.config.model_dump(mode="json")))
+        core = make_core(model, learning_rate=1e-3)
+        core.accumulate(random_rows(4))
+        core.step()
+        self.weights = weights(core)
+        save_checkpoint(self.files.checkpoints, core, {}, step=1, keep=1, tokenizer=load_tokenizer(str(model)))
+
+    async def end(self, *, terminate: asyncio.Event | None = None) -> str | None:
+        return await leave_model(
+            self.files,
+            self.config,
+            run_id=RUN_ID,
+            step=1,
+            run_log=self.log,
+            terminate=terminate or asyncio.Event(),
+        )
+
+    async def messages(self) -> list[str]:
+        events: Any = await self._redis.xrange(RunKeys(RUN_ID).events)
+        return [json.loads(fields[b"data"])["message"] for _, fields in events if fields[b"kind"] == b"log"]
+
+
+async def test_without_push_to_hub_the_model_is_in_the_run_directory_and_nobody_is_asked(
+    redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
+) -> None:
+    run = Run(redis, tmp_path, tiny_model)
+    assert await run.end() == ""
+    loaded = AutoModelForCausalLM.from_pretrained(run.files.model)
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, run.weights[name]), name
+    assert hub.files == {}
+
+
+async def test_the_model_is_uploaded_with_its_card_and_what_was_uploaded_loads(
+    redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
+) -> None:
+    run = Run(redis, tmp_path, tiny_model, push_to_hub=True, hub_model_id="group/better", hub_private_repo=True)
+    assert await run.end() == ""
+    assert hub.private == {"group/better"}
+    assert hub.messages == [f"headrace run {RUN_ID}"]
+    assert await run.messages() == [
+        f"uploading {run.files.model} to group/better",
+        f"uploaded the model: {hub.url}/group/better",
+    ]
+    downloaded = tmp_path / "downloaded"
+    downloaded.mkdir()
+    for path, content in hub.files["group/better"].items():
+        (downloaded / path).write_bytes(content)
+    loaded = AutoModelForCausalLM.from_pretrained(downloaded)
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, run.weights[name]), name
+    assert 'from_pretrained("group/better"' in (downloaded / "README.md").read_text()
+
+
+async def test_a_name_without_an_owner_becomes_the_tokens_owners(
+    redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
+) -> None:
+    run = Run(redis, tmp_path, tiny_model, push_to_hub=True, name="better")
+    assert await run.end() == ""
+    assert list(hub.files) == ["someone/better"]
+    assert hub.private == set()
+    assert b"vllm serve someone/better" in hub.files["someone/better"]["README.md"]
+
+
+@pytest.mark.parametrize("trouble", ["refused", "wrong token", "no token", "away"])
+async def test_an_upload_that_fails_leaves_the_model_the_reason_and_the_command_that_does_it_by_hand(
+    redis: Redis, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path, trouble: str
+) -> None:
+    if trouble == "refused":
+        hub.refused = (403, "You have exceeded your storage limit")
+    elif trouble == "wrong token":
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    elif trouble == "no token":
+        monkeypatch.delenv("HF_TOKEN")
+    else:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    said = {
+        "refused": "You have exceeded your storage limit",
+        "wrong token": "401 Unauthorized",
+        "no token": "set HF_TOKEN for the trainer, or run `hf auth login`",
+        "away": "Connection refused",
+    }[trouble]
+    run = Run(redis, tmp_path, tiny_model, push_to_hub=True, hub_model_id="group/better", hub_private_repo=True)
+    warning = await run.end()
+    assert warning is not None
+    assert said in warning
+    by_hand = shlex.join(["hf", "upload", "group/better", str(run.files.model), ".", "--private"])
+    assert warning.endswith(f"To upload it: {by_hand}")
+    assert (await run.messages())[-1] == warning
+    assert AutoModelForCausalLM.from_pretrained(run.files.model).num_parameters() > 0
+
+
+async def test_a_process_asked_to_end_gives_the_upload_up_and_the_next_one_makes_it(
+    redis: Redis, hub: FakeHub, tiny_model: Path, tmp_path: Path
+) -> None:
+    run = Run(redis, tmp_path, tiny_model, push_to_hub=True, hub_model_id="group/better")
+    hub.hold.clear()
+    terminate = asyncio.Event()
+    ending = asyncio.create_task(run.end(terminate=terminate))
+    await asyncio.wait_for(asyncio.to_thread(hub.asked_to_store.wait, 20), timeout=30)
+    terminate.set()
+    assert await asyncio.wait_for(ending, timeout=10) is None
+    hub.hold.set()
+    assert await run.end() == ""
+    assert "model.safetensors" in hub.files["group/better"]
+
+
+def test_the_header_of_the_card_is_what_the_hub_reads(tmp_path: Path) -> None:
+    from services.trainer.checkpoints.model_card import RunFacts, model_card
+
+    config = RunConfig(
+        model="Qwen/Qwen2.5-0.5B-Instruct",
+        model_revision="abc1234",
+        dataset_name="openai/gsm8k",
+        reward_funcs=["accuracy_reward", "my.module:brevity"],
+        reward_weights=[1.0, 0.5],
+        beta=0.04,
+    ).model_dump(mode="json")
+    metrics = {"reward": 0.71249, "rewards/accuracy_reward/mean": 0.7, "num_tokens": 12345678.0, "kl": float("nan")}
+    card = model_card(RunFacts(config=config, metrics=metrics, run_id="run-7f", step=200), title="group/better")
+    _, header, text = card.split("---\n", 2)
+    assert yaml.safe_load(header) == {
+        "base_model": "Qwen/Qwen2.5-0.5B-Instruct",
+        "datasets": ["openai/gsm8k"],
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["grpo", "headrace", "reinforcement-learning"],
+    }
+    for line in (
+        "* Base model: `Qwen/Qwen2.5-0.5B-Instruct` at revision `abc1234`",
+        "* Rewards: `accuracy_reward`, `my.module:brevity` (weight 0.5)",
+        "| `beta` | 0.04 |",
+        "| `reward` | 0.71249 |",
+        "| `num_tokens` | 12,345,678 |",
+    ):
+        assert line in text.splitlines()
+    assert "kl" not in text.split("## Metrics")[1], "a number that is none is left out"
+
+
+def test_a_card_names_no_path_of_the_machine(tmp_path: Path) -> None:
+    from services.trainer.checkpoints.model_card import RunFacts, model_card
+
+    data, model = tmp_path / "private" / "rows.jsonl", tmp_path / "private" / "start"
+    config = RunConfig(model=str(model), dataset_name=str(data), reward_funcs=["accuracy_reward"])
+    card = model_card(RunFacts(config=config.model_dump(mode="json")), title="model")
+    assert "private" not in card
+    assert "`rows.jsonl` (a local path)" in card
+    header = yaml.safe_load(card.split("---\n")[1])
+    assert not {"base_model", "datasets"} & header.keys()

@@ -1,0 +1,177 @@
+"""Checkpoints that are written while the run goes on: on a real Redis, with a core that writes when it is told to."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from services.trainer.checkpoints.checkpoint import CheckpointError, CheckpointWriter, newest_valid
+from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
+from services.trainer.loop.group_ids import group_id
+from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.reconcile import take_over
+from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.telemetry.run_log import RunLog
+from shared.errors import FencedError
+from shared.keys import TRAINERS, RunKeys
+from shared.lease import renew
+from shared.messages import encode
+from shared.redis_connection import Redis
+from shared.streams import StreamConsumer
+from tests.groups import scored_group
+
+
+class SlowCore:
+    """Its state is its policy version; it is on the disk when `write` was called."""
+
+    def __init__(self) -> None:
+        self.policy_version = 0
+        self.begun = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._copied: tuple[Path, int] | None = None
+        self._written: Future[None] = Future()
+
+    def begin_save(self, directory: Path, tokenizer: Any) -> "Future[None]":
+        self._copied, self._written = (directory, self.policy_version), Future()
+        self._loop.call_soon_threadsafe(self.begun.set)
+        return self._written
+
+    def write(self, error: OSError | None = None) -> None:
+        assert self._copied is not None
+        directory, version = self._copied
+        (directory / "weights").write_text(str(version))
+        self.begun.clear()
+        if error is None:
+            self._written.set_result(None)
+        else:
+            self._written.set_exception(error)
+
+
+class Rig:
+    """A trainer's bookkeeping, with groups that are scored and trained by a call."""
+
+    def __init__(self, redis: Redis, keys: RunKeys, run_dir: Path, *, epoch: int) -> None:
+        self.redis, self.keys, self.root = redis, keys, run_dir / "checkpoints"
+        self.core, self.ledger = SlowCore(), Ledger()
+        consumer = StreamConsumer(
+            redis,
+            stream=keys.scored,
+            consumer_group=TRAINERS,
+            name=f"trainer-{epoch}",
+            leases=keys.leases(TRAINERS),
+            dead=keys.dead,
+            reclaim_every_s=None,
+            max_deliveries=None,
+        )
+        self.scored = ScoredGroups(redis, keys=keys, ledger=self.ledger, epoch=epoch, consumer=consumer)
+        self.saver = CheckpointSaver(
+            CheckpointWriter(self.root, keep=2),
+            redis=redis,
+            keys=keys,
+            epoch=epoch,
+            core=cast(Any, self.core),
+            tokenizer=None,
+            scored=self.scored,
+            run_log=RunLog(redis, keys=keys, run_dir=run_dir),
+            replica_id="trainer-0",
+        )
+        self.torch_thread = ThreadPoolExecutor(max_workers=1)
+
+    async def train(self, *numbers: int) -> None:
+        for number in numbers:
+            payload = encode(scored_group(group_id(number)))
+            await self.redis.xadd(self.keys.scored, {"group_id": group_id(number), "payload": payload})
+        await self.scored.receive(block_s=1)
+        for number in numbers:
+            assert self.scored.consider() is not None
+            self.scored.remove(number)
+            self.ledger.record_trained(number)
+        self.core.policy_version += 1
+
+    async def begin(self, tasks: asyncio.TaskGroup) -> None:
+        await self.saver.begin(tasks, self.torch_thread, lambda: {"ledger": self.ledger.to_json()})
+
+    async def num_entries(self) -> int:
+        return int(await self.redis.xlen(self.keys.scored))
+
+
+@pytest.fixture
+async def rig(redis: Redis, run_keys: RunKeys, tmp_path: Path) -> AsyncIterator[Rig]:
+    epoch = await take_over(redis, run_keys)
+    await renew(redis, leases=run_keys.leases(TRAINERS), consumer=f"trainer-{epoch}", lease_s=60)
+    made = Rig(redis, run_keys, tmp_path / "run", epoch=epoch)
+    yield made
+    made.torch_thread.shutdown()
+
+
+async def test_exactly_the_groups_of_the_moment_of_the_copy_are_in_the_checkpoint_and_acked(rig: Rig) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await rig.train(0, 1)
+        await rig.begin(tasks)
+        await rig.train(2)  # while the checkpoint is being written
+        assert (await rig.num_entries(), newest_valid(rig.root)) == (3, None)
+        rig.core.write()
+        await rig.saver.finish()
+    checkpoint = newest_valid(rig.root)
+    assert checkpoint is not None
+    assert (checkpoint.step, (checkpoint.path / "weights").read_text()) == (1, "1")
+    assert checkpoint.extra["ledger"]["trained"] == [[0, 1]]
+    assert await rig.num_entries() == 1, "group 2 waits for the next checkpoint"
+    assert rig.saver.metrics()["checkpoint/total_s"] >= rig.saver.metrics()["checkpoint/standstill_s"] > 0
+
+
+async def test_the_next_checkpoint_waits_for_the_one_before(rig: Rig) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await rig.train(0)
+        await rig.begin(tasks)
+        await rig.train(1)
+        second = tasks.create_task(rig.begin(tasks))
+        await asyncio.wait_for(rig.core.begun.wait(), timeout=10)
+        assert not second.done()
+        rig.core.write()
+        await asyncio.wait_for(rig.core.begun.wait(), timeout=10)  # the copy of the second
+        await second
+        assert await rig.num_entries() == 1, "the first one's group was acked before the second began"
+        rig.core.write()
+        await rig.saver.finish()
+    assert sorted(path.name for path in rig.root.iterdir()) == ["step_00000001", "step_00000002"]
+    assert await rig.num_entries() == 0
+
+
+async def test_a_write_that_fails_ends_the_rank_leaves_the_older_checkpoint_and_acks_nothing(rig: Rig) -> None:
+    async def live() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await rig.train(0)
+            await rig.begin(tasks)
+            rig.core.write()
+            await rig.train(1)
+            await rig.begin(tasks)
+            rig.core.write(OSError(28, "No space left on device"))
+            await asyncio.Event().wait()  # the loop goes on training
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(live(), timeout=20)
+    (error,) = raised.value.exceptions
+    assert isinstance(error, CheckpointError)
+    assert "step 2 could not be written" in str(error)
+    assert [path.name for path in rig.root.iterdir()] == ["step_00000001"]
+    assert await rig.num_entries() == 1
+
+
+async def test_a_trainer_that_was_superseded_while_it_wrote_publishes_and_acks_nothing(rig: Rig) -> None:
+    async def live() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await rig.train(0)
+            await rig.begin(tasks)
+            await take_over(rig.redis, rig.keys)
+            rig.core.write()
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(live(), timeout=20)
+    assert isinstance(raised.value.exceptions[0], FencedError)
+    assert list(rig.root.iterdir()) == []
+    assert await rig.num_entries() == 1

@@ -1,0 +1,154 @@
+"""Evaluations travel the streams of training, and leave no trace in what is trained."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.trainer.loop.training_loop import Parts
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train, trained_groups
+from tests.trainer.played import FakeSender, PlayedServices
+
+EVERYTHING_TRAINED: dict[str, Any] = {"admitted": 12, "trained": [[0, 11]], "dropped": {}}
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model: Path) -> RunConfig:
+    """Evaluate on five prompts, one of which is too long, with three completions each."""
+    rows = tmp_path / "test.jsonl"
+    prompts = ["b1=", "b2=", "b3=", "b" * 30, "b4="]
+    rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return small_config(
+        tmp_path,
+        tiny_model,
+        eval_dataset_name=str(rows),
+        eval_steps=2,
+        eval_on_start=True,
+        num_generations_eval=3,
+        max_prompt_length=8,
+    )
+
+
+def reward(label: str, branch: int) -> float:
+    """Give every prompt of an evaluation (0, 1, 1), and a training group (0, 1, 0, 1)."""
+    return float(branch > 0) if label.startswith("eval-") else float(branch % 2)
+
+
+def evaluations(tmp_path: Path) -> list[dict[str, Any]]:
+    return json_lines(tmp_path / "run" / "evaluations.jsonl")
+
+
+async def test_an_evaluation_is_reported_under_trls_names_with_the_versions_that_sampled_it(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config, tmp_path)
+    ending, _ = await train(redis, played=PlayedServices(redis, reward=reward), sender=FakeSender(redis))
+    assert ending == "finished"
+    found = evaluations(tmp_path)
+    assert found[0]["step"] == 0
+    assert found[-1]["step"] == 6, "the last step is evaluated before the run ends"
+    for line in found:
+        assert line["eval_reward"] == pytest.approx(2 / 3)
+        # Twelve rewards, eight of them 1: the variance is 8/12 * 4/12 * 12/11.
+        assert line["eval_reward_std"] == pytest.approx((8 / 33) ** 0.5)
+        assert line["eval_rewards/parity/mean"] == pytest.approx(2 / 3)
+        assert line["eval_completions/mean_length"] == 2
+        assert line["eval_policy_version/min"] >= line["step"]
+        assert line["eval_policy_version/max"] <= 6
+        counts = {name: line[f"eval_groups/{name}"] for name in ("done", "missing", "unusable")}
+        assert counts == {"done": 4, "missing": 0, "unusable": 1}
+    rows = json_lines(tmp_path / "run" / "evaluations" / "step_00000006.jsonl")
+    assert [row["prompt"] for row in rows] == [prompt for prompt in ("b1=", "b2=", "b3=", "b4=") for _ in range(3)]
+
+
+async def test_nothing_that_is_trained_knows_of_evaluations(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
+    await create(redis, config, tmp_path)
+    await train(redis, played=PlayedServices(redis, reward=reward), sender=FakeSender(redis))
+    keys = RunKeys("run-test")
+    assert newest_ledger(tmp_path / "run") == EVERYTHING_TRAINED
+    assert sorted(number for groups in trained_groups(tmp_path / "run").values() for number in groups) == [*range(12)]
+    for stream in (keys.prompts, keys.completions, keys.scored):
+        assert await redis.xlen(stream) == 0
+        assert await redis.scard(keys.seen(stream)) == 0
+    assert await redis.hlen(keys.started) == 0
+
+
+async def test_training_goes_on_while_an_evaluation_is_under_way_and_a_later_one_waits_for_it(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    """The evaluation of step 0 is kept back until step 5 was pushed; those of steps 2 and 4 were due meanwhile."""
+    await create(redis, config, tmp_path)
+    played, sender = PlayedServices(redis, reward=reward), FakeSender(redis)
+    played.keep_back = lambda label: label.startswith("eval-")
+
+    async def let_go() -> None:
+        await sender.reached(5)
+        played.keep_back = lambda label: False
+        released = PlayedServices(redis, reward=reward)  # reads what the first one has kept
+        await released.play()
+
+    releasing = asyncio.create_task(let_go(), name="let go")
+    ending, _ = await train(redis, played=played, sender=sender)
+    releasing.cancel()
+    assert ending == "finished"
+    assert [line["step"] for line in evaluations(tmp_path)] in ([0, 5, 6], [0, 6])
+    assert evaluations(tmp_path)[0]["eval_groups/done"] == 4
+
+
+async def test_a_group_of_an_evaluation_that_is_buried_is_counted_as_missing(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config, tmp_path)
+    played = PlayedServices(redis, reward=reward)
+    played.bury = {"eval-0001-00000000-00000001"}
+    ending, loop = await train(redis, played=played, sender=FakeSender(redis))
+    assert ending == "finished"
+    assert {name: evaluations(tmp_path)[0][f"eval_groups/{name}"] for name in ("done", "missing")} == {
+        "done": 3,
+        "missing": 1,
+    }
+    assert loop.ledger.dropped_by_reason() == {}
+
+
+async def test_an_evaluation_of_which_nothing_comes_in_is_given_up_after_its_deadline(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config.model_copy(update={"eval_steps": None}), tmp_path)
+    played = PlayedServices(redis, reward=reward)
+    played.keep_back = lambda label: label.startswith("eval-") and label.endswith("2")
+
+    def impatient(parts: Parts) -> None:
+        parts.evaluations.idle_s = 0.5
+
+    ending, _ = await train(redis, played=played, sender=FakeSender(redis), meddle=impatient)
+    assert ending == "finished"
+    (line,) = evaluations(tmp_path)
+    assert (line["eval_groups/done"], line["eval_groups/missing"]) == (3, 1)
+
+
+async def test_a_restart_within_an_evaluation_repeats_it_and_takes_nothing_of_the_old_one(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config, tmp_path)
+    played, sender, terminate = PlayedServices(redis, reward=reward), FakeSender(redis), asyncio.Event()
+    played.keep_back = lambda label: label.startswith("eval-0001-")
+    first = asyncio.create_task(train(redis, played=played, sender=sender, terminate=terminate), name="first")
+    await sender.reached(3)
+    terminate.set()
+    assert (await first)[0] == "terminated"
+    assert not (tmp_path / "run" / "evaluations.jsonl").exists()
+
+    # What the first incarnation left is completed and scored now, with rewards that would show.
+    second = PlayedServices(redis, reward=lambda label, branch: 9.0 if "eval-0001-" in label else reward(label, branch))
+    ending, _ = await train(redis, played=second, sender=FakeSender(redis))
+
+    assert ending == "finished"
+    assert all(line["eval_reward"] == pytest.approx(2 / 3) for line in evaluations(tmp_path))
+    assert evaluations(tmp_path)[0]["step"] >= 3
+    assert newest_ledger(tmp_path / "run") == EVERYTHING_TRAINED
+    assert await redis.xlen(RunKeys("run-test").scored) == 0, "what was left of the old one is acked"

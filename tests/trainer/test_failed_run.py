@@ -1,0 +1,40 @@
+"""A run whose numbers are not finite fails for good, with one sentence that says where to look."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.trainer.rank import REFUSED
+from shared.redis_connection import Redis
+from shared.run_store import RunStore
+from tests.trainer.incarnations import create, newest_ledger, rank_process, small_config
+from tests.trainer.played import RUN_ID, PlayedServices
+
+pytestmark = pytest.mark.timeout(150)
+
+
+async def test_the_record_of_a_run_with_a_loss_that_is_not_finite_names_the_post_mortem(
+    redis: Redis, redis_url: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    config = small_config(
+        tmp_path, tiny_model, use_decoupled_loss=False, vllm_importance_sampling_correction=False, save_steps=1
+    )
+    await create(redis, config, tmp_path)
+    played = PlayedServices(redis)
+    played.logprobs["00000005"] = -1e30
+    services = asyncio.create_task(played.play(), name="played services")
+    try:
+        async with rank_process(redis_url, RUN_ID, tmp_path) as process, asyncio.timeout(100):
+            assert await process.wait() == REFUSED
+    finally:
+        services.cancel()
+    record = await RunStore(redis).get(RUN_ID)
+    assert record is not None
+    assert record.status == "failed"
+    report = tmp_path / "run" / "post_mortem" / "step_00000003" / "report.json"
+    assert str(report) in record.reason
+    assert "its last checkpoint is as it was" in record.reason
+    assert report.is_file()
+    assert newest_ledger(tmp_path / "run")["trained"] == [[0, 3]], "that of step 2, written just before"
+    assert "Traceback" not in (tmp_path / f"{RUN_ID}.log").read_text()

@@ -1,0 +1,124 @@
+"""Real runs log what the catalogue lists and nothing else, and put per-token arrays of the real core into the log."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.trainer.loop.assembly import assemble
+from services.trainer.loop.reconcile import take_over
+from services.trainer.loop.training_loop import TrainingLoop
+from services.trainer.telemetry.metric_catalogue import METRICS, find_metric
+from services.trainer.telemetry.step_memory import memory_metrics
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
+
+OF_EVERY_STEP = {metric.name for metric in METRICS if not metric.when} - {"rewards/{reward}/mean"}
+
+
+async def train(redis: Redis, tiny_model: Path, tmp_path: Path, **options: Any) -> Path:
+    """Return the directory of a run of two groups a step that has ended."""
+    rows = tmp_path / "train.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"a{number % 7}="}) + "\n" for number in range(20)))
+    plain: dict[str, Any] = {"max_steps": 2, "groups_per_step": 2, "num_generations": 4, "max_completion_length": 8}
+    config = RunConfig(
+        model=str(tiny_model), dataset_name=str(rows), reward_funcs=["parity"], save_steps=1, **(plain | options)
+    )
+    await redis.flushdb()
+    await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))
+    record = await RunStore(redis).get(RUN_ID)
+    assert record is not None
+    played = PlayedServices(redis)
+    played.bury = {"00000001"}
+    epoch = await take_over(redis, RunKeys(RUN_ID))
+    parts = await assemble(redis, RunStore(redis), record, FakeSender(redis), epoch=epoch)
+    services = asyncio.create_task(played.play(), name="played services")
+    try:
+        async with asyncio.timeout(60):
+            assert await TrainingLoop(parts, terminate=asyncio.Event()).run() == "finished"
+    finally:
+        services.cancel()
+        await asyncio.to_thread(parts.reports.close)
+    return tmp_path / "run"
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+async def test_runs_log_what_the_catalogue_lists_and_nothing_else(
+    redis: Redis, tiny_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "test.jsonl").write_text('{"prompt": "b1="}\n{"prompt": "b2="}\n')
+    evaluated = {"eval_dataset_name": str(tmp_path / "test.jsonl"), "eval_steps": 1}
+    runs: dict[str, dict[str, Any]] = {
+        "dapo": {"beta": 0.1, "entropy_coef": 0.01, "report_to": ["tensorboard"], **evaluated},
+        "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+        "vespo": {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate"},
+    }
+    found: set[str] = set()
+    for name, options in runs.items():
+        (tmp_path / name).mkdir()
+        run_dir = await train(redis, tiny_model, tmp_path / name, **options)
+        for line in lines(run_dir / "metrics.jsonl"):
+            names = {metric[0].name if (metric := find_metric(logged)) else f"not listed: {logged}" for logged in line}
+            assert names >= OF_EVERY_STEP, f"{name} leaves out {OF_EVERY_STEP - names}"
+            found |= names
+        if "eval_steps" in options:
+            (evaluation, *_) = lines(run_dir / "evaluations.jsonl")
+            found |= {metric[0].name if (metric := find_metric(logged)) else logged for logged in evaluation}
+    assert found == {metric.name for metric in METRICS if metric.when != "a GPU"}
+
+
+async def test_rollouts_carry_per_token_arrays_of_the_core_if_asked(
+    redis: Redis, tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = await train(redis, tiny_model, tmp_path, log_per_token_share=1.0, log_completions=True)
+    rows = [row for path in sorted((run_dir / "rollouts").iterdir()) for row in lines(path)]
+    assert len(rows) == 16
+    for row in rows:
+        arrays = row["per_token"]
+        assert {name: len(values) for name, values in arrays.items()} == dict.fromkeys(
+            ("token_ids", "generator_logprobs", "trainer_logprobs", "importance_ratio", "entropy", "advantage"), 2
+        )
+        assert arrays["token_ids"] == [5 + row["branch"], 2]
+        assert arrays["generator_logprobs"] == [-4.0, -4.0]
+        assert arrays["advantage"] == pytest.approx([row["advantage"]] * 2, rel=1e-4)
+        for logprob, ratio, entropy in zip(
+            arrays["trainer_logprobs"], arrays["importance_ratio"], arrays["entropy"], strict=True
+        ):
+            assert ratio == pytest.approx(math.exp(logprob + 4.0), rel=1e-3)
+            assert 0 < entropy < math.log(64)
+    assert "Step 1" in capfd.readouterr().err
+
+
+async def test_a_share_of_the_rollouts_carries_arrays_and_none_unless_asked(
+    redis: Redis, tiny_model: Path, tmp_path: Path
+) -> None:
+    counts: dict[float, int] = {}
+    for share in (0.0, 0.4):
+        (tmp_path / str(share)).mkdir()
+        run_dir = await train(redis, tiny_model, tmp_path / str(share), log_per_token_share=share)
+        rows = [row for path in (run_dir / "rollouts").iterdir() for row in lines(path)]
+        counts[share] = sum("per_token" in row for row in rows)
+    assert counts[0.0] == 0
+    assert 0 < counts[0.4] < 16
+
+
+def test_memory_is_in_bytes_and_its_peak_stays() -> None:
+    before = memory_metrics(torch.device("cpu"))
+    held = np.ones(64 * 1024 * 1024, dtype=np.uint8)
+    during = memory_metrics(torch.device("cpu"))
+    assert during["memory/rss_bytes"] - before["memory/rss_bytes"] > 0.9 * held.nbytes
+    del held
+    after = memory_metrics(torch.device("cpu"))
+    assert after["memory/peak_rss_bytes"] >= during["memory/peak_rss_bytes"] > 0.9 * during["memory/rss_bytes"]
+    assert after.keys() == {"memory/rss_bytes", "memory/peak_rss_bytes"}

@@ -1,0 +1,225 @@
+"""Sharding changes nothing: 1, 2 and 4 ranks make the same steps; and nothing that goes wrong makes a rank hang."""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from headrace.process_table import mark, wait_until_gone
+from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.ranks.rank_launcher import Node, launch
+from shared.run_config import RunConfig
+from tests.conftest import free_port
+from tests.eventually import eventually
+from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_tokenizer
+from tests.trainer.cores import CPU, make_config
+from tests.trainer.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
+
+LOSSES_AGREE, WEIGHTS_AGREE = 1e-4, 1e-6
+"""Relative and absolute. Sums over ranks round in another order, and twenty steps of AdamW carry that on."""
+
+
+def make_model(path: Path, *, is_tied: bool, hidden_size: int) -> Path:
+    """Write a model of three layers whose weights no number of ranks divides evenly."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden_size,
+        intermediate_size=50,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=10,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        tie_word_embeddings=is_tied,
+        eos_token_id=EOS_TOKEN_ID,
+        dtype="float32",
+    )
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    make_tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
+    """Return runs that differ in what sharding could break: what is tied, what is kept, what is scored."""
+    directory = tmp_path_factory.mktemp("models")
+    plain: dict[str, Any] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 40, "max_completion_length": 20}
+    tied = make_model(directory / "tied", is_tied=True, hidden_size=30)
+    untied = make_model(directory / "untied", is_tied=False, hidden_size=28)
+    return {
+        "tied": make_config(
+            tied,
+            **plain,
+            loss_type="grpo",
+            entropy_coef=0.01,
+            top_entropy_quantile=0.5,
+            fsdp_reshard_after_forward=False,
+        ),
+        "untied": make_config(untied, **plain, beta=0.05, max_grad_norm=1.0),
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(configs: dict[str, RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what one rank makes of the runs."""
+    directory = tmp_path_factory.mktemp("alone")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name, config in configs.items():
+        (directory / name).mkdir()
+        core = PolicyCore(config, model_dir_or_id=config.model, total_steps=NUM_STEPS, device=CPU)
+        make_steps(core, directory / name)
+    torch.set_num_threads(threads)
+    return directory
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
+    return found
+
+
+def write_configs(directory: Path, configs: dict[str, RunConfig]) -> None:
+    for name, config in configs.items():
+        (directory / name).mkdir()
+        (directory / name / "config.json").write_text(config.model_dump_json())
+
+
+def assert_same_steps(several: Path, alone: Path) -> None:
+    """Compare every metric of every step, per-token arrays, and the weights in the end."""
+    here, there = (json.loads((directory / "result.json").read_text()) for directory in (several, alone))
+    assert len(here) == len(there) == NUM_STEPS
+    for step, (mine, theirs) in enumerate(zip(here, there, strict=True)):
+        assert mine["metrics"] == pytest.approx(theirs["metrics"], rel=LOSSES_AGREE, abs=1e-6), step
+        assert (mine["num_rows"], mine["num_pass_tokens"]) == (theirs["num_rows"], theirs["num_pass_tokens"])
+        assert mine["per_token"].keys() == theirs["per_token"].keys() == {"1", "4"}
+        for row, arrays in mine["per_token"].items():
+            for array, other in zip(arrays, theirs["per_token"][row], strict=True):
+                assert array == pytest.approx(other, rel=LOSSES_AGREE, abs=1e-4)
+    mine, theirs = (weights(directory / "weights.safetensors") for directory in (several, alone))
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=WEIGHTS_AGREE, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(WITHIN_S + 20)
+def test_two_ranks_on_two_nodes_make_the_steps_of_one_and_survive_troubles(
+    configs: dict[str, RunConfig], alone: Path, tmp_path: Path
+) -> None:
+    write_configs(tmp_path, configs)
+    endpoint = f"127.0.0.1:{free_port()}"
+    nodes = [start(tmp_path, num_ranks=1, num_nodes=2, node_rank=rank, endpoint=endpoint) for rank in (0, 1)]
+    try:
+        for rank, node in enumerate(nodes):
+            output, _ = node.communicate(timeout=WITHIN_S)
+            assert node.returncode == 0, f"node {rank}: {output}"
+    finally:
+        for node in nodes:
+            node.terminate()
+    for name in configs:
+        assert_same_steps(tmp_path / name, alone / name)
+
+    troubles = json.loads((tmp_path / "troubles.json").read_text())
+    assert troubles["described"] == troubles["read"]
+    assert troubles["first_name"] == troubles["read"][0][0]
+    assert troubles["given_up"]
+    assert troubles["overtaken"]
+    assert troubles["at_fault"] == [1, 3]
+    assert "nowhere" in troubles["not_loaded"]
+    assert troubles["weights_are_as_they_were"]
+    assert troubles["steps_after"] == 1
+    assert troubles["moved"] > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(WITHIN_S + 20)
+def test_four_ranks_make_the_steps_of_one(configs: dict[str, RunConfig], alone: Path, tmp_path: Path) -> None:
+    write_configs(tmp_path, {"tied": configs["tied"]})
+    node = start(tmp_path, num_ranks=4)
+    try:
+        output, _ = node.communicate(timeout=WITHIN_S)
+    finally:
+        node.terminate()
+    assert node.returncode == 0, output
+    assert_same_steps(tmp_path / "tied", alone / "tied")
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Give this process its signal handlers back: torchrun takes them."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("own_signals")
+@pytest.mark.parametrize(
+    ("statuses", "status", "said"),
+    [
+        ((0, 0), 0, ""),
+        ((2, 0), 2, "exit statuses by rank: {0: 2}"),
+        ((3, 0), 3, "exit statuses by rank: {0: 3}"),
+        ((0, 1), 1, "exit statuses by rank: {1: 1}"),
+        ((0, -9), 1, "training rank 1 was killed by signal 9"),
+    ],
+)
+def test_exit_statuses_of_ranks_keep_their_meaning(
+    statuses: tuple[int, int], status: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = f"import os, sys; s = {statuses}[int(os.environ['RANK'])]; s < 0 and os.kill(os.getpid(), -s); sys.exit(s)"
+    node = Node("run-x", 2, 1, 0, "127.0.0.1:0", (sys.executable, "-S", "-c", code), timeout_s=20)
+    assert launch(node) == status
+    assert said in (caplog.messages[-1] if status else "")
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_the_launcher_says_what_the_failing_rank_said_and_not_what_its_victims_saw(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    code = (
+        "import os, sys, time\n"
+        "from services.trainer.ranks.rank_words import leave_word\n"
+        "rank = int(os.environ['RANK'])\n"
+        "leave_word(['lost the others', 'out of memory'][rank], status=1, is_loss=rank == 0)\n"
+        "sys.exit(1)\n"
+    )
+    node = Node("run-x", 2, 1, 0, "127.0.0.1:0", (sys.executable, "-c", code), timeout_s=20)
+    assert launch(node) == 1
+    assert caplog.messages[-1].endswith("started again: training rank 1: out of memory")
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_rendezvous_on_somebody_elses_address_is_refused_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node("run-x", 1, 2, 0, "192.0.2.1:1", (sys.executable, "-c", "pass"), timeout_s=20)
+    assert launch(node) == 2
+    assert "cannot meet at 192.0.2.1:1" in caplog.messages[-1]
+
+
+async def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys, time\n"
+        "from services.trainer.ranks.rank_group import die_with_launcher\n"
+        "die_with_launcher()\n"
+        "(pathlib.Path(sys.argv[1]) / os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "time.sleep(100)\n"
+    )
+    launcher = start(tmp_path, num_ranks=2, worker=[sys.executable, "-c", code])
+    try:
+        await eventually(lambda: all((tmp_path / rank).exists() and (tmp_path / rank).read_text() for rank in "01"))
+        ranks = [mark(int((tmp_path / rank).read_text())) for rank in "01"]
+        assert None not in ranks
+    finally:
+        launcher.kill()
+        launcher.communicate(timeout=20)
+    assert wait_until_gone([rank for rank in ranks if rank is not None], timeout_s=10) == []

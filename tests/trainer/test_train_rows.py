@@ -1,0 +1,102 @@
+"""How a batch is cut into minibatches, and what the loss of each is divided by."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.loop.train_rows import make_minibatch, minibatches, step_totals, with_logprobs
+from services.trainer.objective.loss import StepTotals
+from services.trainer.telemetry.step_metrics import TrainedGroup
+from shared.messages import ScoredGroup
+from shared.run_config import RunConfig
+from tests.groups import rollout, scored_group
+
+
+def trained(number: int, *, lengths: tuple[int, ...] = (2, 2), rewards: tuple[float, ...] = (0.0, 1.0)) -> TrainedGroup:
+    """Return a group whose completions have these lengths; a reward of NaN is a failed one."""
+    label = f"{number:08d}"
+    group: ScoredGroup = msgspec.structs.replace(
+        scored_group(label, rewards=[0.0] * len(lengths)),
+        rollouts=tuple(
+            rollout(label, branch, completion_ids=[8] * length, reward=0.0) for branch, length in enumerate(lengths)
+        ),
+    )
+    rewards_G = np.array(rewards)
+    advantages_G = np.nan_to_num(rewards_G - float(np.nanmean(rewards_G)))
+    return TrainedGroup(WaitingGroup(number, group, 0), rewards_G, advantages_G, has_signal=True)
+
+
+def truncated(group: TrainedGroup, branch: int) -> TrainedGroup:
+    rollouts = list(group.waiting.group.rollouts)
+    turn = msgspec.structs.replace(rollouts[branch].turns[0], finish_reason="length")
+    rollouts[branch] = msgspec.structs.replace(rollouts[branch], turns=(turn,))
+    message = msgspec.structs.replace(group.waiting.group, rollouts=tuple(rollouts))
+    waiting = WaitingGroup(group.waiting.number, message, 0)
+    return TrainedGroup(waiting, group.rewards_G, group.advantages_G, group.has_signal)
+
+
+def config(run_config: RunConfig, **settings: Any) -> RunConfig:
+    return run_config.model_copy(update={"groups_per_step": 2, "steps_per_generation": 3} | settings)
+
+
+def numbers(groups: list[TrainedGroup], settings: RunConfig, *, policy_version: int) -> list[list[int]]:
+    cut = minibatches(groups, settings, count=len(groups) // 2, policy_version=policy_version)
+    return [[group.waiting.number for group in minibatch.groups] for minibatch in cut]
+
+
+def test_minibatches_are_whole_groups_in_an_order_that_seed_and_version_decide(run_config: RunConfig) -> None:
+    groups, settings = [trained(number) for number in range(6)], config(run_config)
+    first = numbers(groups, settings, policy_version=6)
+    assert [len(minibatch) for minibatch in first] == [2, 2, 2]
+    assert sorted(number for minibatch in first for number in minibatch) == [0, 1, 2, 3, 4, 5]
+    assert numbers(groups, settings, policy_version=6) == first, "the same after a crash"
+    others = [numbers(groups, settings, policy_version=version) for version in range(9, 30, 3)]
+    others += [numbers(groups, config(run_config, seed=seed), policy_version=6) for seed in range(7)]
+    assert any(other != first for other in others[:7])
+    assert any(other != first for other in others[7:])
+
+
+def test_a_batch_of_one_minibatch_keeps_its_order(run_config: RunConfig) -> None:
+    assert numbers([trained(5), trained(3)], config(run_config), policy_version=6) == [[5, 3]]
+
+
+def test_a_batch_that_does_not_divide_into_minibatches_is_a_bug(run_config: RunConfig) -> None:
+    with pytest.raises(AssertionError, match="5 groups do not make 3 minibatches of 2"):
+        minibatches([trained(number) for number in range(5)], config(run_config), count=3, policy_version=0)
+
+
+def test_failed_completions_make_no_rows_and_truncated_ones_only_if_so_configured(run_config: RunConfig) -> None:
+    group = truncated(trained(0, lengths=(1, 2, 3, 4), rewards=(0.0, float("nan"), 1.0, 1.0)), 2)
+    kept = make_minibatch([group], config(run_config))
+    assert [row.num_sampled for row in kept.rows] == [1, 3, 4]
+    assert (kept.num_masked_rows, kept.num_tokens) == (0, 8)
+    masked = make_minibatch([group], config(run_config, mask_truncated_completions=True))
+    assert [row.num_sampled for row in masked.rows] == [1, 4]
+    assert [found.branch for found in masked.rollouts] == [0, 3], "the rollout of each row"
+    assert (masked.num_masked_rows, masked.num_tokens) == (1, 5)
+
+
+def test_a_step_is_divided_by_its_own_rows_and_by_the_mean_tokens_of_a_step_of_the_batch(
+    run_config: RunConfig,
+) -> None:
+    """Two minibatches of 3 and 9 tokens: 6 a step. The truncated row counts as a row, its 2 tokens do not."""
+    settings = config(run_config, mask_truncated_completions=True)
+    few = make_minibatch([truncated(trained(0, lengths=(3, 2)), 1)], settings)
+    many = make_minibatch([trained(1, lengths=(4, 5))], settings)
+    assert step_totals([few, many]) == [
+        StepTotals(num_rows=2, num_tokens=6.0, num_step_tokens=3),
+        StepTotals(num_rows=2, num_tokens=6.0, num_step_tokens=9),
+    ]
+
+
+def test_logprobs_of_other_policies_are_put_beside_each_row(run_config: RunConfig) -> None:
+    minibatch = make_minibatch([trained(0, lengths=(1, 2))], config(run_config))
+    old = [np.array([-1.0], dtype=np.float32), np.array([-2.0, -3.0], dtype=np.float32)]
+    first, second = with_logprobs(minibatch, old_logprobs=old, reference_logprobs=None).rows
+    assert first.old_logprobs is old[0]
+    assert second.old_logprobs is old[1]
+    assert first.reference_logprobs is None
+    assert all(row.old_logprobs is None for row in minibatch.rows)

@@ -1,0 +1,62 @@
+"""The table of what the model wrote: every completion in a row, and nothing in it that moves a terminal's cursor."""
+
+import msgspec
+import numpy as np
+
+from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.telemetry.completions_table import completions_table, prompt_text, rendered
+from services.trainer.telemetry.step_metrics import TrainedGroup
+from shared.messages import RewardOutcome
+from tests.groups import scored_group
+
+
+def group(number: int, *, prompt: str = "abc", completion: str = "42") -> TrainedGroup:
+    scored = scored_group(f"{number:08d}", rewards=[0.25, 1.0])
+    failed = RewardOutcome("pkg.mod:style", "timeout", None, 1.0)
+    rollouts = tuple(
+        msgspec.structs.replace(rollout, completion=completion, rewards=(*rollout.rewards, failed))
+        for rollout in scored.rollouts
+    )
+    scored = msgspec.structs.replace(
+        scored, prompt=msgspec.structs.replace(scored.prompt, prompt=prompt), rollouts=rollouts
+    )
+    return TrainedGroup(WaitingGroup(number, scored, 0), np.array([0.25, 1.0]), np.array([-1.5, 1.5]), has_signal=True)
+
+
+def test_there_is_a_row_a_completion_with_what_every_function_said() -> None:
+    table = completions_table([group(0)], step=7)
+    assert table.columns == ("step", "prompt", "completion", "exact", "style", "advantage")
+    assert table.rows == ((7, "abc", "42", 0.25, None, -1.5), (7, "abc", "42", 1.0, None, 1.5))
+
+
+def test_unique_prompts_keep_the_first_completion_of_each() -> None:
+    groups = [group(0, prompt="a"), group(1, prompt="b"), group(2, prompt="a")]
+    table = completions_table(groups, step=7, unique_prompts=True)
+    assert [(row[1], row[3]) for row in table.rows] == [("a", 0.25), ("b", 0.25)]
+
+
+def test_the_drawn_table_has_two_decimals_and_a_dash_for_what_has_no_value() -> None:
+    drawn = rendered(completions_table([group(0, completion="forty-two")], step=7), step=7)
+    assert "Step 7" in drawn
+    (row,) = [line for line in drawn.splitlines() if "-1.50" in line]
+    assert row.replace("│", " ").split() == ["abc", "forty-two", "0.25", "-", "-1.50"]
+
+
+def test_as_many_rows_are_drawn_as_wanted_and_the_same_ones_each_time() -> None:
+    table = completions_table([group(number, prompt=f"prompt{number}") for number in range(20)], step=7)
+    drawn = rendered(table, step=7, num_rows=3)
+    assert drawn.count("prompt") == 3
+    assert rendered(table, step=7, num_rows=3) == drawn
+    assert rendered(table, step=8, num_rows=3) != drawn
+    assert rendered(table, step=7, num_rows=40).count("prompt") == 40
+
+
+def test_what_the_model_wrote_cannot_move_the_cursor_or_be_taken_for_markup() -> None:
+    drawn = rendered(completions_table([group(0, completion="\x1b[2Jgone [bold]not[/bold]")], step=1), step=1)
+    assert "\x1b" not in drawn
+    assert "�[2Jgone [bold]not[/bold]" in drawn
+
+
+def test_a_conversation_is_printed_with_its_roles() -> None:
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 x 7?"}]
+    assert prompt_text(prompt) == "SYSTEM\nBe brief.\n\nUSER\n6 x 7?"

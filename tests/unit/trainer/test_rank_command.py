@@ -1,0 +1,89 @@
+"""How many training ranks a run gets, what starts them, and what is said when they end."""
+
+from pathlib import Path
+
+import pytest
+
+from services.trainer.ranks.rank_words import Word, root_cause
+from services.trainer.run_api.rank_command import num_gpus, rank_command, ranks_per_node, split_endpoint
+from services.trainer.settings import TrainerSettings
+from shared.errors import UserError
+from shared.run_config import RunConfig
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainerSettings:
+    return TrainerSettings(runs_dir=tmp_path, rank_command=["rank"], rank_env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_one_rank_is_started_without_a_launcher(run_config: RunConfig, settings: TrainerSettings) -> None:
+    assert rank_command("run-a", run_config, settings) == ["rank", "run-a"]
+
+
+def test_several_ranks_are_started_by_the_launcher(run_config: RunConfig, settings: TrainerSettings) -> None:
+    config = run_config.model_copy(update={"nproc_per_node": 3})
+    _, *rest = rank_command("run-a", config, settings)
+    assert rest == ["-m", "services.trainer.ranks.rank_launcher", "--nproc-per-node", "3", "run-a", "--", "rank"]
+
+
+def test_several_machines_need_a_place_to_meet(run_config: RunConfig, settings: TrainerSettings) -> None:
+    config = run_config.model_copy(update={"nnodes": 2})
+    with pytest.raises(UserError, match="HEADRACE_RENDEZVOUS_ENDPOINT is not set"):
+        rank_command("run-a", config, settings)
+    met = settings.model_copy(update={"rendezvous_endpoint": "10.0.0.5:29500"})
+    command = rank_command("run-a", config, met)
+    assert command[command.index("--nnodes") :] == [
+        "--nnodes", "2", "--endpoint", "10.0.0.5:29500", "run-a", "--", "rank",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", ["29500", ":29500", "trainer-0:", "trainer-0:http"])
+def test_an_endpoint_without_host_or_port_is_refused(
+    endpoint: str, run_config: RunConfig, settings: TrainerSettings
+) -> None:
+    config = run_config.model_copy(update={"nnodes": 2})
+    with pytest.raises(UserError, match="HEADRACE_RENDEZVOUS_ENDPOINT: "):
+        rank_command("run-a", config, settings.model_copy(update={"rendezvous_endpoint": endpoint}))
+    assert split_endpoint("[::1]:29500") == ("::1", 29500)
+
+
+def test_auto_is_one_rank_a_gpu_and_one_without(run_config: RunConfig) -> None:
+    assert ranks_per_node(run_config, {"CUDA_VISIBLE_DEVICES": "2,5"}) == 2
+    assert ranks_per_node(run_config, {"CUDA_VISIBLE_DEVICES": ""}) == 1
+
+
+@pytest.mark.parametrize(("visible", "count"), [("0", 1), ("3,1,0", 3), ("0,-1,2", 1), ("", 0), ("GPU-ab,GPU-cd", 2)])
+def test_visible_devices_are_counted_as_cuda_counts_them(visible: str, count: int) -> None:
+    assert num_gpus({"CUDA_VISIBLE_DEVICES": visible}) == count
+
+
+def test_without_a_choice_every_gpu_of_the_machine_counts(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert num_gpus({}, devices=tmp_path) == 2
+
+
+def word(message: str, *, at_s: float = 0.0, is_loss: bool = False) -> Word:
+    return Word(message, status=1, is_loss=is_loss, at_s=at_s)
+
+
+def test_the_first_who_failed_by_itself_is_the_cause() -> None:
+    words = {
+        0: word("lost the others", is_loss=True),
+        1: word("out of memory", at_s=2.0),
+        2: word("disk full", at_s=1.0),
+    }
+    assert root_cause(words, {0: 9}) == "training rank 2: disk full"
+
+
+def test_a_kill_explains_what_the_others_only_saw() -> None:
+    assert root_cause({0: word("lost the others", is_loss=True)}, {1: 9}) == "training rank 1 was killed by signal 9"
+
+
+def test_rank_0_speaks_for_the_run() -> None:
+    assert root_cause({0: word("the data set is gone")}, {}) == "the data set is gone"
+
+
+def test_if_nobody_knows_nothing_is_made_up() -> None:
+    assert root_cause({}, {}) == ""
+    assert root_cause({3: word("lost the others", is_loss=True)}, {}) == "lost the others"

@@ -1,0 +1,240 @@
+"""The metrics of a batch's rollouts are TRL's numbers, and every rollout is in the log with what was known of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.scored_groups import WaitingGroup
+from services.trainer.telemetry.per_token_log import rollout_rows, sampled_rollouts
+from services.trainer.telemetry.step_metrics import (
+    TrainedGroup,
+    group_metrics,
+    metric_names,
+    num_seen_tokens,
+    rollout_metrics,
+)
+from shared.messages import RewardOutcome, Rollout, Stamp
+from shared.run_config import RunConfig
+from tests.groups import rollout, scored_group
+
+CONFIG = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"])
+Said = dict[str, float | str | None]
+
+
+def trained(
+    number: int,
+    said: Sequence[Said],
+    *,
+    lengths: Sequence[int] | None = None,
+    truncated: Sequence[int] = (),
+    policy_version: int = 0,
+) -> TrainedGroup:
+    """Return a group in which reward functions said these values; a string is the outcome of a failure."""
+    group_id = f"{number:08d}"
+    group = scored_group(group_id, rewards=[0.0] * len(said), policy_version=policy_version)
+    rollouts: list[Rollout] = []
+    rewards: list[float] = []
+    for branch, outcomes in enumerate(said):
+        length = 2 if lengths is None else lengths[branch]
+        made = rollout(group_id, branch, completion_ids=[9] * length, policy_version=policy_version)
+        turn = msgspec.structs.replace(made.turns[0], finish_reason="length" if branch in truncated else "stop")
+        rollouts.append(
+            msgspec.structs.replace(made, turns=(turn,), rewards=tuple(map(outcome, outcomes, outcomes.values())))
+        )
+        numbers = [value for value in outcomes.values() if isinstance(value, float)]
+        failed = any(isinstance(value, str) for value in outcomes.values())
+        rewards.append(float("nan") if failed or not numbers else sum(numbers))
+    return TrainedGroup(
+        waiting=WaitingGroup(number, msgspec.structs.replace(group, rollouts=tuple(rollouts)), policy_version),
+        rewards_G=np.array(rewards),
+        advantages_G=np.arange(len(said), dtype=np.float64),
+        has_signal=True,
+    )
+
+
+def outcome(name: str, value: float | str | None) -> RewardOutcome:
+    if value is None:
+        return RewardOutcome(name, "not_applicable", None, 1.0)
+    if isinstance(value, str):
+        return RewardOutcome(name, "timeout", None, 1.0, detail=value)
+    return RewardOutcome(name, "scored", value, 1.0)
+
+
+def metrics(*groups: TrainedGroup, policy_version: int = 0, **changes: Any) -> dict[str, float]:
+    return rollout_metrics(groups, policy_version=policy_version, config=CONFIG.model_copy(update=changes))
+
+
+def exact(*values: float | None) -> list[Said]:
+    return [{"exact": value} for value in values]
+
+
+def test_lengths_are_of_all_completions_and_of_those_that_ended_by_themselves() -> None:
+    found = metrics(
+        trained(0, exact(0.0, 1.0), lengths=[4, 10], truncated=[1]), trained(1, exact(0.0, 1.0), lengths=[2, 6])
+    )
+    assert {name: value for name, value in found.items() if name.startswith("completions/")} == {
+        "completions/mean_length": 5.5,
+        "completions/min_length": 2.0,
+        "completions/max_length": 10.0,
+        "completions/clipped_ratio": 0.25,
+        "completions/mean_terminated_length": 4.0,
+        "completions/min_terminated_length": 2.0,
+        "completions/max_terminated_length": 6.0,
+    }
+
+
+def test_terminated_lengths_are_zero_if_nothing_ended_by_itself_as_trl_has_it() -> None:
+    found = metrics(trained(0, exact(0.0, 1.0), truncated=[0, 1]))
+    assert found["completions/clipped_ratio"] == 1.0
+    assert found["completions/mean_terminated_length"] == 0.0
+    assert found["completions/max_terminated_length"] == 0.0
+
+
+def test_reward_std_is_over_the_batch_and_not_the_mean_over_groups() -> None:
+    found = metrics(trained(0, exact(0.0, 0.0)), trained(1, exact(1.0, 1.0)))
+    assert found["reward"] == 0.5
+    assert found["reward_std"] == pytest.approx((4 * 0.25 / 3) ** 0.5)  # within the groups it is 0
+    assert found["frac_reward_zero_std"] == 1.0
+
+
+def test_a_failed_reward_is_in_no_mean_and_counted() -> None:
+    said: list[Said] = [
+        {"exact": 1.0, "style": 0.5},
+        {"exact": 0.0, "style": "too slow"},
+        {"exact": 1.0, "style": None},
+    ]
+    found = metrics(trained(0, said))
+    assert found["rewards/exact/mean"] == pytest.approx(2 / 3)
+    assert found["rewards/exact/std"] == pytest.approx((1 / 3) ** 0.5)  # (2 (1/3)^2 + (2/3)^2) / 2
+    assert found["rewards/style/mean"] == 0.5
+    assert np.isnan(found["rewards/style/std"]), "one value has no std"
+    assert found["rewards/style/failed_ratio"] == pytest.approx(1 / 3)
+    assert found["rewards/exact/failed_ratio"] == 0.0
+    assert found["reward"] == pytest.approx((1.5 + 1.0) / 2)
+    assert found["reward_std"] == pytest.approx((2 * 0.25**2) ** 0.5)
+
+
+def test_a_function_that_applied_to_nothing_has_its_metrics_without_a_number() -> None:
+    found = metrics(trained(0, [{"exact": 1.0, "style": None}, {"exact": 0.0, "style": None}]))
+    assert np.isnan(found["rewards/style/mean"])
+    assert np.isnan(found["rewards/style/std"])
+
+
+@pytest.mark.parametrize(
+    ("scale_rewards", "share"), [("group", 0.5), ("none", 0.5), ("batch", 0.0)], ids=["group", "none", "batch"]
+)
+def test_the_share_without_std_is_of_the_std_that_divides(scale_rewards: str, share: float) -> None:
+    found = metrics(trained(0, exact(1.0, 1.0)), trained(1, exact(0.0, 1.0)), scale_rewards=scale_rewards)
+    assert found["frac_reward_zero_std"] == share
+
+
+def test_with_one_reward_for_all_nothing_has_a_std_however_it_is_scaled() -> None:
+    groups = trained(0, exact(0.1, 0.1)), trained(1, exact(0.1, 0.1))
+    assert metrics(*groups, scale_rewards="batch")["frac_reward_zero_std"] == 1.0
+    normalised = metrics(*groups, multi_objective_aggregation="normalize_then_sum")
+    assert normalised["frac_reward_zero_std"] == 1.0
+
+
+def test_rewards_that_cancel_out_have_a_std_when_each_is_normalised_first() -> None:
+    """Sums are equal: 0 + 1 and 1 + 0. Of the normalised rewards, one weighted double, they are not."""
+    groups = trained(0, [{"exact": 0.0, "style": 1.0}, {"exact": 1.0, "style": 0.0}])
+    config: dict[str, Any] = {"reward_funcs": ["exact", "style"], "reward_weights": [2.0, 1.0]}
+    assert metrics(groups, **config)["frac_reward_zero_std"] == 1.0
+    found = metrics(groups, multi_objective_aggregation="normalize_then_sum", **config)
+    assert found["frac_reward_zero_std"] == 0.0
+
+
+def test_staleness_is_counted_from_the_oldest_token_of_each_group() -> None:
+    groups = [trained(0, exact(0.0, 1.0), policy_version=5), trained(1, exact(0.0, 1.0), policy_version=2)]
+    found = metrics(*groups, policy_version=5)
+    assert (found["staleness/min"], found["staleness/mean"], found["staleness/max"]) == (0.0, 1.5, 3.0)
+
+
+def test_tokens_are_counted_with_their_prompt_for_each_completion() -> None:
+    """Prompts of three tokens; completions of 4 and 10."""
+    assert num_seen_tokens([trained(0, exact(0.0, 1.0), lengths=[4, 10])]) == 3 + 4 + 3 + 10
+
+
+def test_groups_are_counted_by_what_became_of_them() -> None:
+    ledger = Ledger(admitted=10)
+    ledger.record_trained(0)
+    ledger.record_dropped(1, "stale")
+    ledger.record_dropped(2, "stale")
+    ledger.record_dropped(3, "zero_std")
+    assert group_metrics(ledger) == {
+        "groups/admitted": 10.0,
+        "groups/trained": 1.0,
+        "groups/dropped": 3.0,
+        "groups/dropped/stale": 2.0,
+        "groups/dropped/zero_std": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("functions", "names"),
+    [
+        (["accuracy_reward"], ["accuracy_reward"]),
+        (["my_rewards:length", "exact"], ["length", "exact"]),
+        (["my.rewards:Length.score"], ["score"]),
+        (["mine:length", "theirs:length", "mine:style"], ["mine.length", "theirs.length", "style"]),
+    ],
+)
+def test_a_reward_function_is_called_what_trl_calls_it_unless_two_share_a_name(
+    functions: list[str], names: list[str]
+) -> None:
+    assert list(metric_names(functions).values()) == names
+
+
+class Arrays:
+    """What a core saw of a rollout of two tokens."""
+
+    trainer_logprobs = np.array([-0.123456789, -12.3456789], dtype=np.float32)
+    importance_ratio = np.array([1.45671, np.inf], dtype=np.float32)
+    entropy = np.array([0.000123456, 2.0], dtype=np.float32)
+
+
+def rows(group: TrainedGroup, **changes: Any) -> list[dict[str, Any]]:
+    return rollout_rows([group], step=3, policy_version=2, trained=Stamp("trained", 9.0, "trainer-0"), **changes)
+
+
+def test_a_row_of_the_rollout_log_says_what_was_written_what_it_got_and_by_which_policy() -> None:
+    group = trained(7, [{"exact": 1.0, "style": "too slow"}, {"exact": 0.5, "style": 0.25}], policy_version=1)
+    first, second = rows(group)
+    assert (first["step"], first["group_id"], first["branch"]) == (3, "00000007", 0)
+    assert (first["prompt"], first["completion"], first["num_tokens"]) == ("abc", "42", 2)
+    assert first["reward"] is None
+    assert first["rewards"]["style"] == {"outcome": "timeout", "value": None, "detail": "too slow"}
+    assert (second["reward"], second["advantage"]) == (0.75, 1.0)
+    assert second["policy_versions"] == [[1, 0, 2]]
+    assert second["staleness"] == 1
+    assert second["stamps"][-1] == ["trained", 9.0, "trainer-0"]
+    assert "per_token" not in first
+
+
+def test_per_token_arrays_stand_beside_the_generators_with_five_digits() -> None:
+    group = trained(7, exact(1.0, 0.0))
+    first, second = rows(group, per_token={"00000007-1": Arrays()})
+    assert "per_token" not in first
+    assert second["per_token"] == {
+        "token_ids": [9, 9],
+        "generator_logprobs": [-0.5, -0.5],
+        "trainer_logprobs": [-0.12346, -12.346],
+        "importance_ratio": [1.4567, None],
+        "entropy": [0.00012346, 2.0],
+        "advantage": [1.0, 1.0],
+    }
+
+
+def test_the_sample_is_the_share_asked_for_and_the_same_every_time() -> None:
+    groups = [trained(number, exact(*[0.0] * 8)) for number in range(250)]
+    chosen = sampled_rollouts(groups, run_id="run-a", share=0.1)
+    assert 140 <= len(chosen) <= 260  # 200 of 2000, give or take four and a half times sqrt(180)
+    assert sampled_rollouts(list(reversed(groups)), run_id="run-a", share=0.1) == chosen
+    assert sampled_rollouts(groups[:10], run_id="run-a", share=0.1) <= chosen
+    assert sampled_rollouts(groups, run_id="run-b", share=0.1) != chosen
+    assert sampled_rollouts(groups, run_id="run-a", share=0.0) == frozenset()
+    assert len(sampled_rollouts(groups, run_id="run-a", share=1.0)) == 2000
