@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 
 from shared.run_config import RunConfig
 from shared.run_options.data import DataOptions, DatasetSource
+from shared.run_options.from_trl import ABSENT, ELSEWHERE
 from shared.run_options.keeping import KeepingOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
@@ -31,9 +32,38 @@ YAML or JSON, given to `headrace submit` or as the body of `POST /v1/runs`. Name
 that make no sense, with the reason. Paths may be relative to the run file; over HTTP they are absolute. Needed are
 `model`, `reward_funcs`, and `dataset_name` or `datasets`.
 
+`headrace submit --dry-run` says whether a run file would be accepted, and what it amounts to. An option that changes
+nothing is refused where it cannot have been meant, and is a warning in the answer where it is merely not used.
+
 More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
-[metrics](metrics.md).
+[metrics](metrics.md). Of TRL's options: [coming from TRL](#coming-from-trl).
 """
+NUM_UNDER_TRLS_NAME = 74
+"""Options of ``GRPOConfig`` that a run has too; a test in tests/conformance counts them."""
+DEFAULTS_OF_TRL = {
+    "save_steps": "500",
+    "save_total_limit": "all are kept",
+    "logging_steps": "10",
+    "project": "`huggingface`",
+    "steps_per_generation": "`gradient_accumulation_steps`",
+}
+"""TRL's defaults where they differ in what they mean."""
+FROM_TRL = """
+## Coming from TRL
+
+Of the options of TRL 1.16's `GRPOConfig`, {same} are settings here under the same name and with the same meaning.
+Data sets and LoRA have the names of `ScriptArguments` and `ModelConfig`. All other options are refused, in the words of
+the two tables below.
+
+These defaults differ:
+
+{defaults}
+Said in another way here:
+
+{elsewhere}
+Not there:
+
+{absent}"""
 SECTIONS: list[tuple[type[Section], str]] = [
     (RunConfig, "The run"),
     (DataOptions, "Data sets"),
@@ -48,7 +78,28 @@ _HEADING_OR_FIELD = re.compile(r"^    (?:# (?P<heading>.+)|(?P<field>\w+): .*)$"
 
 def page() -> str:
     """Return the page as it should be."""
-    return HEAD + "".join(part for section, title in SECTIONS for part in _tables(section, title))
+    settings = "".join(part for section, title in SECTIONS for part in _tables(section, title))
+    return HEAD + settings + _coming_from_trl()
+
+
+def _coming_from_trl() -> str:
+    ours = {name: json.dumps(RunConfig.model_fields[name].default) for name in DEFAULTS_OF_TRL}
+    defaults = "".join(f"| `{name}` | `{ours[name]}` | {default} |\n" for name, default in DEFAULTS_OF_TRL.items())
+    return FROM_TRL.format(
+        same=NUM_UNDER_TRLS_NAME,
+        defaults=f"| key | default here | in TRL |\n|---|---|---|\n{defaults}",
+        elsewhere=_clauses(ELSEWHERE, "here"),
+        absent=_clauses(ABSENT, "why"),
+    )
+
+
+def _clauses(options: Mapping[str, str], title: str) -> str:
+    """Return a table with a row for each clause, before it the options it is about."""
+    by_clause: dict[str, list[str]] = {}
+    for name, clause in options.items():
+        by_clause.setdefault(clause, []).append(f"`{name}`")
+    rows = "".join(f"| {', '.join(names)} | {clause} |\n" for clause, names in by_clause.items())
+    return f"| TRL | {title} |\n|---|---|\n{rows}"
 
 
 def _tables(section: type[Section], title: str) -> Iterator[str]:

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(arguments)
     except HeadraceError as error:
-        sys.stderr.write(f"headrace: {error}\n")
+        sys.stderr.write(f"headrace: {service_finder.in_terms_of_commands(error, arguments)}\n")
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED

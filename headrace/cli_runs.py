@@ -57,13 +57,16 @@ def runs(arguments: argparse.Namespace) -> int:
             watch.run_id,
             str(run.get("name") or "-"),
             Text(watch.status, style=watch_view.status_style(watch.status)),
-            f"{watch.step}/{watch.max_steps or '?'}",
+            f"{watch.step}/{watch.max_steps}" if watch.max_steps else "-",
             str(watch.count("groups_trained")),
             str(sum(watch.dropped.values())),
             _local_time(run.get("started_at_s")),
             _took(watch),
         )
     _console().print(table)
+    for watch in map(RunWatch, found):
+        if watch.waiting_for:
+            _out(f"{watch.run_id} waits for {watch.waiting_for}")
     return 0
 
 

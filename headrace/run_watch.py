@@ -80,6 +80,36 @@ class RunWatch:
         return "" if self.has_ended else str(self.run.get("waiting_for") or "")
 
     @property
+    def refusals(self) -> list[str]:
+        """Who cannot serve the run, each with why, as far as ``waiting_for`` does not say so."""
+        found: list[dict[str, Any]] = [] if self.has_ended else self.run.get("refusals") or []
+        return [
+            f"{_replica(refusal)} cannot serve it: {refusal['reason']}"
+            for refusal in found
+            if str(refusal["reason"]) not in self.waiting_for
+        ]
+
+    @property
+    def progress_in_words(self) -> str:
+        """How many steps are made, or why that cannot be said yet."""
+        if self.max_steps:
+            return f"step {self.step} of {self.max_steps}"
+        if self.step:
+            return f"step {self.step}"
+        return {"queued": "not started yet", "running": "starting"}.get(self.status, "no step was made")
+
+    @property
+    def queues(self) -> str:
+        """Prompt groups in the streams, by what they wait for; nothing where nobody works on them any more."""
+        depths = cast("dict[str, int]", self.run.get("queues") or {})
+        names = ("dead_letters",) if self.has_ended else ("prompts", "completions", "scored", "dead_letters")
+        return ", ".join(
+            f"{depths[name]} {name.replace('_', ' ')}"
+            for name in names
+            if name in depths and (name != "dead_letters" or depths[name])
+        )
+
+    @property
     def step(self) -> int:
         """Optimizer steps made."""
         return max([int(self._progress().get("step", 0)), *self.by_step])
@@ -126,3 +156,8 @@ class RunWatch:
 
     def _progress(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self.run.get("progress") or {})
+
+
+def _replica(refusal: Mapping[str, Any]) -> str:
+    kind, replica_id = str(refusal["kind"]), str(refusal["replica_id"])
+    return replica_id if replica_id.startswith(kind) else f"{kind} {replica_id}"

@@ -10,7 +10,9 @@ import os
 from headrace import process_table
 from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.state_dir import StateDir, choose_state_dir
-from shared.errors import UserError
+from shared.errors import HeadraceError, UserError
+
+_NO_SUCH_RUN, _UNAUTHORIZED = "/problems/no-such-run", 401
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +34,7 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
     Raises:
         UserError: There is none; the sentence says where it was looked for.
     """
-    url = arguments.url or (None if arguments.state_dir else os.environ.get("HEADRACE_URL"))
+    url = _url_elsewhere(arguments)
     if url:
         key = os.environ.get("HEADRACE_API_KEY", "")
         if not key:
@@ -47,6 +49,24 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
     return HeadraceClient(endpoint.api_url, state.keys().api_key)
 
 
+def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
+    """Return what went wrong for a person at the command line, who sends no requests and no headers."""
+    if not isinstance(error, HeadraceApiError):
+        return str(error)
+    if error.problem.get("type") == _NO_SUCH_RUN:
+        return f"there is no run {error.problem.get('run_id') or 'of this id'}; `headrace runs` lists them"
+    if error.status == _UNAUTHORIZED:
+        url = _url_elsewhere(arguments)
+        if url:
+            return f"{url} does not take the key in HEADRACE_API_KEY; set it to the API key of that service"
+        state = StateDir(choose_state_dir(arguments.state_dir))
+        return (
+            f"the service does not take the key in {state.api_key_file}, which is no longer the one it was started "
+            "with: start it again, or name it with --url and its key in HEADRACE_API_KEY"
+        )
+    return str(error)
+
+
 def choose_run(client: HeadraceClient, run_id: str | None) -> str:
     """Return the named run, or the newest one.
 
@@ -59,3 +79,7 @@ def choose_run(client: HeadraceClient, run_id: str | None) -> str:
     if not runs:
         raise HeadraceApiError("there are no runs yet: submit one with `headrace submit FILE`")
     return str(runs[0]["run_id"])
+
+
+def _url_elsewhere(arguments: argparse.Namespace) -> str | None:
+    return arguments.url or (None if arguments.state_dir else os.environ.get("HEADRACE_URL"))

@@ -20,6 +20,7 @@ from headrace.run_watch import RunWatch
 _POLL_EVERY_S = 1.0
 _DRAW_EVERY_S = 0.25
 _LINE_EVERY_S = 5.0
+_SAME_LINE_EVERY_S = 60.0
 _PATIENCE_S = 60.0
 
 
@@ -121,17 +122,17 @@ def _draw(follower: _Follower, console: Console) -> None:
 
 
 def _print_lines(follower: _Follower, console: Console) -> None:
-    line_at, shown = 0.0, ""
+    """Print what has changed every few seconds, and a sign of life where nothing has."""
+    shown, shown_at = "", -_SAME_LINE_EVERY_S
     while True:
         follower.update(wait_s=_DRAW_EVERY_S)
-        has_ended = follower.watch.has_ended
-        if has_ended or time.monotonic() >= line_at:
-            line_at = time.monotonic() + _LINE_EVERY_S
-            text = watch_view.line(follower.watch, now_s=time.time())
-            if text != shown:
-                console.print(text, markup=False, highlight=False, soft_wrap=True)
-                shown = text
-        if has_ended:
+        watch, now = follower.watch, time.monotonic()
+        state = watch_view.state(watch)
+        if watch.has_ended or now - shown_at >= (_SAME_LINE_EVERY_S if state == shown else _LINE_EVERY_S):
+            line = watch_view.line(watch, now_s=time.time())
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            shown, shown_at = state, now
+        if watch.has_ended:
             return
 
 

@@ -45,7 +45,14 @@ def panel(watch: RunWatch, *, now_s: float, width: int) -> RenderableType:
 
 def line(watch: RunWatch, *, now_s: float) -> str:
     """Return the state of the run in one line, for logs."""
-    parts = [f"step {watch.step}/{watch.max_steps or '?'}"]
+    gone_s = watch.seconds_gone(now_s)
+    before = f"[{clock(gone_s)}] " if gone_s is not None else ""
+    return f"{before}{state(watch)}"
+
+
+def state(watch: RunWatch) -> str:
+    """Return the same without the time that has passed: equal where nothing has changed."""
+    parts = [f"step {watch.step}/{watch.max_steps}" if watch.max_steps else watch.progress_in_words]
     for name, text in (
         ("reward", "reward {:.3f}"),
         ("staleness/mean", "staleness {:.2f}"),
@@ -61,10 +68,9 @@ def line(watch: RunWatch, *, now_s: float) -> str:
     left_s = watch.seconds_left()
     if left_s is not None:
         parts.append(f"{clock(left_s)} left")
-    gone_s = watch.seconds_gone(now_s)
-    before = f"[{clock(gone_s)}] " if gone_s is not None else ""
-    after = f"  waiting for {watch.waiting_for}" if watch.waiting_for else ""
-    return f"{before}{watch.status}  {'  '.join(parts)}{after}"
+    if watch.waiting_for:
+        parts.append(f"waiting for {watch.waiting_for}")
+    return "  ".join([watch.status, *parts, *watch.refusals])
 
 
 def clock(seconds: float) -> str:
@@ -80,7 +86,7 @@ def _head(watch: RunWatch, now_s: float, width: int) -> RenderableType:
     gone_s, left_s = watch.seconds_gone(now_s), watch.seconds_left()
     gone = "" if gone_s is None else f"{clock(gone_s)} gone"
     time = gone if left_s is None else f"{gone}, about {clock(left_s)} left"
-    steps = f"step {watch.step} of {watch.max_steps or '?'}"
+    steps = watch.progress_in_words
     bar = ProgressBar(total=total, completed=watch.step, width=max(10, width - len(steps) - len(time) - 4))
     table.add_row(Text(steps, style="bold"), bar, time)
     return table
@@ -139,12 +145,14 @@ def _foot(watch: RunWatch) -> list[RenderableType]:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True, width=_LABEL_WIDTH)
     table.add_column()
-    queues = ("queue/prompts", "queue/completions", "queue/scored")
-    table.add_row("queues", _values(watch, "{:.0f} prompts, {:.0f} completions, {:.0f} scored", *queues))
+    if watch.queues:
+        table.add_row("queues", watch.queues)
     table.add_row("groups", groups)
     table.add_row("generators", versions)
     if watch.waiting_for:
         table.add_row("waiting", Text(f"for {watch.waiting_for}", style="yellow"))
+    for refusal in watch.refusals:
+        table.add_row("", Text(refusal, style="red"))
     if watch.run.get("reason"):
         table.add_row("reason", Text(str(watch.run["reason"]), style=status_style(watch.status)))
     for message in watch.messages:

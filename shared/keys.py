@@ -3,6 +3,7 @@
     headrace:runs                      sorted set: run id by creation time
     headrace:current_run               the run the generator fleet serves now
     headrace:submit:HASH               what a submit with that Idempotency-Key led to; expires
+    headrace:refusals                  hash: replica -> why it ended before it followed any run; expires
     headrace:{RUN}:run                 hash: config, status, desired, reason, progress
     headrace:{RUN}:epoch               counter: trainer incarnations; only rises
     headrace:{RUN}:prompts             stream    read by consumer group "generators"
@@ -11,7 +12,8 @@
     headrace:{RUN}:dead                stream of dead letters
     headrace:{RUN}:seen:STREAM         set: group ids that ever entered that stream
     headrace:{RUN}:leases:CONSUMERS    sorted set: consumer by lease expiry (ms, server clock)
-    headrace:{RUN}:generators          hash: replica id -> address
+    headrace:{RUN}:generators          hash: replica id -> address, and what it does before it serves
+    headrace:{RUN}:refusals            hash: replica -> why it cannot serve this run
     headrace:{RUN}:started             hash: group id -> policy version at which its sampling began
     headrace:{RUN}:required_version    the policy version a generator must hold to take prompts
     headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never the authority
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 RUNS = "headrace:runs"
 CURRENT_RUN = "headrace:current_run"
 SUBMIT = "headrace:submit"
+REFUSALS = "headrace:refusals"
 
 GENERATORS = "generators"
 REWARDERS = "rewarders"
@@ -79,8 +82,13 @@ class RunKeys:
 
     @property
     def generators(self) -> str:
-        """Hash of replica id to address."""
+        """Hash of replica id to Registration."""
         return self._key("generators")
+
+    @property
+    def refusals(self) -> str:
+        """Hash of replica to why it cannot serve this run."""
+        return self._key("refusals")
 
     @property
     def started(self) -> str:
@@ -107,6 +115,6 @@ class RunKeys:
         leases = tuple(self.leases(group) for group in (GENERATORS, REWARDERS, TRAINERS))
         seen = tuple(self.seen(stream) for stream in streams)
         return (
-            *streams, self.dead, self.run, self.epoch, self.generators, self.started, self.required_version,
-            self.events, *leases, *seen,
+            *streams, self.dead, self.run, self.epoch, self.generators, self.refusals, self.started,
+            self.required_version, self.events, *leases, *seen,
         )  # fmt: skip

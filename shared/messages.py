@@ -13,6 +13,7 @@ import math
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import numpy as np
 
 from shared.arrays import Ids, Logprobs, unpack_ids, unpack_logprobs, unpack_mask
 from shared.errors import MessageError
@@ -86,7 +87,7 @@ class Rollout(msgspec.Struct, frozen=True):
         return ids
 
     def generator_logprobs(self) -> Logprobs:
-        """Return log p of each sampled token under the distribution it was sampled from, in nats."""
+        """Return log p of each sampled token under the distribution it was sampled from, in nats; NaN is unknown."""
         return unpack_logprobs(self.logprobs)
 
     def oldest_policy_version(self) -> int:
@@ -232,8 +233,9 @@ def _check_rollout(rollout: Rollout, group_id: str) -> None:
     if len(rollout.logprobs) != 4 * num_sampled:
         raise MessageError(f"{where} has {len(rollout.logprobs)} bytes of logprobs for {num_sampled} sampled tokens")
     logprobs = rollout.generator_logprobs()
-    if not bool(((logprobs <= 1e-3) & (logprobs > -math.inf)).all()):
-        raise MessageError(f"{where} has a logprob that is not a finite number at most 0")
+    # NaN is a token whose logprob the engine could not tell; of a whole completion it is an engine gone wrong.
+    if bool(((logprobs > 1e-3) | (logprobs == -math.inf)).any()) or bool(np.isnan(logprobs).all()):
+        raise MessageError(f"{where} has a logprob that is not a finite number at most 0, or none at all")
     end = 0
     for span in rollout.version_spans:
         if span.start != end or span.end <= span.start:

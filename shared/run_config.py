@@ -4,10 +4,13 @@ Validated once, by the run API, before anything starts; then stored in Redis and
 refused, and combinations that make no sense are refused with the reason.
 """
 
+import difflib
 import re
-from typing import Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from shared.errors import UserError
 from shared.run_options.data import DataOptions, DatasetSource
@@ -17,6 +20,7 @@ from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
 from shared.run_options.section import Positive
 from shared.run_options.training import TrainingOptions
+from shared.run_options.wording import EMPTY, what_is_wrong
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
@@ -134,26 +138,53 @@ def parse_run_config(raw: Any) -> RunConfig:
     Raises:
         UserError: One sentence for each thing that is wrong, with the nearest known key for an unknown one.
     """
-    import difflib
-
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:
-        problems: list[tuple[str, str]] = []
-        field: str | None = None
-        for item in error.errors(include_url=False, include_input=False):
-            where = ".".join(str(part) for part in item["loc"])
-            field = field or where or None
-            message = item["msg"].removeprefix("Value error, ")
-            own, name = item["loc"][:-1], str(item["loc"][-1]) if item["loc"] else ""
-            known = DatasetSource.model_fields if own and own[0] == "datasets" else RunConfig.model_fields
-            if item["type"] == "extra_forbidden":
-                near = difflib.get_close_matches(name, list(known), n=1)
-                instead = INSTEAD.get(name) if known is RunConfig.model_fields else None
-                hint = instead or (f"did you mean {near[0]}?" if near else "")
-                message = f"there is no such setting; {hint}" if hint else "there is no such setting"
-            elif item["type"] == "missing" and name in known:
-                message = f"is required: {known[name].description or ''}".rstrip(": ")
-            problems.append((where, message))
+        problems = _problems(error)
+        field = next((where for where, _ in problems if where), None)
         summary = "; ".join(f"{where}: {message}" if where else message for where, message in problems)
         raise UserError(summary, field=field, problems=problems) from error
+
+
+def _problems(error: ValidationError) -> list[tuple[str, str]]:
+    """Return where and what, in the words of a run file; alternatives of one value make one sentence."""
+    found: dict[str, list[ErrorDetails]] = {}
+    for item in error.errors(include_url=False):
+        found.setdefault(_where(item["loc"]), []).append(item)
+    return [(where, _sentence(items)) for where, items in found.items()]
+
+
+def _where(loc: tuple[int | str, ...]) -> str:
+    """Return the dotted name of what is at fault, without what pydantic adds: alternatives, keys of tables."""
+    field = RunConfig.model_fields.get(str(loc[0])) if loc else None
+    if field is not None and _has_alternatives(field.annotation):
+        loc = loc[:1]
+    if loc and loc[-1] == "[key]":
+        loc = (*loc[:-2], "a name in it")
+    return ".".join(str(part) for part in loc)
+
+
+def _has_alternatives(annotation: Any) -> bool:
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return is_union and sum(kind is not NoneType for kind in get_args(annotation)) > 1
+
+
+def _sentence(items: list[ErrorDetails]) -> str:
+    loc, kind = items[0]["loc"], items[0]["type"]
+    if not loc and kind == "model_type":
+        return "a run is a table of settings, such as `model: NAME`"
+    name = str(loc[-1]) if loc else ""
+    known = DatasetSource.model_fields if loc[:1] == ("datasets",) and len(loc) > 1 else RunConfig.model_fields
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(name, list(known), n=1)
+        instead = INSTEAD.get(name) if known is RunConfig.model_fields else None
+        hint = instead or (f"did you mean {near[0]}?" if near else "")
+        return f"there is no such setting; {hint}" if hint else "there is no such setting"
+    if kind == "missing" and name in known:
+        return f"is required: {known[name].description or ''}".rstrip(": ")
+    sentence = what_is_wrong(items)
+    field = RunConfig.model_fields.get(_where(loc))
+    if sentence.endswith(EMPTY) and field is not None and not field.is_required():
+        sentence += "; leave the line out to have the default"
+    return sentence

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import msgspec
 from redis.exceptions import ResponseError
 
-from shared.errors import StateLostError
+from shared.errors import StateLostError, UserError
 from shared.keys import CURRENT_RUN, RUNS, RunKeys
 from shared.redis_connection import Redis, patiently
-from shared.run_config import RunConfig
+from shared.run_config import RunConfig, parse_run_config
 
 Status = Literal["queued", "running", "finished", "stopped", "failed"]
 TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
@@ -37,6 +37,8 @@ class Progress(msgspec.Struct, frozen=True):
     groups_admitted: int = 0
     groups_trained: int = 0
     groups_dropped: dict[str, int] = {}
+    starting: str = ""
+    """What the training rank does before it trains, to stand after "which is"; empty once it does."""
     num_generators: int = 0
     pushes: int = 0
     pushes_confirmed: int = 0
@@ -58,8 +60,18 @@ class RunRecord(msgspec.Struct, frozen=True):
     progress: Progress
 
     def parsed_config(self) -> RunConfig:
-        """Return the config as it was validated at submit."""
-        return RunConfig.model_validate(self.config)
+        """Return the config as it was validated at submit.
+
+        Raises:
+            UserError: It was written by another release of headrace, which has other settings.
+        """
+        try:
+            return parse_run_config(self.config)
+        except UserError as error:
+            raise UserError(
+                f"run {self.run_id} was submitted to another release of headrace than this one: {error}",
+                field=error.field,
+            ) from error
 
 
 class RunStore:
@@ -148,6 +160,11 @@ class RunStore:
         """Overwrite the progress of the run."""
         data = msgspec.json.encode(progress)
         await self._patiently(lambda: self._redis.hset(RunKeys(run_id).run, "progress", data), "writing progress")
+
+    async def write_starting(self, record: RunRecord, doing: str) -> None:
+        """Say what the run's training rank does before it trains; what was done before stays."""
+        progress = msgspec.structs.replace(record.progress, starting=doing, updated_at_s=time.time())
+        await self.write_progress(record.run_id, progress)
 
     async def current_run(self) -> str | None:
         """Return the run the generator fleet serves now."""

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTU0123456789 =+"
@@ -60,5 +66,32 @@ def make_tiny_model(path: Path, *, seed: int = 0) -> Path:
     )
     model = Qwen3ForCausalLM(config)
     model.save_pretrained(path)
+    make_tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+def make_tiny_moe(path: Path, *, seed: int = 0, router_aux_loss_coef: float = 0.001) -> Path:
+    """Write a mixture of four experts, of which each token gets two, with the same tokenizer, and return ``path``."""
+    torch.manual_seed(seed)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.2,
+        router_aux_loss_coef=router_aux_loss_coef,
+        tie_word_embeddings=False,
+        pad_token_id=SPECIAL.index("<pad>"),
+        bos_token_id=SPECIAL.index("<bos>"),
+        eos_token_id=EOS_TOKEN_ID,
+        dtype="float32",
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(path)
     make_tiny_tokenizer().save_pretrained(path)
     return path

@@ -13,7 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
+
+from services.generator import engine_failure
 from services.generator.adapter import serving_request
+from services.generator.engine_failure import root_cause
 from services.generator.engine_spec import EngineSpec, check_engine_args, refuse_auto_map
 from services.generator.rollouts import Completion
 from shared.errors import HeadraceError, MessageError, UserError
@@ -71,7 +75,8 @@ class Engine:
         except VLLMClientError as error:
             raise MessageError(f"the model cannot take this prompt of {len(prompt_ids)} tokens: {error}") from error
         except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineDiedError(f"vLLM's engine failed while sampling: {error.__cause__ or error}") from error
+            why = root_cause(otherwise=str(error.__cause__ or error))
+            raise EngineDiedError(f"vLLM's engine failed while sampling: {why}") from error
         completions = [_completion(output) for output in sorted(final.outputs, key=lambda output: output.index)]
         unfinished = {completion.finish_reason for completion in completions} - {"stop", "length"}
         if unfinished:
@@ -159,6 +164,7 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
     from services.generator.vllm_plugin import register
 
     register()
+    engine_failure.prepare()
     args = spec.engine_args(extra_args, has_cuda=has_cuda)
     longest = _check_model(spec)
     if longest is not None and args["max_model_len"] > longest:
@@ -173,7 +179,8 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
     try:
         return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
     except RuntimeError as error:
-        raise EngineDiedError(f"vLLM could not start with {spec.model}: {_first_line(error)}") from error
+        why = root_cause(otherwise=_first_line(error))
+        raise EngineDiedError(f"vLLM could not start with {spec.model}: {why}") from error
 
 
 def _check_model(spec: EngineSpec) -> int | None:
@@ -224,6 +231,9 @@ def _sampled_logprobs(output: Any) -> list[float]:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, ValidationError):
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}".lstrip(": ") for item in found)
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from typing import cast
 
+from services.generator import engine_failure
 from services.generator.app import HttpServer, make_app
 from services.generator.engine import import_vllm, kill_children
 from services.generator.metrics import GeneratorMetrics
@@ -22,6 +23,7 @@ from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
 from shared.errors import HeadraceError, UserError
 from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.refusals import refuse
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ def run_process(settings: GeneratorSettings) -> int:
         return asyncio.run(_serve(settings))
     finally:
         kill_children()
+        engine_failure.clear_away()
 
 
 async def _serve(settings: GeneratorSettings) -> int:
@@ -72,6 +75,8 @@ async def _serve(settings: GeneratorSettings) -> int:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_STOP_S):
             await asyncio.gather(http, work, alarm, asked, return_exceptions=True)
+    if failure is not None:
+        await refuse(redis, "generator", settings.name, f"it ended, saying: {_reason(failure)}", run_id=follower.run_id)
     await redis.aclose()
     return _exit_code(failure)
 
@@ -106,6 +111,16 @@ def _exit_code(failure: BaseException | None) -> int:
     else:
         log.error("the generator failed in a way nobody foresaw", exc_info=failure)
     return 1
+
+
+def _reason(failure: BaseException) -> str:
+    """Return what people are told: our sentence if there is one, a setting that is wrong before anything else."""
+    known = [error for error in _leaves(failure) if isinstance(error, HeadraceError)]
+    known.sort(key=lambda error: not isinstance(error, UserError))
+    if known:
+        return str(known[0])
+    unknown = next(_leaves(failure))
+    return f"{type(unknown).__name__}: {unknown}; its log says more"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -1,37 +1,85 @@
-"""Makes this replica known to a run's trainer, and its work reclaimable when it dies."""
+"""Makes this replica known to a run's trainer, and its work reclaimable when it dies.
+
+registered --"loading the model"--+--> serve()      takes prompts; whatever it refused before is forgotten
+                                  +--> refuse(why)  stays, so that people see it, until the run is over
+"""
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncGenerator
 
+import msgspec
 from redis.exceptions import RedisError
 
+from shared import refusals
 from shared.keys import GENERATORS, RunKeys
 from shared.lease import lease
 from shared.redis_connection import Redis, patiently
+from shared.registration import Registration
 
 log = logging.getLogger(__name__)
 
+LOADING = "loading the model"
 _FAREWELL_S = 1.0
+
+
+class Seat:
+    """This replica's place among a run's generators.
+
+    Args:
+        redis: Client of redis_connection.py.
+        keys: Keys of the run.
+        replica_id: Stable name.
+        url: Where the trainer reaches it.
+        patience_s: How long Redis may be away.
+    """
+
+    def __init__(self, redis: Redis, keys: RunKeys, *, replica_id: str, url: str, patience_s: float) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._replica_id = replica_id
+        self._url = url
+        self._patience_s = patience_s
+
+    async def take(self) -> None:
+        """Be listed, as one that does not serve yet."""
+        await self._write(LOADING)
+
+    async def serve(self) -> None:
+        """Say that an engine serves the run."""
+        await self._write("")
+        await refusals.take_back(self._redis, "generator", self._replica_id, run_id=self._keys.run_id)
+
+    async def refuse(self, reason: str) -> None:
+        """Say that this replica cannot serve the run, and why."""
+        await self._write("unable to serve this run")
+        await refusals.refuse(self._redis, "generator", self._replica_id, reason, run_id=self._keys.run_id)
+
+    async def leave(self) -> None:
+        """Be listed no more. A replica that cannot say goodbye is told by its expired lease."""
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await self._redis.hdel(self._keys.generators, self._replica_id)
+
+    async def _write(self, doing: str) -> None:
+        entry = msgspec.json.encode(Registration(self._url, doing))
+        await patiently(
+            lambda: self._redis.hset(self._keys.generators, self._replica_id, entry),
+            what="registering this generator",
+            timeout_s=self._patience_s,
+        )
 
 
 @contextlib.asynccontextmanager
 async def registered(
     redis: Redis, keys: RunKeys, *, replica_id: str, url: str, patience_s: float
-) -> AsyncGenerator[None]:
+) -> AsyncGenerator[Seat]:
     """Hold a lease and be listed among the run's generators while the body runs."""
-    await patiently(
-        lambda: redis.hset(keys.generators, replica_id, json.dumps({"url": url})),
-        what="registering this generator",
-        timeout_s=patience_s,
-    )
+    seat = Seat(redis, keys, replica_id=replica_id, url=url, patience_s=patience_s)
+    await seat.take()
     try:
         async with lease(redis, leases=keys.leases(GENERATORS), consumer=replica_id):
-            yield
+            yield seat
     finally:
-        # A replica that cannot say goodbye is told by its expired lease.
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(_FAREWELL_S):
-                await redis.hdel(keys.generators, replica_id)
+        await seat.leave()

@@ -19,7 +19,10 @@ from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp, Turn, V
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled sequence, as the engine gave it. ``spans`` are (version label, start, end) over ``token_ids``."""
+    """One sampled sequence, as the engine gave it.
+
+    ``spans`` are (version label, start, end) over ``token_ids``; a logprob is NaN where the engine could not tell it.
+    """
 
     text: str
     token_ids: Sequence[int]
@@ -58,8 +61,10 @@ def _rollout(
         raise MessageError(f"rollout {rollout_id} has no sampled token")
     if len(completion.logprobs) != num_sampled:
         raise MessageError(f"rollout {rollout_id} has {len(completion.logprobs)} logprobs for {num_sampled} tokens")
-    if not all(map(math.isfinite, completion.logprobs)):
-        raise MessageError(f"rollout {rollout_id} has a logprob that is no finite number: the weights have diverged")
+    if any(map(math.isinf, completion.logprobs)) or all(map(math.isnan, completion.logprobs)):
+        raise MessageError(
+            f"rollout {rollout_id} has an infinite logprob, or none at all that is a number: the weights have diverged"
+        )
     return Rollout(
         rollout_id=rollout_id,
         group_id=group_id,

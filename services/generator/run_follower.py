@@ -1,7 +1,8 @@
 """Serves the run the fleet is pointed at, one after the other, with as few engine starts as possible.
 
     wait for a current run --> registered --> engine --> weights --> generate --+
-         ^                                                                      |
+         ^                         |                                            |
+         |                         +--> refused, with the reason in Redis ------+
          +---------- ended, vanished, or another run is current ----------------+
 
 The engine is kept when the next run needs the same one, and replaced in place otherwise: it lives in child processes,
@@ -15,13 +16,15 @@ from typing import Any, Protocol
 
 from services.generator.adapter import AdapterSpec
 from services.generator.engine import Engine, EngineDiedError, start_engine
+from services.generator.engine_failure import root_cause
 from services.generator.engine_spec import EngineSpec, spec_for
 from services.generator.generation_loop import GenerationLoop, WeightGate
 from services.generator.metrics import GeneratorMetrics
 from services.generator.openai_routes import OpenAiRoutes
-from services.generator.registration import registered
+from services.generator.registration import Seat, registered
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
+from shared import refusals
 from shared.errors import StateLostError, UserError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, wait_until_ready
@@ -80,6 +83,8 @@ class RunFollower:
         self._openai = openai
         self._metrics = metrics
         self._url = url
+        self.run_id: str | None = None
+        """The run this replica is there for."""
         self._engine: Engine | None = None
         self._is_engine_spoiled = False
 
@@ -90,9 +95,12 @@ class RunFollower:
             EngineDiedError: vLLM failed; start this process again.
             UnavailableError: Redis stayed away.
         """
+        await refusals.take_back(self._redis, "generator", self._settings.name, run_id=None)
         try:
             while True:
+                self.run_id = None
                 record = await self._next_run()
+                self.run_id = record.run_id
                 log.info("serving run %s", record.run_id)
                 try:
                     await self._serve(record, has_cuda=has_cuda)
@@ -126,15 +134,14 @@ class RunFollower:
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _serve(self, record: RunRecord, *, has_cuda: bool) -> None:
-        config, keys, name = record.parsed_config(), RunKeys(record.run_id), self._settings.name
+        keys, name = RunKeys(record.run_id), self._settings.name
         patience_s = self._settings.redis_patience_s
-        async with registered(self._redis, keys, replica_id=name, url=self._url, patience_s=patience_s):
+        async with registered(self._redis, keys, replica_id=name, url=self._url, patience_s=patience_s) as seat:
             try:
+                config = record.parsed_config()
                 engine = await self._engine_for(spec_for(config, has_cuda=has_cuda), has_cuda=has_cuda)
             except UserError as error:
-                log.error("run %s cannot be served: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
-                self._state.wait_for("this run's model cannot be loaded", detail=str(error))
-                await self._until_over(record.run_id)
+                await self._refuse(record.run_id, seat, str(error))
                 return
             self._receiver.attach(
                 engine.client,
@@ -144,12 +151,21 @@ class RunFollower:
                 adapter=engine.spec.adapter,
             )
             self._state.serve()
+            await seat.serve()
             try:
                 await self._generate(record.run_id, keys, config, engine)
             finally:
                 # The run ended in the middle of a push: the engine is held, and half of its weights are new.
                 self._is_engine_spoiled = self._receiver.is_held
                 self._receiver.detach()
+
+    async def _refuse(self, run_id: str, seat: Seat, reason: str) -> None:
+        """Say why this run cannot be served here, and wait for another."""
+        log.error("run %s cannot be served: %s", run_id, reason)
+        self._state.wait_for("this run's model cannot be loaded", detail=reason)
+        await seat.refuse(reason)
+        await self._until_over(run_id)
+        await refusals.take_back(self._redis, "generator", self._settings.name, run_id=run_id)
 
     async def _engine_for(self, spec: EngineSpec, *, has_cuda: bool) -> Engine:
         if self._engine is not None and self._engine.spec == spec and not self._is_engine_spoiled:
@@ -187,7 +203,8 @@ class RunFollower:
                 self._metrics.policy_version.set(self._receiver.policy_version)
                 self._metrics.held.set(self._receiver.is_held)
                 if engine.is_dead:
-                    raise EngineDiedError("vLLM's engine died; its own log lines above say why")
+                    why = root_cause(otherwise="its own log lines above say why")
+                    raise EngineDiedError(f"vLLM's engine died: {why}")
                 await asyncio.wait({generating}, timeout=self._settings.poll_every_s)
         finally:
             generating.cancel()

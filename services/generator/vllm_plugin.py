@@ -7,6 +7,8 @@ engine core and each worker, and sometimes twice in one.
 import contextlib
 from typing import Literal
 
+from services.generator import engine_failure
+
 GLOO_BACKEND = "headrace_gloo"
 NCCL_BACKEND = "headrace_nccl"
 
@@ -18,6 +20,7 @@ _ENGINES = {
 
 def register() -> None:
     """Make both engines known to vLLM; their modules are imported only when an engine is made."""
+    engine_failure.write_down_failures()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     for name, (module, class_name) in _ENGINES.items():

@@ -13,7 +13,6 @@ import logging
 import time
 
 import msgspec
-from pydantic import ValidationError
 
 from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.rewarder_metrics import RewarderMetrics
@@ -23,6 +22,7 @@ from shared.keys import REWARDERS, RunKeys
 from shared.lease import lease
 from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, decode_completed_group, encode
 from shared.redis_connection import Redis, wait_until_ready
+from shared.refusals import refuse
 from shared.run_config import RunConfig
 from shared.run_store import RunRecord, RunStore
 from shared.streams import Delivery, StreamConsumer, settle
@@ -106,8 +106,9 @@ class RewardLoop:
     async def _serve(self, record: RunRecord) -> None:
         try:
             config = record.parsed_config()
-        except ValidationError as error:
-            log.error("run %s was written by another release and is not scored: %s", record.run_id, error)  # noqa: TRY400
+        except UserError as error:
+            log.error("run %s is not scored: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
+            await refuse(self._redis, "rewarder", self._replica_id, str(error), run_id=record.run_id)
             await self._stopping.wait()
             return
         log.info("scoring run %s with %s", record.run_id, ", ".join(config.reward_funcs))

@@ -25,9 +25,10 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
-from shared.errors import UnavailableError, UserError
+from shared.errors import HeadraceError, UnavailableError, UserError
 from shared.http_guard import HttpGuard
 from shared.redis_connection import connect, wait_until_ready
+from shared.refusals import refuse, take_back
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class RewarderService:
 
     def __init__(self, settings: RewarderSettings) -> None:
         self._settings = settings
+        self._replica_id = settings.replica_id or socket.gethostname()
         reward_path = tuple(str(path) for path in settings.reward_path)
         self._metrics = RewarderMetrics()
         self._redis = connect(settings.redis_url.get_secret_value())
@@ -62,7 +64,7 @@ class RewarderService:
         self._reward_loop = RewardLoop(
             self._redis,
             self._scorer,
-            replica_id=settings.replica_id or socket.gethostname(),
+            replica_id=self._replica_id,
             max_inflight_groups=settings.max_inflight_groups,
             poll_every_s=settings.poll_every_s,
             drain_s=settings.drain_s,
@@ -106,6 +108,7 @@ class RewarderService:
                 await self._stop(work)
                 await asyncio.gather(http, return_exceptions=True)
                 stop.cancel()
+                await self._say_why_it_ended(work)
                 await self._redis.aclose()
         if not work.cancelled():
             work.result()
@@ -120,6 +123,7 @@ class RewarderService:
         self._starting = "starting: reward workers"
         async with self._pool:
             await self._self_test()
+            await take_back(self._redis, "rewarder", self._replica_id, run_id=None)
             self._starting = None
             try:
                 await self._reward_loop.run()
@@ -133,6 +137,15 @@ class RewarderService:
             await asyncio.wait({work}, timeout=self._settings.drain_s + _HTTP_SHUTDOWN_S)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
+
+    async def _say_why_it_ended(self, work: "asyncio.Task[None]") -> None:
+        """Leave the reason of a failure where people who look at a run find it."""
+        failure = None if work.cancelled() else work.exception()
+        while isinstance(failure, BaseExceptionGroup):
+            failure = cast("BaseExceptionGroup[BaseException]", failure).exceptions[0]
+        if failure is not None:
+            reason = str(failure) if isinstance(failure, HeadraceError) else f"{type(failure).__name__}: {failure}"
+            await refuse(self._redis, "rewarder", self._replica_id, f"it ended, saying: {reason}", run_id=None)
 
     async def _self_test(self) -> None:
         """Have one right and one wrong answer verified, or refuse to judge anybody's."""

@@ -2,8 +2,7 @@
 
     settings, record --> data set, tokenizer, model --> newest valid checkpoint --> take over --> training loop
 
-Exit status: 0 the run has ended; 1 start me again (after SIGTERM too); 2 the run cannot go on, the reason is in its
-record; 3 a newer incarnation owns the run.
+Exit status: see exit_status.py.
 """
 
 import asyncio
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from pydantic import ValidationError
 
 from services.trainer.checkpoints.checkpoint import CheckpointError
+from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
 from services.trainer.ranks.rank_group import (
     die_with_launcher,
     follow_lead,
@@ -33,12 +33,10 @@ from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_store import RunRecord, RunStore
 
 if TYPE_CHECKING:
-    from services.trainer.loop.training_loop import Ending
+    from services.trainer.loop.training_loop import Ending, Parts
     from services.trainer.ranks.lead import Lead
 
 log = logging.getLogger("services.trainer.rank")
-
-ENDED, CRASHED, REFUSED, FENCED = 0, 1, 2, 3
 
 _HURRY_S, _LAST_REPORTS_S = 5.0, 60.0
 
@@ -89,6 +87,7 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
         record = await store.get(run_id)
         if record is None:
             raise StateLostError(f"there is no run {run_id} in Redis")
+        await store.write_starting(record, "starting")
         lead: Lead | None = None
         status = CRASHED
         try:
@@ -122,9 +121,8 @@ async def _train(
     terminate: asyncio.Event,
     lead: "Lead | None",
 ) -> int:
-    from services.trainer.checkpoints.final_model import leave_model
     from services.trainer.loop.assembly import assemble, consumer_name
-    from services.trainer.loop.reconcile import check_not_fenced, take_over
+    from services.trainer.loop.reconcile import take_over
     from services.trainer.loop.training_loop import TrainingLoop
     from services.trainer.push.weight_sender import WeightSender
 
@@ -152,26 +150,35 @@ async def _train(
             # A run that has ended may take its time to report; one that goes on elsewhere may not.
             patience_s = _HURRY_S if ending == "terminated" else _LAST_REPORTS_S
             await asyncio.to_thread(parts.reports.close, timeout_s=patience_s)
-        if ending == "terminated":
-            log.info("asked to end; the run goes on from its checkpoint when it is started again")
-            return CRASHED
-        warning = await leave_model(
-            parts.files,
-            config,
-            run_id=record.run_id,
-            step=parts.saver.saved_step,
-            run_log=parts.log,
-            terminate=terminate,
-        )
-        if warning is None:
-            log.info("asked to end; the model is uploaded when the run is started again")
-            return CRASHED
-        await check_not_fenced(redis, parts.keys, epoch)
-        await parts.log.event("status", {"status": ending})
-        await store.set_status(record.run_id, ending, reason=warning)
-        return ENDED
+        return await _conclude(parts, ending, terminate)
     finally:
         await sender.close()
+
+
+async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) -> int:
+    """Leave the model of a run that has ended, and write down how it ended; returns the exit status."""
+    from services.trainer.checkpoints.final_model import leave_model
+    from services.trainer.loop.reconcile import check_not_fenced
+
+    if ending == "terminated":
+        log.info("asked to end; the run goes on from its checkpoint when it is started again")
+        return CRASHED
+    run_id = parts.keys.run_id
+    warning = await leave_model(
+        parts.files,
+        parts.config,
+        run_id=run_id,
+        step=parts.saver.saved_step,
+        run_log=parts.log,
+        terminate=terminate,
+    )
+    if warning is None:
+        log.info("asked to end; the model is uploaded when the run is started again")
+        return CRASHED
+    await check_not_fenced(parts.redis, parts.keys, parts.epoch)
+    await parts.log.event("status", {"status": ending})
+    await parts.store.set_status(run_id, ending, reason=warning)
+    return ENDED
 
 
 def _first(error: BaseException) -> BaseException:

@@ -4,6 +4,7 @@ Names are those of TRL's ``ScriptArguments``, and in a mixture those of its ``Da
 them with examples.
 """
 
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Self
 
@@ -160,11 +161,33 @@ class DataOptions(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_file_has_no_configuration_and_no_splits(self) -> Self:
+        for setting, value, path in self._configurations_and_splits():
+            if value is not None and path.endswith(LOCAL_SUFFIXES):
+                raise ValueError(
+                    f"{setting} is for data sets of the hub, but {path} is a file, which has neither configurations "
+                    "nor splits: all of its rows are taken. Leave it out"
+                )
+        return self
+
+    def _configurations_and_splits(self) -> Iterator[tuple[str, str | None, str]]:
+        """Yield setting, value where one was chosen, and the data set it is of."""
+        train_split = self.dataset_train_split if self.dataset_train_split != "train" else None
+        yield "dataset_config", self.dataset_config, self.dataset_name or ""
+        yield "dataset_train_split", train_split, self.dataset_name or ""
+        yield "eval_dataset_config", self.eval_dataset_config, self.eval_dataset_name or ""
+        yield "dataset_test_split", self.dataset_test_split, self.eval_dataset_name or ""
+        for number, source in enumerate(self.datasets or ()):
+            yield f"datasets.{number}.name", source.name, source.path
+            yield f"datasets.{number}.split", source.split if source.split != "train" else None, source.path
+
+    @model_validator(mode="after")
     def _evaluation_has_prompts_and_a_time(self) -> Self:
         found = self.eval_source()
         if found is None:
-            for name in ("eval_steps", "eval_on_start", "num_generations_eval", "eval_dataset_config"):
-                if getattr(self, name):
+            names = ("eval_steps", "eval_on_start", "num_generations_eval", "eval_dataset_config", "max_eval_prompts")
+            for name in names:
+                if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(
                         f"{name} is set, but there is nothing to evaluate on; give eval_dataset_name, or a "
                         "dataset_test_split of dataset_name"

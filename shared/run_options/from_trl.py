@@ -1,47 +1,154 @@
-"""What to write instead of options that TRL's users know and a run does not have."""
+"""What to write instead of options that TRL's users know and a run does not have.
+
+Every option of TRL's ``GRPOConfig`` is a setting of a run under the same name, or in one of the two tables here, which
+are hints for whoever writes one and a section of docs/run-file.md. A test in tests/conformance compares them with TRL.
+"""
+
+from collections.abc import Mapping
 
 _BATCH = "a step trains groups_per_step groups of num_generations completions, in passes of max_tokens_per_microbatch"
-_ENGINE = "the generator is vLLM always, with its own options in HEADRACE_ENGINE_ARGS"
 _DTYPE = "say dtype: bfloat16 or dtype: float32"
-_PLACE = "every run has a directory of its own, and goes on from its newest checkpoint by itself"
+_NODES = "set nproc_per_node and nnodes"
+_LOG_LEVEL = "set HEADRACE_LOG_LEVEL for the trainer"
+_TRACKIO = "set the variables that trackio reads, such as TRACKIO_SPACE_ID, in the trainer's environment"
 
-INSTEAD = {
+ELSEWHERE: Mapping[str, str] = {
     "per_device_train_batch_size": _BATCH,
     "per_device_eval_batch_size": _BATCH,
     "gradient_accumulation_steps": _BATCH,
-    "generation_batch_size": "a batch has steps_per_generation times groups_per_step groups",
     "auto_find_batch_size": "set max_tokens_per_microbatch",
+    "torch_empty_cache_steps": "set max_tokens_per_microbatch",
+    "generation_batch_size": "a batch has steps_per_generation times groups_per_step groups",
+    "pad_to_multiple_of": "rows are not padded; set packing: false to have one sequence a row",
     "bf16": _DTYPE,
     "fp16": _DTYPE,
     "tf32": _DTYPE,
-    "use_vllm": _ENGINE,
-    "vllm_mode": _ENGINE,
-    "vllm_gpu_memory_utilization": _ENGINE,
-    "vllm_tensor_parallel_size": _ENGINE,
-    "vllm_max_model_length": _ENGINE,
-    "vllm_server_base_url": _ENGINE,
-    "cache_implementation": _ENGINE,
+    "bf16_full_eval": _DTYPE,
+    "fp16_full_eval": _DTYPE,
     "generation_kwargs": "temperature, top_p, top_k, min_p and repetition_penalty are settings of their own",
     "model_name_or_path": "the setting is model",
     "model_init_kwargs": "dtype, attn_implementation and model_revision are settings of their own",
-    "output_dir": _PLACE,
-    "overwrite_output_dir": _PLACE,
-    "resume_from_checkpoint": _PLACE,
     "run_name": "the setting is name",
+    "warmup_ratio": "set warmup_steps, which below 1 is a share of the run's steps",
     "save_strategy": "checkpoints are written every save_steps optimizer steps",
     "eval_strategy": "set eval_steps, eval_on_start, or neither",
+    "eval_delay": "set eval_steps, eval_on_start, or neither",
+    "do_eval": "set eval_steps, eval_on_start, or neither",
     "logging_strategy": "set logging_steps",
-    "warmup_ratio": "set warmup_steps, in optimizer steps",
-    "disable_dropout": "every dropout is off, so that trainer and generator agree; lora_dropout is the exception",
+    "logging_first_step": "set logging_steps; the run's own log has every step",
+    "log_level": _LOG_LEVEL,
+    "log_level_replica": _LOG_LEVEL,
+    "log_on_each_node": _LOG_LEVEL,
+    "debug": _LOG_LEVEL,
+    "disable_tqdm": "follow the run with `headrace watch`",
+    "peft_config": "set use_peft: true and lora_r, lora_alpha, lora_target_modules",
+    "optim_args": "set adam_beta1, adam_beta2, adam_epsilon and weight_decay",
+    "gradient_checkpointing_kwargs": "set gradient_checkpointing",
+    "liger_kernel_config": "set use_liger_kernel",
+    "use_cpu": "the trainer uses the GPUs it sees; hide them with CUDA_VISIBLE_DEVICES",
+    "local_rank": _NODES,
+    "accelerator_config": _NODES,
+    "parallelism_config": _NODES,
     "deepspeed": "ranks share the model through FSDP2; set nproc_per_node and nnodes",
     "fsdp": "ranks share the model through FSDP2 by themselves; set nproc_per_node and nnodes",
     "fsdp_config": "set fsdp_reshard_after_forward",
-    "use_cpu": "the trainer uses the GPUs it sees; hide them with CUDA_VISIBLE_DEVICES",
-    "optim": "the optimizer is AdamW",
-    "peft_config": "set use_peft: true and lora_r, lora_alpha, lora_target_modules",
-    "trust_remote_code": "code of a model's repository is never run",
-    "hub_token": "set HF_TOKEN in the trainer's environment, or log in with `hf auth login`",
+    "ddp_timeout": "set HEADRACE_COLLECTIVE_TIMEOUT_S for the trainer",
+    "data_seed": "seed is of the shuffling too",
+    "train_sampling_strategy": "set shuffle_dataset",
     "remove_unused_columns": "every column goes to the reward functions; choose some with columns",
-    "dataloader_num_workers": "prompts are encoded as they are admitted",
+    "hub_token": "set HF_TOKEN in the trainer's environment, or log in with `hf auth login`",
+    "hub_strategy": "push_to_hub uploads the final model, once",
+    "hub_always_push": "push_to_hub uploads the final model, once",
+    "save_only_model": "`headrace export` makes a model directory of a checkpoint",
+    "log_completions_hub_repo": "log_completions makes the table in rank.log and in the trackers of report_to",
+    "trackio_space_id": _TRACKIO,
+    "trackio_bucket_id": _TRACKIO,
+    "trackio_static_space_id": _TRACKIO,
 }
+"""TRL's option to what does the same here."""
+
+_ENGINE = "the generator is vLLM always, with its own options in HEADRACE_ENGINE_ARGS"
+_PLACE = "every run has a directory of its own, and goes on from its newest checkpoint by itself"
+_LOADER = "prompts are encoded as they are admitted"
+_DDP = "ranks share the model through FSDP2, and nothing of DDP is used"
+_EVALUATION = "an evaluation samples completions and scores them, as training does, and has no losses or labels"
+_COMPILE = "the model is not compiled"
+_NO_BEST = "the final model is that of the last step"
+_CONTINUOUS = "transformers' own generation is not used: the generator is vLLM always"
+_SERVER = "generators join a run by themselves, through Redis"
+_LABELS = "it is for training on given answers; a run trains on what the model wrote"
+
+ABSENT: Mapping[str, str] = {
+    "use_vllm": _ENGINE,
+    "vllm_mode": _ENGINE,
+    "vllm_model_impl": _ENGINE,
+    "vllm_enable_sleep_mode": _ENGINE,
+    "vllm_gpu_memory_utilization": _ENGINE,
+    "vllm_tensor_parallel_size": _ENGINE,
+    "vllm_max_model_length": _ENGINE,
+    "cache_implementation": _ENGINE,
+    "vllm_server_base_url": _SERVER,
+    "vllm_server_host": _SERVER,
+    "vllm_server_port": _SERVER,
+    "vllm_server_timeout": _SERVER,
+    "vllm_group_port": _SERVER,
+    "vllm_structured_outputs_regex": "what is sampled is not constrained",
+    "use_transformers_continuous_batching": _CONTINUOUS,
+    "transformers_continuous_batching_config": _CONTINUOUS,
+    "use_transformers_paged": _CONTINUOUS,
+    "ds3_gather_for_generation": "the generator has weights of its own, which the trainer pushes",
+    "max_tool_calling_iterations": "completions are text, without calls of tools",
+    "log_multimodal": "prompts are text",
+    "output_dir": _PLACE,
+    "overwrite_output_dir": _PLACE,
+    "resume_from_checkpoint": _PLACE,
+    "ignore_data_skip": _PLACE,
+    "restore_callback_states_from_checkpoint": _PLACE,
+    "save_on_each_node": _PLACE,
+    "enable_jit_checkpoint": "a run that is asked to stop writes a checkpoint first",
+    "disable_dropout": "every dropout is off, so that trainer and generator agree; lora_dropout is the exception",
+    "neftune_noise_alpha": "noise in the trainer's embeddings would make it disagree with the generator",
+    "optim": "the optimizer is AdamW",
+    "optim_target_modules": "the optimizer is AdamW",
+    "average_tokens_across_devices": "the loss is that of the whole batch, on however many ranks",
+    "full_determinism": "which policy samples a prompt depends on who is fast; seed fixes the order of the prompts",
+    "trust_remote_code": "code of a model's repository is never run",
+    "torch_compile": _COMPILE,
+    "torch_compile_backend": _COMPILE,
+    "torch_compile_mode": _COMPILE,
+    "use_cache": "the trainer's passes have no use for a cache of keys and values",
+    "dataloader_num_workers": _LOADER,
+    "dataloader_drop_last": _LOADER,
+    "dataloader_in_order": _LOADER,
+    "dataloader_multiprocessing_context": _LOADER,
+    "dataloader_persistent_workers": _LOADER,
+    "dataloader_pin_memory": _LOADER,
+    "dataloader_prefetch_factor": _LOADER,
+    "length_column_name": _LOADER,
+    "ddp_backend": _DDP,
+    "ddp_broadcast_buffers": _DDP,
+    "ddp_bucket_cap_mb": _DDP,
+    "ddp_find_unused_parameters": _DDP,
+    "ddp_static_graph": _DDP,
+    "do_train": "a run trains",
+    "do_predict": "a run trains; the generator answers as an OpenAI API",
+    "batch_eval_metrics": _EVALUATION,
+    "eval_accumulation_steps": _EVALUATION,
+    "eval_do_concat_batches": _EVALUATION,
+    "eval_use_gather_object": _EVALUATION,
+    "include_for_metrics": _EVALUATION,
+    "prediction_loss_only": _EVALUATION,
+    "label_names": _LABELS,
+    "label_smoothing_factor": _LABELS,
+    "load_best_model_at_end": _NO_BEST,
+    "metric_for_best_model": _NO_BEST,
+    "greater_is_better": _NO_BEST,
+    "hub_revision": "the model is uploaded to the repository's main branch",
+    "include_num_input_tokens_seen": "num_tokens is logged always",
+    "skip_memory_metrics": "memory is logged always",
+    "logging_nan_inf_filter": "a loss that is not finite ends the run, with the batch kept",
+}
+"""TRL's option to why a run has nothing of the kind."""
+
+INSTEAD: Mapping[str, str] = {**ELSEWHERE, **ABSENT}
 """TRL's option to a clause that follows "there is no such setting; "."""

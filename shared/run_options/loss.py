@@ -71,6 +71,13 @@ class LossOptions(Section):
     entropy_coef_delta: float = Field(default=0.005, ge=0, description="Change of entropy_coef in a step")
     entropy_target: float = Field(default=0.2, ge=0, description="Nats a token")
 
+    # Mixture-of-experts models
+    router_aux_loss_coef: float | None = Field(
+        default=None,
+        ge=0,
+        description="Weight of the loss that balances the experts; the model's own if left out, 0 is off",
+    )
+
     # Several steps on one batch
     num_iterations: int = Field(default=1, ge=1, description="Passes over the groups of one batch")
     steps_per_generation: int = Field(

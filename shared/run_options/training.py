@@ -1,9 +1,11 @@
 """How the trainer computes: optimizer, memory, devices."""
 
-from typing import Annotated, Literal, Self
+import math
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from shared.run_options.lr_schedule import REFUSED_TYPES, KwargValue, LrSchedule, LrSchedulerType
 from shared.run_options.section import Positive, Section
 
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
@@ -15,8 +17,11 @@ class TrainingOptions(Section):
     max_steps: int = Field(default=-1, ge=-1, description="Optimizer steps; -1 derives them from num_train_epochs")
     num_train_epochs: float = Field(default=3.0, gt=0)
     learning_rate: Positive = Field(default=1e-6)
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = Field(default="linear")
-    warmup_steps: int = Field(default=0, ge=0)
+    lr_scheduler_type: LrSchedulerType = Field(default="linear", description="As in transformers")
+    lr_scheduler_kwargs: dict[str, KwargValue] | None = Field(
+        default=None, description="Options of the schedule, as in transformers (num_cycles, min_lr_rate, ...)"
+    )
+    warmup_steps: int | float = Field(default=0, ge=0, description="Optimizer steps; below 1 a share of the run's")
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -44,9 +49,33 @@ class TrainingOptions(Section):
     def _steps_make_sense(self) -> Self:
         if self.max_steps == 0:
             raise ValueError("max_steps=0 trains nothing; use -1 to derive it from num_train_epochs")
-        if 0 < self.max_steps < self.warmup_steps:
-            raise ValueError(
-                f"warmup_steps={self.warmup_steps} is longer than max_steps={self.max_steps}: "
-                "the learning rate would never reach learning_rate"
-            )
         return self
+
+    @field_validator("lr_scheduler_type", mode="before")
+    @classmethod
+    def _some_schedules_make_no_sense_here(cls, value: Any) -> Any:
+        if isinstance(value, str) and value in REFUSED_TYPES:
+            raise ValueError(f"{value} {REFUSED_TYPES[value]}")
+        return value
+
+    @field_validator("lr_scheduler_kwargs", mode="before")
+    @classmethod
+    def _options_of_the_schedule_are_numbers_and_words(cls, value: Any) -> Any:
+        options = cast("dict[object, object]", value) if isinstance(value, dict) else {}
+        for name, given in options.items():
+            is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+            if not is_number and not isinstance(given, str):
+                raise ValueError(f"{name} must be a number or a word")
+        return cast("object", value)
+
+    @model_validator(mode="after")
+    def _the_schedule_is_known_and_fits(self) -> Self:
+        schedule = self.lr_schedule()
+        schedule.check()
+        if self.max_steps > 0 and (misfit := schedule.misfit(self.max_steps, run=f"max_steps={self.max_steps}")):
+            raise ValueError(misfit[1])
+        return self
+
+    def lr_schedule(self) -> LrSchedule:
+        """Return the schedule of the learning rate."""
+        return LrSchedule(self.lr_scheduler_type, self.lr_scheduler_kwargs or {}, self.learning_rate, self.warmup_steps)

@@ -7,11 +7,13 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from services.generator.registration import registered
 from services.trainer.run_api.api import create_app
 from services.trainer.run_api.trainer_api import TrainerApi
-from shared.keys import GENERATORS, REWARDERS, RunKeys
+from shared.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.lease import renew
 from shared.redis_connection import Redis, call
+from shared.refusals import refuse, take_back
 from shared.run_store import Progress, RunStore
 from tests.api.api_rig import KEY
 
@@ -163,8 +165,8 @@ async def test_a_running_run_shows_its_streams_its_generators_and_what_is_missin
     await renew(redis, leases=keys.leases(GENERATORS), consumer="generator-1")
     shown = (await client.get(f"/v1/runs/{run_id}")).json()
     assert shown["generators"] == [
-        {"replica_id": "generator-0", "url": "http://127.0.0.1:1", "is_alive": False},
-        {"replica_id": "generator-1", "url": "http://127.0.0.1:2", "is_alive": True},
+        {"replica_id": "generator-0", "url": "http://127.0.0.1:1", "is_alive": False, "doing": ""},
+        {"replica_id": "generator-1", "url": "http://127.0.0.1:2", "is_alive": True, "doing": ""},
     ]
     assert shown["waiting_for"].startswith("a rewarder: 1 groups wait to be scored")
 
@@ -173,6 +175,67 @@ async def test_a_running_run_shows_its_streams_its_generators_and_what_is_missin
     assert (shown["waiting_for"], shown["num_rewarders"]) == ("scored groups", 1)
     assert shown["progress"]["step"] == 1
     assert shown["config"]["num_generations"] == 4
+
+
+async def test_why_a_generator_cannot_serve_a_run_is_shown_and_listed_until_it_does(
+    client: httpx.AsyncClient, run: Run, redis: Redis
+) -> None:
+    run_id = await submit(client, run)
+    store = RunStore(redis)
+    await store.set_current_run(run_id)
+    await store.set_status(run_id, "running")
+    await store.write_progress(run_id, Progress(waiting_for="a generator", updated_at_s=time.time()))
+
+    async def shown() -> dict[str, Any]:
+        answer: dict[str, Any] = (await client.get(f"/v1/runs/{run_id}")).json()
+        (listed,) = (await client.get("/v1/runs")).json()["runs"]
+        assert listed["waiting_for"] == answer["waiting_for"]
+        return answer
+
+    seat: dict[str, Any] = {"replica_id": "generator-0", "url": "http://127.0.0.1:1", "patience_s": 5.0}
+    async with registered(redis, RunKeys(run_id), **seat) as generator:
+        assert (await shown())["waiting_for"] == "a generator: generator-0 is loading the model"
+        await generator.refuse("weight_transport is nccl, but this generator runs on CPU")
+        refused = await shown()
+        assert refused["waiting_for"] == (
+            "a generator that can serve this run. generator-0 is unable to serve this run: "
+            "weight_transport is nccl, but this generator runs on CPU"
+        )
+        ((kind, replica_id),) = [(it["kind"], it["replica_id"]) for it in refused["refusals"]]
+        assert (kind, replica_id) == ("generator", "generator-0")
+        await generator.serve()
+        served = await shown()
+        assert (served["waiting_for"], served["refusals"]) == ("a generator", [])
+
+    # It ends, and comes back: what it said stays until it serves.
+    await refuse(redis, "generator", "generator-0", "it ended, saying: out of memory", run_id=run_id)
+    assert (await shown())["waiting_for"].endswith("What was said last: generator-0: it ended, saying: out of memory")
+    async with registered(redis, RunKeys(run_id), **seat):
+        assert (await shown())["waiting_for"] == (
+            "a generator that can serve this run. generator-0 is loading the model: it ended, saying: out of memory"
+        )
+    await store.set_status(run_id, "failed", reason="enough")
+    assert (await shown())["refusals"] == []
+
+
+async def test_replicas_that_did_not_even_start_are_shown_in_whichever_run_waits_for_them(
+    client: httpx.AsyncClient, run: Run, redis: Redis
+) -> None:
+    await refuse(redis, "generator", "generator-0", "HEADRACE_ENGINE_ARGS: vLLM has no such argument", run_id=None)
+    assert 0 < await redis.ttl(REFUSALS) <= 24 * 3600
+    run_id = await submit(client, run)
+    store = RunStore(redis)
+    await store.set_status(run_id, "running")
+    await store.write_progress(run_id, Progress(updated_at_s=time.time()))
+    waiting = (await client.get(f"/v1/runs/{run_id}")).json()["waiting_for"]
+    assert waiting.endswith("What was said last: generator-0: HEADRACE_ENGINE_ARGS: vLLM has no such argument")
+    await take_back(redis, "generator", "generator-0", run_id=None)
+    assert (await client.get(f"/v1/runs/{run_id}")).json()["refusals"] == []
+
+
+async def test_nothing_is_left_in_redis_by_a_replica_that_refuses_a_run_that_is_gone(redis: Redis) -> None:
+    await refuse(redis, "generator", "generator-0", "too late", run_id="run-gone")
+    assert await redis.keys("*run-gone*") == []
 
 
 async def test_a_queued_run_is_stopped_at_once_and_stopping_again_changes_nothing(

@@ -97,6 +97,7 @@ async def test_a_missing_setting_is_named(client: httpx.AsyncClient, run: Run) -
         ({"epsilon": 0.3, "epsilon_high": 0.2}, "epsilon_high=0.2 is below epsilon=0.3"),
         ({"max_steps": 0}, "max_steps=0 trains nothing"),
         ({"warmup_steps": 9}, "warmup_steps=9 is longer"),
+        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, "lr_scheduler_type linear takes none"),
         ({"max_completion_length": 400, "max_tokens_per_microbatch": 300}, "raise it to at least 400"),
     ],
 )

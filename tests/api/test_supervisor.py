@@ -202,7 +202,7 @@ async def test_a_run_asked_to_stop_while_its_rank_is_down_does_not_wait_for_it(
         assert api.supervisor.note("run-a") == ""
 
 
-async def test_a_crash_is_the_reason_for_waiting_until_the_next_rank_is_heard_of(
+async def test_a_crash_is_the_reason_for_waiting_until_the_next_rank_trains(
     settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
 ) -> None:
     async with supervising(plan.settings(settings, "exit=1 stubborn"), redis) as api:
@@ -212,6 +212,10 @@ async def test_a_crash_is_the_reason_for_waiting_until_the_next_rank_is_heard_of
             "its training rank, which crashed with exit status 1 and is being started again; "
             "it last said: the model is not there"
         )
+        await api.store.write_progress("run-a", Progress(starting="loading the model", updated_at_s=time.time()))
+        looks_over_at = time.monotonic() + 10 * api.settings.supervise_every_s
+        await wait_until(lambda: time.monotonic() > looks_over_at)
+        assert api.supervisor.note("run-a"), "it may crash at the same place again"
         await api.store.write_progress("run-a", Progress(updated_at_s=time.time()))
         await wait_until(lambda: api.supervisor.note("run-a") == "")
 

@@ -165,7 +165,8 @@ class Ours:
         core = self._core
         control = EntropyControl(config)
         # Making a core takes longer than a step of it, and these three are all it keeps of its config for the loss.
-        vars(core).update(_config=config, _settings=LossSettings.of(config), _entropy=control)
+        vars(core).update(_entropy=control)
+        vars(vars(core)["_passes"]).update(_config=config, _settings=LossSettings.of(config))
         core.discard()
         scored = [self._scored[row_key(row)] for row in rows]
         complete = [

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -60,7 +61,7 @@ def _scored(number: int, group: PromptGroup) -> ScoredGroup:
             branch=branch,
             token_ids=pack_ids([*group.prompt_ids, *completion.token_ids]),
             loss_mask=pack_mask([0] * num_prompt + list(completion.is_sampled)),
-            logprobs=pack_logprobs([-1.0] * sum(completion.is_sampled)),
+            logprobs=pack_logprobs(list(itertools.compress(completion.generator_logprobs, completion.is_sampled))),
             version_spans=(VersionSpan(0, 0, sum(completion.is_sampled)),),
             turns=(Turn("assistant", num_prompt, 0, "length" if completion.is_truncated else "stop", 0.0, 1.0),),
             completion="",
@@ -103,11 +104,11 @@ def test_the_metrics_of_rollouts_are_trls(options: dict[str, Any], models: Model
 
 
 def test_every_metric_of_trls_grpo_trainer_is_one_of_ours() -> None:
-    """But those of tools and of mixture-of-experts models, which a run cannot have; Trainer itself adds a few more."""
+    """But those of tools, which a run cannot have; Trainer itself adds a few more."""
     source = inspect.getsource(importlib.import_module("trl.trainer.grpo_trainer"))
     theirs = set(re.findall(r'_metrics\[(?:mode|"train")\]\[f?"([^"]+)"\]', source))
     assert len(theirs) > 25, "the names are found in the source"
     theirs = {name.replace("{reward_func_name}", "{reward}") for name in theirs}
     ours = {metric.name for metric in METRICS if metric.in_trl}
-    assert theirs - ours == {"tools/call_frequency", "tools/failure_frequency", "aux_loss"}
+    assert theirs - ours == {"tools/call_frequency", "tools/failure_frequency"}
     assert ours - theirs == {"loss", "grad_norm", "learning_rate", "eval_runtime"}

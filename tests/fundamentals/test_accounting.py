@@ -133,7 +133,7 @@ async def test_an_entry_is_acked_only_after_a_checkpoint_holds_its_group(
     assert await trainer.step() == [0, 1]
     assert await redis.xlen(run_keys.scored) == 2, "trained, but no checkpoint yet"
 
-    await trainer.scored.ack(trainer.scored.settled())  # what the loop does right after save_checkpoint
+    await trainer.scored.ack(trainer.scored.settled())  # what the saver does once a checkpoint is published
 
     assert await redis.xlen(run_keys.scored) == 0
     for stream in (run_keys.prompts, run_keys.completions, run_keys.scored):

@@ -13,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.keys import GENERATORS, RunKeys
+from shared.keys import GENERATORS, REFUSALS, RunKeys
 from shared.lease import alive
 from shared.redis_connection import Redis
+from shared.refusals import decode_refusals
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.conftest import free_port
@@ -148,13 +149,16 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert policy is not None
     assert "auto_map" in policy.json()["detail"]
     assert await redis.hkeys(keys.generators) == [b"generator-0"]
+    (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
+    assert (refusal.kind, refusal.replica_id) == ("generator", "generator-0")
+    assert "auto_map" in refusal.reason
+    refused = keys
 
     keys = await point_fleet_at(redis, "run-2", a_config(model))
     generator.until(lambda: generator.reason() == "waiting for weights")
-    assert (
-        await redis.hget(keys.generators, "generator-0") == f'{{"url": "http://127.0.0.1:{generator.port}"}}'.encode()
-    )
+    assert await redis.hget(keys.generators, "generator-0") == f'{{"url":"http://127.0.0.1:{generator.port}"}}'.encode()
     assert await alive(redis, leases=keys.leases(GENERATORS)) == {"generator-0"}
+    assert await redis.hgetall(refused.refusals) == {}
     weights = generator.get("/internal/v1/weights", key="internal")
     assert weights is not None
     assert weights.json()["run_id"] == "run-2"
@@ -228,14 +232,33 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     os.kill(worker, signal.SIGKILL)
     assert generator.ended(within_s=30) == 1
     assert "vLLM's engine died" in generator.log.read_text()
+    (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
+    assert refusal.reason.startswith("it ended, saying: vLLM's engine died")
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
 
 
-async def test_an_engine_argument_vllm_does_not_know_is_the_operators_mistake(start: Callable[..., Generator]) -> None:
+async def test_why_vllms_own_processes_refuse_an_option_reaches_whoever_looks_at_the_run(
+    start: Callable[..., Generator], redis: Redis, tmp_path: Path
+) -> None:
+    """All that vLLM says to this process is that the root cause is above."""
+    keys = await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
+    generator = start(VLLM_CPU_KVCACHE_SPACE="1000000")
+    assert generator.ended(within_s=240) == 1
+    (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
+    assert "vLLM could not start" in refusal.reason
+    assert "root cause above" not in refusal.reason
+    assert "kv cache allocation is less than requested" in refusal.reason
+
+
+async def test_an_engine_argument_vllm_does_not_know_is_the_operators_mistake(
+    start: Callable[..., Generator], redis: Redis
+) -> None:
     generator = start(HEADRACE_ENGINE_ARGS='{"max_num_sequences": 4}')
     assert generator.ended(within_s=120) == 2
     assert "vLLM has no engine argument max_num_sequences" in generator.log.read_text()
     assert "Traceback" not in generator.log.read_text()
+    (refusal,) = decode_refusals(await redis.hgetall(REFUSALS))
+    assert "vLLM has no engine argument max_num_sequences" in refusal.reason
 
 
 async def test_without_redis_it_gives_up_with_a_sentence(start: Callable[..., Generator]) -> None:

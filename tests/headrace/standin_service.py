@@ -33,11 +33,12 @@ def main() -> int:
     name, directory = sys.argv[1], Path(sys.argv[2])
     orders_file = directory / f"{name}.orders"
     orders: dict[str, Any] = json.loads(orders_file.read_text()) if orders_file.exists() else {}
-    asked_to_stop = threading.Event()
+    signals: list[int] = []
 
-    def on_sigterm(_number: int, _frame: object) -> None:
+    def on_sigterm(number: int, _frame: object) -> None:
+        # No threading.Event: the handler may come while this very thread holds the event's lock, and wait for ever.
         if not orders.get("deaf"):
-            asked_to_stop.set()
+            signals.append(number)
 
     signal.signal(signal.SIGTERM, on_sigterm)
     shown = {key: value for key, value in os.environ.items() if key.startswith(("HEADRACE_", "VLLM_", "PYTHON"))}
@@ -50,8 +51,8 @@ def main() -> int:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["HEADRACE_PORT"])), Door)
     threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
-    while not asked_to_stop.wait(0.5):
-        pass
+    while not signals:
+        time.sleep(0.05)
     time.sleep(float(orders.get("save_s", 0.0)))
     with (directory / "stopped").open("a") as file:
         file.write(name + "\n")

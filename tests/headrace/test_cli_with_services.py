@@ -123,7 +123,7 @@ def test_an_unknown_run_is_a_sentence(rig: LauncherRig) -> None:
     for command in ("show", "watch", "stop", "rollouts"):
         done = headrace(rig, command, "run-nothing")
         assert done.returncode == 1
-        assert "no run with this id" in done.stderr
+        assert done.stderr == "headrace: there is no run run-nothing; `headrace runs` lists them\n"
 
 
 def test_down_ends_the_launcher_and_the_commands_say_so(rig: LauncherRig) -> None:

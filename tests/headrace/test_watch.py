@@ -73,6 +73,36 @@ def test_a_run_in_which_nothing_moves_is_given_up_with_what_it_waits_for() -> No
         follow(client, "run-a", console=console(), stall_s=1.0)
 
 
+def test_without_a_terminal_a_line_is_printed_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.watch._LINE_EVERY_S", 0.05)
+    monkeypatch.setattr("headrace.watch._POLL_EVERY_S", 0.05)
+    idle = RUN | {"started_at_s": 8.0, "waiting_for": "a generator: generator-0 is loading the model"}
+    refused = idle | {"waiting_for": "a generator that can serve this run"}
+    ended = RUN | {"status": "failed", "reason": "it gave up", "started_at_s": 8.0, "ended_at_s": 14.0}
+    screen = console()
+    with serving(script_of([*[idle] * 8, *[refused] * 8, ended], ROWS)) as api, HeadraceClient(api.url, "k") as client:
+        follow(client, "run-a", console=screen)
+    said = [line.partition("] ")[2].partition("  waiting for ")[::2] for line in printed(screen).splitlines()]
+    assert [(state.split()[0], wait) for state, wait in said] == [
+        ("running", idle["waiting_for"]),
+        ("running", refused["waiting_for"]),
+        ("failed", ""),
+    ]
+
+
+def test_without_a_terminal_a_run_that_does_not_move_gives_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.watch._SAME_LINE_EVERY_S", 0.5)
+    idle = RUN | {"waiting_for": "a generator: none is alive"}
+    screen = console()
+    with (
+        serving(script_of([idle], ROWS)) as api,
+        HeadraceClient(api.url, "k") as client,
+        pytest.raises(HeadraceApiError),
+    ):
+        follow(client, "run-a", console=screen, stall_s=2.0)
+    assert 3 <= len(printed(screen).splitlines()) <= 6
+
+
 def test_an_unknown_run_is_refused_at_once() -> None:
     with (
         serving(lambda _: problem(404, "There is no run with this id.")) as api,

@@ -11,9 +11,10 @@ import httpx
 import msgspec
 import pytest
 
-from shared.keys import REWARDERS, RunKeys
+from shared.keys import REFUSALS, REWARDERS, RunKeys
 from shared.messages import decode_scored_group, encode
 from shared.redis_connection import Redis
+from shared.refusals import decode_refusals
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.groups import completed_group
@@ -139,6 +140,22 @@ def test_a_metrics_port_that_is_taken_is_a_sentence_and_exit_2(start_rewarder: S
         assert rewarder.process.wait(timeout=60) == 2
     assert "set HEADRACE_METRICS_PORT to a free port" in rewarder.log()
     assert "Traceback" not in rewarder.log()
+
+
+async def test_why_it_cannot_start_is_left_where_people_look_until_it_does(
+    redis: Redis, start_rewarder: StartRewarder
+) -> None:
+    await redis.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        rewarder = start_rewarder()
+        assert rewarder.process.wait(timeout=60) == 2
+    finally:
+        await redis.config_set("maxmemory-policy", "noeviction")
+    (refusal,) = decode_refusals(await redis.hgetall(REFUSALS))
+    assert refusal.kind == "rewarder"
+    assert refusal.reason.startswith("it ended, saying: Redis evicts keys when memory is short")
+    start_rewarder().wait_until_ready()
+    assert await redis.hgetall(REFUSALS) == {}
 
 
 def test_without_redis_it_is_alive_but_not_ready_and_gives_up_with_exit_1(start_rewarder: StartRewarder) -> None:

@@ -1,5 +1,7 @@
 """Makes trainer cores and training rows for tests."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,26 @@ def make_core(model: Path, *, total_steps: int = 10, **settings: Any) -> PolicyC
 GRADIENT_DESCENT: Any = {"learning_rate": 1e6, "adam_epsilon": 1e6}
 """Settings under which AdamW's first step is ``weights -= gradient`` to one part in a million: an epsilon that dwarfs
 the second moment cancels the learning rate."""
+
+
+ODD_GENERATION_CONFIG: Any = {"do_sample": False, "temperature": 0.7}
+"""Settings that transformers loads with a warning and refuses to save: without sampling there is no temperature."""
+
+
+def copy_with_odd_generation(model: Path, to: Path) -> Path:
+    """Copy a model to ``to``, give it settings of generation that transformers refuses to save, and return it."""
+    shutil.copytree(model, to)
+    (to / "generation_config.json").write_text(json.dumps(ODD_GENERATION_CONFIG))
+    # transformers takes this one over into the generation config of a model that is made from its config alone.
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(config | {"pad_token_id": -1}))
+    return to
+
+
+def assert_odd_generation(model: Path) -> None:
+    """Assert that a model directory has those settings still."""
+    found = json.loads((model / "generation_config.json").read_text())
+    assert {name: found.get(name) for name in ODD_GENERATION_CONFIG} == ODD_GENERATION_CONFIG
 
 
 def make_row(

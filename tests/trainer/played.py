@@ -69,19 +69,7 @@ class PlayedServices:
         self.logprobs: dict[str, float] = {}
         """Group id -> logprob of each of its tokens, -4.0 for others."""
         self.truncated: set[tuple[str, int]] = set()
-        self._prompts = self._consumer(self.keys.prompts, GENERATORS)
-        self._completions = self._consumer(self.keys.completions, REWARDERS)
-
-    def _consumer(self, stream: str, consumer_group: str) -> StreamConsumer:
-        return StreamConsumer(
-            self.redis,
-            stream=stream,
-            consumer_group=consumer_group,
-            name="played",
-            leases=self.keys.leases(consumer_group),
-            dead=self.keys.dead,
-            reclaim_every_s=None,
-        )
+        self._prompts, self._completions = seats(redis, self.keys)
 
     async def play(self) -> None:
         """Serve until cancelled."""
@@ -112,13 +100,39 @@ class PlayedServices:
             )
             for branch in range(prompt.num_generations)
         )
-        payload = encode(CompletedGroup(prompt=prompt, rollouts=rollouts))
-        await delivery.hand_off(self.keys.completions, self.keys.seen(self.keys.completions), payload)
+        await hand_on_completed(delivery, CompletedGroup(prompt=prompt, rollouts=rollouts), self.keys)
 
     async def _score(self, delivery: Delivery) -> None:
         group = decode_completed_group(delivery.payload)
-        payload = encode(scored(group, [self.reward(group.prompt.group_id, r.branch) for r in group.rollouts]))
-        await delivery.hand_off(self.keys.scored, self.keys.seen(self.keys.scored), payload)
+        rewards = [self.reward(group.prompt.group_id, rollout.branch) for rollout in group.rollouts]
+        await hand_on_scored(delivery, scored(group, rewards), self.keys)
+
+
+def seats(redis: Redis, keys: RunKeys) -> tuple[StreamConsumer, StreamConsumer]:
+    """Return a generator's seat at the run's prompts, and a rewarder's at its completions."""
+
+    def seat(stream: str, consumer_group: str) -> StreamConsumer:
+        return StreamConsumer(
+            redis,
+            stream=stream,
+            consumer_group=consumer_group,
+            name="played",
+            leases=keys.leases(consumer_group),
+            dead=keys.dead,
+            reclaim_every_s=None,
+        )
+
+    return seat(keys.prompts, GENERATORS), seat(keys.completions, REWARDERS)
+
+
+async def hand_on_completed(delivery: Delivery, group: CompletedGroup, keys: RunKeys) -> None:
+    """Do with the entry of a prompt what a generator does when the group is complete."""
+    await delivery.hand_off(keys.completions, keys.seen(keys.completions), encode(group))
+
+
+async def hand_on_scored(delivery: Delivery, group: ScoredGroup, keys: RunKeys) -> None:
+    """Do with the entry of a completed group what a rewarder does when it is scored."""
+    await delivery.hand_off(keys.scored, keys.seen(keys.scored), encode(group))
 
 
 def rollout_of(

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from services.trainer.loop.schedule import BatchShape
-from shared.keys import GENERATORS, REWARDERS, RunKeys
-from shared.messages import CompletedGroup, PromptGroup, decode_completed_group, decode_prompt_group, encode
+from shared.keys import RunKeys
+from shared.messages import CompletedGroup, PromptGroup, decode_completed_group, decode_prompt_group
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
-from shared.streams import Delivery, StreamConsumer
+from shared.streams import Delivery
 from tests.tiny_model import VOCAB_SIZE
-from tests.trainer.played import rollout_of, scored
+from tests.trainer.played import hand_on_completed, hand_on_scored, rollout_of, scored, seats
 
 
 class ScriptedServices:
@@ -44,19 +44,7 @@ class ScriptedServices:
         self._num_published = 0
         self._order = self._orders()
         self._next = next(self._order)
-        self._prompts = self._consumer(self._keys.prompts, GENERATORS)
-        self._completions = self._consumer(self._keys.completions, REWARDERS)
-
-    def _consumer(self, stream: str, consumer_group: str) -> StreamConsumer:
-        return StreamConsumer(
-            self._redis,
-            stream=stream,
-            consumer_group=consumer_group,
-            name="scripted",
-            leases=self._keys.leases(consumer_group),
-            dead=self._keys.dead,
-            reclaim_every_s=None,
-        )
+        self._prompts, self._completions = seats(redis, self._keys)
 
     def _orders(self) -> Iterator[int]:
         rng = random.Random(self._seed)
@@ -93,12 +81,11 @@ class ScriptedServices:
 
     async def _publish(self, delivery: Delivery) -> None:
         group = self._completed(decode_prompt_group(delivery.payload))
-        await delivery.hand_off(self._keys.completions, self._keys.seen(self._keys.completions), encode(group))
+        await hand_on_completed(delivery, group, self._keys)
         (completed,) = await self._completions.read(count=1, block_s=5.0)
         rng = np.random.default_rng([self._seed, int(delivery.group_id), 1])
         rewards = [float(reward) for reward in rng.integers(0, 2, len(group.rollouts))]
-        payload = encode(scored(decode_completed_group(completed.payload), rewards))
-        await completed.hand_off(self._keys.scored, self._keys.seen(self._keys.scored), payload)
+        await hand_on_scored(completed, scored(decode_completed_group(completed.payload), rewards), self._keys)
 
     def _completed(self, prompt: PromptGroup) -> CompletedGroup:
         rng = np.random.default_rng([self._seed, int(prompt.group_id)])

@@ -3,10 +3,9 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 from transformers import (
@@ -19,12 +18,13 @@ from transformers import (
 )
 
 from headrace.cli import main
-from services.trainer.checkpoints.checkpoint import save_checkpoint
 from services.trainer.checkpoints.export import export_checkpoint
 from services.trainer.checkpoints.shards import Part, ShardError, write_shards
 from services.trainer.data.prompt_encoder import load_tokenizer
+from tests.checkpoints import save_checkpoint
 from tests.tiny_model import make_tiny_tokenizer
-from tests.trainer.cores import make_config, make_core, random_rows
+from tests.trainer.cores import assert_odd_generation, copy_with_odd_generation, make_config, make_core, random_rows
+from tests.trainer.tensor_files import load_file
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,15 @@ def test_what_is_exported_is_what_is_pushed(tiny_model: Path, tmp_path: Path, dt
     assert all(torch.equal(tensor, pushed[name]) for name, tensor in loaded.items())
 
 
+def test_a_model_whose_generation_settings_contradict_each_other_is_exported_all_the_same(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", copy_with_odd_generation(tiny_model, tmp_path / "model"))
+    exported = export_checkpoint(checkpoint, tmp_path / "out")
+    assert_odd_generation(exported)
+    assert torch.equal(logits(exported), logits(checkpoint / "model"))
+
+
 def reshard(checkpoint: Path, num_ranks: int) -> None:
     """Put a checkpoint's model into the shards that so many ranks would have written."""
     model = checkpoint / "model"
@@ -145,8 +154,8 @@ def test_the_experts_of_a_mixture_are_exported_under_the_names_of_the_hub(tmp_pa
     Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "model")
     checkpoint = save_checkpoint(tmp_path / "checkpoints", make_core(tmp_path / "model"), {}, step=0, keep=1)
     exported = export_checkpoint(checkpoint, tmp_path / "out")
-    expected: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(tmp_path / "model" / "model.safetensors")
-    found: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(exported / "model.safetensors")
+    expected = load_file(tmp_path / "model" / "model.safetensors")
+    found = load_file(exported / "model.safetensors")
     assert "model.layers.0.mlp.experts.2.down_proj.weight" in found
     assert found.keys() == expected.keys()
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []

@@ -13,7 +13,6 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from services.trainer.checkpoints.checkpoint import save_checkpoint
 from services.trainer.checkpoints.final_model import leave_model
 from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.run_files import RunFiles
@@ -21,6 +20,7 @@ from services.trainer.telemetry.run_log import RunLog
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
+from tests.checkpoints import save_checkpoint
 from tests.trainer.cores import make_config, make_core, random_rows, weights
 from tests.trainer.fake_hub import TOKEN, FakeHub, fake_hub
 

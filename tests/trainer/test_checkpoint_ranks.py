@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.checkpoints.checkpoint import load_into, newest_valid, save_checkpoint
+from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.checkpoints.shards import read_shards, saved_shapes
+from tests.checkpoints import save_checkpoint
 from tests.trainer.sharded_learner import Learner
 
 REPOSITORY = Path(__file__).parents[2]

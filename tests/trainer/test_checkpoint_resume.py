@@ -1,20 +1,19 @@
 import shutil
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
-import safetensors.torch
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from services.trainer.checkpoints.checkpoint import load_into, newest_valid, save_checkpoint
+from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.policy.core_results import StepStats
 from services.trainer.policy.policy_core import PolicyCore
 from shared.errors import HeadraceError
+from tests.checkpoints import save_checkpoint
 from tests.tiny_model import VOCAB_SIZE
 from tests.trainer.cores import assert_same_weights, make_core, random_rows, weights
+from tests.trainer.tensor_files import load_file
 
 
 def trained_core(model: Path, **settings: object) -> PolicyCore:
@@ -49,7 +48,7 @@ def contents(directory: Path) -> dict[str, str]:
     for path in sorted(path for path in directory.rglob("*") if path.is_file() and path.name != "manifest.json"):
         name = path.relative_to(directory).as_posix()
         if path.suffix == ".safetensors":
-            tensors: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
+            tensors = load_file(path)
             found |= {
                 f"{name}:{key}": tensor.view(-1).view(torch.uint8).numpy().tobytes().hex()
                 for key, tensor in tensors.items()

@@ -123,7 +123,8 @@ def test_tensors_of_another_model_are_refused_by_name(tmp_path: Path, into: dict
 DIE = """
 import os, signal, sys
 from pathlib import Path
-from services.trainer.checkpoints.checkpoint import CheckpointWriter, save_checkpoint
+from services.trainer.checkpoints.checkpoint import CheckpointWriter
+from tests.checkpoints import save_checkpoint
 from tests.trainer.sharded_learner import Learner
 root, learner = Path(sys.argv[1]), Learner()
 save_checkpoint(root, learner.train(1), {}, step=1, keep=2)

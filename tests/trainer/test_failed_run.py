@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.trainer.rank import REFUSED
+from services.trainer.ranks.exit_status import REFUSED
 from shared.redis_connection import Redis
 from shared.run_store import RunStore
 from tests.trainer.incarnations import create, newest_ledger, rank_process, small_config

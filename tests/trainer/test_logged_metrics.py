@@ -19,6 +19,7 @@ from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
+from tests.tiny_model import make_tiny_moe
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 
 OF_EVERY_STEP = {metric.name for metric in METRICS if not metric.when} - {"rewards/{reward}/mean"}
@@ -63,11 +64,13 @@ async def test_runs_log_what_the_catalogue_lists_and_nothing_else(
         "dapo": {"beta": 0.1, "entropy_coef": 0.01, "report_to": ["tensorboard"], **evaluated},
         "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
         "vespo": {"loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate"},
+        "experts": {},
     }
     found: set[str] = set()
     for name, options in runs.items():
         (tmp_path / name).mkdir()
-        run_dir = await train(redis, tiny_model, tmp_path / name, **options)
+        model = make_tiny_moe(tmp_path / "moe") if name == "experts" else tiny_model
+        run_dir = await train(redis, model, tmp_path / name, **options)
         for line in lines(run_dir / "metrics.jsonl"):
             names = {metric[0].name if (metric := find_metric(logged)) else f"not listed: {logged}" for logged in line}
             assert names >= OF_EVERY_STEP, f"{name} leaves out {OF_EVERY_STEP - names}"

@@ -4,25 +4,35 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.cli import main
-from services.trainer.checkpoints.checkpoint import load_into, newest_valid, save_checkpoint
+from services.trainer.checkpoints.checkpoint import load_into, newest_valid
 from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.policy.lora import fingerprint, linear_layers
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
 from shared.errors import HeadraceError, UserError
+from tests.checkpoints import save_checkpoint
 from tests.tiny_model import make_tiny_model
-from tests.trainer.cores import assert_same_weights, make_config, make_core, make_row, random_rows, weights
+from tests.trainer.cores import (
+    assert_odd_generation,
+    assert_same_weights,
+    copy_with_odd_generation,
+    make_config,
+    make_core,
+    make_row,
+    random_rows,
+    weights,
+)
+from tests.trainer.tensor_files import load_file
 
 LORA: dict[str, Any] = {"use_peft": True, "lora_r": 4, "lora_alpha": 12, "learning_rate": 1e-2}
 ROW = make_row(list(range(4, 24)), [0] + [1] * 19)
@@ -31,10 +41,6 @@ ROW = make_row(list(range(4, 24)), [0] + [1] * 19)
 def all_tensors(core: PolicyCore) -> dict[str, Tensor]:
     """Return a copy of every parameter, the base's under their names without adapters."""
     return {name: tensor.detach().clone() for name, tensor in core.lm.named_parameters()}
-
-
-def load_file(path: Path) -> dict[str, Tensor]:
-    return dict(cast(Any, safetensors.torch).load_file(path))
 
 
 def train(core: PolicyCore, num_steps: int, *, seed: int = 0, with_reference: bool = False) -> None:
@@ -218,6 +224,16 @@ def test_merged_weights_say_what_base_and_adapters_say(tiny_model: Path, tmp_pat
     assert logprobs_of(merged, ROW) != pytest.approx(logprobs(make_core(tiny_model), [ROW]), abs=0.1)
     assert "library_name: transformers" in (tmp_path / "merged" / "README.md").read_text()
     assert AutoTokenizer.from_pretrained(tmp_path / "merged")("abc")["input_ids"] == [4, 5, 6]
+
+
+def test_a_base_whose_generation_settings_contradict_each_other_is_merged_all_the_same(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    core, checkpoint = saved_run(tmp_path / "run-1", copy_with_odd_generation(tiny_model, tmp_path / "model"))
+    assert main(["export", str(checkpoint), "--to", str(tmp_path / "merged"), "--merge"]) == 0
+    assert_odd_generation(tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
+    assert logprobs_of(merged, ROW) == pytest.approx(logprobs(core, [ROW]), abs=1e-5)
 
 
 def test_what_cannot_be_merged_is_refused_with_the_reason(

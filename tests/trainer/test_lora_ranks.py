@@ -2,10 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -13,13 +12,14 @@ from services.trainer.policy.lora import adapters
 from shared.run_config import RunConfig
 from tests.trainer.cores import make_config, make_core
 from tests.trainer.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
+from tests.trainer.tensor_files import load_file
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02}
 """Of the adapters after all steps; the layers are gathered in the run's dtype, so bfloat16 rounds in other places."""
 
 
 def pushed(directory: Path) -> dict[str, Tensor]:
-    return dict(cast(Any, safetensors.torch).load_file(directory / "weights.safetensors"))
+    return load_file(directory / "weights.safetensors")
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.policy.policy_model import load_policy, save_description
 from shared.errors import UserError
-from tests.trainer.cores import CPU, make_core, random_rows
+from tests.trainer.cores import CPU, assert_odd_generation, copy_with_odd_generation, make_core, random_rows
+from tests.trainer.tensor_files import load_file
 
 
 @pytest.fixture
@@ -21,11 +22,6 @@ def broken_model(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 SAFETENSORS: Any = safetensors.torch
-
-
-def load_file(path: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = SAFETENSORS.load_file(path)
-    return tensors
 
 
 def edit_json(path: Path, **values: object) -> None:
@@ -124,12 +120,11 @@ def test_an_architecture_nobody_knows_is_refused(broken_model: Path) -> None:
 def test_a_model_whose_generation_settings_contradict_each_other_is_described_all_the_same(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(tiny_model, model)
-    # transformers loads this with a warning, and would refuse to save it: temperature without do_sample.
-    (model / "generation_config.json").write_text('{"temperature": 0.9, "top_p": 0.6}')
-    policy = load_policy(str(model), revision=None, device=torch.device("cpu"))
+    model = copy_with_odd_generation(tiny_model, tmp_path / "model")
+    policy = load_policy(str(model), revision=None, device=CPU)
+    with pytest.raises(ValueError, match="Fix these issues to save"):
+        policy.generation_config.save_pretrained(tmp_path / "refused")
     described = tmp_path / "described"
     described.mkdir()
     save_description(policy, None, described)
-    assert json.loads((described / "generation_config.json").read_text())["temperature"] == 0.9
+    assert_odd_generation(described)

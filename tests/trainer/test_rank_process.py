@@ -12,7 +12,7 @@ import torch
 
 from services.trainer.data.prompt_encoder import load_tokenizer
 from services.trainer.policy.policy_model import load_policy
-from services.trainer.rank import FENCED, REFUSED
+from services.trainer.ranks.exit_status import FENCED, REFUSED
 from shared.errors import UserError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
@@ -128,8 +128,16 @@ async def test_a_rank_that_was_superseded_ends_and_does_not_touch_the_record(
     await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))
     rank = start_rank(redis_url, RUN_ID)
     keys = RunKeys(RUN_ID)
+    said: set[str] = set()
+
+    async def trains() -> bool:
+        said.add((await record(redis)).progress.starting)
+        return bool(await redis.xlen(keys.prompts))
+
     # It has admitted its first groups and waits for a generator. Its successor takes over, and finds one group done.
-    await eventually(lambda: redis.xlen(keys.prompts), within_s=WITHIN_S)
+    await eventually(trains, within_s=WITHIN_S)
+    assert {"starting", "loading the model"} <= said
+    assert (await record(redis)).progress.starting == "", "it trains"
     await redis.incr(keys.epoch)
     await redis.xadd(keys.dead, {"stream": keys.prompts, "group_id": "00000000", "reason": "test", "payload": b""})
     output, _ = rank.communicate(timeout=WITHIN_S)

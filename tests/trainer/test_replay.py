@@ -6,19 +6,19 @@ import random
 import re
 import signal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 
-from services.trainer.rank import ENDED
+from services.trainer.ranks.exit_status import ENDED
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.eventually import eventually
 from tests.trainer.incarnations import json_lines, newest_ledger, rank_process, small_config, trained_groups
 from tests.trainer.scripted import ScriptedServices
+from tests.trainer.tensor_files import load_file
 
 WITHIN_S = 100
 pytestmark = pytest.mark.timeout(200)
@@ -59,7 +59,7 @@ def digests(run_dir: Path, step: int) -> dict[str, str]:
     checkpoint = run_dir / "checkpoints" / f"step_{step:08d}"
     found: dict[str, str] = {}
     for file in [*checkpoint.rglob("*.safetensors"), run_dir / "model" / "model.safetensors"]:
-        tensors: dict[str, torch.Tensor] = cast(Any, safetensors.torch).load_file(file)
+        tensors = load_file(file)
         for name, tensor in tensors.items():
             data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             found[f"{file.relative_to(run_dir)}:{name}"] = hashlib.sha256(data).hexdigest()

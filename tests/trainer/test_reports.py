@@ -139,6 +139,40 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb_without_a_step_twice(tmp
     assert history[-1]["eval/reward"] == 0.75
 
 
+def evaluate_crash_evaluate(tmp_path: Path, tracker: str) -> None:
+    """Report step 4 before the evaluation of step 2 is done; resume from step 1, and again once that is known."""
+    first = reports(tmp_path, report_to=[tracker])
+    for step in range(1, 5):
+        first.step(step, {"loss": step / 4})
+    first.close()
+    second = reports(tmp_path, report_to=[tracker], resumed_step=1)
+    second.step(2, {"loss": 9.0})
+    second.evaluation(2, {"eval_reward": 0.5})
+    second.evaluation(4, {"eval_reward": 0.625})
+    second.close()
+    third = reports(tmp_path, report_to=[tracker], resumed_step=3)
+    third.evaluation(3, {"eval_reward": 0.75})
+    third.evaluation(4, {"eval_reward": 9.0})
+    third.close()
+    assert third.metrics() == {"reports/lost": 0.0}
+
+
+def test_trackio_gets_the_evaluation_of_a_step_that_was_reported_before_a_crash(tmp_path: Path) -> None:
+    evaluate_crash_evaluate(tmp_path, "trackio")
+    rows = rows_of_trackio(tmp_path)
+    evaluations = [(step, metrics["eval/reward"]) for _, step, metrics in rows if "eval/reward" in metrics]
+    assert evaluations == [(2, 0.5), (4, 0.625), (3, 0.75)]
+    assert len(rows) == 4 + 3, "and no step twice"
+
+
+def test_wandb_gets_the_evaluation_of_a_step_that_was_reported_before_a_crash(tmp_path: Path) -> None:
+    evaluate_crash_evaluate(tmp_path, "wandb")
+    history = history_of_wandb(tmp_path)
+    rows = [(row["train/global_step"], row["eval/reward"]) for row in history if "eval/reward" in row]
+    assert rows == [(2, 0.5), (4, 0.625), (3, 0.75)]
+    assert len(history) == 4 + 3, "and no step twice"
+
+
 def one_group(*, prompt: str = "abc", number: int = 0) -> TrainedGroup:
     group = scored_group(f"{number:08d}", rewards=[0.0, 1.0])
     return TrainedGroup(
@@ -217,8 +251,9 @@ async def tracker(tmp_path: Path) -> AsyncIterator[TrackerProcess]:
         "tensorboard", head={**head, "directory": str(tmp_path)}, output=tmp_path / "tensorboard.log"
     )
     tracker.start()
-    tracker.put({"step": 1, "metrics": {"train/loss": 1.0}})
-    await eventually(lambda: (tmp_path / "tensorboard.step").exists())
+    tracker.put({"kind": "step", "step": 1, "metrics": {"train/loss": 1.0}})
+    book = tmp_path / "tensorboard.reported"
+    await eventually(lambda: book.exists() and book.read_text() == "step 1\n")
     yield tracker
     tracker.end()
     tracker.wait(timeout_s=0.1)
@@ -242,7 +277,7 @@ async def test_a_tracker_that_was_killed_is_left_behind(
 ) -> None:
     os.kill(pid_of(tracker), signal.SIGKILL)
     for step in range(2, 5):
-        tracker.put({"step": step, "metrics": {"train/loss": 1.0}})
+        tracker.put({"kind": "step", "step": step, "metrics": {"train/loss": 1.0}})
     await eventually(lambda: tracker.num_lost == 3)
     assert tracker.failure == "it ended with status -9"
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
@@ -253,7 +288,7 @@ async def test_a_tracker_that_hangs_takes_neither_time_nor_memory_without_end(tr
     os.kill(pid, signal.SIGSTOP)
     began_at = time.monotonic()
     for step in range(2, 102):
-        tracker.put({"step": step, "columns": ["completion"], "rows": [["x" * 500_000]]})
+        tracker.put({"kind": "completions", "step": step, "columns": ["completion"], "rows": [["x" * 500_000]]})
     assert time.monotonic() - began_at < 5
     num_kept = 32 * 1024 * 1024 // 500_050
     assert tracker.num_lost == pytest.approx(100 - num_kept, abs=2)
@@ -275,7 +310,7 @@ config = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"]
 reports = Reports(config, run_id="run-abc", run_dir=Path({str(tmp_path)!r}), resumed_step=0)
 for step in range(1, 4):
     reports.step(step, {{"loss": float(step)}})
-while (Path({str(tmp_path)!r}) / "reports" / "tensorboard.step").exists() is False or reports._trackers[0]._num_waiting:
+while reports._trackers[0]._num_waiting:
     time.sleep(0.01)
 print(reports._trackers[0].pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -5,12 +5,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
-from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from headrace.process_table import mark, wait_until_gone
@@ -19,9 +17,10 @@ from services.trainer.ranks.rank_launcher import Node, launch
 from shared.run_config import RunConfig
 from tests.conftest import free_port
 from tests.eventually import eventually
-from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_tokenizer
+from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_moe, make_tiny_tokenizer
 from tests.trainer.cores import CPU, make_config
 from tests.trainer.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
+from tests.trainer.tensor_files import load_file
 
 LOSSES_AGREE, WEIGHTS_AGREE = 1e-4, 1e-6
 """Relative and absolute. Sums over ranks round in another order, and twenty steps of AdamW carry that on."""
@@ -56,6 +55,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     plain: dict[str, Any] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 40, "max_completion_length": 20}
     tied = make_model(directory / "tied", is_tied=True, hidden_size=30)
     untied = make_model(directory / "untied", is_tied=False, hidden_size=28)
+    experts = make_tiny_moe(directory / "experts")
     return {
         "tied": make_config(
             tied,
@@ -66,6 +66,8 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
             fsdp_reshard_after_forward=False,
         ),
         "untied": make_config(untied, **plain, beta=0.05, max_grad_norm=1.0),
+        # The load-balancing loss is that of a pass: one row in each, so that one rank and several have the same.
+        "experts": make_config(experts, **plain, router_aux_loss_coef=0.1, packing=False),
     }
 
 
@@ -81,11 +83,6 @@ def alone(configs: dict[str, RunConfig], tmp_path_factory: pytest.TempPathFactor
         make_steps(core, directory / name)
     torch.set_num_threads(threads)
     return directory
-
-
-def weights(path: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
-    return found
 
 
 def write_configs(directory: Path, configs: dict[str, RunConfig]) -> None:
@@ -105,7 +102,7 @@ def assert_same_steps(several: Path, alone: Path) -> None:
         for row, arrays in mine["per_token"].items():
             for array, other in zip(arrays, theirs["per_token"][row], strict=True):
                 assert array == pytest.approx(other, rel=LOSSES_AGREE, abs=1e-4)
-    mine, theirs = (weights(directory / "weights.safetensors") for directory in (several, alone))
+    mine, theirs = (load_file(directory / "weights.safetensors") for directory in (several, alone))
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=WEIGHTS_AGREE, msg=name)

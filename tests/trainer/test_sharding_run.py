@@ -6,10 +6,8 @@ import os
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
-import safetensors.torch
 import torch
 from pydantic import SecretStr
 
@@ -24,6 +22,7 @@ from shared.run_store import RunRecord, RunStore
 from tests.eventually import eventually
 from tests.trainer.incarnations import newest_ledger, small_config
 from tests.trainer.played import RUN_ID, PlayedServices
+from tests.trainer.tensor_files import load_file
 from tests.weights.replica import KEY
 from tests.weights.served_receiver import ServedReceiver, serve
 
@@ -137,9 +136,7 @@ async def test_a_run_on_two_ranks_survives_the_end_of_each_and_leaves_no_process
     num_dropped = sum(last - first + 1 for runs in ledger["dropped"].values() for first, last in runs)
     assert num_trained == ended.progress.step * config.groups_per_step
     assert num_trained + num_dropped == ledger["admitted"]
-    exported: dict[str, torch.Tensor] = cast(Any, safetensors.torch).load_file(
-        tmp_path / "run" / "model" / "model.safetensors"
-    )
+    exported = load_file(tmp_path / "run" / "model" / "model.safetensors")
     received = run.replica.engine.weights
     assert set(received) == set(exported)
     assert [name for name in received if not torch.equal(received[name], exported[name])] == []

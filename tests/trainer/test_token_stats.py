@@ -11,9 +11,11 @@ from tests.trainer.test_loss import Case, loss_of
 
 LN2 = math.log(2)
 SAMPLING = {"corrects": True, "correction_mode": "token_truncate"}
-ALWAYS = {"loss", "entropy", "mismatch_kl/k1", "mismatch_kl/k3", "effective_sample_size"} | {
-    f"sampling/sampling_logp_difference/{what}" for what in ("mean", "max")
-}
+ALWAYS = (
+    {"loss", "entropy", "mismatch_kl/k1", "mismatch_kl/k3", "effective_sample_size"}
+    | {"sampling/no_logprob_share"}
+    | {f"sampling/sampling_logp_difference/{what}" for what in ("mean", "max")}
+)
 CLIP = {f"clip_ratio/{what}" for what in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")}
 WEIGHTS = {f"sampling/importance_sampling_ratio/{what}" for what in ("min", "mean", "max")}
 
@@ -72,6 +74,18 @@ def test_the_mismatch_between_trainer_and_generator_is_measured() -> None:
     assert metrics["mismatch_kl/k3"] == pytest.approx((2 + 0.25) / 2 - 1 + 0.5 * LN2)
     assert metrics["effective_sample_size"] == pytest.approx(2.25**2 / (2 * (4 + 1 / 16)))
     assert metrics["entropy"] == 1.0
+
+
+def test_tokens_whose_logprob_the_generator_could_not_tell_are_counted_and_left_out_of_the_mismatch() -> None:
+    nan = math.nan
+    case = Case(trainer=[[0.0, 0.0], [0.0, 0.0]], generator=[[-LN2, nan], [2 * LN2, nan]], advantages=[1.0, 1.0])
+    metrics = loss_of(case, corrects=True, correction_mode="token_truncate", correction_max=3.0)[0].stats.metrics()
+    assert metrics["sampling/no_logprob_share"] == 0.5
+    assert metrics["sampling/sampling_logp_difference/mean"] == pytest.approx(1.5 * LN2)
+    assert metrics["mismatch_kl/k1"] == pytest.approx(0.5 * LN2)
+    assert metrics["sampling/importance_sampling_ratio/mean"] == pytest.approx((2 + 0.25 + 1 + 1) / 4)
+    unknown = Case(trainer=[[0.0]], generator=[[nan]], advantages=[1.0])
+    assert loss_of(unknown)[0].stats.metrics()["sampling/no_logprob_share"] == 1.0
 
 
 def parts() -> tuple[TokenStats, TokenStats, TokenStats]:

@@ -82,13 +82,16 @@ def test_failed_completions_make_no_rows_and_truncated_ones_only_if_so_configure
 def test_a_step_is_divided_by_its_own_rows_and_by_the_mean_tokens_of_a_step_of_the_batch(
     run_config: RunConfig,
 ) -> None:
-    """Two minibatches of 3 and 9 tokens: 6 a step. The truncated row counts as a row, its 2 tokens do not."""
+    """Two minibatches of 3 and 9 tokens: 6 a step. The truncated row counts as a row, its 2 tokens do not.
+
+    What goes through the model has 3 tokens of prompt as well.
+    """
     settings = config(run_config, mask_truncated_completions=True)
     few = make_minibatch([truncated(trained(0, lengths=(3, 2)), 1)], settings)
     many = make_minibatch([trained(1, lengths=(4, 5))], settings)
     assert step_totals([few, many]) == [
-        StepTotals(num_rows=2, num_tokens=6.0, num_step_tokens=3),
-        StepTotals(num_rows=2, num_tokens=6.0, num_step_tokens=9),
+        StepTotals(num_rows=2, num_tokens=6.0, num_step_tokens=3, num_pass_tokens=6),
+        StepTotals(num_rows=2, num_tokens=6.0, num_step_tokens=9, num_pass_tokens=15),
     ]
 
 

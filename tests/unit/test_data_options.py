@@ -89,3 +89,25 @@ def test_an_evaluation_split_is_of_the_data_set_that_is_trained_on_unless_anothe
         ONE | {"dataset_config": "main", "eval_dataset_name": "org/other", "eval_dataset_config": "x", "eval_steps": 5}
     )
     assert named.eval_source() == ("eval_dataset_name", DatasetSource(path="org/other", name="x", split="test"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "setting"),
+    [
+        ({"dataset_name": "/a.jsonl", "dataset_config": "main"}, "dataset_config"),
+        ({"dataset_name": "/a.parquet", "dataset_train_split": "all"}, "dataset_train_split"),
+        ({"datasets": [{"path": "x"}, {"path": "/a.jsonl", "name": "main"}]}, "datasets.1.name"),
+        ({"datasets": [{"path": "/a.jsonl", "split": "all"}]}, "datasets.0.split"),
+        (
+            {**ONE, "eval_dataset_name": "/a.jsonl", "eval_dataset_config": "main", "eval_steps": 1},
+            "eval_dataset_config",
+        ),
+        ({**ONE, "eval_dataset_name": "/a.jsonl", "dataset_test_split": "all", "eval_steps": 1}, "dataset_test_split"),
+    ],
+)
+def test_a_configuration_or_a_split_of_a_file_is_refused(raw: dict[str, Any], setting: str) -> None:
+    assert f"{setting} is for data sets of the hub, but /a." in str(refused(BASE | raw))
+
+
+def test_a_number_of_prompts_to_evaluate_on_needs_an_evaluation_set() -> None:
+    assert "max_eval_prompts is set, but there is nothing to evaluate on" in str(refused(ONE | {"max_eval_prompts": 8}))

@@ -17,7 +17,7 @@ IN_4BIT: dict[str, Any] = {**LORA, "load_in_4bit": True, "dtype": "bfloat16"}
     [
         ({**MINIMAL, "lora_r": 8}, "lora_r is set, but use_peft is not; set use_peft: true"),
         ({**MINIMAL, "load_in_4bit": True}, "load_in_4bit is set, but use_peft is not"),
-        ({**LORA, "lora_r": 513}, "lora_r: .*less than or equal to 512"),
+        ({**LORA, "lora_r": 513}, "lora_r: must be at most 512"),
         ({**LORA, "lora_dropout": 1.0}, "lora_dropout: .*less than 1"),
         ({**LORA, "lora_target_modules": []}, "lora_target_modules: .*at least 1 item"),
         ({**LORA, "lora_target_modules": ["q_proj", "lm_head"]}, "lm_head cannot have an adapter: the last projection"),

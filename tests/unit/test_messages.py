@@ -1,5 +1,6 @@
 """What is on the wire is either a sound group or a MessageError, never anything else."""
 
+import math
 import random
 from typing import Any
 
@@ -65,7 +66,8 @@ def test_a_group_that_is_not_whole_is_refused() -> None:
         ({"loss_mask": pack_mask([0, 0, 0, 1])}, "20 bytes of token ids for 4 mask entries"),
         ({"loss_mask": pack_mask([0] * 5)}, "marks no sampled token"),
         ({"loss_mask": pack_mask([0, 0, 0, 1, 2])}, "not 0/1"),
-        ({"logprobs": pack_logprobs([-0.5, float("nan")])}, "not a finite number"),
+        ({"logprobs": pack_logprobs([float("nan")] * 2)}, "or none at all"),
+        ({"logprobs": pack_logprobs([-0.5, -math.inf])}, "not a finite number"),
         ({"logprobs": pack_logprobs([-0.5, 0.7])}, "not a finite number at most 0"),
         ({"version_spans": (VersionSpan(0, 0, 1),)}, "over 1 of its 2 sampled tokens"),
         ({"version_spans": (VersionSpan(0, 0, 1), VersionSpan(1, 0, 2))}, "do not tile"),
@@ -80,6 +82,13 @@ def test_a_rollout_that_contradicts_itself_is_refused(change: dict[str, Any], re
     data = encode(msgspec.structs.replace(group, rollouts=(broken, *group.rollouts[1:])))
     with pytest.raises(MessageError, match=reason):
         decode_completed_group(data)
+
+
+def test_a_token_may_have_a_logprob_that_nobody_knows() -> None:
+    group = completed_group()
+    row = msgspec.structs.replace(group.rollouts[0], logprobs=pack_logprobs([-0.5, float("nan")]))
+    decoded = decode_completed_group(encode(msgspec.structs.replace(group, rollouts=(row, *group.rollouts[1:]))))
+    assert [math.isnan(value) for value in decoded.rollouts[0].generator_logprobs().tolist()] == [False, True]
 
 
 def test_a_failed_reward_cannot_carry_a_value() -> None:

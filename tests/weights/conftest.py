@@ -1,4 +1,4 @@
-"""Replicas with a real vLLM each, and a sender for them."""
+"""Replicas with a real vLLM each, replicas with a fake engine, and a sender for either."""
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
@@ -9,11 +9,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
+from services.generator.adapter import AdapterSpec
 from services.trainer.push.weight_sender import WeightSender
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from tests.weights.known_weights import LORA_ALPHA, LORA_RANK, make_model_dir
 from tests.weights.replica import KEY, RUN_ID, ReplicaProcess
+from tests.weights.served_receiver import ServedReceiver, serve
 
 PUSH_TIMEOUT_S = 20.0
 _INCARNATIONS = itertools.count(1, step=10_000)
@@ -81,14 +83,38 @@ async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
     await sender.close()
 
 
-def make_sender(redis: Redis, incarnation: int) -> WeightSender:
+@pytest.fixture
+def adapter() -> AdapterSpec | None:
+    """Return what the fake engines of `one` and `two` serve: a whole model, unless a module says otherwise."""
+    return None
+
+
+@pytest.fixture
+async def one(redis: Redis, run_keys: RunKeys, adapter: AdapterSpec | None) -> AsyncIterator[ServedReceiver]:
+    """Return a replica with a fake engine that is registered with the run."""
+    async with serve("generator-1", adapter=adapter) as served:
+        await served.register(redis, run_keys)
+        yield served
+
+
+@pytest.fixture
+async def two(redis: Redis, run_keys: RunKeys, adapter: AdapterSpec | None) -> AsyncIterator[ServedReceiver]:
+    """Return another one."""
+    async with serve("generator-2", adapter=adapter) as served:
+        await served.register(redis, run_keys)
+        yield served
+
+
+def make_sender(
+    redis: Redis, incarnation: int, *, push_timeout_s: float = PUSH_TIMEOUT_S, buffer_bytes: int = 20_000
+) -> WeightSender:
     """Return a sender that cuts chunks in the middle of layers."""
     return WeightSender(
         redis,
         run_id=RUN_ID,
         internal_key=KEY,
         transport="gloo",
-        push_timeout_s=PUSH_TIMEOUT_S,
+        push_timeout_s=push_timeout_s,
         incarnation=incarnation,
-        buffer_bytes=20_000,
+        buffer_bytes=buffer_bytes,
     )

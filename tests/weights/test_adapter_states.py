@@ -1,49 +1,31 @@
 """How the push of a LoRA run can fail, with the real wire and HTTP, and engines without a model."""
 
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
-
-import httpx
 import pytest
 import torch
 
 from services.generator.adapter import AdapterSpec
-from services.trainer.push.communicator import open_communicator, own_versions
-from services.trainer.push.fleet import Requirements
-from services.trainer.push.packing import announce
-from services.trainer.push.push_attempt import PushAttempt
-from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.packing import Weights
 from services.trainer.push.weight_sender import WeightSender
-from shared.control import AbortRequest
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import is_there
-from tests.weights.replica import HEADERS, RUN_ID
-from tests.weights.served_receiver import ServedReceiver, serve
+from tests.weights.served_receiver import ServedReceiver
+from tests.weights.uncommitted import push_and_abort
 
 ADAPTER = AdapterSpec(rank=2, alpha=6, target_modules=("q_proj",))
 MOVES = ("pause_generation", "start_weight_update", "update_weights", "finish_weight_update", "add_lora",
          "update_weight_version", "get_weight_version", "resume_generation")  # fmt: skip
 
 
-def adapters(value: float) -> Callable[[], Iterable[tuple[str, torch.Tensor]]]:
+def adapters(value: float) -> Weights:
     named = {"q.lora_A.weight": torch.full((2, 5), value), "q.lora_B.weight": torch.full((3, 2), value)}
     return lambda: named.items()
 
 
 @pytest.fixture
-async def one(redis: Redis, run_keys: RunKeys) -> AsyncIterator[ServedReceiver]:
-    async with serve("generator-1", adapter=ADAPTER) as served:
-        await served.register(redis, run_keys)
-        yield served
-
-
-@pytest.fixture
-async def two(redis: Redis, run_keys: RunKeys) -> AsyncIterator[ServedReceiver]:
-    async with serve("generator-2", adapter=ADAPTER) as served:
-        await served.register(redis, run_keys)
-        yield served
+def adapter() -> AdapterSpec:
+    return ADAPTER
 
 
 async def test_adapters_are_loaded_while_decoding_is_held_and_nothing_of_them_stays_on_disk(
@@ -83,23 +65,7 @@ async def test_adapters_that_are_not_loaded_keep_the_replica_held_and_the_others
 
 
 async def test_adapters_that_all_came_but_were_never_confirmed_are_not_served(one: ServedReceiver) -> None:
-    communicator = open_communicator("gloo", address="127.0.0.1")
-    async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as client:
-        replica = Replica("generator-1", one.url, client)
-        attempt = PushAttempt(
-            requirements=Requirements(RUN_ID, "gloo", *own_versions()),
-            epoch=1,
-            communicator=communicator,
-            members={"generator-1": Member(replica, one.receiver.info())},
-            buffer_bytes=32,
-            deadline=time.monotonic() + 5.0,
-        )
-        announced = announce(adapters(0.5)())
-        await attempt.join(address="127.0.0.1")
-        await attempt.begin(announced, policy_version=1)
-        await attempt.broadcast(adapters(0.5), announced, policy_version=1)
-        info = await replica.abort(AbortRequest(run_id=RUN_ID, epoch=1, reason="the trainer gave up"), timeout_s=5.0)
-    communicator.close()
+    info = await push_and_abort(one, adapters(0.5))
     assert "add_lora" in one.engine.calls
     assert one.engine.version == "none"
     assert one.engine.is_paused

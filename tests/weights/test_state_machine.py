@@ -3,26 +3,22 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import httpx
 import pytest
 import torch
 
-from services.trainer.push.communicator import open_communicator, own_versions
-from services.trainer.push.fleet import Requirements
-from services.trainer.push.packing import announce
-from services.trainer.push.push_attempt import PushAttempt
-from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.packing import Weights
 from services.trainer.push.weight_sender import WeightSender
-from shared.control import WEIGHTS_PATH, AbortRequest
+from shared.control import WEIGHTS_PATH
 from shared.errors import FencedError, PushError, StateLostError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
+from tests.weights.conftest import make_sender
 from tests.weights.replica import HEADERS, KEY, RUN_ID
 from tests.weights.served_receiver import ServedReceiver, serve
-
-Weights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+from tests.weights.uncommitted import push_and_abort
 
 
 def weights(value: float) -> Weights:
@@ -35,16 +31,9 @@ def weights(value: float) -> Weights:
     return lambda: named.items()
 
 
-def make_sender(redis: Redis, incarnation: int, *, push_timeout_s: float = 4.0) -> WeightSender:
-    return WeightSender(
-        redis,
-        run_id=RUN_ID,
-        internal_key=KEY,
-        transport="gloo",
-        push_timeout_s=push_timeout_s,
-        incarnation=incarnation,
-        buffer_bytes=32,
-    )
+def make_quick_sender(redis: Redis, incarnation: int, *, push_timeout_s: float = 4.0) -> WeightSender:
+    """Return a sender that gives up soon and cuts small chunks."""
+    return make_sender(redis, incarnation, push_timeout_s=push_timeout_s, buffer_bytes=32)
 
 
 def many_weights() -> Weights:
@@ -54,22 +43,8 @@ def many_weights() -> Weights:
 
 
 @pytest.fixture
-async def one(redis: Redis, run_keys: RunKeys) -> AsyncIterator[ServedReceiver]:
-    async with serve("generator-1") as served:
-        await served.register(redis, run_keys)
-        yield served
-
-
-@pytest.fixture
-async def two(redis: Redis, run_keys: RunKeys) -> AsyncIterator[ServedReceiver]:
-    async with serve("generator-2") as served:
-        await served.register(redis, run_keys)
-        yield served
-
-
-@pytest.fixture
 async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
-    sender = make_sender(redis, incarnation)
+    sender = make_quick_sender(redis, incarnation)
     yield sender
     await sender.close()
 
@@ -159,7 +134,7 @@ async def test_another_torch_release_is_refused_with_a_sentence_before_any_rank_
     monkeypatch: pytest.MonkeyPatch, redis: Redis, incarnation: int, one: ServedReceiver
 ) -> None:
     monkeypatch.setattr("services.trainer.push.weight_sender.own_versions", lambda: ("2.99.0+cu130", None))
-    sender = make_sender(redis, incarnation)
+    sender = make_quick_sender(redis, incarnation)
     result = await sender.push(weights(0.0), policy_version=0)
     await sender.close()
     assert result.members == ()
@@ -241,7 +216,7 @@ async def test_a_replica_that_fails_while_it_receives_is_found_long_before_the_d
     redis: Redis, incarnation: int, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     two.engine.failing = {"update_weights"}
-    sender = make_sender(redis, incarnation, push_timeout_s=40.0)
+    sender = make_quick_sender(redis, incarnation, push_timeout_s=40.0)
     result = await sender.push(many_weights(), policy_version=1)
     await sender.close()
     assert result.total_s < 10.0
@@ -262,23 +237,7 @@ async def test_a_replica_that_answers_but_no_longer_receives_ends_the_push_at_it
 
 
 async def test_bytes_that_all_came_but_were_never_confirmed_are_not_served(one: ServedReceiver) -> None:
-    communicator = open_communicator("gloo", address="127.0.0.1")
-    async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as client:
-        replica = Replica("generator-1", one.url, client)
-        attempt = PushAttempt(
-            requirements=Requirements(RUN_ID, "gloo", *own_versions()),
-            epoch=1,
-            communicator=communicator,
-            members={"generator-1": Member(replica, one.receiver.info())},
-            buffer_bytes=32,
-            deadline=time.monotonic() + 5.0,
-        )
-        announced = announce(weights(0.5)())
-        await attempt.join(address="127.0.0.1")
-        await attempt.begin(announced, policy_version=1)
-        await attempt.broadcast(weights(0.5), announced, policy_version=1)
-        info = await replica.abort(AbortRequest(run_id=RUN_ID, epoch=1, reason="the trainer gave up"), timeout_s=5.0)
-    communicator.close()
+    info = await push_and_abort(one, weights(0.5))
     assert holds(one, 0.5)
     assert one.engine.version == "none"
     assert (info.epoch, info.policy_version, info.is_held) == (0, -1, True)

@@ -53,7 +53,7 @@ def export_merged(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
         if weight is None or weight.shape != (b.shape[0], a.shape[1]):
             raise UserError(f"{base} has no layer {layer} of the adapters' size; it is not what the run began with")
         weight.add_(b @ a, alpha=factor)
-    save_policy(lm, None, directory, dtype=dtype)
+    save_policy(lm, directory, dtype=dtype)
 
 
 def _read(source: Path) -> dict[str, Tensor]:

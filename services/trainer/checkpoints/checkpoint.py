@@ -184,22 +184,6 @@ class CheckpointWriter:
         return path in self._known_whole and has_all_files(path)
 
 
-def save_checkpoint(
-    root: Path, core: SavableCore, extra: dict[str, Any], *, step: int, keep: int, tokenizer: Any | None = None
-) -> Path:
-    """Write the checkpoint of ``step``, prune to the ``keep`` newest whole ones, and return its directory.
-
-    When it returns, the checkpoint is on the disk.
-
-    Raises:
-        CheckpointError: It could not be written; says why.
-    """
-    writer = CheckpointWriter(root, keep=keep)
-    pending = writer.begin(core, extra, step=step, tokenizer=tokenizer)
-    writer.wait(pending)
-    return writer.publish(pending)
-
-
 def newest_valid(root: Path) -> Checkpoint | None:
     """Return the newest checkpoint whose every file is as it was written, or None.
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from services.trainer.checkpoints.manifest import part_file, write_part
 from services.trainer.checkpoints.saving_group import SavingGroup
 from services.trainer.checkpoints.shards import Part, ShardError, local_part, read_shards, saved_shapes, write_shards
+from services.trainer.checkpoints.tensor_file import write_tensors
 from shared.errors import HeadraceError
 
 log = logging.getLogger(__name__)
@@ -242,13 +243,8 @@ def _restore_random_states(file: Path) -> None:
 
 
 def _write_rng(file: Path, states: dict[str, Tensor]) -> Path:
-    import safetensors.torch
-
     file.parent.mkdir(exist_ok=True)
-    try:
-        cast(Any, safetensors.torch).save_file(states, file)
-    except safetensors.SafetensorError as error:
-        raise OSError(f"{file}: {error}") from error
+    write_tensors(file, states)
     return file
 
 

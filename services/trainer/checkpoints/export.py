@@ -12,7 +12,6 @@ weights. The directory is whole or not there.
 
 import json
 import logging
-import os
 import shutil
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +25,7 @@ from services.trainer.checkpoints.manifest import find_damage
 from services.trainer.checkpoints.model_card import FILE_NAME, RunFacts, model_card
 from services.trainer.checkpoints.shards import read_shards, saved_dtypes, saved_shapes
 from services.trainer.policy.lora import CONFIG_FILE
+from services.trainer.policy.policy_model import save_tensors
 from services.trainer.run_api.run_outputs import read_metrics
 from shared.errors import HeadraceError, UserError
 
@@ -64,15 +64,10 @@ def export_checkpoint(
     try:
         write = (export_merged if merge else export_adapters) if is_adapter else _write_model
         write(source, aside, dtype=_DTYPES[dtype or str(facts.config.get("dtype", "float32"))])
-        _copy_tokenizer(source, aside)
+        _copy_the_rest(source, aside)
         card = model_card(facts, title=title or to.name, is_adapter=is_adapter and not merge)
         (aside / FILE_NAME).write_text(card, encoding="utf-8")
-        replaced = to.with_name(f".{to.name}.replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        if to.exists():
-            to.rename(replaced)
-        os.replace(aside, to)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _put_in_place(aside, to)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -114,7 +109,6 @@ def run_facts(checkpoint: Path) -> RunFacts:
 
 def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
     """Write config and weights; weights under the names of the hub, in files of the hub's size."""
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config: Any = cast(Any, AutoConfig).from_pretrained(source, trust_remote_code=False)
@@ -126,14 +120,21 @@ def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
         for name, shape in saved_shapes(source).items()
     }
     read_shards(source, tensors)
-    try:
-        policy.save_pretrained(directory, state_dict=tensors)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+    save_tensors(policy, tensors, directory)
 
 
-def _copy_tokenizer(source: Path, directory: Path) -> None:
-    """Copy everything but weights and their configs."""
+def _put_in_place(directory: Path, to: Path) -> None:
+    """Rename a directory that is whole to ``to``, over what may be there."""
+    replaced = to.with_name(f".{to.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if to.exists():
+        to.rename(replaced)
+    directory.rename(to)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _copy_the_rest(source: Path, directory: Path) -> None:
+    """Copy everything but weights and their configs: tokenizer, chat template, generation config."""
     for path in source.iterdir():
         is_written = path.name in ("config.json", CONFIG_FILE) or path.name.startswith(("shard-", "model."))
         if path.is_file() and not is_written:

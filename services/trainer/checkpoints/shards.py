@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor
 
+from services.trainer.checkpoints.tensor_file import write_tensors
 from shared.errors import HeadraceError
 
 MAX_FILE_BYTES = 4 * 1024**3
@@ -143,14 +144,9 @@ def _read_metadata(directory: Path) -> tuple[Any, Any]:
 
 
 def _write_file(path: Path, parts: Mapping[str, Part]) -> None:
-    import safetensors.torch
-
     sharding = {name: {"saved_offsets": list(part.offsets)} for name, part in parts.items()}
     header = {"DCP_SHARDING_INFO": json.dumps(sharding), "DCP_VERSION": "1.0", "format": "pt"}
-    try:
-        cast(Any, safetensors.torch).save_file({name: part.tensor for name, part in parts.items()}, path, header)
-    except safetensors.SafetensorError as error:
-        raise OSError(f"{path}: {error}") from error
+    write_tensors(path, {name: part.tensor for name, part in parts.items()}, header=header)
 
 
 def _buckets(parts: Mapping[str, Part], max_file_bytes: int) -> Iterator[dict[str, Part]]:

@@ -54,7 +54,8 @@ class SourceRows:
         self._format = RowFormat.of(config, source)
         self._seed, self._number = config.seed, number
         self._permutation = lru_cache(maxsize=2)(self._permute)
-        self.columns = self._format.columns_of(rows.columns())
+        self.own_columns = tuple(rows.columns())
+        self.columns = self._format.columns_of(self.own_columns)
 
     def __len__(self) -> int:
         return len(self._rows)

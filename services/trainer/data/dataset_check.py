@@ -6,6 +6,7 @@ Every row of a file is read, because its owner can mend it; of a data set of the
 from dataclasses import dataclass, replace
 
 from services.trainer.data.dataset import PromptDataset, SourceRows, open_sources
+from services.trainer.data.prompt_lengths import TokenCount, fewest_tokens, token_count
 from shared.run_config import RunConfig
 
 MAX_HUB_ROWS = 1000
@@ -26,6 +27,14 @@ class SourceSummary:
     """The problem of the first bad row; empty if there is none."""
     columns: tuple[str, ...]
     """What reward functions get of it."""
+    own_columns: tuple[str, ...] = ()
+    """All it has, under its own names."""
+    num_conversations: int = 0
+    """Rows that were looked at and whose prompt is a list of messages."""
+    fewest_tokens: int | None = None
+    """Tokens of the shortest prompt at least, where every prompt is longer than ``max_prompt_length``."""
+    num_usable: int = 0
+    """Rows with a prompt among those that are asked: of an evaluation set the first ``max_eval_prompts``."""
     share: float = 1.0
     """Of the prompts."""
 
@@ -53,16 +62,17 @@ def check_dataset(config: RunConfig, *, max_hub_rows: int = MAX_HUB_ROWS) -> Dat
         UserError: There is no such file or dataset, it cannot be read, or it has no rows.
     """
     train = config.train_sources()
+    count = None if config.max_prompt_length is None else token_count(config)
     opened = open_sources(config, train)
     dataset = PromptDataset(opened, shuffle=config.shuffle_dataset)
     sources = [
-        replace(_look(name, rows, max_hub_rows=max_hub_rows), share=share)
+        replace(_look(name, rows, config, count, max_hub_rows=max_hub_rows), share=share)
         for name, rows, share in zip(train, opened, dataset.shares, strict=True)
     ]
     evaluation = None
     if (found := config.eval_source()) is not None:
         (rows,) = open_sources(config, dict([found]))
-        evaluation = _look(found[0], rows, max_hub_rows=max_hub_rows)
+        evaluation = _look(found[0], rows, config, count, max_hub_rows=max_hub_rows, num_asked=config.max_eval_prompts)
     return DatasetSummary(
         epoch=len(dataset),
         columns=(config.prompt_column, *dataset.columns),
@@ -71,9 +81,30 @@ def check_dataset(config: RunConfig, *, max_hub_rows: int = MAX_HUB_ROWS) -> Dat
     )
 
 
-def _look(field: str, rows: SourceRows, *, max_hub_rows: int) -> SourceSummary:
+def _look(
+    field: str,
+    rows: SourceRows,
+    config: RunConfig,
+    count: TokenCount | None,
+    *,
+    max_hub_rows: int,
+    num_asked: int | None = None,
+) -> SourceSummary:
     num_checked = len(rows) if rows.source.is_file else min(len(rows), max_hub_rows)
-    problems = [row.problem for row in map(rows.read, range(num_checked)) if row.problem is not None]
+    num_asked = len(rows) if num_asked is None else num_asked
+    num_conversations, num_usable = 0, 0
+    problems: list[str] = []
+    for row in map(rows.read, range(num_checked)):
+        if row.problem is not None:
+            problems.append(row.problem)
+            continue
+        num_conversations += not isinstance(row.prompt, str)
+        num_usable += row.position < num_asked
+    fewest = None
+    if count is not None and config.max_prompt_length is not None:
+        asked = map(rows.read, range(min(num_checked, num_asked)))
+        prompts = (row.prompt for row in asked if row.problem is None)
+        fewest = fewest_tokens(prompts, count, at_most=config.max_prompt_length)
     return SourceSummary(
         field=field,
         path=rows.source.path,
@@ -83,4 +114,8 @@ def _look(field: str, rows: SourceRows, *, max_hub_rows: int) -> SourceSummary:
         num_bad=len(problems),
         first_bad=problems[0] if problems else "",
         columns=tuple(rows.columns),
+        own_columns=rows.own_columns,
+        num_conversations=num_conversations,
+        fewest_tokens=fewest,
+        num_usable=num_usable,
     )

@@ -17,12 +17,13 @@ from services.trainer.data.prompt_encoder import PromptEncoder, load_tokenizer
 from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
-from services.trainer.loop.evaluation import Evaluations
+from services.trainer.loop.evaluation import Evaluations, refuse_without_usable_prompts
 from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.reconcile import missing_groups
 from services.trainer.loop.schedule import total_steps
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
 from services.trainer.loop.training_loop import Parts
+from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.push_log import PushLog
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_group import make_core
@@ -51,22 +52,19 @@ async def assemble(
     """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
     config, keys = record.parsed_config(), RunKeys(record.run_id)
     files = RunFiles(Path(record.run_dir))
+    await store.write_starting(record, "reading the data set")
     rows = await asyncio.to_thread(open_dataset, config)
     eval_rows = await asyncio.to_thread(open_eval_dataset, config)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
     steps = total_steps(config, num_rows=len(rows))
+    await store.write_starting(record, "loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
-    await asyncio.to_thread(remove_leftovers, files.checkpoints)
-    checkpoint = await asyncio.to_thread(newest_valid, files.checkpoints)
-    ledger, num_tokens, considered_to = Ledger(), 0, BEGINNING
-    if checkpoint is not None:
-        await asyncio.to_thread(load_into, core, checkpoint)
-        ledger = Ledger.from_json(checkpoint.extra["ledger"])
-        num_tokens, considered_to = int(checkpoint.extra["num_tokens"]), str(checkpoint.extra["considered_to"])
-        log.info("resumed from %s at step %d", checkpoint.path, checkpoint.step)
+    ledger, num_tokens, considered_to = await _resume(core, files, store, record)
     run_log = RunLog(redis, keys=keys, run_dir=files.run_dir)
     await asyncio.to_thread(run_log.cut_back_to, core.policy_version)
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
+    if eval_rows is not None:
+        await asyncio.to_thread(refuse_without_usable_prompts, eval_rows, config=config, encoder=encoder)
     admission = Admission(
         redis,
         keys=keys,
@@ -78,17 +76,7 @@ async def assemble(
         replica_id=replica_id,
     )
     admission.admit_again(await missing_groups(redis, keys, ledger))
-    consumer = StreamConsumer(
-        redis,
-        stream=keys.scored,
-        consumer_group=TRAINERS,
-        name=consumer_name(epoch),
-        leases=keys.leases(TRAINERS),
-        dead=keys.dead,
-        reclaim_every_s=1.0,
-        max_deliveries=None,  # entries wait here for a checkpoint, across any number of restarts
-    )
-    scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=consumer)
+    scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
     reports = Reports(config, run_id=keys.run_id, run_dir=files.run_dir, resumed_step=core.policy_version)
     pushes = PushLog(
         sender,
@@ -149,6 +137,37 @@ async def assemble(
         replica_id=replica_id,
         epoch=epoch,
         total_steps=steps,
+    )
+
+
+async def _resume(core: TrainingCore, files: RunFiles, store: RunStore, record: RunRecord) -> tuple[Ledger, int, str]:
+    """Make the core that of the newest valid checkpoint, if there is one.
+
+    Returns:
+        What the loop kept in it: the ledger, how many tokens were trained on, and up to where the scored stream was
+        considered; of a run without checkpoints, its beginning.
+    """
+    await asyncio.to_thread(remove_leftovers, files.checkpoints)
+    checkpoint = await asyncio.to_thread(newest_valid, files.checkpoints)
+    if checkpoint is None:
+        return Ledger(), 0, BEGINNING
+    await store.write_starting(record, f"loading the checkpoint of step {checkpoint.step}")
+    await asyncio.to_thread(load_into, core, checkpoint)
+    log.info("resumed from %s at step %d", checkpoint.path, checkpoint.step)
+    kept = checkpoint.extra
+    return Ledger.from_json(kept["ledger"]), int(kept["num_tokens"]), str(kept["considered_to"])
+
+
+def _seat(redis: Redis, keys: RunKeys, epoch: int) -> StreamConsumer:
+    return StreamConsumer(
+        redis,
+        stream=keys.scored,
+        consumer_group=TRAINERS,
+        name=consumer_name(epoch),
+        leases=keys.leases(TRAINERS),
+        dead=keys.dead,
+        reclaim_every_s=1.0,
+        max_deliveries=None,  # entries wait here for a checkpoint, across any number of restarts
     )
 
 

@@ -67,15 +67,11 @@ class BatchBuilder:
             self.drop(waiting.number, UNSCORABLE)
             return
         self.unscorable_in_a_row = 0
-        is_left_out_G = np.isnan(rewards_G)
-        if self._config.mask_truncated_completions:
-            is_left_out_G |= [rollout.is_truncated() for rollout in rollouts]
-        if is_left_out_G.all():
-            self.drop(waiting.number, TRUNCATED)
-        elif self._config.drop_zero_std_groups and not self._teaches(waiting):
-            self.drop(waiting.number, ZERO_STD)
-        else:
-            self._rewards[waiting.number] = rewards_G
+        if self._config.drop_zero_std_groups and (reason := self._why_no_signal(waiting, rewards_G)):
+            self.drop(waiting.number, reason)
+            return
+        # A group of which mask_truncated_completions leaves nothing stays in: TRL's divisors count its completions.
+        self._rewards[waiting.number] = rewards_G
 
     def drop(self, number: int, reason: str) -> None:
         """Settle a waiting group as dropped."""
@@ -152,11 +148,15 @@ class BatchBuilder:
             for waiting, advantages_G in zip(chosen, advantages, strict=True)
         )
 
-    def _teaches(self, waiting: WaitingGroup) -> bool:
-        return teaches(
-            [rollout.rewards for rollout in waiting.group.rollouts],
-            aggregation=self._config.multi_objective_aggregation,
-        )
+    def _why_no_signal(self, waiting: WaitingGroup, rewards_G: Rewards) -> str:
+        """Return as what a group is dropped from which no token would be pushed anywhere, or nothing."""
+        rollouts = waiting.group.rollouts
+        if self._config.mask_truncated_completions:
+            is_left_out_G = np.isnan(rewards_G) | [rollout.is_truncated() for rollout in rollouts]
+            if is_left_out_G.all():
+                return TRUNCATED
+        aggregation = self._config.multi_objective_aggregation
+        return "" if teaches([rollout.rewards for rollout in rollouts], aggregation=aggregation) else ZERO_STD
 
     def _drops(self) -> str:
         """Say what was dropped since the last batch: a run that only drops is waiting for its user."""

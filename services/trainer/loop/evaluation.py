@@ -24,6 +24,7 @@ from services.trainer.loop.scored_groups import WaitingGroup
 from services.trainer.loop.staleness import window
 from services.trainer.objective.advantages import combined_rewards
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metrics
+from shared.errors import UserError
 from shared.keys import RunKeys
 from shared.messages import ScoredGroup
 from shared.redis_connection import Redis, call
@@ -197,6 +198,36 @@ class Evaluations:
             )
             running.in_flight[label] = index
             running.last_sign_at = time.monotonic()
+
+
+def refuse_without_usable_prompts(rows: EvalRows, *, config: RunConfig, encoder: Encoder) -> None:
+    """Look for one prompt that can be evaluated on.
+
+    Raises:
+        UserError: There is none: every evaluation would be empty.
+    """
+    num_prompts = min(len(rows), config.max_eval_prompts)
+    first = ""
+    for index in range(num_prompts):
+        try:
+            prompt_payload(
+                rows.row_at(index),
+                encoder=encoder,
+                run_id="",
+                label="",
+                num_generations=1,
+                max_prompt_length=config.max_prompt_length,
+                replica_id="",
+            )
+        except UnusableRowError as error:
+            first = first or str(error)
+        else:
+            return
+    found = config.eval_source()
+    raise UserError(
+        f"none of the {num_prompts} prompts to evaluate on can be used; the first: {first}",
+        field=None if found is None else found[0],
+    )
 
 
 @dataclass(frozen=True)

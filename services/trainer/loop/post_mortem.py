@@ -12,13 +12,13 @@ import dataclasses
 import json
 import logging
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from services.trainer.loop.train_rows import Minibatch
@@ -28,7 +28,7 @@ from services.trainer.policy.core_results import NonFiniteError, Scores
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.training_core import TrainingCore
 from shared.arrays import Logprobs
-from shared.messages import Rollout, encode
+from shared.messages import Rollout, ScoredGroup, encode
 from shared.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -56,14 +56,14 @@ def write_post_mortem(
         totals: What its loss is divided by.
         core: In the state in which it refused the step; spent afterwards.
         config: Of the run.
+
+    Raises:
+        OSError: It could not be written.
     """
     core.discard()
     scores = core.score(minibatch.rows)
     losses = [_loss(row, score, totals, config) for row, score in zip(minibatch.rows, scores, strict=True)]
-    faults = [
-        _fault(row, score, loss)
-        for row, score, loss in zip(minibatch.rows, scores, losses, strict=True)
-    ]  # fmt: skip
+    faults = [_fault(row, score, loss) for row, score, loss in zip(minibatch.rows, scores, losses, strict=True)]
     if not any(faults):
         faults = _faulty_gradients(minibatch.rows, totals, core)
     report = {
@@ -84,17 +84,20 @@ def write_post_mortem(
         ],
     }
     directory = run_dir / "post_mortem" / f"step_{step:08d}"
+    _write_whole(directory, report, [group.waiting.group for group in minibatch.groups])
+    log.error("step %d has no finite loss or gradient; the post-mortem is in %s", step, directory)
+    return directory
+
+
+def _write_whole(directory: Path, report: dict[str, Any], groups: Sequence[ScoredGroup]) -> None:
     aside = directory.with_suffix(".tmp")
     for leftover in (aside, directory):
         shutil.rmtree(leftover, ignore_errors=True)
     (aside / "groups").mkdir(parents=True)
-    for group in minibatch.groups:
-        message = group.waiting.group
-        (aside / "groups" / f"{message.prompt.group_id}.msgpack").write_bytes(encode(message))
+    for group in groups:
+        (aside / "groups" / f"{group.prompt.group_id}.msgpack").write_bytes(encode(group))
     (aside / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(aside, directory)
-    log.error("step %d has no finite loss or gradient; the post-mortem is in %s", step, directory)
-    return directory
+    aside.rename(directory)
 
 
 def _loss(row: TrainRow, score: Scores, totals: StepTotals, config: RunConfig) -> float:
@@ -130,14 +133,20 @@ def _fault(row: TrainRow, score: Scores, loss: float) -> str:
         return "the policy in training has no finite logprobs for it"
     for name in ("generator_logprobs", "old_logprobs", "reference_logprobs"):
         values: Logprobs | None = getattr(row, name)
-        if values is not None and not np.isfinite(values).all():
+        # NaN is a generator logprob that the generator could not tell.
+        is_wrong = np.isinf if name == "generator_logprobs" else _is_not_finite
+        if values is not None and is_wrong(values).any():
             return f"its {name} are not finite"
     if not math.isfinite(row.advantage):
         return f"its advantage is {row.advantage}"
     if not math.isfinite(loss):
-        farthest = float(np.abs(score.trainer_logprobs - row.generator_logprobs).max())
+        farthest = float(np.nanmax(np.abs(score.trainer_logprobs - row.generator_logprobs), initial=0.0))
         return f"its loss is {loss}; a generator logprob is {farthest:.4g} nats away from the trainer's"
     return ""
+
+
+def _is_not_finite(values: Logprobs) -> npt.NDArray[np.bool_]:
+    return ~np.isfinite(values)
 
 
 def _faulty_gradients(rows: Sequence[TrainRow], totals: StepTotals, core: TrainingCore) -> list[str]:

@@ -54,7 +54,7 @@ def total_steps(config: RunConfig, *, num_rows: int) -> int:
     full.
 
     Raises:
-        UserError: There is nothing to train on, or the warm-up is longer than the run.
+        UserError: There is nothing to train on, or the learning-rate schedule does not fit the run.
     """
     if num_rows < 1:
         raise UserError("the dataset has no rows", field="dataset_name")
@@ -63,11 +63,11 @@ def total_steps(config: RunConfig, *, num_rows: int) -> int:
     if steps < 0:
         groups_per_batch = shape.groups(num_steps=shape.steps)
         steps = max(1, math.ceil(config.num_train_epochs * num_rows / groups_per_batch)) * shape.steps
-    if config.warmup_steps > steps:
-        raise UserError(
-            f"warmup_steps={config.warmup_steps} is longer than the run: {config.num_train_epochs:g} epochs of "
-            f"{num_rows} rows are {steps} steps of groups_per_step={config.groups_per_step}; lower warmup_steps "
-            "or train longer",
-            field="warmup_steps",
-        )
+    run = (
+        f"the run ({config.num_train_epochs:g} epochs of {num_rows} rows are {steps} steps of "
+        f"groups_per_step={config.groups_per_step})"
+    )
+    if misfit := config.lr_schedule().misfit(steps, run=run):
+        field, sentence = misfit
+        raise UserError(sentence, field=field)
     return steps

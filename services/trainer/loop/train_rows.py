@@ -93,6 +93,7 @@ def step_totals(batch: Sequence[Minibatch]) -> list[StepTotals]:
             num_rows=len(minibatch.rows) + minibatch.num_masked_rows,
             num_tokens=tokens_per_step,
             num_step_tokens=minibatch.num_tokens,
+            num_pass_tokens=sum(row.token_ids.size for row in minibatch.rows),
         )
         for minibatch in batch
     ]

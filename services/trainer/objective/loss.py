@@ -5,6 +5,7 @@
     terms = terms * pi_old / pi_gen                               importance.py: a constant
     terms = terms + beta * KL(pi || pi_ref)
     loss  = (sum of terms over completions and tokens) / what the whole step says  -  entropy_coef * mean entropy
+            + router_aux_loss_coef * load-balancing loss          of mixture-of-experts models
 
 Every sum is divided here, by numbers of the whole step: summing the losses of a step's microbatches, on however many
 ranks, gives TRL's loss, and how rows are batched changes nothing. docs/algorithms.md has each option's equation, and
@@ -39,6 +40,8 @@ class StepTotals:
     """Sampled tokens in the loss of this optimizer step; for bnpo and the entropy bonus."""
     num_kept_tokens: int | None = None
     """Those of them that top_entropy_quantile keeps; None is all. The entropy bonus is a mean over these."""
+    num_pass_tokens: int | None = None
+    """All tokens of the rows of the step, prompts too; needed for the load-balancing loss of experts."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def policy_loss(
     Args:
         trainer_logprobs_BT: With gradient; log p in nats of each token under the policy in training.
         old_logprobs_BT: Under the policy at the batch's beginning; None where that is the policy in training itself.
-        generator_logprobs_BT: Under the policy that sampled, as the generator recorded them.
+        generator_logprobs_BT: Under the policy that sampled, as the generator recorded them; NaN where it could not
+            tell, and the token is taken as one that trainer and generator agree on.
         reference_logprobs_BT: Under the reference model; needed if there is a KL term.
         entropies_BT: Of the policy in training at each token, in nats; with gradient if there is an entropy bonus.
         advantages_B: One a sequence.
@@ -87,8 +91,9 @@ def policy_loss(
     if not bool(is_sampled_BT.any()):
         return PolicyLoss(loss=torch.where(is_sampled_BT, trainer_logprobs_BT, 0.0).sum(), stats=TokenStats())
     logprobs_BT = _only(is_sampled_BT, trainer_logprobs_BT)
-    generator_BT = _only(is_sampled_BT, generator_logprobs_BT)
     old_BT = logprobs_BT.detach() if old_logprobs_BT is None else _only(is_sampled_BT, old_logprobs_BT)
+    is_known_BT = is_sampled_BT & ~generator_logprobs_BT.isnan()
+    generator_BT = torch.where(is_known_BT, generator_logprobs_BT, old_BT)
     entropies_BT = _only(is_sampled_BT, entropies_BT)
     mask_BT = is_sampled_BT.to(logprobs_BT.dtype)
     advantages_B1 = advantages_B.to(logprobs_BT.dtype).unsqueeze(1)
@@ -104,7 +109,11 @@ def policy_loss(
     terms, values = _objective(logprobs_BT, log_ratio_BT, ratio, advantages_B1, mask_BT, weights, settings)
     if settings.off_policy_mask_threshold is not None:
         terms = terms * off_policy_mask(
-            logprobs_BT, generator_BT, advantages_B1, mask_BT, settings.off_policy_mask_threshold
+            logprobs_BT,
+            torch.where(is_known_BT, generator_BT, logprobs_BT.detach()),
+            advantages_B1,
+            mask_BT,
+            settings.off_policy_mask_threshold,
         )
     if keep_BT is not None:
         terms = terms * keep_BT
@@ -126,13 +135,37 @@ def policy_loss(
         bonus_entropy_sum = (entropies_BT * acts_on_BT).sum()
         loss = loss - entropy_coef * bonus_entropy_sum / _num_bonus_tokens(totals, has_kept=keep_BT is not None)
         values |= {"num_bonus_tokens": acts_on_BT.sum(), "bonus_entropy_sum": bonus_entropy_sum}
-    values |= {"loss": loss, "entropy_sum": (entropies_BT * mask_BT).sum()}
+    values |= {"loss": loss, "num_tokens": mask_BT.sum(), "entropy_sum": (entropies_BT * mask_BT).sum()}
 
     with torch.no_grad():
-        values |= _mismatch_values(difference_BT[is_sampled_BT])
+        values |= _mismatch_values(difference_BT[is_known_BT])
         if weights is not None:
             values |= _weight_values(weights, uncut_weights(difference_BT, mask_BT, settings), is_sampled_BT)
         return PolicyLoss(loss=loss, stats=TokenStats.of_tensors(values))
+
+
+def add_router_loss(
+    result: PolicyLoss, router_loss: Tensor, *, coef: float, num_tokens: int, totals: StepTotals
+) -> PolicyLoss:
+    """Return the loss of one pass with its share of the step's load-balancing loss added.
+
+    The step's is the mean over its passes, each counted by its tokens.
+
+    Args:
+        result: Of the rows of the pass.
+        router_loss: Of the pass (router_loss.py).
+        coef: What it is multiplied by.
+        num_tokens: Of the pass, prompts too.
+        totals: Of the whole step.
+
+    Raises:
+        ValueError: The totals do not have the number of tokens of the step.
+    """
+    if totals.num_pass_tokens is None:
+        raise ValueError("the load-balancing loss of a step needs totals.num_pass_tokens")
+    term = coef * router_loss * (num_tokens / max(totals.num_pass_tokens, 1))
+    values: Values = {"loss": term, "num_router_tokens": num_tokens, "router_loss_sum": router_loss * num_tokens}
+    return PolicyLoss(loss=result.loss + term, stats=result.stats + TokenStats.of_tensors(values))
 
 
 def _objective(
@@ -223,11 +256,13 @@ def _shares(is_true: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _mismatch_values(difference_N: Tensor) -> Values:
-    """Return how far the trainer was from the generator, over the N tokens of the microbatch."""
+    """Return how far the trainer was from the generator, over the N tokens of the microbatch that both scored."""
+    if not difference_N.numel():
+        return {}
     difference_N = difference_N.double()
     ratio_N = torch.exp(difference_N)
     return {
-        "num_tokens": difference_N.numel(),
+        "num_known_tokens": difference_N.numel(),
         "difference_sum": difference_N.sum(),
         "difference_abs_sum": difference_N.abs().sum(),
         "difference_abs_max": difference_N.abs().max(),

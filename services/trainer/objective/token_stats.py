@@ -30,6 +30,10 @@ class TokenStats:
     policy_loss: float = 0.0
     """The same without the entropy bonus."""
     entropy_sum: float = 0.0
+    num_router_tokens: float = 0.0
+    """All tokens of the passes that have a load-balancing loss; 0 where there is none."""
+    router_loss_sum: float = 0.0
+    """Of the load-balancing losses, each times the tokens of its pass."""
     num_bonus_tokens: float = 0.0
     """Tokens that the entropy bonus acts on; 0 where there is none."""
     bonus_entropy_sum: float = 0.0
@@ -53,6 +57,8 @@ class TokenStats:
     weight_max: float = -math.inf
     num_cut_weights: float = 0.0
     """Cut to a bound, or zeroed."""
+    num_known_tokens: float = 0.0
+    """Tokens whose logprob the generator knew; the differences and ratios below are of these."""
     difference_sum: float = 0.0
     """Of log pi_old - log pi_gen, a token."""
     difference_abs_sum: float = 0.0
@@ -100,6 +106,8 @@ class TokenStats:
         metrics = {"loss": self.loss, "entropy": self.entropy_sum / n}
         if self.num_bonus_tokens:
             metrics["policy_loss"] = self.policy_loss
+        if self.num_router_tokens:
+            metrics["aux_loss"] = self.router_loss_sum / self.num_router_tokens
         if self.num_kl_tokens:
             metrics["kl"] = self.kl_sum / self.num_kl_tokens
         if self.num_clip_terms:
@@ -112,15 +120,24 @@ class TokenStats:
             metrics["cispo_clip_ratio"] = self.num_cispo_clipped / self.num_cispo_terms
         if self.num_phi:
             metrics["vespo/phi_seq_mean"] = self.phi_sum / self.num_phi
-        metrics["sampling/sampling_logp_difference/mean"] = self.difference_abs_sum / n
-        metrics["sampling/sampling_logp_difference/max"] = self.difference_abs_max
+        metrics["sampling/no_logprob_share"] = 1 - self.num_known_tokens / n
         if self.num_weights:
             metrics["sampling/importance_sampling_ratio/min"] = self.weight_min
             metrics["sampling/importance_sampling_ratio/mean"] = self.weight_sum / self.num_weights
             metrics["sampling/importance_sampling_ratio/max"] = self.weight_max
             metrics["sampling/truncated_share"] = self.num_cut_weights / self.num_weights
-        metrics["mismatch_kl/k1"] = -self.difference_sum / n
-        metrics["mismatch_kl/k3"] = (self.ratio_sum - self.difference_sum) / n - 1
+        return metrics | self._mismatch_metrics()
+
+    def _mismatch_metrics(self) -> dict[str, float]:
+        n = self.num_known_tokens
+        if n == 0:
+            return {}
+        metrics = {
+            "sampling/sampling_logp_difference/mean": self.difference_abs_sum / n,
+            "sampling/sampling_logp_difference/max": self.difference_abs_max,
+            "mismatch_kl/k1": -self.difference_sum / n,
+            "mismatch_kl/k3": (self.ratio_sum - self.difference_sum) / n - 1,
+        }
         if self.ratio_square_sum:
             metrics["effective_sample_size"] = self.ratio_sum**2 / (n * self.ratio_square_sum)
         return metrics

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from services.trainer.policy.model_options import run_dtype
 from shared.errors import UserError
 from shared.run_config import RunConfig
 
@@ -22,7 +23,7 @@ def frozen_base(config: RunConfig, *, device: torch.device) -> dict[str, Any]:
     """
     if not config.use_peft:
         return {}
-    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    dtype = run_dtype(config)
     if not config.load_in_4bit:
         return {"dtype": dtype}
     if device.type != "cuda":

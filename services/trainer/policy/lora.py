@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from services.trainer.checkpoints.tensor_file import write_tensors
 from services.trainer.policy.policy_module import PolicyModule
 from shared.errors import UserError
 from shared.run_config import RunConfig
@@ -97,13 +98,8 @@ def write_adapters(tensors: dict[str, Tensor], directory: Path) -> None:
     Raises:
         OSError: It could not be written.
     """
-    import safetensors.torch
-
     whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        cast(Any, safetensors.torch).save_file(whole, directory / WEIGHTS_FILE, metadata={"format": "pt"})
-    except safetensors.SafetensorError as error:
-        raise OSError(f"{directory / WEIGHTS_FILE}: {error}") from error
+    write_tensors(directory / WEIGHTS_FILE, whole, header={"format": "pt"})
 
 
 def describe_adapters(lm: Any, tokenizer: Any | None, directory: Path) -> None:

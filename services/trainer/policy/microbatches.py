@@ -30,6 +30,7 @@ class TrainRow:
     token_ids: Ids
     loss_mask: Mask
     generator_logprobs: Logprobs
+    """NaN where the generator could not tell: nothing is corrected there."""
     advantage: float
     old_logprobs: Logprobs | None = None
     """Of the proximal policy, around which the loss clips; None: the policy in training itself."""
@@ -56,9 +57,13 @@ class TrainRow:
         return int(self.generator_logprobs.size)
 
 
-def needs_backward(row: TrainRow, config: RunConfig) -> bool:
-    """Return whether the row has a gradient: one of advantage 0 has none but from the KL term and the entropy bonus."""
-    return row.advantage != 0 or config.beta != 0 or config.entropy_coef != 0 or config.use_adaptive_entropy
+def needs_backward(row: TrainRow, config: RunConfig, *, has_router_loss: bool) -> bool:
+    """Return whether the row has a gradient.
+
+    One of advantage 0 has none but from the KL term, the entropy bonus and the load-balancing loss of experts.
+    """
+    has_other_terms = config.beta != 0 or config.entropy_coef != 0 or config.use_adaptive_entropy or has_router_loss
+    return row.advantage != 0 or has_other_terms
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,11 @@ from shared.run_config import RunConfig
 _OURS = ("auto", "sdpa")
 
 
+def run_dtype(config: RunConfig) -> torch.dtype:
+    """Return the dtype in which the run computes, pushes and exports; what learns is float32 all the same."""
+    return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+
+
 def attention_name(config: RunConfig, *, device: torch.device) -> str:
     """Return the name in transformers of the attention the run asks for.
 

@@ -38,9 +38,13 @@ def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total
     """Return transformers' schedule of that name, to be stepped once an optimizer step."""
     import transformers
 
+    schedule = config.lr_schedule()
+    # transformers takes the length of the stable stage or that of the run, and warns if it is given both.
+    is_length_told = "num_stable_steps" in schedule.kwargs
     return cast(Any, transformers).get_scheduler(
-        config.lr_scheduler_type,
+        schedule.type,
         optimizer,
-        num_warmup_steps=config.warmup_steps,
-        num_training_steps=total_steps,
+        num_warmup_steps=schedule.num_warmup_steps(total_steps),
+        num_training_steps=None if is_length_told else total_steps,
+        scheduler_specific_kwargs=dict(schedule.kwargs),
     )

@@ -137,7 +137,7 @@ def _logprobs(
     by_the_model_itself: bool = False,
 ) -> Logprobs:
     microbatch = pack_rows(rows, row_indices)
-    logprobs_M, _ = compute(module, microbatch, device=device, by_the_model_itself=by_the_model_itself)
+    logprobs_M, *_ = compute(module, microbatch, device=device, by_the_model_itself=by_the_model_itself)
     logprobs: Logprobs = logprobs_M.double().cpu().numpy()
     return logprobs
 

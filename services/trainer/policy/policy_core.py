@@ -4,18 +4,18 @@
     rows --accumulate()--> gradients of their part of the step's loss, and statistics
            step()      --> gradients --clip--> AdamW --> policy version + 1
 
+Here is what outlives a call: optimizer, schedule, policy version, checkpoint. How models are made is run_models.py's
+business, and what becomes of rows rank_passes.py's.
+
 Losses come normalised by numbers of the whole step (loss.py), so gradients are plain sums: how rows are spread over
 calls, passes and ranks changes nothing but rounding. Numbers that are not finite never reach the weights. The core
 knows nothing of streams, groups, rewards and staleness: a training loop, or any other front, drives it. With several
 ranks there is one core on each, and every method is called on all of them in the same order.
-
-    B  rows in a pass       T  sampled tokens of a row       M  sampled tokens of a pass
 """
 
 import math
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +24,20 @@ import torch
 from torch import Tensor
 
 from services.trainer.checkpoints.core_state import CoreState
-from services.trainer.objective.entropy_control import EntropyControl, high_entropy_threshold
-from services.trainer.objective.loss import StepTotals, policy_loss
-from services.trainer.objective.loss_settings import LossSettings
+from services.trainer.objective.entropy_control import EntropyControl
+from services.trainer.objective.loss import StepTotals
 from services.trainer.objective.token_stats import TokenStats
-from services.trainer.policy.core_results import AccumulateStats, NonFiniteError, PerTokenArrays, Scores, StepStats
-from services.trainer.policy.frozen_base import frozen_base
-from services.trainer.policy.lora import BaseReference, add_adapters, dropping, fingerprint
-from services.trainer.policy.microbatches import TrainRow, needs_backward
-from services.trainer.policy.model_options import use_liger_kernel
+from services.trainer.policy.core_results import AccumulateStats, NonFiniteError, Scores, StepStats
+from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.optimizer import make_optimizer, make_scheduler
-from services.trainer.policy.packing_check import settle_packing
-from services.trainer.policy.policy_model import unique_tensors
-from services.trainer.policy.policy_module import PolicyModule
-from services.trainer.policy.reference_policy import FrozenReference, Reference
-from services.trainer.policy.row_pass import RowPass, in_rows, per_token_arrays, row_pass, rows_at_fault
-from services.trainer.policy.trained_weights import AdapterWeights, AllWeights, TrainedWeights
-from services.trainer.ranks.rank_plan import Slot, plan_passes
+from services.trainer.policy.rank_passes import RankPasses
+from services.trainer.policy.run_models import load_models
+from services.trainer.ranks.rank_plan import Slot
 from services.trainer.ranks.ranks import SINGLE, Ranks
-from services.trainer.ranks.sharding import as_float, load_policy_on, shard
+from services.trainer.ranks.sharding import as_float
 from shared.run_config import RunConfig
+
+_ADVICE = "the weights are as they were; lower learning_rate or max_grad_norm, or look at the rollouts of this step"
 
 
 class PolicyCore:
@@ -69,31 +63,13 @@ class PolicyCore:
         device: torch.device,
         ranks: Ranks = SINGLE,
     ) -> None:
-        self._config = config
-        self._settings = LossSettings.of(config)
-        self._device = device
         self._ranks = ranks
-        self.dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+        self._max_grad_norm = config.max_grad_norm or math.inf
+        models = load_models(config, model_dir_or_id, device=device, ranks=ranks)
+        self.dtype = models.dtype
         """Of the weights as they are pushed and exported."""
-        self._module, base = _make_module(config, model_dir_or_id, device=device, ranks=ranks)
-        settle_packing(
-            self._module,
-            device=device,
-            # sharding.py gathers weights in the run's dtype, frozen_base.py holds them so.
-            is_rounded=self.dtype == torch.bfloat16 and (ranks.mesh is not None or config.use_peft),
-            packing=config.packing,
-        )
-        self._reference: Reference | None = None
-        self._trained = self._trained_weights(base)
-        weights: dict[str, dict[str, Tensor]] = {"model": self._trained.live()}
-        if config.beta != 0 and config.use_peft:
-            self._reference = BaseReference(self._module)
-        elif config.beta != 0:
-            frozen, _ = _make_module(config, model_dir_or_id, device=device, ranks=ranks, is_frozen=True)
-            frozen.attend_like(self._module)
-            self._reference = FrozenReference(frozen, config)
-            if config.sync_ref_model:
-                weights["reference"] = unique_tensors(frozen.lm)
+        self._policy, self._reference, self._trained = models.policy, models.reference, models.trained
+        self._passes = RankPasses(self._policy, config, device=device, ranks=ranks)
         self._parameters: dict[str, Tensor] = {
             name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad
         }
@@ -102,8 +78,9 @@ class PolicyCore:
         self._entropy = EntropyControl(config)
         self._policy_version = 0
         self._accumulated = TokenStats()
+        self._has_accumulated = False
         self._state = CoreState(
-            weights=weights,
+            weights=models.saved,
             parameters=self._parameters,
             optimizer=self._optimizer,
             scheduler=self._scheduler,
@@ -121,14 +98,18 @@ class PolicyCore:
     @property
     def lm(self) -> Any:
         """The transformers model, whose parameters may be sharded."""
-        return self._module.lm
+        return self._policy.lm
 
     @property
     def packs(self) -> bool:
         """Whether a pass may hold more than one row; some models cannot be computed on packed rows."""
-        return self._module.packs
+        return self._policy.packs
 
-    @torch.no_grad()
+    @property
+    def has_router_loss(self) -> bool:
+        """Whether the loss has a term that balances the experts of the model."""
+        return self._passes.has_router_loss
+
     def score(self, rows: Sequence[TrainRow], *, plan: Sequence[Slot] | None = None) -> list[Scores]:
         """Return what policy and reference make of each row, as they are now.
 
@@ -136,21 +117,8 @@ class PolicyCore:
             rows: In any order and number.
             plan: Which rows go into which pass; made here if left out, which takes one rank.
         """
-        return self._scored(rows, self._plan(rows, learns=False) if plan is None else plan, reference=self._reference)
-
-    def _scored(self, rows: Sequence[TrainRow], plan: Sequence[Slot], *, reference: Reference | None) -> list[Scores]:
-        arrays: dict[int, Scores] = {}
-        for slot in plan:
-            mine = row_pass(self._module, rows, slot.row_indices, device=self._device)
-            tensors_BT = [mine.logprobs_BT, mine.entropies_BT]
-            if reference is not None:
-                with reference.scoring() as module:
-                    tensors_BT.append(row_pass(module, rows, slot.row_indices, device=self._device).logprobs_BT)
-            for index, (logprobs, entropies, *of_reference) in zip(
-                slot.row_indices, mine.by_row(*tensors_BT), strict=False
-            ):
-                arrays[index] = Scores(logprobs, entropies, of_reference[0] if of_reference else None)
-        return [arrays[index] for index in range(len(rows))]
+        slots = self._passes.plan(rows, learns=False) if plan is None else plan
+        return self._passes.score(rows, slots, reference=self._reference)
 
     def accumulate(
         self,
@@ -173,40 +141,33 @@ class PolicyCore:
 
         Raises:
             NonFiniteError: The loss is not finite. Everything accumulated for the coming step is discarded.
+            ValueError: Rows lack logprobs that the loss needs, or there are several ranks and no plan.
+            RankLostError: A rank is gone.
         """
-        slots = self._plan(rows) if plan is None else plan
-        keep: dict[int, np.ndarray[Any, Any]] = {}
-        totals = self._totals(rows) if totals is None else totals
-        if self._config.top_entropy_quantile < 1:
-            keep, num_kept = self._high_entropy_tokens(rows, slots)
-            totals = replace(totals, num_kept_tokens=num_kept)
-        wanted = set(range(len(rows))) if per_token is True else set(per_token or ())
-        stats, num_tokens, at_fault = TokenStats(), 0, list[int]()
-        arrays: dict[int, PerTokenArrays] = {}
-        for slot in slots:
-            with dropping(self.lm, self._config.lora_dropout if slot.needs_backward else 0.0):
-                done, slot_stats = self._learn(rows, slot, totals, keep)
-            stats += slot_stats
-            num_tokens += done.microbatch.num_tokens if slot.row_indices else 0
-            if not math.isfinite(slot_stats.loss):
-                at_fault.extend(rows_at_fault(rows, done))
-            if not wanted.isdisjoint(slot.row_indices):
-                arrays |= per_token_arrays(rows, done, wanted)
+        slots = self._passes.plan(rows, learns=True) if plan is None else plan
+        own = self._passes.learn(
+            rows,
+            slots,
+            totals=totals,
+            entropy_coef=self._entropy.applied_coef,
+            per_token=range(len(rows)) if per_token is True else (per_token or ()),
+        )
         # Ranks meet in every pass, so they decide together, after the last one, whether to go on.
-        told = np.array([len(rows), num_tokens, *stats.to_floats()], dtype=np.float64)
+        told = np.array([len(rows), own.num_pass_tokens, *own.token_stats.to_floats()], dtype=np.float64)
         everyone = self._ranks.gather(told)
         stats = sum((TokenStats.from_floats(floats[2:].tolist()) for floats in everyone), TokenStats())
         if not math.isfinite(stats.loss):
             self.discard()
             message = f"the loss of step {self._policy_version + 1} is {stats.loss}; {_ADVICE}"
-            raise NonFiniteError(message, row_indices=tuple(sorted(at_fault)))
+            raise NonFiniteError(message, row_indices=tuple(sorted(own.rows_at_fault)))
         self._accumulated += stats
+        self._has_accumulated = True
         return AccumulateStats(
             token_stats=stats,
             num_rows=int(sum(floats[0] for floats in everyone)),
             num_passes=len(slots),
             num_pass_tokens=int(sum(floats[1] for floats in everyone)),
-            per_token=arrays,
+            per_token=own.per_token,
         )
 
     def step(self) -> StepStats:
@@ -216,15 +177,15 @@ class PolicyCore:
             NonFiniteError: A gradient is not finite. Weights and optimizer are untouched; the gradients are discarded.
             ValueError: Nothing was accumulated since the last step.
         """
-        if self._accumulated.num_tokens == 0:
+        if not self._has_accumulated:
             raise ValueError("nothing was accumulated since the last step")
         parameters = list(self._parameters.values())
         for parameter in parameters:
             if parameter.grad is None:
-                # Rows of advantage 0 alone: momentum and weight decay act all the same, as they would in one big batch.
+                # Rows of advantage 0 alone, or none, with all of them masked: momentum and weight decay act all the
+                # same, as they would in one big batch.
                 parameter.grad = torch.zeros_like(parameter)
-        max_norm = self._config.max_grad_norm or math.inf
-        grad_norm = as_float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+        grad_norm = as_float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
         if not math.isfinite(grad_norm):
             self.discard()
             raise NonFiniteError(f"the gradient of step {self._policy_version + 1} has norm {grad_norm}; {_ADVICE}")
@@ -233,7 +194,7 @@ class PolicyCore:
         self._scheduler.step()
         self._policy_version += 1
         if self._reference is not None:
-            self._reference.after_step(self._module, self._policy_version)
+            self._reference.after_step(self._policy, self._policy_version)
         self._entropy.update(self._accumulated)
         stats = StepStats(
             policy_version=self._policy_version,
@@ -249,6 +210,7 @@ class PolicyCore:
         """Forget everything accumulated for the coming step."""
         self._optimizer.zero_grad(set_to_none=True)
         self._accumulated = TokenStats()
+        self._has_accumulated = False
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield detached full tensors in the run's dtype, under the names by which generators load them, in fixed
@@ -287,90 +249,3 @@ class PolicyCore:
         self._policy_version = int(numbers["policy_version"])
         self._entropy.load_json(numbers["entropy"])
         self.discard()
-
-    def _trained_weights(self, base: int) -> TrainedWeights:
-        if not self._config.use_peft:
-            return AllWeights(self.lm)
-        # The first rank alone has read the base. Whole numbers of 48 bits are exact in float64.
-        base_of_first, *_ = self._ranks.gather(np.array([base], dtype=np.float64))
-        return AdapterWeights(self.lm, base=int(base_of_first[0]), model=self._config.model)
-
-    def _plan(self, rows: Sequence[TrainRow], *, learns: bool = True) -> Sequence[Slot]:
-        if self._ranks.size > 1:
-            raise ValueError("several ranks need a plan of their passes: rank_plan.plan_passes, over the rows of all")
-        (slots,) = plan_passes(
-            [row.token_ids.size for row in rows],
-            [learns and needs_backward(row, self._config) for row in rows],
-            num_ranks=1,
-            max_tokens=self._config.max_tokens_per_microbatch,
-            max_rows=None if self.packs else 1,
-        )
-        return slots
-
-    def _totals(self, rows: Sequence[TrainRow]) -> StepTotals:
-        mine = np.array([len(rows), sum(row.num_sampled for row in rows)], dtype=np.float64)
-        num_rows, num_tokens = np.sum(self._ranks.gather(mine), axis=0)
-        return StepTotals(num_rows=int(num_rows), num_tokens=float(num_tokens), num_step_tokens=int(num_tokens))
-
-    @torch.no_grad()
-    def _high_entropy_tokens(
-        self, rows: Sequence[TrainRow], slots: Sequence[Slot]
-    ) -> tuple[dict[int, np.ndarray[Any, Any]], int]:
-        """Return which tokens of each row stay in the policy loss, and how many that are on all ranks."""
-        entropies = [scores.entropies.astype(np.float64) for scores in self._scored(rows, slots, reference=None)]
-        everyone = torch.as_tensor(np.concatenate(self._ranks.gather(np.concatenate([np.empty(0), *entropies]))))
-        threshold = high_entropy_threshold(everyone, top_entropy_quantile=self._config.top_entropy_quantile)
-        keep = {index: array >= threshold for index, array in enumerate(entropies)}
-        return keep, int((everyone >= threshold).sum())
-
-    def _learn(
-        self, rows: Sequence[TrainRow], slot: Slot, totals: StepTotals, keep: dict[int, np.ndarray[Any, Any]]
-    ) -> tuple[RowPass, TokenStats]:
-        """Make one pass, forward and, where it is due, backward."""
-        has_bonus = self._settings.has_entropy_bonus
-        with torch.set_grad_enabled(slot.needs_backward):
-            done = row_pass(self._module, rows, slot.row_indices, device=self._device, with_entropy_grad=has_bonus)
-            if not slot.row_indices:
-                if slot.needs_backward:
-                    (done.logprobs_BT.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
-                return done, TokenStats()
-            chosen = [rows[index] for index in slot.row_indices]
-            generator_BT = in_rows([row.generator_logprobs for row in chosen], device=self._device)
-            assert generator_BT is not None
-            result = policy_loss(
-                trainer_logprobs_BT=done.logprobs_BT,
-                old_logprobs_BT=in_rows([row.old_logprobs for row in chosen], device=self._device),
-                generator_logprobs_BT=generator_BT,
-                reference_logprobs_BT=in_rows([row.reference_logprobs for row in chosen], device=self._device),
-                entropies_BT=done.entropies_BT,
-                advantages_B=torch.tensor([row.advantage for row in chosen], device=self._device),
-                mask_BT=done.mask_BT,
-                keep_BT=in_rows([keep.get(index) for index in slot.row_indices], device=self._device),
-                totals=totals,
-                settings=self._settings,
-                entropy_coef=self._entropy.applied_coef,
-            )
-        if slot.needs_backward:
-            result.loss.backward()  # type: ignore[no-untyped-call]
-        return done, result.stats
-
-
-def _make_module(
-    config: RunConfig, model: str, *, device: torch.device, ranks: Ranks, is_frozen: bool = False
-) -> tuple[PolicyModule, int]:
-    """Return the module, and what its frozen base is known by: 0 if there is none, or another rank has read it."""
-    revision = config.model_revision if model == config.model else None
-    lm = load_policy_on(ranks, model, revision=revision, device=device, **frozen_base(config, device=device))
-    if config.use_liger_kernel:
-        use_liger_kernel(lm, device=device)
-    base = 0
-    if config.use_peft:
-        base = fingerprint(lm)
-        add_adapters(lm, config)
-    module = PolicyModule(lm, config, device=device, is_frozen=is_frozen)
-    if ranks.mesh is not None:
-        shard(module, config, ranks=ranks, device=device)
-    return module, base
-
-
-_ADVICE = "the weights are as they were; lower learning_rate or max_grad_norm, or look at the rollouts of this step"

@@ -6,6 +6,7 @@ in the last place of bfloat16, and would be lost. Weights come from safetensors 
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,26 +94,43 @@ def hub_tensors(policy: Any) -> dict[str, Tensor]:
     return cast(dict[str, Tensor], tensors)
 
 
-def save_policy(policy: Any, tokenizer: Any | None, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write a directory that ``from_pretrained`` loads, with weights in ``dtype``.
+def save_policy(policy: Any, directory: Path, *, dtype: torch.dtype) -> None:
+    """Write a directory that ``from_pretrained`` loads, with the model's own weights in ``dtype``.
 
     Raises:
         OSError: It could not be written.
     """
-    from safetensors import SafetensorError
-
-    tensors = {name: _in_dtype(tensor, dtype) for name, tensor in unique_tensors(policy).items()}
-    try:
-        policy.save_pretrained(directory, state_dict=tensors)
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+    save_tensors(policy, {name: _in_dtype(tensor, dtype) for name, tensor in unique_tensors(policy).items()}, directory)
     if dtype != torch.float32:
         config_file = directory / "config.json"
         config = json.loads(config_file.read_text())
         config["dtype"] = str(dtype).removeprefix("torch.")
         config_file.write_text(json.dumps(config, indent=2) + "\n")
-    if tokenizer is not None:
-        tokenizer.save_pretrained(directory)
+
+
+def save_tensors(policy: Any, tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Write a directory that ``from_pretrained`` loads: config, generation config, and weights as on the hub.
+
+    Args:
+        policy: The model the weights are of. Its own are not looked at, and may be on the meta device.
+        tensors: Every weight, whole and in the dtype to write, by its name in the model's state.
+        directory: Is made if it is not there.
+
+    Raises:
+        OSError: It could not be written.
+    """
+    from safetensors import SafetensorError
+    from transformers import GenerationConfig
+
+    own = getattr(policy, "generation_config", None)
+    policy.generation_config = GenerationConfig()  # one that transformers agrees to save; see _save_generation_config
+    try:
+        policy.save_pretrained(directory, state_dict=dict(tensors))
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    finally:
+        policy.generation_config = own
+    _save_generation_config(policy, directory)
 
 
 def save_description(policy: Any, tokenizer: Any | None, directory: Path) -> None:
@@ -122,13 +140,20 @@ def save_description(policy: Any, tokenizer: Any | None, directory: Path) -> Non
         OSError: It could not be written.
     """
     policy.config.save_pretrained(directory)
-    if policy.can_generate():
-        # transformers loads settings that contradict each other with a warning, and refuses to save them: many models
-        # on the hub have such, and a run must not end for it at its first checkpoint.
-        text: str = policy.generation_config.to_json_string(use_diff=True)
-        (directory / "generation_config.json").write_text(text, encoding="utf-8")
+    _save_generation_config(policy, directory)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
+
+
+def _save_generation_config(policy: Any, directory: Path) -> None:
+    """Write the model's generation config as it is, as ``GenerationConfig.save_pretrained`` does after its checks.
+
+    transformers loads settings that contradict each other with a warning, and refuses to save them. Many models on the
+    hub have such, and neither a checkpoint nor an export must fail for it.
+    """
+    if policy.can_generate():
+        file = directory / "generation_config.json"
+        policy.generation_config.to_json_file(file, use_diff=True, keys_to_pop=["compile_config"])
 
 
 def _in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -25,9 +25,11 @@ from services.trainer.policy.model_options import (
     attention_name,
     backbone,
     checkpoint_layers,
+    run_dtype,
     set_attention,
     turn_dropout_off,
 )
+from services.trainer.policy.router_loss import router_aux_loss_coef, router_loss
 from services.trainer.policy.varlen_attention import PACKED, can_flash
 from shared.run_config import RunConfig
 
@@ -59,7 +61,9 @@ class PolicyModule(nn.Module):
         self.packs = True
         """Whether several rows go into one pass; False once `pack_no_more` was called."""
         backbone(lm)
-        self._dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+        self.router_aux_loss_coef = 0.0 if is_frozen else router_aux_loss_coef(lm, config)
+        """What the load-balancing loss of the experts is multiplied by; 0 where there is none."""
+        self._dtype = run_dtype(config)
         self._head_dtype = torch.float32 if config.cast_lm_head_to_fp32 else self._dtype
         self._transform = HeadTransform.of_model(lm.config, temperature=config.temperature)
         self._attention = attention_name(config, device=device)
@@ -80,9 +84,11 @@ class PolicyModule(nn.Module):
         sampled_positions_M: Tensor,
         targets_M: Tensor,
         with_entropy_grad: bool = False,
+        with_router_loss: bool = False,
         by_the_model_itself: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Return logprobs_M in nats, with gradient, and entropies_M, with gradient if asked for; in float32.
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return logprobs_M in nats, with gradient, entropies_M, with gradient if asked for, and the load-balancing
+        loss of the experts over all N tokens, None if not asked for; in float32.
 
         Args:
             input_ids_N: Rows, end to end.
@@ -91,6 +97,7 @@ class PolicyModule(nn.Module):
             sampled_positions_M: Positions whose logits predict a sampled token.
             targets_M: The sampled tokens.
             with_entropy_grad: Whether the loss has an entropy bonus.
+            with_router_loss: Whether the load-balancing loss is wanted.
             by_the_model_itself: Whether the model's own, whole logits are used, of one row: to compare with.
         """
         device = input_ids_N.device
@@ -99,17 +106,20 @@ class PolicyModule(nn.Module):
             with autocast:
                 logits_NV: Tensor = self.lm(input_ids=input_ids_N[None], use_cache=False).logits[0]
             logprobs_MV = (logits_NV[sampled_positions_M].float() / self._transform.temperature).log_softmax(-1)
-            return logprobs_MV.gather(1, targets_M[:, None])[:, 0], -(logprobs_MV.exp() * logprobs_MV).sum(-1)
+            entropies_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
+            return logprobs_MV.gather(1, targets_M[:, None])[:, 0], entropies_M, None
         with autocast:
             output: Any = backbone(self.lm)(
                 input_ids=input_ids_N[None],
                 use_cache=False,
                 # Some models that cannot be packed have no positions; one row begins at 0 without being told.
                 **(self._row_arguments(position_ids_N, cu_seqlens) if self._tells_rows else {}),
+                **({"output_router_logits": True} if with_router_loss else {}),
             )
+            balance = router_loss(self.lm, output.get("router_logits")) if with_router_loss else None
         hidden_MH: Tensor = output.last_hidden_state[0, sampled_positions_M]
         head: Any = self.lm.get_output_embeddings()
-        return linear_logprobs(
+        logprobs_M, entropies_M = linear_logprobs(
             hidden_MH,
             head.weight,
             targets_M,
@@ -118,6 +128,7 @@ class PolicyModule(nn.Module):
             compute_dtype=self._head_dtype,
             with_entropy_grad=with_entropy_grad,
         )
+        return logprobs_M, entropies_M, balance
 
     @contextlib.contextmanager
     def exactly(self) -> Generator[None]:

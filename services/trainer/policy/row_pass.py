@@ -9,8 +9,10 @@ What stands where a row has no token is zero, and never looked at.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,6 +29,8 @@ class RowPass:
     logprobs_BT: Tensor
     entropies_BT: Tensor
     mask_BT: Tensor
+    router_loss: Tensor | None = None
+    """Load-balancing loss of the experts over the tokens of the pass, if it was asked for."""
 
     def by_row(self, *tensors_BT: Tensor) -> list[tuple[TokenArray, ...]]:
         """Return the tensors' entries for the sampled tokens of each row, as arrays."""
@@ -40,19 +44,21 @@ def compute(
     *,
     device: torch.device,
     with_entropy_grad: bool = False,
+    with_router_loss: bool = False,
     by_the_model_itself: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return logprobs_M and entropies_M of packed rows; see `PolicyModule.forward`."""
-    logprobs_M, entropies_M = module(
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return logprobs_M, entropies_M and the router's loss of packed rows; see `PolicyModule.forward`."""
+    logprobs_M, entropies_M, router_loss = module(
         torch.as_tensor(microbatch.input_ids_N, device=device),
         torch.as_tensor(microbatch.position_ids_N, device=device),
         microbatch.cu_seqlens,
         torch.as_tensor(microbatch.sampled_positions_M, device=device),
         torch.as_tensor(microbatch.targets_M, device=device),
         with_entropy_grad=with_entropy_grad,
+        with_router_loss=with_router_loss,
         by_the_model_itself=by_the_model_itself,
     )
-    return logprobs_M, entropies_M
+    return logprobs_M, entropies_M, router_loss
 
 
 def row_pass(
@@ -62,10 +68,13 @@ def row_pass(
     *,
     device: torch.device,
     with_entropy_grad: bool = False,
+    with_router_loss: bool = False,
 ) -> RowPass:
     """Compute ``rows[i] for i in row_indices``, or a dummy if there are none."""
     microbatch = pack_rows(rows, row_indices)
-    logprobs_M, entropies_M = compute(module, microbatch, device=device, with_entropy_grad=with_entropy_grad)
+    logprobs_M, entropies_M, router_loss = compute(
+        module, microbatch, device=device, with_entropy_grad=with_entropy_grad, with_router_loss=with_router_loss
+    )
     mask_BT = torch.as_tensor(microbatch.mask_BT, device=device)
     zeros_BT = torch.zeros(mask_BT.shape, dtype=logprobs_M.dtype, device=device)
     return RowPass(
@@ -73,10 +82,11 @@ def row_pass(
         logprobs_BT=zeros_BT.masked_scatter(mask_BT, logprobs_M),
         entropies_BT=zeros_BT.masked_scatter(mask_BT, entropies_M),
         mask_BT=mask_BT,
+        router_loss=router_loss,
     )
 
 
-def in_rows(arrays: Sequence[TokenArray | None], *, device: torch.device) -> Tensor | None:
+def in_rows(arrays: Sequence[npt.NDArray[Any] | None], *, device: torch.device) -> Tensor | None:
     """Return ``tensor_BT`` of one array a row, None if they have none.
 
     Raises:
@@ -101,7 +111,7 @@ def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
         index
         for index, (logprobs, entropies) in zip(indices, seen, strict=True)
         if not np.isfinite([rows[index].advantage, logprobs.sum(), entropies.sum()]).all()
-        or not np.isfinite(rows[index].generator_logprobs).all()
+        or np.isinf(rows[index].generator_logprobs).any()
     ]
     return faulty or list(indices)
 

@@ -25,7 +25,9 @@ PACKED = "headrace_packed"
 
 _MEANT = {"attention_mask", "dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal"}
 _ROWS = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
-_HARMLESS = {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position"}
+_HARMLESS = {"position_ids", "use_cache", "cache_position"} | {
+    f"output_{what}" for what in ("attentions", "hidden_states", "router_logits")
+}
 
 
 class NotPackableError(Exception):

@@ -7,7 +7,6 @@ thread at any time: whoever is blocked in this communicator, here or in a genera
 """
 
 import base64
-import socket
 import time
 from datetime import timedelta
 from typing import Any, Protocol
@@ -15,11 +14,14 @@ from typing import Any, Protocol
 import torch
 import torch.distributed
 
+from services.trainer.bound_store import listen_store
 from services.trainer.push.nccl import NcclComm, nccl_version, unique_id
+from services.trainer.torch_errors import first_line
 from shared.control import Transport
 from shared.errors import PushError, UserError
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
+_STORE_TIMEOUT_S = 30.0
 _FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.005
 _abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that will end at its own deadline; destroying one would wait for it."""
@@ -79,29 +81,13 @@ class GlooCommunicator:
     nccl_unique_id: str | None = None
 
     def __init__(self, *, address: str) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.bind((address, 0))
-        except OSError as error:
-            listener.close()
-            raise UserError(f"the trainer cannot listen on {address} for the weight push: {error}") from error
-        listener.listen(512)
         self._address = address
-        self.port: int = listener.getsockname()[1]
-        # Given a listening socket, or it would bind to every interface.
         try:
-            self._server: Any = c10d.TCPStore(
-                address,
-                self.port,
-                None,
-                is_master=True,
-                timeout=timedelta(seconds=30),
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
+            self._server, self.port = listen_store(address, timeout_s=_STORE_TIMEOUT_S)
+        except OSError as error:
+            raise UserError(f"the trainer cannot listen on {address} for the weight push: {error}") from error
         except RuntimeError as error:
-            raise PushError(f"the communicator cannot be opened on {address}: {_first_line(error)}") from error
+            raise PushError(f"the communicator cannot be opened on {address}: {first_line(error)}") from error
         self._group: Any = None
         self._is_closed = False
 
@@ -116,7 +102,7 @@ class GlooCommunicator:
             options._devices = [c10d.ProcessGroupGloo.create_device(hostname=self._address)]  # noqa: SLF001
             self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("weights", store), 0, world_size, options)
         except RuntimeError as error:
-            raise PushError(f"not every generator entered the communicator: {_first_line(error)}") from error
+            raise PushError(f"not every generator entered the communicator: {first_line(error)}") from error
         if self._is_closed:
             self._group = None
             raise PushError("the communicator was closed while it was formed")
@@ -142,7 +128,7 @@ class GlooCommunicator:
                 poll_s = min(2 * poll_s, _LAST_POLL_S)
             work.wait()
         except RuntimeError as error:
-            raise PushError(f"the broadcast broke off: {_first_line(error)}") from error
+            raise PushError(f"the broadcast broke off: {first_line(error)}") from error
         finally:
             # The error's traceback keeps this frame; if it kept the group, close() would not close its sockets.
             del group
@@ -203,7 +189,3 @@ class NcclCommunicator:
 def own_versions() -> tuple[str, str | None]:
     """Return (torch version, NCCL version or None): what the generators' must equal."""
     return str(torch.__version__), nccl_version()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -42,7 +42,7 @@ class AttemptError(PushError):
 
 @dataclass(frozen=True)
 class PushAttempt:
-    """One attempt.
+    """One attempt. Each of its steps raises AttemptError when a member fails or the deadline passes.
 
     Attributes:
         requirements: Run, transport and versions.
@@ -131,7 +131,11 @@ class PushAttempt:
             await asyncio.gather(sending, watching, return_exceptions=True)
 
     async def commit(self, *, policy_version: int) -> dict[str, CommitReply]:
-        """Have every member go on decoding, and return what they read back."""
+        """Have every member go on decoding, and return what they read back, by replica.
+
+        Raises:
+            AttemptError: Also where one holds another version than it was sent.
+        """
         body = CommitRequest(run_id=self.requirements.run_id, epoch=self.epoch, policy_version=policy_version)
         left = self._time_left()
         replies: dict[str, CommitReply] = await self._everyone(

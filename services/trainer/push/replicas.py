@@ -42,6 +42,9 @@ _ReplyT = TypeVar("_ReplyT", bound=BaseModel)
 class Replica:
     """One generator replica.
 
+    Every call raises UnavailableError if there is no answer within ``timeout_s`` or the replica cannot take part, and
+    PushError if it answers no.
+
     Args:
         replica_id: Its stable name.
         url: Where it answers.

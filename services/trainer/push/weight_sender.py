@@ -28,12 +28,13 @@ from typing import Literal
 import httpx
 import torch
 
+from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.push.communicator import Communicator, open_communicator, own_versions
 from services.trainer.push.packing import Announcement, Weights, announce, described, difference
 from services.trainer.push.push_attempt import AttemptError, PushAttempt
 from services.trainer.push.replicas import Fleet, Replica, reconcile
 from shared.control import AbortRequest, CommitReply
-from shared.errors import FencedError, HeadraceError, PushError, StateLostError
+from shared.errors import HeadraceError, PushError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, patiently
 
@@ -80,8 +81,8 @@ class WeightSender:
         transport: What the run says; auto is NCCL where both ends have it.
         bind_address: Address of this machine that the generators can reach.
         push_timeout_s: Deadline of one attempt; there are at most two in a push.
+        incarnation: This trainer's value of the run's epoch counter.
         dtype: What the generators' engines must hold the weights in; not compared if None.
-        incarnation: This trainer's value of the run's epoch counter; the counter's value at the first push if None.
         buffer_bytes: Size after which a packed chunk is cut.
     """
 
@@ -94,8 +95,8 @@ class WeightSender:
         transport: Literal["auto", "gloo", "nccl"],
         bind_address: str = "127.0.0.1",
         push_timeout_s: float,
+        incarnation: int,
         dtype: str | None = None,
-        incarnation: int | None = None,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
         self._redis = redis
@@ -147,7 +148,7 @@ class WeightSender:
             PushError: The weights themselves are wrong: doubles, or other parameters than in the push before.
         """
         started = time.monotonic()
-        await self._check_fence()
+        await check_not_fenced(self._redis, self._keys, self._incarnation)
         announced = await asyncio.to_thread(lambda: announce(described(weights)))
         if self._announced is not None and (reason := difference(self._announced, announced)):
             raise PushError(reason)
@@ -215,7 +216,7 @@ class WeightSender:
     def _open_epoch(self, fleet: Fleet) -> Communicator:
         self._close_communicator()
         self._num_epochs += 1
-        self._epoch = (self._incarnation or 0) * _EPOCHS_AN_INCARNATION + self._num_epochs
+        self._epoch = self._incarnation * _EPOCHS_AN_INCARNATION + self._num_epochs
         try:
             self._communicator = open_communicator(fleet.requirements.transport, address=self._bind_address)
         except PushError as error:
@@ -253,26 +254,8 @@ class WeightSender:
             without=without,
         )
 
-    async def _check_fence(self) -> None:
-        raw = await patiently(
-            lambda: self._redis.get(self._keys.epoch), what="reading the epoch", timeout_s=_PATIENCE_S
-        )
-        current = int(raw or 0)
-        if self._incarnation is None:
-            self._incarnation = current
-        if current < self._incarnation:
-            raise StateLostError(
-                f"Redis went back in time: run {self._keys.run_id} is at epoch {current} there, and was at "
-                f"{self._incarnation}. It was wiped or restored from an older state"
-            )
-        if current > self._incarnation:
-            raise FencedError(
-                f"trainer incarnation {self._incarnation} of run {self._keys.run_id} was superseded by {current}; "
-                "it must not push any more"
-            )
-
     async def _publish(self, policy_version: int) -> None:
-        await self._check_fence()
+        await check_not_fenced(self._redis, self._keys, self._incarnation)
         self._pushed_version = policy_version
         await patiently(
             lambda: self._redis.set(self._keys.required_version, policy_version),

@@ -9,7 +9,6 @@ waited for, with the deadline, or at once when the other process is gone, since 
 """
 
 import os
-import re
 from datetime import timedelta
 from typing import Any
 
@@ -19,12 +18,10 @@ import torch.distributed
 
 from services.trainer.ranks.rank_words import read_words, root_cause
 from services.trainer.ranks.ranks import Floats, RankLostError
+from services.trainer.torch_errors import first_line
 from shared.errors import UserError
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
-
-
-_SOURCE = re.compile(r"^\[[^\]]*\.cc:\d+\] ")
 
 
 class DistributedRanks:
@@ -167,9 +164,3 @@ def is_rank_loss(error: RuntimeError) -> bool:
     """Whether torch raised this because a peer is gone or late; gloo has no exception class of its own."""
     text = str(error).lower()
     return isinstance(error, c10d.DistError) or any(sign in text for sign in ("gloo", "connection", "nccl"))
-
-
-def first_line(error: BaseException) -> str:
-    """Return the sentence of an error that brings a C++ file, a stack and advice along."""
-    sentence = (str(error).splitlines() or [type(error).__name__])[0]
-    return _SOURCE.sub("", sentence).partition(" This is typically")[0]

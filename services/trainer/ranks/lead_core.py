@@ -163,7 +163,7 @@ class LeadCore:
     def _split(self, rows: Sequence[TrainRow], *, learns: bool) -> list["_Share"]:
         plans = plan_passes(
             [row.token_ids.size for row in rows],
-            [learns and needs_backward(row, self._config) for row in rows],
+            [learns and needs_backward(row, self._config, has_router_loss=self._core.has_router_loss) for row in rows],
             num_ranks=self._lead.num_ranks,
             max_tokens=self._config.max_tokens_per_microbatch,
             max_rows=None if self._core.packs else 1,

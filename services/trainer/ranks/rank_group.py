@@ -12,6 +12,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from services.trainer.ranks.exit_status import CRASHED, ENDED, REFUSED
 from services.trainer.ranks.rank_words import leave_word
 from services.trainer.ranks.ranks import RankLostError
 from services.trainer.settings import TrainerSettings
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 LAUNCHER_PID = "HEADRACE_LAUNCHER_PID"
 """Environment variable by which a rank knows whom it must not outlive."""
 _PR_SET_PDEATHSIG = 1
-_ENDED, _CRASHED, _REFUSED = 0, 1, 2
 
 
 def is_one_of_several() -> bool:
@@ -47,7 +47,7 @@ def die_with_launcher() -> None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != int(launcher):
-        os._exit(_CRASHED)  # it died before the line above could see it
+        os._exit(CRASHED)  # it died before the line above could see it
 
 
 def take_lead(settings: TrainerSettings) -> "Lead":
@@ -98,14 +98,14 @@ def follow_lead(settings: TrainerSettings) -> int:
         follow(ranks)
     except UserError as error:
         log.error("%s", error)  # noqa: TRY400  the message is the whole story
-        leave_word(str(error), status=_REFUSED)
-        return _REFUSED
+        leave_word(str(error), status=REFUSED)
+        return REFUSED
     except (HeadraceError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400
-        leave_word(str(error), status=_CRASHED, is_loss=isinstance(error, RankLostError))
-        return _CRASHED
+        leave_word(str(error), status=CRASHED, is_loss=isinstance(error, RankLostError))
+        return CRASHED
     ranks.close()
-    return _ENDED
+    return ENDED
 
 
 def _limit_threads() -> None:

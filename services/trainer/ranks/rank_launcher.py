@@ -6,8 +6,8 @@
 
 When one rank ends in failure, torchrun ends the others of its machine, and those of other machines see their
 connections close. Nothing is restarted here: the run API does that, with all ranks, from the checkpoint. A launcher of
-another node goes on joining until the run is over. The exit status is that of rank.py: the reason counts, not who ended
-first.
+another node goes on joining until the run is over. The exit status is one of exit_status.py: the reason counts, not who
+ended first.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
 from services.trainer.ranks.rank_group import LAUNCHER_PID
 from services.trainer.ranks.rank_words import Word, read_words, root_cause
 from services.trainer.run_api.rank_command import split_endpoint
@@ -29,7 +30,6 @@ from shared.logs import configure_logging
 
 log = logging.getLogger("services.trainer.ranks.rank_launcher")
 
-ENDED, CRASHED, REFUSED, FENCED = 0, 1, 2, 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 15.0
 
 

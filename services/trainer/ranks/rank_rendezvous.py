@@ -7,7 +7,6 @@ torchrun's own rendezvous would listen on every interface, and give rank 0 to wh
 be where the run API started it, next to Redis and the run's directory.
 """
 
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from services.trainer.bound_store import listen_store
 from services.trainer.run_api.rank_command import split_endpoint
 from shared.errors import UserError
 
@@ -44,21 +44,11 @@ class BoundRendezvous(RendezvousHandler):
         self._node_rank = node_rank
         self._num_nodes = num_nodes
         self._run_id = run_id
-        timeout = timedelta(seconds=timeout_s)
+        self.store: Any
         if node_rank == 0:
-            listener = _listen(host, port)
-            port = listener.getsockname()[1]
-            self.store: Any = c10d.TCPStore(
-                host,
-                port,
-                None,
-                is_master=True,
-                timeout=timeout,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
+            self.store, port = _serve(host, port, timeout_s=timeout_s)
         else:
-            self.store = c10d.TCPStore(host, port, None, is_master=False, timeout=timeout)
+            self.store = c10d.TCPStore(host, port, None, is_master=False, timeout=timedelta(seconds=timeout_s))
         self._where = RendezvousStoreInfo(host, port)
 
     @classmethod
@@ -127,17 +117,11 @@ def _make(parameters: RendezvousParameters) -> BoundRendezvous:
     return _made[-1]
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _serve(host: str, port: int, *, timeout_s: float) -> tuple[Any, int]:
     try:
-        listener.bind((host, port))
+        return listen_store(host, port, timeout_s=timeout_s)
     except OSError as error:
-        listener.close()
         raise UserError(
             f"the training ranks cannot meet at {host}:{port}: {error}. HEADRACE_RENDEZVOUS_ENDPOINT must be an "
             "address of this machine, and the port free"
         ) from error
-    listener.listen(512)
-    return listener

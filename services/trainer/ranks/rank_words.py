@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+from services.trainer.ranks.exit_status import CRASHED
+
 _TIMEOUT_S = 5.0
 
 
@@ -65,7 +67,7 @@ class LastWords:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Leave word, if there is an exception."""
         if error is not None:
-            leave_word(f"{type(error).__name__}: {error}", status=1)
+            leave_word(f"{type(error).__name__}: {error}", status=CRASHED)
 
 
 def root_cause(words: dict[int, Word], killed: dict[int, int]) -> str:

@@ -37,7 +37,7 @@ class WeightBuckets:
         self._dtype = dtype
         self._buckets: list[list[str]] = []
         size = bucket_bytes
-        for names in _together(lm):
+        for names in _names_by_layer(lm):
             if size >= bucket_bytes:
                 self._buckets.append([])
                 size = 0
@@ -83,7 +83,7 @@ class WeightBuckets:
         return cast(dict[str, Tensor], renamed)
 
 
-def _together(lm: Any) -> list[list[str]]:
+def _names_by_layer(lm: Any) -> list[list[str]]:
     """Return the names of all parameters and persistent buffers, those of one decoder layer together."""
     owner = re.compile("|".join(f"({re.escape(name)})\\." for name, _ in decoder_layers(lm)))
     parameters = [name for name, _ in lm.named_parameters()]

@@ -111,7 +111,7 @@ def _check_directory(directory: Path) -> Mapping[str, Any]:
         )
     if not (directory / "config.json").is_file():
         raise UserError(f"{directory} has no config.json, so it is no transformers model", field="model")
-    config = _read_json(directory / "config.json")
+    config = read_json(directory / "config.json")
     _refuse_code(config, where=str(directory / "config.json"))
     if not isinstance(config.get("model_type"), str):
         raise UserError(f"{directory / 'config.json'} has no model_type, so it is no transformers model", field="model")
@@ -123,7 +123,7 @@ def _check_directory(directory: Path) -> Mapping[str, Any]:
         )
     if (directory / "tokenizer_config.json").is_file():
         path = directory / "tokenizer_config.json"
-        _refuse_code(_read_json(path), where=str(path))
+        _refuse_code(read_json(path), where=str(path))
     if not any(directory.glob("*.safetensors")):
         raise UserError(
             f"{directory} has no .safetensors weights; save them with model.save_pretrained. Pickled weights (.bin) "
@@ -133,7 +133,12 @@ def _check_directory(directory: Path) -> Mapping[str, Any]:
     return config
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Return a JSON file of a model.
+
+    Raises:
+        UserError: It is none.
+    """
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise UserError(f"{path} is larger than {_MAX_JSON_BYTES} bytes", field="model")

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from shared.errors import StateLostError, UnavailableError, UserError
 from shared.http_guard import problem
 from shared.json_body import BodyError
+from shared.run_options.wording import what_is_wrong
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ def _on_invalid_request(_request: Request, error: Exception) -> JSONResponse:
     for item in cast("RequestValidationError", error).errors():
         # Not the input: it may be large, secret, or not even valid Unicode.
         field = ".".join(str(part) for part in item["loc"][1:])[:100]
-        errors.append({"field": field, "message": str(item["msg"]).removeprefix("Value error, ")})
+        errors.append({"field": field, "message": what_is_wrong([item])})
     detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
     return _answer(problem(422, "Invalid request", detail, errors=errors))
 

@@ -6,6 +6,7 @@ import binascii
 import hashlib
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +18,17 @@ from pydantic import BaseModel, Field
 from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.problems import Problem, documented, no_such_run
 from services.trainer.run_api.run_validation import ValidRun
-from services.trainer.run_api.run_view import RunDetail, RunSummary, detail, look_around, summary
+from services.trainer.run_api.run_view import (
+    ListedRun,
+    RunDetail,
+    RunSummary,
+    Surroundings,
+    detail,
+    look_around,
+    summary,
+)
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.waiting import waiting_for
 from shared.json_body import decode_json, require_json
 from shared.keys import RUNS
 from shared.redis_connection import patiently
@@ -42,7 +52,7 @@ class SubmittedRun(BaseModel):
 class RunList(BaseModel):
     """A page of runs, newest first."""
 
-    runs: list[RunSummary]
+    runs: list[ListedRun]
     next_cursor: str | None = Field(description="Send it back as cursor for the next page; null on the last")
 
 
@@ -121,8 +131,9 @@ async def list_runs(
         newest_first = [pair for pair in newest_first if pair < below]
     page = newest_first[:limit]
     records = [await api.store.get(run_id) for _, run_id in page]
+    current_run = await api.store.current_run()
     return RunList(
-        runs=[summary(record) for record in records if record is not None],
+        runs=[await _listed(api, record, current_run) for record in records if record is not None],
         next_cursor=_cursor(*page[-1]) if len(newest_first) > limit else None,
     )
 
@@ -171,8 +182,19 @@ def is_run_id(text: str) -> bool:
 
 async def _detail(api: TrainerApi, record: RunRecord) -> RunDetail:
     around = await look_around(api.redis, record, current_run=await api.store.current_run())
-    note = api.supervisor.note(record.run_id)
-    return detail(record, around, note=note, stale_after_s=api.settings.progress_is_stale_after_s)
+    return detail(record, around, waiting_for=_waiting_for(api, record, around))
+
+
+async def _listed(api: TrainerApi, record: RunRecord, current_run: str | None) -> ListedRun:
+    around = Surroundings(current_run)
+    if record.status == "running":
+        around = await look_around(api.redis, record, current_run=current_run)
+    return ListedRun(**summary(record).model_dump(), waiting_for=_waiting_for(api, record, around))
+
+
+def _waiting_for(api: TrainerApi, record: RunRecord, around: Surroundings) -> str | None:
+    note, stale_after_s = api.supervisor.note(record.run_id), api.settings.progress_is_stale_after_s
+    return waiting_for(record, around, note=note, stale_after_s=stale_after_s, now_s=time.time())
 
 
 def _accepted(answer: dict[str, Any]) -> JSONResponse:

@@ -187,8 +187,8 @@ class RunSupervisor:
             if status is not None:
                 return status
             record = await self._store.get(run_id)
-            if record is not None and record.progress.updated_at_s > started_at_s:
-                self._notes.pop(run_id, None)  # it is heard of again
+            if record is not None and record.progress.updated_at_s > started_at_s and not record.progress.starting:
+                self._notes.pop(run_id, None)  # it trains again
             overdue_s += self._settings.supervise_every_s if record is None or record.status in TERMINAL else 0.0
             if overdue_s > self._settings.rank_exit_grace_s:
                 log.error("run %s is over, but its training rank %d does not exit: killed", run_id, rank.pid)

@@ -1,22 +1,28 @@
-"""A run as the API shows it: the record, how full its streams are, who serves it, and *why it is waiting*.
+"""A run as the API shows it: the record, how full its streams are, who serves it, who cannot, and why it is waiting.
 
-The sentence in ``waiting_for`` is the one people look for when nothing moves. It is made here, in one place, from what
-can be seen from outside; what only the training rank knows, it writes into its progress itself.
+record, streams, leases, registrations, refusals --look_around--> Surroundings --> RunDetail
+                                                                       |
+                                                                       +--> waiting.py, a sentence
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel, Field
 
-from shared.keys import GENERATORS, REWARDERS, RunKeys
+from shared.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.lease import alive
 from shared.redis_connection import Redis, patiently
+from shared.refusals import Kind, Refusal, decode_refusals
+from shared.registration import decode_registration
 from shared.run_store import TERMINAL, RunRecord
 
 _PATIENCE_S = 10.0
+_RECENT_S = 600.0
+"""How long what a replica said before it ended is shown although others serve the run."""
 
 
 class RunSummary(BaseModel):
@@ -34,12 +40,43 @@ class RunSummary(BaseModel):
     progress: dict[str, Any] = Field(description="Counts of the surviving lineage, about a second old")
 
 
+class ListedRun(RunSummary):
+    """One run in a list, with why nothing moves."""
+
+    waiting_for: str | None = Field(description="What the run needs to go on, in words; null when nothing is missing")
+
+
 class GeneratorView(BaseModel):
     """A generator replica that has joined the run."""
 
     replica_id: str
     url: str
     is_alive: bool
+    doing: str = Field(default="", description="What it does instead of serving the run, such as loading the model")
+
+    @property
+    def replica(self) -> str:
+        """Its name for people."""
+        return replica_name("generator", self.replica_id)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it works for the run."""
+        return self.is_alive and not self.doing
+
+
+class RefusalView(BaseModel):
+    """A replica that cannot serve the run, or ended while it should."""
+
+    kind: Kind
+    replica_id: str
+    reason: str
+    at_s: float = Field(description="When it said so, in Unix seconds")
+
+    @property
+    def replica(self) -> str:
+        """Its name for people."""
+        return replica_name(self.kind, self.replica_id)
 
 
 class Queues(BaseModel):
@@ -51,28 +88,33 @@ class Queues(BaseModel):
     dead_letters: int = 0
 
 
-class RunDetail(RunSummary):
+class RunDetail(ListedRun):
     """All there is to say about one run."""
 
-    waiting_for: str | None = Field(description="What the run needs to go on, in words; null when nothing is missing")
     queues: Queues
     generators: list[GeneratorView]
     num_rewarders: int
+    refusals: list[RefusalView] = Field(description="Replicas that cannot serve it, each with what it said last")
     config: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is around a run, as seen in Redis a moment ago."""
+    """What is around a run, as seen in Redis a moment ago; of one that does not run, ``current_run`` is enough."""
 
     current_run: str | None
-    queues: Queues
-    generators: list[GeneratorView]
-    num_rewarders: int
+    queues: Queues = field(default_factory=Queues)
+    generators: list[GeneratorView] = field(default_factory=list[GeneratorView])
+    num_rewarders: int = 0
+    refusals: list[RefusalView] = field(default_factory=list[RefusalView])
 
 
 def summary(record: RunRecord) -> RunSummary:
-    """Return the run for a list."""
+    """Return the run as its record has it."""
+    progress = record.progress
+    if record.status in TERMINAL:
+        # Of what its rank did when it ended, the reason speaks.
+        progress = msgspec.structs.replace(progress, starting="", waiting_for="")
     return RunSummary(
         run_id=record.run_id,
         name=record.config.get("name"),
@@ -83,18 +125,19 @@ def summary(record: RunRecord) -> RunSummary:
         started_at_s=record.started_at_s,
         ended_at_s=record.ended_at_s,
         run_dir=record.run_dir,
-        progress=msgspec.to_builtins(record.progress),
+        progress=msgspec.to_builtins(progress),
     )
 
 
-def detail(record: RunRecord, around: Surroundings, *, note: str, stale_after_s: float) -> RunDetail:
+def detail(record: RunRecord, around: Surroundings, *, waiting_for: str | None) -> RunDetail:
     """Return the run with everything around it."""
     return RunDetail(
         **summary(record).model_dump(),
-        waiting_for=waiting_for(record, around, note=note, stale_after_s=stale_after_s, now_s=time.time()),
+        waiting_for=waiting_for,
         queues=around.queues,
         generators=around.generators,
         num_rewarders=around.num_rewarders,
+        refusals=around.refusals,
         config=record.config,
     )
 
@@ -107,68 +150,61 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
         async with redis.pipeline(transaction=False) as pipe:
             for stream in (keys.prompts, keys.completions, keys.scored, keys.dead):
                 pipe.xlen(stream)
-            pipe.hgetall(keys.generators)
+            for replicas in (keys.generators, keys.refusals, REFUSALS):
+                pipe.hgetall(replicas)
             found: list[Any] = await pipe.execute()
             return found
 
-    prompts, completions, scored, dead, replicas = await patiently(
+    prompts, completions, scored, dead, replicas, refused_it, refused_all = await patiently(
         read, what=f"looking at run {record.run_id}", timeout_s=_PATIENCE_S
     )
     living = await alive(redis, leases=keys.leases(GENERATORS))
     generators = [
-        GeneratorView(replica_id=name.decode(), url=_url(address), is_alive=name.decode() in living)
+        _generator(name.decode(), address, is_alive=name.decode() in living)
         for name, address in sorted(replicas.items())
     ]
+    rewarders = await alive(redis, leases=keys.leases(REWARDERS))
+    refused = [] if record.status in TERMINAL else decode_refusals(refused_all, refused_it)
     return Surroundings(
         current_run=current_run,
         queues=Queues(prompts=prompts, completions=completions, scored=scored, dead_letters=dead),
         generators=generators,
-        num_rewarders=len(await alive(redis, leases=keys.leases(REWARDERS))),
+        num_rewarders=len(rewarders),
+        refusals=still_true(
+            refused,
+            living=living | rewarders,
+            served_by={
+                "generator": any(generator.serves for generator in generators),
+                "rewarder": bool(rewarders),
+            },
+            now_s=time.time(),
+        ),
     )
 
 
-def waiting_for(
-    record: RunRecord, around: Surroundings, *, note: str, stale_after_s: float, now_s: float
-) -> str | None:
-    """Return what the run needs to go on, or None if it has ended or nothing is missing.
+def still_true(
+    refused: Sequence[Refusal], *, living: Collection[str], served_by: Mapping[Kind, bool], now_s: float
+) -> list[RefusalView]:
+    """Return the refusals that people must see: not those of a replica that is long gone, with others in its place.
 
     Args:
-        record: The run.
-        around: What is around it.
-        note: What the supervisor waits for on its behalf, if anything.
-        stale_after_s: Age at which progress counts as not reported.
+        refused: All there are.
+        living: Replicas whose lease is alive.
+        served_by: Whether any replica of a kind serves the run.
         now_s: Unix seconds.
     """
-    if record.status in TERMINAL:
-        return None
-    if record.status == "queued":
-        if around.current_run is not None and around.current_run != record.run_id:
-            return f"run {around.current_run} to end: the generator fleet serves one run at a time"
-        return "its training rank to be started"
-    if note:
-        return note
-    reported_at_s = max(record.progress.updated_at_s, record.started_at_s or 0.0)
-    silent_s = now_s - reported_at_s
-    if silent_s > stale_after_s:
-        return (
-            f"its training rank, which has not reported for {silent_s:.0f} s; what it said last is in "
-            f"{record.run_dir}/rank.log"
-        )
-    if record.desired == "stop":
-        return "its training rank to finish its step and stop"
-    if not any(generator.is_alive for generator in around.generators):
-        return (
-            "a generator: none that is alive serves this run. Start one with the same Redis, or look at the log of "
-            "the one that should be there"
-        )
-    if around.num_rewarders == 0 and around.queues.completions:
-        return f"a rewarder: {around.queues.completions} groups wait to be scored and no rewarder is alive. Start one"
-    return record.progress.waiting_for or None
+    return [
+        RefusalView(kind=it.kind, replica_id=it.replica_id, reason=it.reason, at_s=it.at_s)
+        for it in refused
+        if it.replica_id in living or not served_by[it.kind] or now_s - it.at_s < _RECENT_S
+    ]
 
 
-def _url(address: bytes) -> str:
-    try:
-        found: Any = msgspec.json.decode(address)
-        return str(found["url"])
-    except (msgspec.DecodeError, KeyError, TypeError):
-        return ""
+def replica_name(kind: Kind, replica_id: str) -> str:
+    """Return what people call a replica: ``generator-0``, but ``generator gpu-node-3``."""
+    return replica_id if replica_id.startswith(kind) else f"{kind} {replica_id}"
+
+
+def _generator(replica_id: str, entry: bytes, *, is_alive: bool) -> GeneratorView:
+    said = decode_registration(entry)
+    return GeneratorView(replica_id=replica_id, url=said.url, is_alive=is_alive, doing=said.doing)

@@ -78,6 +78,7 @@ def _trl(name: str, unit: str, meaning: str, *, when: str = "", is_latest: bool 
 _CLIPPED = "loss_type grpo, dr_grpo, dapo, bnpo or luspo"
 _CORRECTED = "vllm_importance_sampling_correction"
 _BONUS = "entropy_coef or use_adaptive_entropy"
+_EXPERTS = "router_aux_loss_coef and a mixture-of-experts model"
 _CUDA = "a GPU"
 _EVALUATION = "eval_steps"
 
@@ -113,6 +114,7 @@ METRICS = (
     _trl("learning_rate", "", "Of this step", is_latest=True),
     _trl("entropy", "nats", "Mean entropy of the policy at the sampled tokens"),
     _trl("kl", "nats", "Mean KL divergence from the reference model (k3 estimator)", when="beta > 0"),
+    _trl("aux_loss", "", "Load-balancing loss of the experts, before its coefficient", when=_EXPERTS),
     _trl("policy_loss", "", "The loss without the entropy bonus", when=_BONUS),
     _trl("entropy_coef", "", "Weight of the entropy bonus after the step", when=_BONUS),
     _trl("clip_ratio/low_mean", "share", "Tokens whose ratio was clipped from below", when=_CLIPPED),
@@ -131,6 +133,7 @@ METRICS = (
     _trl("sampling/importance_sampling_ratio/min", "", "Smallest correction weight, as applied", when=_CORRECTED),
     _trl("sampling/importance_sampling_ratio/mean", "", "Mean correction weight, as applied", when=_CORRECTED),
     _trl("sampling/importance_sampling_ratio/max", "", "Largest correction weight, as applied", when=_CORRECTED),
+    Metric("sampling/no_logprob_share", "share", "Sampled tokens whose logprob the generator could not tell"),
     Metric("sampling/truncated_share", "share", "Correction weights cut to a bound or zeroed", when=_CORRECTED),
     Metric("mismatch_kl/k1", "nats", "KL(generator || trainer) a token: mean of -log r, r the importance ratio"),
     Metric("mismatch_kl/k3", "nats", "The same by the k3 estimator: mean of r - 1 - log r"),

@@ -68,14 +68,14 @@ class Reports:
         self._newest = groups or self._newest
         if step % self._config.logging_steps:
             return
-        self._put({"step": step, "metrics": tracker_names(self._window.take())})
+        self._put({"kind": "step", "step": step, "metrics": tracker_names(self._window.take())})
         if self._config.log_completions and self._newest:
             self._report_completions(step, self._newest)
             self._newest = ()
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report an evaluation; names begin with ``eval_``."""
-        self._put({"step": step, "metrics": tracker_names(metrics)})
+        self._put({"kind": "evaluation", "step": step, "metrics": tracker_names(metrics)})
 
     def metrics(self) -> dict[str, float]:
         """Return how many reports got lost so far; nothing where nothing is reported."""
@@ -107,7 +107,7 @@ class Reports:
         sys.stderr.flush()
         # Whoever quotes the last line of the log, because the rank died, is to quote a sentence.
         log.info("the table above has completions of step %d", step)
-        self._put({"step": step, "columns": table.columns, "rows": table.rows})
+        self._put({"kind": "completions", "step": step, "columns": table.columns, "rows": table.rows})
 
     def _put(self, message: Mapping[str, Any]) -> None:
         for tracker in self._trackers:

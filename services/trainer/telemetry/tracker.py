@@ -2,13 +2,15 @@
 
 Its other end is tracker_process.py.
 
-    stdin    a head (run, project, settings), then a line {"step", "metrics"} or {"step", "columns", "rows"} a report
+    stdin    a head (run, project, settings), then a line {"kind", "step", "metrics"} or {"kind", "step", "columns",
+             "rows"} a report; kind is step, evaluation or completions
     stdout   one byte for each line that was reported
     stderr   whatever the library prints
 
 Whatever goes wrong ends this process with a traceback; who feeds it notices and goes on without. After a resume from an
 older checkpoint some steps are made a second time: event files take the first try back, the other libraries keep it,
-and the second is not sent.
+and the second is not sent. NAME.reported has a line "KIND STEP" for all that was: of each kind for itself, because an
+evaluation comes steps after the one it is of, and in a resumed run may be of another step than before.
 """
 
 import importlib
@@ -54,18 +56,19 @@ def main(argv: list[str] | None = None) -> int:
     head = json.loads(lines.readline())
     tracker = _TRACKERS[name](head)
     os.write(acks, b".")
-    reported = Path(head["directory"]) / f"{name}.step"
-    last_step = _last_step(reported)
-    first_step = 0 if tracker.takes_back else last_step + 1
-    for text in lines:
-        if not text.endswith(b"\n"):
-            break  # whoever wrote it was killed
-        line = json.loads(text)
-        if line["step"] >= first_step:
-            _report(tracker, line)
-            last_step = max(last_step, line["step"])
-            reported.write_text(str(last_step), encoding="ascii")
-        os.write(acks, b".")
+    with (Path(head["directory"]) / f"{name}.reported").open("a+", encoding="ascii") as book:
+        book.seek(0)
+        sent_before: set[str] = set() if tracker.takes_back else set(book.read().splitlines())
+        for text in lines:
+            if not text.endswith(b"\n"):
+                break  # whoever wrote it was killed
+            line = json.loads(text)
+            entry = f"{line['kind']} {line['step']}"
+            if entry not in sent_before:
+                _report(tracker, line)
+                book.write(f"{entry}\n")
+                book.flush()
+            os.write(acks, b".")
     tracker.finish()
     return 0
 
@@ -75,13 +78,6 @@ def _report(tracker: Tracker, line: dict[str, Any]) -> None:
         tracker.log(line["metrics"], step=line["step"])
     else:
         tracker.table(line["columns"], line["rows"], step=line["step"])
-
-
-def _last_step(reported: Path) -> int:
-    try:
-        return int(reported.read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError):
-        return -1
 
 
 def _end_after(parent: int) -> None:

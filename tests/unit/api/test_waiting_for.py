@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 
-from services.trainer.run_api.run_view import GeneratorView, Queues, Surroundings, waiting_for
+from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, still_true
+from services.trainer.run_api.waiting import waiting_for
+from shared.refusals import Kind, Refusal
 from shared.run_store import Progress, RunRecord
 
 NOW_S = 1000.0
+REFUSED = RefusalView(kind="generator", replica_id="generator-0", reason="no GPU here", at_s=990.0)
 ALIVE = GeneratorView(replica_id="generator-0", url="http://127.0.0.1:1", is_alive=True)
+SECOND = GeneratorView(replica_id="generator-2", url="http://127.0.0.1:3", is_alive=True)
 DEAD = GeneratorView(replica_id="generator-1", url="http://127.0.0.1:2", is_alive=False)
 
 
@@ -68,13 +72,24 @@ def test_what_the_supervisor_knows_comes_first() -> None:
 def test_a_silent_rank_is_reported_with_its_log() -> None:
     silent = record(progress=Progress(waiting_for="scored groups", updated_at_s=969.0))
     assert reason(silent) == (
-        "its training rank, which has not reported for 31 s; what it said last is in /runs/run-a/rank.log"
+        "its training rank, which has not reported for more than 30 s; what it said last is in /runs/run-a/rank.log"
+    )
+    silent = record(progress=Progress(updated_at_s=850.0), started_at_s=800.0)
+    assert "which has not reported for more than 2 min" in (reason(silent) or "")
+
+
+def test_a_rank_that_takes_its_time_to_start_says_what_it_does() -> None:
+    loading = Progress(starting="loading the model", updated_at_s=999.0)
+    assert reason(record(progress=loading)) == "its training rank, which is loading the model"
+    slow = record(progress=Progress(starting="loading the model", updated_at_s=960.0))
+    assert reason(slow) == (
+        "its training rank, which has been loading the model for more than 30 s; see /runs/run-a/rank.log"
     )
 
 
 def test_a_rank_that_was_started_a_moment_ago_is_not_silent_yet() -> None:
     fresh = record(started_at_s=995.0, progress=Progress(updated_at_s=900.0))
-    assert reason(fresh) == "the training rank to start"
+    assert reason(fresh) == "its training rank to start"
 
 
 def test_a_dead_generator_is_as_good_as_none() -> None:
@@ -87,6 +102,47 @@ def test_a_missing_rewarder_matters_once_something_waits_for_it() -> None:
     assert reason(record(), surroundings(num_rewarders=0)) == "scored groups"
     found = reason(record(), surroundings(num_rewarders=0, queues=Queues(completions=3)))
     assert found == "a rewarder: 3 groups wait to be scored and no rewarder is alive. Start one"
+    refused = RefusalView(kind="rewarder", replica_id="node-3", reason="it ended, saying: no math-verify", at_s=990.0)
+    found = reason(record(), surroundings(num_rewarders=0, queues=Queues(completions=3), refusals=[refused]))
+    assert found == (
+        "a rewarder: 3 groups wait to be scored and no rewarder is alive. What was said last: "
+        "rewarder node-3: it ended, saying: no math-verify"
+    )
+
+
+def test_a_generator_that_loads_is_named() -> None:
+    loading = ALIVE.model_copy(update={"doing": "loading the model"})
+    assert reason(record(), surroundings(generators=[loading])) == "a generator: generator-0 is loading the model"
+    assert reason(record(), surroundings(generators=[loading, SECOND])) == "scored groups"
+
+
+def test_generators_that_cannot_serve_the_run_are_named_with_what_they_say() -> None:
+    unable = ALIVE.model_copy(update={"doing": "unable to serve this run"})
+    around = surroundings(generators=[unable], refusals=[REFUSED])
+    assert reason(record(), around) == (
+        "a generator that can serve this run. generator-0 is unable to serve this run: no GPU here"
+    )
+    starting = record(progress=Progress(starting="loading the model", updated_at_s=999.0))
+    assert "no GPU here" in (reason(starting, around) or ""), "the rank will be there, the generator will not"
+    assert reason(record(), surroundings(generators=[unable, SECOND], refusals=[REFUSED])) == "scored groups"
+
+
+def test_of_generators_that_are_gone_the_last_words_are_told() -> None:
+    assert reason(record(), surroundings(generators=[], refusals=[REFUSED])) == (
+        "a generator: none that is alive serves this run. What was said last: generator-0: no GPU here"
+    )
+
+
+def test_a_refusal_is_shown_until_others_have_long_taken_the_place_of_the_replica() -> None:
+    old, new = Refusal("generator", "a", "old", NOW_S - 700), Refusal("generator", "b", "new", NOW_S - 5)
+
+    def shown(*, living: set[str], is_served: bool) -> list[str]:
+        served_by: dict[Kind, bool] = {"generator": is_served, "rewarder": True}
+        return [it.reason for it in still_true([old, new], living=living, served_by=served_by, now_s=NOW_S)]
+
+    assert shown(living=set(), is_served=False) == ["old", "new"]
+    assert shown(living=set(), is_served=True) == ["new"]
+    assert shown(living={"a"}, is_served=True) == ["old", "new"]
 
 
 def test_a_run_asked_to_stop_says_so() -> None:

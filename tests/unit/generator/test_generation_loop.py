@@ -15,6 +15,7 @@ from shared.keys import GENERATORS, RunKeys
 from shared.lease import alive
 from shared.messages import decode_completed_group, encode
 from shared.redis_connection import Redis
+from shared.registration import Registration, decode_registration
 from shared.run_config import RunConfig
 from tests.eventually import eventually
 from tests.groups import prompt_group
@@ -147,8 +148,12 @@ async def test_a_wiped_redis_ends_the_loop(
 
 async def test_a_replica_is_listed_and_leased_for_as_long_as_it_serves(redis: Redis, run_keys: RunKeys) -> None:
     leases = run_keys.leases(GENERATORS)
-    async with registered(redis, run_keys, replica_id="generator-0", url="http://127.0.0.1:8001", patience_s=5):
-        assert await redis.hgetall(run_keys.generators) == {b"generator-0": b'{"url": "http://127.0.0.1:8001"}'}
+    url = "http://127.0.0.1:8001"
+    async with registered(redis, run_keys, replica_id="generator-0", url=url, patience_s=5) as seat:
+        (entry,) = (await redis.hgetall(run_keys.generators)).values()
+        assert decode_registration(entry) == Registration(url, doing="loading the model")
+        await seat.serve()
+        assert await redis.hgetall(run_keys.generators) == {b"generator-0": b'{"url":"http://127.0.0.1:8001"}'}
         assert await alive(redis, leases=leases) == {"generator-0"}
     assert await redis.hgetall(run_keys.generators) == {}
     assert await alive(redis, leases=leases) == set()

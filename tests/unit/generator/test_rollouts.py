@@ -1,5 +1,7 @@
 """What the engine sampled becomes rows, or is refused."""
 
+import math
+
 import pytest
 
 from services.generator.rollouts import Completion, completed_group
@@ -65,9 +67,15 @@ def test_spans_that_do_not_tile_the_completion_are_refused(spans: Spans) -> None
         make(a_completion(spans=spans))
 
 
-def test_diverged_weights_are_said_to_be_diverged() -> None:
+@pytest.mark.parametrize("logprobs", [(math.nan,) * 3, (-0.5, -math.inf, -1.0)])
+def test_diverged_weights_are_said_to_be_diverged(logprobs: tuple[float, ...]) -> None:
     with pytest.raises(MessageError, match="diverged"):
-        make(a_completion(logprobs=(-0.5, float("nan"), -1.0)))
+        make(a_completion(logprobs=logprobs))
+
+
+def test_a_token_whose_logprob_the_engine_cannot_tell_travels_with_the_others() -> None:
+    (first, *_) = make(a_completion(logprobs=(-0.5, math.nan, -1.0))).rollouts
+    assert first.generator_logprobs().tolist() == pytest.approx([-0.5, math.nan, -1.0], nan_ok=True)
 
 
 def test_a_completion_without_a_token_or_with_too_few_logprobs_is_refused() -> None:

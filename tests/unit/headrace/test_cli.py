@@ -1,11 +1,16 @@
 """The command line without a service: help, refusals, exit statuses."""
 
+import json
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace import cli
+from headrace import cli, process_table
+from headrace.state_dir import Endpoint, StateDir
+from tests.headrace.scripted_api import Answer, problem, serving
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +52,56 @@ def test_a_service_elsewhere_needs_a_key(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
     assert cli.main(["runs", "--url", "trainer:8400"]) == 1
     assert "no http:// or https:// address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["show", "watch", "stop", "rollouts", "export"])
+def test_a_run_that_is_not_there_is_refused_in_the_words_of_the_command_line(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"type": "/problems/no-such-run", "title": "No such run", "status": 404, "run_id": "run-z"}
+    answer = Answer(404, json.dumps({**body, "detail": "GET /v1/runs lists them."}).encode())
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    options = ["--to", "out"] if command == "export" else []
+    with serving(lambda _: answer) as api:
+        assert cli.main([command, "run-z", *options, "--url", api.url]) == 1
+    assert capsys.readouterr().err == "headrace: there is no run run-z; `headrace runs` lists them\n"
+
+
+def test_a_key_that_is_refused_is_named_by_where_it_came_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(lambda _: problem(401, "Send the header 'Authorization: Bearer KEY'.")) as api:
+        monkeypatch.setenv("HEADRACE_API_KEY", "wrong")
+        assert cli.main(["runs", "--url", api.url]) == 1
+        assert capsys.readouterr().err == (
+            f"headrace: {api.url} does not take the key in HEADRACE_API_KEY; set it to the API key of that service\n"
+        )
+        mark = process_table.mark(os.getpid())
+        assert mark is not None
+        state = StateDir(tmp_path / ".headrace")
+        state.make()
+        state.write_endpoint(Endpoint(api.url, "", (), launcher=mark, processes={}, is_ready=True))
+        assert cli.main(["runs"]) == 1
+        assert f"does not take the key in {state.api_key_file}" in capsys.readouterr().err
+
+
+def test_runs_that_wait_are_listed_with_what_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probing = "a reward function to work again; one group every 5 s tries it"
+    run: dict[str, Any] = {"status": "running", "started_at_s": 5.0, "name": None}
+    runs: list[dict[str, Any]] = [
+        run | {"run_id": "run-b", "status": "queued", "progress": {}, "waiting_for": "run run-a to end"},
+        run | {"run_id": "run-a", "progress": {"step": 3, "max_steps": 9}, "waiting_for": probing},
+        run | {"run_id": "run-0", "status": "finished", "progress": {"step": 9, "max_steps": 9}, "waiting_for": None},
+    ]
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(lambda _: {"runs": runs, "next_cursor": None}) as api:
+        assert cli.main(["runs", "--url", api.url]) == 0
+    shown = capsys.readouterr().out
+    assert "3/9" in shown
+    assert "?" not in shown
+    assert shown.endswith(f"run-b waits for run run-a to end\nrun-a waits for {probing}\n")
 
 
 def test_down_without_a_launcher_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

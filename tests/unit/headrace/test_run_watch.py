@@ -123,6 +123,41 @@ def test_one_line_says_the_same_for_logs() -> None:
     )
 
 
+def test_before_its_first_step_a_run_says_what_goes_on_instead_of_counting() -> None:
+    for status, words in (("queued", "not started yet"), ("running", "starting"), ("failed", "no step was made")):
+        watch = RunWatch(make_run(status=status, started_at_s=None, progress={}, waiting_for="its training rank"))
+        assert words in drawn(watch)
+        assert "?" not in drawn(watch)
+        assert watch_view.line(watch, now_s=0.0).startswith(f"{status}  {words}")
+
+
+def test_queues_are_what_is_in_the_streams_and_of_a_run_that_ended_only_what_was_buried() -> None:
+    watch = RunWatch(make_run(queues={"prompts": 3, "completions": 1, "scored": 0, "dead_letters": 0}))
+    watch.take_event(metrics(2, **{"queue/prompts": 7.0, "queue/completions": 7.0, "queue/scored": 7.0}))
+    assert "3 prompts, 1 completions, 0 scored" in drawn(watch)
+    watch.take_run(make_run(status="finished", queues={"prompts": 3, "completions": 0, "scored": 0, "dead_letters": 2}))
+    assert "prompts" not in drawn(watch)
+    assert "2 dead letters" in drawn(watch)
+    watch.take_run(make_run(status="finished", queues={"prompts": 0, "completions": 0, "scored": 0, "dead_letters": 0}))
+    assert "queues" not in drawn(watch)
+
+
+def test_a_replica_that_cannot_serve_is_named_once() -> None:
+    refusals = [
+        {"kind": "generator", "replica_id": "generator-1", "reason": "no GPU here", "at_s": 1.0},
+        {"kind": "rewarder", "replica_id": "node-3", "reason": "it ended", "at_s": 1.0},
+    ]
+    watch = RunWatch(make_run(waiting_for="a generator that can serve this run. no GPU here", refusals=refusals))
+    assert watch.refusals == ["rewarder node-3 cannot serve it: it ended"]
+    watch = RunWatch(make_run(waiting_for=None, refusals=refusals))
+    assert "generator-1 cannot serve it: no GPU here" in drawn(watch)
+    assert watch_view.line(watch, now_s=1065.0).endswith(
+        "generator-1 cannot serve it: no GPU here  rewarder node-3 cannot serve it: it ended"
+    )
+    watch.take_run(make_run(status="failed", refusals=refusals))
+    assert watch.refusals == []
+
+
 def test_a_name_that_looks_like_markup_is_shown_as_it_is() -> None:
     watch = RunWatch(make_run(waiting_for="[red]that[/red]"))
     assert "for [red]that[/red]" in drawn(watch)

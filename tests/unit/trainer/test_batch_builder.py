@@ -113,12 +113,24 @@ def test_equal_rewards_are_trained_on_without_advantage_or_dropped_as_the_run_sa
     assert rig.ledger.dropped_by_reason() == {"zero_std": 1}
 
 
-def test_a_group_of_which_nothing_would_be_trained_is_dropped(run_config: RunConfig) -> None:
-    rig = Rig(run_config, groups_per_step=1, mask_truncated_completions=True)
+def test_a_group_of_which_masking_leaves_nothing_is_counted_in_a_batch_as_trl_counts_it(run_config: RunConfig) -> None:
+    rig = Rig(run_config, groups_per_step=2, mask_truncated_completions=True)
+    rig.arrive(0, truncated(scored_group(rewards=(0.0, 1.0)), 0, 1))
+    rig.arrive(1, scored_group("00000001", rewards=(0.0, 1.0)))
+    assert rig.choose() == [0, 1]
+    assert rig.ledger.num_dropped == 0
+
+
+def test_such_a_group_is_dropped_where_groups_without_signal_are_and_gives_its_place_back(
+    run_config: RunConfig,
+) -> None:
+    rig = Rig(run_config, groups_per_step=1, mask_truncated_completions=True, drop_zero_std_groups=True)
+    in_flight = rig.ledger.num_in_flight
     rig.arrive(0, truncated(scored_group(rewards=(0.0, 1.0)), 0, 1))
     rig.arrive(1, failed(truncated(scored_group("00000001", rewards=(0.0, 1.0, 0.0)), 0, 1), 2))
     rig.arrive(2, truncated(scored_group("00000002", rewards=(0.0, 1.0)), 0))
     assert rig.ledger.dropped_by_reason() == {"truncated": 2}
+    assert rig.ledger.num_in_flight == in_flight - 2
     assert rig.choose() == [2]
 
 

@@ -15,8 +15,8 @@ from services.trainer.checkpoints.checkpoint import (
     load_into,
     newest_valid,
     remove_leftovers,
-    save_checkpoint,
 )
+from tests.checkpoints import save_checkpoint
 
 MODEL = "model/shard-00001-model-00001-of-00001.safetensors"
 

@@ -54,13 +54,15 @@ def test_a_pass_without_rows_is_a_dummy_of_two_tokens() -> None:
         (0.0, {"use_adaptive_entropy": True}, True),
     ],
 )
-def test_a_row_of_advantage_zero_learns_from_the_kl_term_and_the_entropy_bonus_alone(
+def test_a_row_of_advantage_zero_learns_from_other_terms_of_the_loss_alone(
     advantage: float, settings: dict[str, Any], expected: bool
 ) -> None:
     config = RunConfig.model_validate(
         {"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"], **settings}
     )
-    assert needs_backward(row([1, 2], [0, 1], [-1.0], advantage), config) is expected
+    given = row([1, 2], [0, 1], [-1.0], advantage)
+    assert needs_backward(given, config, has_router_loss=False) is expected
+    assert needs_backward(given, config, has_router_loss=True)
 
 
 @pytest.mark.parametrize("name", ["old_logprobs", "reference_logprobs"])

@@ -28,6 +28,13 @@ def test_a_warm_up_longer_than_the_run_is_refused_with_the_numbers() -> None:
     assert caught.value.field == "warmup_steps"
 
 
+def test_stages_longer_than_the_run_are_refused_with_the_numbers() -> None:
+    stages = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 2}}
+    with pytest.raises(UserError, match=r"warmup_steps=1 \+ num_decay_steps=2 is more than .* 8 rows are 2") as caught:
+        total_steps(config(warmup_steps=0.5, num_train_epochs=1.0, **stages), num_rows=8)
+    assert caught.value.field == "lr_scheduler_kwargs"
+
+
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(UserError, match="no rows"):
         total_steps(config(), num_rows=0)

@@ -1,0 +1,20 @@
+"""Finds files of a run's model that are on this machine, in its directory or in the cache of the hub."""
+
+from pathlib import Path
+
+from shared.run_config import RunConfig
+
+
+def model_file(config: RunConfig, name: str) -> Path | None:
+    """Return the path of a file of the model, or None if it is not on this machine. Asks no hub."""
+    if config.model.startswith("/"):
+        path = Path(config.model) / name
+        return path if path.is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(config.model, name, revision=config.model_revision)
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None

@@ -1,0 +1,215 @@
+"""One rank's passes over the rows of one call: those that score rows, and those that learn from them.
+
+    rows --plan()--> slots: which rows in which pass, made here on one rank, by the lead on several (rank_plan.py)
+    rows, slots --score()--> logprobs and entropies of each row, without gradient
+    rows, slots --learn()--> gradients of the rows' part of the step's loss, and what this rank saw
+
+A slot without rows still makes a pass, over a dummy: sharded ranks meet in every layer of every pass. Whether the loss
+of the step is finite, and whether the step is made, is policy_core.py's business.
+
+    B  rows in a pass       T  sampled tokens of a row
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.trainer.objective.entropy_control import high_entropy_threshold
+from services.trainer.objective.loss import StepTotals, add_router_loss, policy_loss
+from services.trainer.objective.loss_settings import LossSettings
+from services.trainer.objective.token_stats import TokenStats
+from services.trainer.policy.core_results import PerTokenArrays, Scores
+from services.trainer.policy.lora import dropping
+from services.trainer.policy.microbatches import TrainRow, needs_backward
+from services.trainer.policy.policy_module import PolicyModule
+from services.trainer.policy.reference_policy import Reference
+from services.trainer.policy.row_pass import RowPass, in_rows, per_token_arrays, row_pass, rows_at_fault
+from services.trainer.ranks.rank_plan import Slot, plan_passes
+from services.trainer.ranks.ranks import Ranks
+from shared.run_config import RunConfig
+
+_KeptTokens = dict[int, npt.NDArray[np.bool_]]
+"""Row index -> which of its T sampled tokens stay in the policy loss; empty if all of all rows do."""
+
+
+@dataclass
+class Learned:
+    """What this rank saw in the passes of one call; other ranks are not in it."""
+
+    token_stats: TokenStats = field(default_factory=TokenStats)
+    num_pass_tokens: int = 0
+    """Tokens that went through the model, those of dummies left out."""
+    rows_at_fault: list[int] = field(default_factory=list[int])
+    """Indices of the rows that made the loss of their pass NaN or infinite."""
+    per_token: dict[int, PerTokenArrays] = field(default_factory=dict[int, PerTokenArrays])
+    """By row index, of the rows asked for."""
+
+
+class RankPasses:
+    """Makes the passes of one rank.
+
+    Args:
+        policy: The module that learns.
+        config: Of the run.
+        device: Where the module is.
+        ranks: The group of training ranks. All of them call each method, in the same order, with slots in step.
+    """
+
+    def __init__(self, policy: PolicyModule, config: RunConfig, *, device: torch.device, ranks: Ranks) -> None:
+        self._policy = policy
+        self._config = config
+        self._settings = LossSettings.of(config)
+        self._device = device
+        self._ranks = ranks
+
+    @property
+    def has_router_loss(self) -> bool:
+        """Whether the loss has a term that balances the experts of the model."""
+        return self._policy.router_aux_loss_coef != 0
+
+    def plan(self, rows: Sequence[TrainRow], *, learns: bool) -> Sequence[Slot]:
+        """Return the passes of the only rank over the rows.
+
+        Args:
+            rows: All there are.
+            learns: Whether the passes are for `learn`; none of `score` needs a backward pass.
+
+        Raises:
+            ValueError: There are several ranks, which must not plan each for itself.
+        """
+        if self._ranks.size > 1:
+            raise ValueError("several ranks need a plan of their passes: rank_plan.plan_passes, over the rows of all")
+        (slots,) = plan_passes(
+            [row.token_ids.size for row in rows],
+            [learns and needs_backward(row, self._config, has_router_loss=self.has_router_loss) for row in rows],
+            num_ranks=1,
+            max_tokens=self._config.max_tokens_per_microbatch,
+            max_rows=None if self._policy.packs else 1,
+        )
+        return slots
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[TrainRow], slots: Sequence[Slot], *, reference: Reference | None) -> list[Scores]:
+        """Return what the policy and, if there is one, the reference make of each row, in the order of the rows."""
+        scores: dict[int, Scores] = {}
+        for slot in slots:
+            mine = row_pass(self._policy, rows, slot.row_indices, device=self._device)
+            tensors_BT = [mine.logprobs_BT, mine.entropies_BT]
+            if reference is not None:
+                with reference.scoring() as module:
+                    tensors_BT.append(row_pass(module, rows, slot.row_indices, device=self._device).logprobs_BT)
+            # Not strict: the row of a dummy has no index.
+            for index, (logprobs, entropies, *of_reference) in zip(
+                slot.row_indices, mine.by_row(*tensors_BT), strict=False
+            ):
+                scores[index] = Scores(logprobs, entropies, of_reference[0] if of_reference else None)
+        return [scores[index] for index in range(len(rows))]
+
+    def learn(
+        self,
+        rows: Sequence[TrainRow],
+        slots: Sequence[Slot],
+        *,
+        totals: StepTotals | None,
+        entropy_coef: float,
+        per_token: Collection[int],
+    ) -> Learned:
+        """Add the gradients of the rows' part of the loss to the policy's parameters.
+
+        Args:
+            rows: This rank's.
+            slots: Which of them go into which pass.
+            totals: Of the whole step; None if these rows, with those of the other ranks, are the whole step.
+            entropy_coef: Weight of the entropy bonus.
+            per_token: Indices of the rows whose arrays are wanted.
+
+        Raises:
+            ValueError: The rows lack logprobs that the loss needs.
+        """
+        totals = self._totals(rows) if totals is None else totals
+        kept: _KeptTokens = {}
+        if self._config.top_entropy_quantile < 1:
+            kept, num_kept = self._high_entropy_tokens(rows, slots)
+            totals = replace(totals, num_kept_tokens=num_kept)
+        wanted = set(per_token)
+        learned = Learned()
+        for slot in slots:
+            with dropping(self._policy.lm, self._config.lora_dropout if slot.needs_backward else 0.0):
+                done, stats = self._learn_slot(rows, slot, totals, kept, entropy_coef)
+            learned.token_stats += stats
+            learned.num_pass_tokens += done.microbatch.num_tokens if slot.row_indices else 0
+            if not math.isfinite(stats.loss):
+                learned.rows_at_fault.extend(rows_at_fault(rows, done))
+            if not wanted.isdisjoint(slot.row_indices):
+                learned.per_token |= per_token_arrays(rows, done, wanted)
+        return learned
+
+    def _totals(self, rows: Sequence[TrainRow]) -> StepTotals:
+        """Return the totals of a step whose rows are these and those of the other ranks."""
+        sampled, all_tokens = sum(row.num_sampled for row in rows), sum(row.token_ids.size for row in rows)
+        mine = np.array([len(rows), sampled, all_tokens], dtype=np.float64)
+        num_rows, num_tokens, num_pass_tokens = np.sum(self._ranks.gather(mine), axis=0)
+        return StepTotals(
+            num_rows=int(num_rows),
+            num_tokens=float(num_tokens),
+            num_step_tokens=int(num_tokens),
+            num_pass_tokens=int(num_pass_tokens),
+        )
+
+    def _high_entropy_tokens(self, rows: Sequence[TrainRow], slots: Sequence[Slot]) -> tuple[_KeptTokens, int]:
+        """Return which tokens of each row stay in the policy loss, and how many that are on all ranks."""
+        entropies = [scores.entropies.astype(np.float64) for scores in self.score(rows, slots, reference=None)]
+        everyone = torch.as_tensor(np.concatenate(self._ranks.gather(np.concatenate([np.empty(0), *entropies]))))
+        threshold = high_entropy_threshold(everyone, top_entropy_quantile=self._config.top_entropy_quantile)
+        kept = {index: array >= threshold for index, array in enumerate(entropies)}
+        return kept, int((everyone >= threshold).sum())
+
+    def _learn_slot(
+        self, rows: Sequence[TrainRow], slot: Slot, totals: StepTotals, kept: _KeptTokens, entropy_coef: float
+    ) -> tuple[RowPass, TokenStats]:
+        """Make one pass, forward and, where it is due, backward."""
+        has_bonus = self._settings.has_entropy_bonus
+        with torch.set_grad_enabled(slot.needs_backward):
+            done = row_pass(
+                self._policy,
+                rows,
+                slot.row_indices,
+                device=self._device,
+                with_entropy_grad=has_bonus,
+                with_router_loss=self.has_router_loss,
+            )
+            if not slot.row_indices:
+                if slot.needs_backward:
+                    (done.logprobs_BT.sum() * 0.0).backward()  # type: ignore[no-untyped-call]
+                return done, TokenStats()
+            chosen = [rows[index] for index in slot.row_indices]
+            generator_BT = in_rows([row.generator_logprobs for row in chosen], device=self._device)
+            assert generator_BT is not None
+            result = policy_loss(
+                trainer_logprobs_BT=done.logprobs_BT,
+                old_logprobs_BT=in_rows([row.old_logprobs for row in chosen], device=self._device),
+                generator_logprobs_BT=generator_BT,
+                reference_logprobs_BT=in_rows([row.reference_logprobs for row in chosen], device=self._device),
+                entropies_BT=done.entropies_BT,
+                advantages_B=torch.tensor([row.advantage for row in chosen], device=self._device),
+                mask_BT=done.mask_BT,
+                keep_BT=in_rows([kept.get(index) for index in slot.row_indices], device=self._device),
+                totals=totals,
+                settings=self._settings,
+                entropy_coef=entropy_coef,
+            )
+            if done.router_loss is not None:
+                result = add_router_loss(
+                    result,
+                    done.router_loss,
+                    coef=self._policy.router_aux_loss_coef,
+                    num_tokens=done.microbatch.num_tokens,
+                    totals=totals,
+                )
+        if slot.needs_backward:
+            result.loss.backward()  # type: ignore[no-untyped-call]
+        return done, result.stats

@@ -1,0 +1,61 @@
+"""The load-balancing loss of mixture-of-experts models: how unevenly tokens are spread over the experts.
+
+    router logits of every layer --transformers' load_balancing_loss_func--> one number a pass
+
+``num_experts * sum over experts of (tokens sent to it / tokens) * (mean probability of it)``, over the tokens of all
+layers together: Switch Transformer, arXiv 2101.03961, equations 4 to 6. Whether there is one, and how much it counts,
+is decided as TRL's GRPOTrainer does.
+"""
+
+import importlib
+from typing import Any
+
+from torch import Tensor
+
+from shared.errors import UserError
+from shared.run_config import RunConfig
+
+_FIELD = "router_aux_loss_coef"
+
+
+def router_aux_loss_coef(lm: Any, config: RunConfig) -> float:
+    """Return what the load-balancing loss is multiplied by: the run's word, else the model's own; 0 is none.
+
+    Raises:
+        UserError: The run has a coefficient, and the model has no experts to balance.
+    """
+    of_model: Any = lm.config.get_text_config()
+    if hasattr(of_model, "output_router_logits"):
+        chosen = getattr(of_model, _FIELD, 0.0) if config.router_aux_loss_coef is None else config.router_aux_loss_coef
+        return float(chosen or 0.0)
+    if config.router_aux_loss_coef:
+        raise UserError(
+            f"router_aux_loss_coef={config.router_aux_loss_coef} balances the experts of a mixture-of-experts model, "
+            f"and {type(lm).__name__} is none that returns its router's logits; leave it out",
+            field=_FIELD,
+        )
+    return 0.0
+
+
+def router_loss(lm: Any, router_logits: tuple[Tensor, ...] | None) -> Tensor:
+    """Return the load-balancing loss of one forward pass, in float32 with gradient; every token of the pass counts.
+
+    Args:
+        lm: The model.
+        router_logits: Of the pass, one a layer, tokens x experts.
+
+    Raises:
+        UserError: The model does not say what was routed where.
+    """
+    of_model: Any = lm.config.get_text_config()
+    num_experts, top_k = (getattr(of_model, name, None) for name in ("num_experts", "num_experts_per_tok"))
+    if not router_logits or num_experts is None or top_k is None:
+        raise UserError(
+            f"{type(lm).__name__} does not return its router's logits with their number of experts, so there is no "
+            "load-balancing loss; set router_aux_loss_coef: 0",
+            field=_FIELD,
+        )
+    # Mixtral's is the one that all mixture-of-experts models of transformers have.
+    mixtral: Any = importlib.import_module("transformers.models.mixtral.modeling_mixtral")
+    loss: Tensor = mixtral.load_balancing_loss_func(router_logits, num_experts, top_k)
+    return loss

@@ -1,0 +1,103 @@
+"""The models of a run: the policy that learns, the reference it is held to, and which of their weights are kept.
+
+    config --> policy --packing tried--> reference, if there is a KL term --> what a checkpoint holds
+
+Made alike on every training rank, in the same order: ranks meet while weights are handed out and while packing is
+tried.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.trainer.policy.frozen_base import frozen_base
+from services.trainer.policy.lora import BaseReference, add_adapters, fingerprint
+from services.trainer.policy.model_options import run_dtype, use_liger_kernel
+from services.trainer.policy.packing_check import settle_packing
+from services.trainer.policy.policy_model import unique_tensors
+from services.trainer.policy.policy_module import PolicyModule
+from services.trainer.policy.reference_policy import FrozenReference, Reference
+from services.trainer.policy.trained_weights import AdapterWeights, AllWeights, TrainedWeights
+from services.trainer.ranks.ranks import Ranks
+from services.trainer.ranks.sharding import load_policy_on, shard
+from shared.run_config import RunConfig
+
+
+@dataclass(frozen=True, eq=False)
+class RunModels:
+    """What `load_models` returns."""
+
+    policy: PolicyModule
+    reference: Reference | None
+    """None in a run without a KL term."""
+    trained: TrainedWeights
+    """Which weights of the policy are pushed, kept and exported."""
+    saved: Mapping[str, Mapping[str, Tensor]]
+    """The live tensors that a checkpoint holds, by collection and name."""
+    dtype: torch.dtype
+    """Of the weights as they are pushed and exported."""
+
+
+def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device, ranks: Ranks) -> RunModels:
+    """Load the models that a run needs, ready to compute. Every rank calls this.
+
+    Args:
+        config: Of the run.
+        model_dir_or_id: Where the weights to begin from are.
+        device: Where to compute.
+        ranks: The group of training ranks, over which the models are sharded.
+
+    Raises:
+        UserError: The model cannot be used; says why.
+        RankLostError: A rank is gone.
+    """
+    dtype = run_dtype(config)
+    policy, base = _load_module(config, model_dir_or_id, device=device, ranks=ranks)
+    settle_packing(
+        policy,
+        device=device,
+        # sharding.py gathers weights in the run's dtype, frozen_base.py holds them so.
+        is_rounded=dtype == torch.bfloat16 and (ranks.mesh is not None or config.use_peft),
+        packing=config.packing,
+    )
+    trained = _trained_weights(policy, config, base=base, ranks=ranks)
+    saved: dict[str, Mapping[str, Tensor]] = {"model": trained.live()}
+    reference: Reference | None = None
+    if config.beta != 0 and config.use_peft:
+        reference = BaseReference(policy)
+    elif config.beta != 0:
+        frozen, _ = _load_module(config, model_dir_or_id, device=device, ranks=ranks, is_frozen=True)
+        frozen.attend_like(policy)
+        reference = FrozenReference(frozen, config)
+        if config.sync_ref_model:
+            saved["reference"] = unique_tensors(frozen.lm)
+    return RunModels(policy=policy, reference=reference, trained=trained, saved=saved, dtype=dtype)
+
+
+def _load_module(
+    config: RunConfig, model: str, *, device: torch.device, ranks: Ranks, is_frozen: bool = False
+) -> tuple[PolicyModule, int]:
+    """Return the module, and the fingerprint of its frozen base: 0 if there is none, or another rank has read it."""
+    revision = config.model_revision if model == config.model else None
+    lm = load_policy_on(ranks, model, revision=revision, device=device, **frozen_base(config, device=device))
+    if config.use_liger_kernel:
+        use_liger_kernel(lm, device=device)
+    base = 0
+    if config.use_peft:
+        base = fingerprint(lm)
+        add_adapters(lm, config)
+    module = PolicyModule(lm, config, device=device, is_frozen=is_frozen)
+    if ranks.mesh is not None:
+        shard(module, config, ranks=ranks, device=device)
+    return module, base
+
+
+def _trained_weights(policy: PolicyModule, config: RunConfig, *, base: int, ranks: Ranks) -> TrainedWeights:
+    if not config.use_peft:
+        return AllWeights(policy.lm)
+    # The first rank alone has read the base. Whole numbers of 48 bits are exact in float64.
+    base_of_first, *_ = ranks.gather(np.array([base], dtype=np.float64))
+    return AdapterWeights(policy.lm, base=int(base_of_first[0]), model=config.model)

@@ -1,0 +1,78 @@
+"""Why a replica cannot serve, kept where whoever looks at a run finds it.
+
+    headrace:{RUN}:refusals   hash: "generator/ID" or "rewarder/ID" -> Refusal; until it serves the run, or the run goes
+    headrace:refusals         the same of replicas that ended before they followed any run; until they do, or for a day
+
+For people alone: nothing is decided by what stands here, and a replica that cannot write it goes on without.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from shared.errors import UnavailableError
+from shared.keys import REFUSALS, RunKeys
+from shared.redis_connection import Redis, patiently
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["generator", "rewarder"]
+_PATIENCE_S = 2.0
+_FORGET_AFTER_S = 24 * 3600
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """What one replica last said about why it cannot serve. ``at_s`` is in Unix seconds."""
+
+    kind: Kind
+    replica_id: str
+    reason: str
+    at_s: float
+
+
+async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_id: str | None) -> None:
+    """Say why this replica cannot serve a run, or any run if ``run_id`` is None. Never raises for Redis's absence."""
+    data = msgspec.json.encode(Refusal(kind, replica_id, reason, time.time()))
+    field = _field(kind, replica_id)
+
+    async def write() -> None:
+        if run_id is None:
+            await redis.hset(REFUSALS, field, data)
+            await redis.expire(REFUSALS, _FORGET_AFTER_S)
+        elif await redis.exists(RunKeys(run_id).run):  # or it would outlive a run that was deleted meanwhile
+            await redis.hset(RunKeys(run_id).refusals, field, data)
+
+    try:
+        await patiently(write, what="writing why this replica cannot serve", timeout_s=_PATIENCE_S)
+    except UnavailableError as error:
+        log.warning("%s", error)
+
+
+async def take_back(redis: Redis, kind: Kind, replica_id: str, *, run_id: str | None) -> None:
+    """Forget what ``refuse`` wrote: it serves.
+
+    Raises:
+        UnavailableError: Redis did not answer.
+    """
+    key = REFUSALS if run_id is None else RunKeys(run_id).refusals
+    field = _field(kind, replica_id)
+    await patiently(lambda: redis.hdel(key, field), what="forgetting a refusal", timeout_s=60.0)
+
+
+def decode_refusals(*hashes: Mapping[Any, bytes | str]) -> list[Refusal]:
+    """Return what stands in the hashes, oldest first; the last hash wins where two speak of one replica."""
+    found: dict[str | bytes, Refusal] = {}
+    for entries in hashes:
+        for field, data in entries.items():
+            try:
+                found[field] = msgspec.json.decode(data, type=Refusal)
+            except msgspec.DecodeError:
+                log.warning("a refusal of %r cannot be read", field[:100])
+    return sorted(found.values(), key=lambda refusal: refusal.at_s)
+
+
+def _field(kind: Kind, replica_id: str) -> str:
+    return f"{kind}/{replica_id}"

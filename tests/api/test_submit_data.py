@@ -1,0 +1,167 @@
+"""Submitting: what a look at prompts and columns shows to be wrong is said before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tests.api.api_rig import DatasetFile
+from tests.api.test_submit import refusal
+
+Run = dict[str, Any]
+
+
+@pytest.fixture
+def word_model(model_dir: Path) -> Path:
+    """Return a model whose tokenizer makes a token of every word and sign."""
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(model_dir / "tokenizer.json"))
+    return model_dir
+
+
+@pytest.fixture
+def held_out(dataset: DatasetFile) -> DatasetFile:
+    """Return a file to evaluate on."""
+    return DatasetFile(dataset.path.with_name("held_out.jsonl"))
+
+
+async def accepted(client: httpx.AsyncClient, run: Run) -> list[str]:
+    reply = await client.post("/v1/runs", params={"dry_run": "1"}, json=run)
+    assert reply.status_code == 200, reply.text
+    warnings: list[str] = reply.json()["warnings"]
+    return warnings
+
+
+@pytest.mark.usefixtures("word_model")
+async def test_a_limit_that_no_prompt_keeps_is_refused(client: httpx.AsyncClient, run: Run) -> None:
+    assert await accepted(client, run | {"max_prompt_length": 4}) == []  # "7", "+", "1", "="
+    errors = await refusal(client, run | {"max_prompt_length": 3})
+    assert list(errors) == ["max_prompt_length"]
+    assert "the shortest has at least 4 tokens" in errors["max_prompt_length"]
+
+
+@pytest.mark.usefixtures("word_model")
+async def test_a_limit_that_one_prompt_of_many_keeps_is_accepted(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
+) -> None:
+    dataset.write(
+        '{"prompt": "one and two and three", "solution": "6"}\n' * 1500 + '{"prompt": "4", "solution": "4"}\n'
+    )
+    assert await accepted(client, run | {"max_prompt_length": 1}) == []
+
+
+@pytest.mark.usefixtures("word_model")
+async def test_of_a_conversation_the_words_of_its_messages_count(
+    client: httpx.AsyncClient, run: Run, word_model: Path
+) -> None:
+    (word_model / "chat_template.jinja").write_text("{{ messages }}")
+    instructed = run | {"system_prompt": "Add them up"}
+    assert await accepted(client, instructed | {"max_prompt_length": 7}) == []
+    errors = await refusal(client, instructed | {"max_prompt_length": 6})
+    assert "at least 7 tokens" in errors["max_prompt_length"]
+
+
+@pytest.mark.usefixtures("word_model")
+async def test_an_evaluation_set_without_a_prompt_that_fits_is_refused(
+    client: httpx.AsyncClient, run: Run, held_out: DatasetFile
+) -> None:
+    held_out.write('{"prompt": "one and two and three", "solution": "6"}\n' * 3)
+    evaluated = run | {"eval_dataset_name": str(held_out.path), "eval_steps": 1}
+    errors = await refusal(client, evaluated | {"max_prompt_length": 4})
+    assert f"every prompt of {held_out.path} is longer" in errors["max_prompt_length"]
+    assert await accepted(client, evaluated | {"max_prompt_length": 5}) == []
+
+
+@pytest.mark.usefixtures("word_model")
+async def test_of_an_evaluation_set_only_the_prompts_that_are_asked_count(
+    client: httpx.AsyncClient, run: Run, held_out: DatasetFile
+) -> None:
+    held_out.write('{"prompt": "one and two and three", "solution": "6"}\n' * 3 + held_out.good_rows)
+    evaluated = run | {"eval_dataset_name": str(held_out.path), "eval_steps": 1, "max_prompt_length": 4}
+    assert await accepted(client, evaluated | {"max_eval_prompts": 4}) == []
+    assert "max_prompt_length" in await refusal(client, evaluated | {"max_eval_prompts": 3})
+
+
+async def test_conversations_need_a_chat_template(client: httpx.AsyncClient, run: Run, model_dir: Path) -> None:
+    errors = await refusal(client, run | {"prompt_as_message": True})
+    assert "no chat template" in errors["dataset_name"]
+    (model_dir / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert await accepted(client, run | {"prompt_as_message": True}) == []
+
+
+async def test_options_of_a_chat_template_need_conversations(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile, model_dir: Path
+) -> None:
+    (model_dir / "chat_template.jinja").write_text("{{ messages }}")
+    thinking = run | {"chat_template_kwargs": {"enable_thinking": False}}
+    errors = await refusal(client, thinking)
+    assert "the prompts are plain text" in errors["chat_template_kwargs"]
+    assert await accepted(client, thinking | {"prompt_as_message": True}) == []
+    dataset.write('{"prompt": [{"role": "user", "content": "1 + 1 ="}], "solution": "2"}\n' * 10)
+    assert await accepted(client, thinking) == []
+
+
+async def test_a_column_that_is_not_there_is_refused_with_those_that_are(client: httpx.AsyncClient, run: Run) -> None:
+    errors = await refusal(client, run | {"columns": ["solution", "level"]})
+    assert errors == {"columns": "there is no column level; there are prompt, solution"}
+    renamed = {"rename_columns": {"solution": "target"}, "columns": ["target", "prompt"]}
+    assert await accepted(client, run | renamed) == [
+        "the reward function accuracy_reward asks for the column solution, which "
+        "the dataset does not have: it will fail for every group. Add the column, or give the argument a default"
+    ]
+
+
+async def test_a_name_that_renames_nothing_is_a_warning(client: httpx.AsyncClient, run: Run) -> None:
+    warnings = await accepted(client, run | {"rename_columns": {"answer": "target"}})
+    assert warnings == ["rename_columns: there is no column answer; there are prompt, solution"]
+
+
+async def test_in_a_mixture_a_column_is_looked_for_where_the_option_applies(
+    client: httpx.AsyncClient, run: Run, dataset: DatasetFile
+) -> None:
+    second = dataset.path.with_name("second.jsonl")
+    second.write_text('{"question": "3 + 3 =", "solution": "6", "level": 1}\n' * 10)
+    del run["dataset_name"]
+    first: Run = {"path": str(dataset.path)}
+    other: Run = {"path": str(second), "rename_columns": {"question": "prompt"}}
+    assert await accepted(client, run | {"datasets": [first, other], "columns": ["solution", "level"]}) == []
+    errors = await refusal(client, run | {"datasets": [first, other | {"columns": ["tag"]}], "columns": ["level"]})
+    assert errors["columns"] == "there is no column level; there are prompt, solution"
+    assert errors["datasets.1.columns"] == "there is no column tag; there are prompt, solution, level"
+    own = {"columns": ["solution"]}
+    errors = await refusal(client, run | {"datasets": [first | own, other | own], "columns": ["level"]})
+    assert "is not read; leave it out" in errors["columns"]
+
+
+async def test_what_a_run_needs_around_it_is_asked_for(
+    client: httpx.AsyncClient, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    errors = await refusal(client, run | {"nnodes": 2, "push_to_hub": True})
+    assert set(errors) == {"nnodes", "push_to_hub"}
+
+
+async def test_an_option_that_changes_nothing_is_a_warning(client: httpx.AsyncClient, run: Run) -> None:
+    (warning,) = await accepted(client, run | {"project": "mine"})
+    assert warning.startswith("project changes nothing: ")
+
+
+@pytest.mark.parametrize(("setting", "value"), [("num_train_epochs", 1e308), ("max_steps", 2**53)])
+async def test_a_run_that_would_never_end_is_refused(
+    client: httpx.AsyncClient, run: Run, setting: str, value: float
+) -> None:
+    del run["max_steps"]
+    assert list(await refusal(client, run | {setting: value})) == [setting]
+
+
+async def test_a_query_is_refused_in_plain_words(client: httpx.AsyncClient) -> None:
+    reply = await client.get("/v1/runs", params={"limit": "many"})
+    assert reply.status_code == 422
+    assert reply.json()["detail"] == "limit: must be a whole number, and is text"

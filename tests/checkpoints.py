@@ -1,0 +1,16 @@
+"""Writes checkpoints for tests that are about what is in them."""
+
+from pathlib import Path
+from typing import Any
+
+from services.trainer.checkpoints.checkpoint import CheckpointWriter, SavableCore
+
+
+def save_checkpoint(
+    root: Path, core: SavableCore, extra: dict[str, Any], *, step: int, keep: int, tokenizer: Any | None = None
+) -> Path:
+    """Write a checkpoint in the three calls that checkpoint_saver.py makes, and return its directory."""
+    writer = CheckpointWriter(root, keep=keep)
+    pending = writer.begin(core, extra, step=step, tokenizer=tokenizer)
+    writer.wait(pending)
+    return writer.publish(pending)

@@ -1,0 +1,55 @@
+"""Every option of TRL's GRPOConfig is a setting of a run under the same name, or docs and hints say what is instead."""
+
+import importlib.util
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shared.run_config import RunConfig
+from shared.run_options.from_trl import ABSENT, ELSEWHERE, INSTEAD
+from tests.conformance.oracle import trl
+
+OF_OTHER_CONFIGS = {
+    "model_name_or_path",  # ModelConfig
+    "overwrite_output_dir",  # TrainingArguments of transformers 4
+    "peft_config",  # an argument of GRPOTrainer
+    "warmup_ratio",  # TrainingArguments of transformers 4
+}
+
+
+MEAN_THE_SAME: dict[str, Any] = {"report_to": "none", "min_p": None, "hub_private_repo": None}
+
+
+def default_of_trl() -> dict[str, Any]:
+    return {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(trl.GRPOConfig)
+        if field.init
+    }
+
+
+def test_every_option_of_trl_is_accounted_for_once() -> None:
+    assert default_of_trl().keys() - RunConfig.model_fields.keys() == INSTEAD.keys() - OF_OTHER_CONFIGS
+    assert not INSTEAD.keys() & RunConfig.model_fields.keys()
+    assert not ELSEWHERE.keys() & ABSENT.keys()
+
+
+def test_the_page_has_the_number_of_options_under_the_same_name_and_the_defaults_that_differ() -> None:
+    page = page_maker()
+    ours, theirs = RunConfig.model_fields, default_of_trl()
+    same = ours.keys() & theirs.keys()
+    assert len(same) == page.NUM_UNDER_TRLS_NAME
+    differ = {name for name in same if ours[name].default != theirs[name]}
+    assert differ - MEAN_THE_SAME.keys() == page.DEFAULTS_OF_TRL.keys()
+    assert {name: theirs[name] for name in MEAN_THE_SAME} == MEAN_THE_SAME
+
+
+def page_maker() -> ModuleType:
+    path = Path(__file__).parents[2] / "docs" / "make_run_file_page.py"
+    spec = importlib.util.spec_from_file_location("make_run_file_page", path)
+    assert spec is not None
+    assert spec.loader is not None
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    return page

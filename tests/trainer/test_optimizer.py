@@ -1,0 +1,52 @@
+"""What a step does with its gradient: schedule, clipping, weight decay."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.trainer.policy.optimizer import decays
+from tests.trainer.cores import GRADIENT_DESCENT, make_core, make_row, weights
+
+
+def test_the_learning_rate_warms_up_and_decays(tiny_model: Path) -> None:
+    core = make_core(tiny_model, total_steps=6, learning_rate=1e-3, lr_scheduler_type="linear", warmup_steps=2)
+    rates: list[float] = []
+    for _ in range(6):
+        core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
+        rates.append(core.step().learning_rate)
+    assert rates == pytest.approx([0.0, 0.5e-3, 1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+def test_the_gradient_is_clipped_to_its_norm_and_reported_before_clipping(tiny_model: Path) -> None:
+    core = make_core(tiny_model, max_grad_norm=0.25, **GRADIENT_DESCENT)
+    before = weights(core)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=1000.0)])
+    stats = core.step()
+    after = weights(core)
+    moved = math.sqrt(sum(float((before[name] - after[name]).square().sum()) for name in before))
+    assert stats.grad_norm > 1.0
+    assert moved == pytest.approx(0.25, rel=1e-3)
+
+
+def test_weight_decay_spares_norms(tiny_model: Path) -> None:
+    core = make_core(tiny_model, learning_rate=0.1, weight_decay=0.5)
+    before = weights(core)
+    core.accumulate([make_row([5, 6, 7], [0, 1, 1], advantage=0.0)])
+    core.step()
+    for name, tensor in weights(core).items():
+        factor = 1.0 if "norm" in name else 1 - 0.1 * 0.5
+        torch.testing.assert_close(tensor, before[name] * factor)
+
+
+def test_weight_decay_goes_by_the_names_transformers_goes_by() -> None:
+    spared = [
+        "model.norm.weight",
+        "model.layers.0.input_layernorm.weight",
+        "layers.1.self_attn.q_norm.weight",
+        "h.0.mlp.bias",
+    ]
+    assert not [name for name in spared if decays(name)]
+    assert decays("model.layers.0.mlp.up_proj.weight")
+    assert decays("model.embed_tokens.weight")

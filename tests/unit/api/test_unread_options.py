@@ -1,0 +1,44 @@
+"""An option that was written and changes nothing is said; one that was not written is not."""
+
+from typing import Any
+
+import pytest
+
+from services.trainer.run_api.unread_options import unread_options
+from shared.run_config import parse_run_config
+
+ONE: dict[str, Any] = {"model": "m", "dataset_name": "org/data", "reward_funcs": ["accuracy_reward"]}
+EVALUATED: dict[str, Any] = {"dataset_test_split": "test", "eval_steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"project": "mine"}, "project changes nothing: it is a name in wandb and trackio"),
+        ({"project": "mine", "report_to": ["tensorboard"]}, "project changes nothing"),
+        ({"logging_steps": 5}, "logging_steps changes nothing: it is for report_to and log_completions"),
+        ({"max_steps": 4, "num_train_epochs": 1.0}, "num_train_epochs changes nothing: max_steps=4 says"),
+        ({"lr_scheduler_type": "constant_with_warmup"}, "lr_scheduler_type changes nothing: .*set warmup_steps"),
+        ({"max_eval_prompts": 256}, "max_eval_prompts changes nothing: there is nothing to evaluate on"),
+    ],
+)
+def test_what_is_written_and_not_read_is_said(settings: dict[str, Any], sentence: str) -> None:
+    (said,) = unread_options(parse_run_config(ONE | settings))
+    assert said.startswith(sentence.split(".*")[0])
+    assert said.endswith(sentence.split(".*")[-1]) or ".*" not in sentence
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_steps": 4},
+        {"logging_steps": 1},
+        {"project": "mine", "report_to": ["wandb"], "logging_steps": 5},
+        {"logging_steps": 5, "log_completions": True},
+        {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 2},
+        {"max_eval_prompts": 8, **EVALUATED},
+    ],
+)
+def test_what_is_read_is_not_spoken_of(settings: dict[str, Any]) -> None:
+    assert unread_options(parse_run_config(ONE | settings)) == []

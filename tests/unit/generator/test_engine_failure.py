@@ -1,0 +1,44 @@
+"""What failed first in vLLM's processes is known here, where vLLM itself says only that something did."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from services.generator import engine_failure
+
+LOGGER = logging.getLogger("vllm.v1.engine.core")
+
+
+@pytest.fixture(autouse=True)
+def prepared() -> Iterator[None]:
+    """Listen to vLLM's loggers as its processes do; afterwards nothing of it is left."""
+    before = list(LOGGER.handlers)
+    engine_failure.prepare()
+    engine_failure.write_down_failures()
+    engine_failure.write_down_failures()
+    assert len(LOGGER.handlers) == len(before) + 1, "a plugin may be loaded twice"
+    yield
+    LOGGER.handlers = before
+    engine_failure.clear_away()
+
+
+def fail(message: str) -> None:
+    try:
+        raise ValueError(message)
+    except ValueError:
+        LOGGER.exception("EngineCore failed to start.")
+
+
+def test_the_first_failure_is_the_root_cause_in_one_line() -> None:
+    assert engine_failure.root_cause(otherwise="vLLM's own words") == "vLLM's own words"
+    LOGGER.error("no exception, no cause")
+    fail("not enough memory\n for the cache")
+    fail("a worker failed")
+    assert engine_failure.root_cause(otherwise="vLLM's own words") == "ValueError: not enough memory for the cache"
+
+
+def test_the_next_engine_has_none_of_the_failures_of_the_one_before() -> None:
+    fail("not enough memory")
+    engine_failure.prepare()
+    assert engine_failure.root_cause(otherwise="vLLM's own words") == "vLLM's own words"
