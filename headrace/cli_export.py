@@ -11,19 +11,19 @@ from shared.errors import UserError
 
 def export(arguments: argparse.Namespace) -> int:
     """Export the checkpoint that is named, or the newest one of the run that is."""
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"{' and '.join(missing)} is not installed here: pip install 'headrace[trainer]'")
+    named = Path(arguments.what)
+    is_checkpoint = (named / "manifest.json").is_file()
+    run_dir = named if is_checkpoint or (named / "checkpoints").is_dir() else _run_dir(arguments)
+    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"exporting needs {' and '.join(missing)}: pip install 'headrace[trainer]'")
     from services.trainer.checkpoints.checkpoint import newest_valid
     from services.trainer.checkpoints.export import check_exportable, export_checkpoint
     from services.trainer.run_files import RunFiles
 
-    named = Path(arguments.what)
-    if (named / "manifest.json").is_file():
+    if is_checkpoint:
         checkpoint = named
         check_exportable(checkpoint, Path(arguments.to))
     else:
-        run_dir = named if (named / "checkpoints").is_dir() else _run_dir(arguments)
         newest = newest_valid(RunFiles(run_dir).checkpoints)
         if newest is None:
             raise UserError(f"there is no whole checkpoint in {RunFiles(run_dir).checkpoints}")

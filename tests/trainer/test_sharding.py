@@ -55,7 +55,6 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
     plain: dict[str, Any] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 40, "max_completion_length": 20}
     tied = make_model(directory / "tied", is_tied=True, hidden_size=30)
     untied = make_model(directory / "untied", is_tied=False, hidden_size=28)
-    experts = make_tiny_moe(directory / "experts")
     return {
         "tied": make_config(
             tied,
@@ -66,8 +65,6 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
             fsdp_reshard_after_forward=False,
         ),
         "untied": make_config(untied, **plain, beta=0.05, max_grad_norm=1.0),
-        # The load-balancing loss is that of a pass: one row in each, so that one rank and several have the same.
-        "experts": make_config(experts, **plain, router_aux_loss_coef=0.1, packing=False),
     }
 
 
@@ -149,6 +146,28 @@ def test_four_ranks_make_the_steps_of_one(configs: dict[str, RunConfig], alone: 
         node.terminate()
     assert node.returncode == 0, output
     assert_same_steps(tmp_path / "tied", alone / "tied")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * WITHIN_S)
+def test_two_ranks_balance_experts_as_one_does(tmp_path: Path) -> None:
+    model = make_tiny_moe(tmp_path / "model")
+    # The load-balancing loss is that of a pass: one row in each, so that one rank and two have the same.
+    config = make_config(model, router_aux_loss_coef=0.1, packing=False, learning_rate=1e-3)
+    by_one = tmp_path / "by_one"
+    by_one.mkdir()
+    make_steps(PolicyCore(config, model_dir_or_id=config.model, total_steps=NUM_STEPS, device=CPU), by_one)
+    by_two = tmp_path / "by_two"
+    by_two.mkdir()
+    write_configs(by_two, {"experts": config})
+    node = start(by_two, num_ranks=2)
+    try:
+        output, _ = node.communicate(timeout=WITHIN_S)
+    finally:
+        node.terminate()
+    assert node.returncode == 0, output
+    assert_same_steps(by_two / "experts", by_one)
+    assert all("aux_loss" in step["metrics"] for step in json.loads((by_one / "result.json").read_text()))
 
 
 @pytest.fixture

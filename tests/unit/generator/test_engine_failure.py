@@ -25,7 +25,7 @@ def prepared() -> Iterator[None]:
 
 def fail(message: str) -> None:
     try:
-        raise ValueError(message)
+        raise ValueError(message)  # noqa: TRY301  it is to be logged
     except ValueError:
         LOGGER.exception("EngineCore failed to start.")
 
