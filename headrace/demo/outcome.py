@@ -150,7 +150,7 @@ def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _rate(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return tokens over seconds: a mean of rates must weigh each step by how long it took."""
+    """Return the mean of a rate, each step weighed by how long it took."""
     rows = [row for row in metrics if row.get(name) is not None and row.get("step_time")]
     seconds = sum(float(row["step_time"]) for row in rows)
     return sum(float(row[name]) * float(row["step_time"]) for row in rows) / seconds if seconds else 0.0

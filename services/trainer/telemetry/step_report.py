@@ -19,6 +19,7 @@ from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.loop.staleness import staleness
 from services.trainer.push.push_log import PushLog
 from services.trainer.telemetry.per_token_log import rollout_rows
+from services.trainer.telemetry.recent_rate import RecentRate
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
 from services.trainer.telemetry.step_memory import memory_metrics
@@ -70,6 +71,7 @@ class StepReport:
         self._reports = reports
         self._replica_id = replica_id
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._arrivals = RecentRate()
         self._step_began_at = time.monotonic()
 
     async def step(self, batch: Batch, trained: TrainedStep, more: dict[str, float]) -> None:
@@ -127,7 +129,9 @@ class StepReport:
             "num_tokens": float(self.seen_tokens),
             "step_time": elapsed_s,
             "train_time": trained.train_s,
-            "throughput/generated_tokens_per_s": self._scored.take_arrived_tokens() / elapsed_s,
+            "throughput/generated_tokens_per_s": self._arrivals.add(
+                self._scored.take_arrived_tokens(), elapsed_s=elapsed_s
+            ),
             "throughput/tokens_per_pass": trained.tokens_per_pass,
             "throughput/trained_tokens_per_s": trained.planned.minibatch.num_tokens / trained.train_s,
             **group_metrics(self._ledger),
