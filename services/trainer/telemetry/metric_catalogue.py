@@ -154,7 +154,7 @@ METRICS = (
     Metric("push/total_s", "seconds", "Duration of the newest push", when="a push was made"),
     Metric("push/standstill_s", "seconds", "Of it, how long generation stood still", when="a push was made"),
     Metric("push/bytes", "bytes", "Size of the newest push", when="a push was made"),
-    Metric("throughput/generated_tokens_per_s", "tokens/s", "Sampled tokens that arrived, over the newest 10 s of steps"),
+    Metric("throughput/generated_tokens_per_s", "tokens/s", "Sampled tokens that arrived, over 10 s of steps"),
     Metric("throughput/trained_tokens_per_s", "tokens/s", "Sampled tokens that were trained on, over train_time"),
     Metric("throughput/tokens_per_pass", "tokens", "Mean tokens of a forward pass; max_tokens_per_microbatch is full"),
     Metric("checkpoint/total_s", "seconds", "Until the newest checkpoint was on disk", when="a checkpoint was written"),
