@@ -16,7 +16,7 @@ from collections.abc import Callable
 import httpx
 
 from headrace import embedded_redis, process_table
-from headrace.service_specs import REDIS, TRAINER, UpSettings, choose_addresses, redis_spec, service_specs
+from headrace.service_specs import REDIS, REWARDER, TRAINER, UpSettings, choose_addresses, redis_spec, service_specs
 from headrace.state_dir import Endpoint, StateDir
 from headrace.supervised_process import ServiceSpec, SupervisedProcess
 from shared.errors import HeadraceError
@@ -25,6 +25,7 @@ from shared.redis_connection import connect, wait_until_ready
 _REDIS_START_TIMEOUT_S = 60.0
 _READY_EVERY_S = 0.1
 _SLOW_START_S = 30.0
+_REWARDER_START_S = 20.0
 _LEFTOVER_PATIENCE_S = 5.0
 _SWEEP_PATIENCE_S = 1.0
 
@@ -133,7 +134,7 @@ class Launcher:
             self._stop.set()
 
     async def _announce_when_ready(self) -> None:
-        """Wait for the run API, then say where everything is."""
+        """Wait for the run API, and a while for the rewarder, which a submit needs; then say where everything is."""
         slow_at = time.monotonic() + _SLOW_START_S
         async with httpx.AsyncClient(base_url=self._addresses.api_url, trust_env=False, timeout=2.0) as client:
             while not await _answers(client):
@@ -141,11 +142,22 @@ class Launcher:
                 if time.monotonic() > slow_at:
                     slow_at = float("inf")
                     self._say(f"still waiting for the run API; its log is {self._state.logs / 'trainer.log'}")
+        await self._wait_for_rewarder()
         self._is_ready = True
         self._write_endpoint()
         endpoint = self._state.endpoint()
         for line in announcement(self._state, endpoint) if endpoint is not None else ():
             self._say(line)
+
+    async def _wait_for_rewarder(self) -> None:
+        """Wait until it answers, crashes, or has had its time; whoever watches it says what became of it."""
+        give_up_at = time.monotonic() + _REWARDER_START_S
+        (rewarder,) = (service for service in self._running if service.spec.name == REWARDER)
+        async with httpx.AsyncClient(base_url=self._addresses.rewarder_url, trust_env=False, timeout=2.0) as client:
+            while not await _answers(client):
+                if rewarder.num_starts > 1 or time.monotonic() > give_up_at:
+                    return
+                await asyncio.sleep(_READY_EVERY_S)
 
     def _write_endpoint(self) -> None:
         launcher = process_table.mark(os.getpid())

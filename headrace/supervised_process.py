@@ -50,6 +50,7 @@ class SupervisedProcess:
     def __init__(self, spec: ServiceSpec, *, say: Callable[[str], None], on_start: Callable[[], None]) -> None:
         self.spec = spec
         self.process: ProcessMark | None = None
+        self.num_starts = 0
         self._say = say
         self._on_start = on_start
         self._is_ending = asyncio.Event()
@@ -130,6 +131,7 @@ class SupervisedProcess:
                 start_new_session=True,
             )
         self.process = process_table.mark(child.pid)
+        self.num_starts += 1
         self._on_start()
         if self._is_ending.is_set() and self.process is not None:
             _signal(self.process, signal.SIGTERM)

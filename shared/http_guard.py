@@ -8,6 +8,8 @@ no data). Websockets, which no service speaks, are closed before they open. Keys
 time. Errors are RFC 9457 problem+json.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -23,6 +25,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 MAX_BODY_BYTES = 8 * 1024 * 1024
 _POLICY_VIOLATION = 1008
+_MAX_DRAINED_BYTES = 64 * 1024 * 1024
+_DRAIN_S = 5.0
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> dict[str, Any]:
@@ -63,6 +67,7 @@ class HttpGuard:
             return
         declared = headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > self._max_body_bytes:
+            await _drain(receive)
             await _reply(send, self._too_large())
             return
         await self._limited(scope, receive, send)
@@ -79,11 +84,12 @@ class HttpGuard:
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application on a body that ends at the limit, whatever length was declared."""
-        received, has_started = 0, False
+        received, is_whole, has_started = 0, False, False
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, is_whole
             message = await receive()
+            is_whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             return message if received <= self._max_body_bytes else {"type": "http.disconnect"}
 
@@ -97,6 +103,8 @@ class HttpGuard:
             await self._app(scope, counted, answer)
         finally:
             if received > self._max_body_bytes and not has_started:
+                if not is_whole:
+                    await _drain(receive)
                 await _reply(send, self._too_large())
 
     def _too_large(self) -> dict[str, Any]:
@@ -105,6 +113,17 @@ class HttpGuard:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
+
+
+async def _drain(receive: Receive) -> None:
+    """Throw away the rest of a body, within bounds: who still sends when the connection is closed never reads why."""
+    num_left, is_whole = _MAX_DRAINED_BYTES, False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_S):
+            while num_left > 0 and not is_whole:
+                message = await receive()
+                num_left -= len(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
 
 
 async def _reply(send: Send, body: dict[str, Any], *, extra: list[tuple[bytes, bytes]] | None = None) -> None:
