@@ -82,4 +82,5 @@ def choose_run(client: HeadraceClient, run_id: str | None) -> str:
 
 
 def _url_elsewhere(arguments: argparse.Namespace) -> str | None:
-    return arguments.url or (None if arguments.state_dir else os.environ.get("HEADRACE_URL"))
+    given: str | None = getattr(arguments, "url", None)  # `up`, `down` and `demo` have no such option
+    return given or (None if arguments.state_dir else os.environ.get("HEADRACE_URL"))

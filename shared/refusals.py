@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from redis.exceptions import RedisError
 
 from shared.errors import UnavailableError
 from shared.keys import REFUSALS, RunKeys
@@ -34,7 +35,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_id: str | None) -> None:
-    """Say why this replica cannot serve a run, or any run if ``run_id`` is None. Never raises for Redis's absence."""
+    """Say why this replica cannot serve a run, or any run if ``run_id`` is None. Never raises for what Redis says."""
     data = msgspec.json.encode(Refusal(kind, replica_id, reason, time.time()))
     field = _field(kind, replica_id)
 
@@ -47,8 +48,8 @@ async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_
 
     try:
         await patiently(write, what="writing why this replica cannot serve", timeout_s=_PATIENCE_S)
-    except UnavailableError as error:
-        log.warning("%s", error)
+    except (UnavailableError, RedisError) as error:  # full memory or disk, read-only: not what is to be told
+        log.warning("why this replica cannot serve could not be written: %s", error)
 
 
 async def take_back(redis: Redis, kind: Kind, replica_id: str, *, run_id: str | None) -> None:

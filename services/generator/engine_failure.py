@@ -16,6 +16,8 @@ from pathlib import Path
 
 _VARIABLE = "HEADRACE_ENGINE_FAILURE_FILE"
 _LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
+_DEADLY = ("EngineCore failed", "EngineCore encountered a fatal", "WorkerProc failed")
+"""How what vLLM says begins when one of its processes ends for it; it logs what it survives just so."""
 _MAX_CHARACTERS = 500
 
 
@@ -29,7 +31,7 @@ class _FirstFailure(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write it, if nobody has: what fails next is a consequence."""
         error = record.exc_info[1] if record.exc_info else None
-        if error is None:
+        if error is None or not str(record.msg).startswith(_DEADLY):
             return
         with contextlib.suppress(OSError), self._path.open("x", encoding="utf-8") as file:
             file.write(_in_one_line(error))

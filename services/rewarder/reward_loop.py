@@ -22,7 +22,7 @@ from shared.keys import REWARDERS, RunKeys
 from shared.lease import lease
 from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, decode_completed_group, encode
 from shared.redis_connection import Redis, wait_until_ready
-from shared.refusals import refuse
+from shared.refusals import refuse, take_back
 from shared.run_config import RunConfig
 from shared.run_store import RunRecord, RunStore
 from shared.streams import Delivery, StreamConsumer, settle
@@ -111,6 +111,7 @@ class RewardLoop:
             await refuse(self._redis, "rewarder", self._replica_id, str(error), run_id=record.run_id)
             await self._stopping.wait()
             return
+        await take_back(self._redis, "rewarder", self._replica_id, run_id=record.run_id)
         log.info("scoring run %s with %s", record.run_id, ", ".join(config.reward_funcs))
         try:
             await self._score_groups(RunKeys(record.run_id), config)

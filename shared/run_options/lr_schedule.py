@@ -56,7 +56,7 @@ class _Choice:
 
 
 _SHARE = _Number(highest=1.0)
-_CYCLES = _Number(excludes_lowest=True)
+_CYCLES = _Number(highest=1e6, excludes_lowest=True)
 _SHAPE = _Choice(("linear", "cosine", "1-sqrt"))
 _TO_MINIMUM: dict[str, _Number | _Choice] = {"num_cycles": _CYCLES, "min_lr": _Number(), "min_lr_rate": _SHARE}
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, field_validator, model_validator
 
 from shared.run_options.lr_schedule import REFUSED_TYPES, KwargValue, LrSchedule, LrSchedulerType
-from shared.run_options.section import Positive, Section
+from shared.run_options.section import LARGEST, Positive, Section
 
 Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"]
 
@@ -63,6 +63,8 @@ class TrainingOptions(Section):
     def _options_of_the_schedule_are_numbers_and_words(cls, value: Any) -> Any:
         options = cast("dict[object, object]", value) if isinstance(value, dict) else {}
         for name, given in options.items():
+            if isinstance(given, int) and abs(given) > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST}")
             is_number = isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
             if not is_number and not isinstance(given, str):
                 raise ValueError(f"{name} must be a number or a word")

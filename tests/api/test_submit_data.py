@@ -129,10 +129,10 @@ async def test_in_a_mixture_a_column_is_looked_for_where_the_option_applies(
     del run["dataset_name"]
     first: Run = {"path": str(dataset.path)}
     other: Run = {"path": str(second), "rename_columns": {"question": "prompt"}}
-    assert await accepted(client, run | {"datasets": [first, other], "columns": ["solution", "level"]}) == []
+    assert await accepted(client, run | {"datasets": [first, other], "columns": ["solution", "level", "source"]}) == []
     errors = await refusal(client, run | {"datasets": [first, other | {"columns": ["tag"]}], "columns": ["level"]})
-    assert errors["columns"] == "there is no column level; there are prompt, solution"
-    assert errors["datasets.1.columns"] == "there is no column tag; there are prompt, solution, level"
+    assert errors["columns"] == "there is no column level; there are prompt, solution, source"
+    assert errors["datasets.1.columns"] == "there is no column tag; there are prompt, solution, level, source"
     own = {"columns": ["solution"]}
     errors = await refusal(client, run | {"datasets": [first | own, other | own], "columns": ["level"]})
     assert "is not read; leave it out" in errors["columns"]

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3MoeForCausalLM
+from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, Qwen3MoeForCausalLM
 
 from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
+from services.trainer.policy.router_loss import router_aux_loss_coef
 from shared.errors import UserError
 from tests.conformance import oracle
 from tests.conformance.batches import REWARD_NAMES, options, random_groups, sampled_by_another_policy, train_rows
 from tests.conformance.conftest import Models
 from tests.conformance.test_loss_grid import gradient_difference, relative
-from tests.tiny_model import make_tiny_moe
+from tests.tiny_model import make_tiny_moe, make_tiny_tokenizer
 from tests.trainer.cores import GRADIENT_DESCENT, make_config, make_core, random_rows
 
 TOLERANCE = 1e-5
@@ -136,3 +137,39 @@ def test_a_model_without_experts_has_no_such_loss_and_a_coefficient_for_one_is_r
     with pytest.raises(UserError, match="Qwen3ForCausalLM is none that returns its router's logits") as caught:
         make_core(models.start, router_aux_loss_coef=0.01)
     assert caught.value.field == "router_aux_loss_coef"
+
+
+def make_granite(path: Path, *, num_local_experts: int) -> Path:
+    """Write a GraniteMoe, whose config names its experts in another way."""
+    config = GraniteMoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=num_local_experts,
+        num_experts_per_tok=2,
+        router_aux_loss_coef=OF_MODEL,
+        max_position_embeddings=128,
+    )
+    GraniteMoeForCausalLM(config).save_pretrained(path)
+    make_tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_experts_are_counted_under_both_names_that_configs_have_for_them(tmp_path: Path) -> None:
+    rows = random_rows(3, seed=4)
+    model = make_granite(tmp_path, num_local_experts=4)
+    lm = GraniteMoeForCausalLM.from_pretrained(model)
+    assert make_core(model).accumulate(rows).token_stats.metrics()["aux_loss"] == pytest.approx(
+        balance(lm, rows), rel=1e-5
+    )
+
+
+def test_a_dense_member_of_a_family_with_experts_has_no_such_loss(moe: Path) -> None:
+    lm = Qwen3MoeForCausalLM.from_pretrained(moe)
+    config = make_config(moe)
+    assert router_aux_loss_coef(lm, config) == OF_MODEL
+    lm.config.num_experts = 0
+    assert router_aux_loss_coef(lm, config) == 0.0

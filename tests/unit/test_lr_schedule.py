@@ -28,6 +28,8 @@ def with_kwargs(kind: str, **kwargs: object) -> dict[str, Any]:
         (with_kwargs("cosine", num_cycles="2"), "num_cycles='2', which must be a number"),
         (with_kwargs("cosine", num_cycles=True), "num_cycles must be a number or a word"),
         (with_kwargs("cosine", num_cycles=float("inf")), "num_cycles must be a number or a word"),
+        (with_kwargs("cosine", num_cycles=1e308), "num_cycles=1e+308, which must be above 0 and at most 1e+06"),
+        (with_kwargs("cosine", num_cycles=10**400), "num_cycles must be at most 9007199254740992"),
         (with_kwargs("cosine_with_restarts", num_cycles=1.5), "which must be a whole number"),
         (with_kwargs("cosine_with_min_lr"), "set one of min_lr and min_lr_rate"),
         (with_kwargs("cosine_with_min_lr", min_lr=0.0, min_lr_rate=0.1), "set one of min_lr and min_lr_rate"),

@@ -101,8 +101,9 @@ def _look(
         num_conversations += not isinstance(row.prompt, str)
         num_usable += row.position < num_asked
     fewest = None
-    if count is not None and config.max_prompt_length is not None:
-        asked = map(rows.read, range(min(num_checked, num_asked)))
+    num_asked = min(num_asked, len(rows))
+    if count is not None and config.max_prompt_length is not None and num_asked <= num_checked:
+        asked = map(rows.read, range(num_asked))
         prompts = (row.prompt for row in asked if row.problem is None)
         fewest = fewest_tokens(prompts, count, at_most=config.max_prompt_length)
     return SourceSummary(

@@ -1,8 +1,8 @@
 """How short prompts can be, counted without transformers: for the look at a data set before a run starts.
 
-A count is a lower bound. Special tokens are left out, and of a conversation what the chat template adds around its
-messages; so a prompt that is too long by this count is too long, and the training rank, which encodes prompts as they
-are, may find more of them (prompt_encoder.py).
+A count is a lower bound: special tokens are left out, and of a conversation what the chat template adds around its
+messages and the space around their content, which some templates drop. A prompt that is too long by this count is too
+long, and the training rank, which encodes prompts as they are, may find more of them (prompt_encoder.py).
 """
 
 import heapq
@@ -16,7 +16,7 @@ from shared.messages import Prompt
 from shared.run_config import RunConfig
 
 MAX_COUNTED = 1000
-"""Prompts of a data set that are tokenised, the shortest by characters."""
+"""Prompts of a data set that are tokenised, the shortest by bytes."""
 
 TokenCount = Callable[[Prompt], int]
 
@@ -37,14 +37,14 @@ def token_count(config: RunConfig) -> TokenCount | None:
 def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) -> int | None:
     """Return the tokens of the shortest prompt if none has ``at_most`` or fewer, else None; None for no prompts.
 
-    Of more than ``MAX_COUNTED`` prompts those with the fewest characters are counted.
+    Of more than ``MAX_COUNTED`` prompts those with the fewest bytes are counted.
     """
     unread = iter(prompts)
     first = next(unread, None)
     if first is None or count(first) <= at_most:
         return None
     candidates = itertools.chain([first], unread)
-    shortest = heapq.nsmallest(MAX_COUNTED, candidates, key=lambda prompt: sum(map(len, _texts(prompt))))
+    shortest = heapq.nsmallest(MAX_COUNTED, candidates, key=_num_bytes)
     fewest: int | None = None
     for prompt in shortest:
         num_tokens = count(prompt)
@@ -54,8 +54,13 @@ def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int)
     return fewest
 
 
+def _num_bytes(prompt: Prompt) -> int:
+    # Nearer to tokens than characters are, where scripts are mixed.
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in _texts(prompt))
+
+
 def _texts(prompt: Prompt) -> Sequence[str]:
-    return [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return [prompt] if isinstance(prompt, str) else [message["content"].strip() for message in prompt]
 
 
 def _load(path: Path) -> Any:

@@ -16,6 +16,8 @@ from shared.errors import UserError
 from shared.run_config import RunConfig
 
 _FIELD = "router_aux_loss_coef"
+_OF_ANOTHER_KIND = frozenset({"doge"})
+"""Model types that balance their experts by a loss of their own."""
 
 
 def router_aux_loss_coef(lm: Any, config: RunConfig) -> float:
@@ -25,7 +27,7 @@ def router_aux_loss_coef(lm: Any, config: RunConfig) -> float:
         UserError: The run has a coefficient, and the model has no experts to balance.
     """
     of_model: Any = lm.config.get_text_config()
-    if hasattr(of_model, "output_router_logits"):
+    if hasattr(of_model, "output_router_logits") and _num_experts(of_model):
         chosen = getattr(of_model, _FIELD, 0.0) if config.router_aux_loss_coef is None else config.router_aux_loss_coef
         return float(chosen or 0.0)
     if config.router_aux_loss_coef:
@@ -48,14 +50,22 @@ def router_loss(lm: Any, router_logits: tuple[Tensor, ...] | None) -> Tensor:
         UserError: The model does not say what was routed where.
     """
     of_model: Any = lm.config.get_text_config()
-    num_experts, top_k = (getattr(of_model, name, None) for name in ("num_experts", "num_experts_per_tok"))
-    if not router_logits or num_experts is None or top_k is None:
+    num_experts, top_k = _num_experts(of_model), getattr(of_model, "num_experts_per_tok", None)
+    if not router_logits or not num_experts or top_k is None:
         raise UserError(
             f"{type(lm).__name__} does not return its router's logits with their number of experts, so there is no "
             "load-balancing loss; set router_aux_loss_coef: 0",
             field=_FIELD,
         )
-    # Mixtral's is the one that all mixture-of-experts models of transformers have.
+    # Mixtral's is the one that the mixture-of-experts models of transformers share.
     mixtral: Any = importlib.import_module("transformers.models.mixtral.modeling_mixtral")
     loss: Tensor = mixtral.load_balancing_loss_func(router_logits, num_experts, top_k)
     return loss
+
+
+def _num_experts(of_model: Any) -> int:
+    """Return how many experts are balanced so: configs have two names for it, and dense members of a family have 0."""
+    if of_model.model_type in _OF_ANOTHER_KIND:
+        return 0
+    names = ("num_experts", "num_local_experts")
+    return next((int(found) for name in names if (found := getattr(of_model, name, None))), 0)

@@ -7,7 +7,6 @@ Redis says about a replica is a reason to ask it and never a reason to believe s
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from shared.control import (
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.keys import GENERATORS, RunKeys
 from shared.redis_connection import Redis, patiently
+from shared.registration import decode_registration
 
 log = logging.getLogger(__name__)
 
@@ -176,9 +176,9 @@ async def registered(redis: Redis, keys: RunKeys, client: httpx.AsyncClient) -> 
         replica_id = name.decode()
         if replica_id not in alive:
             continue
-        try:
-            replicas[replica_id] = Replica(replica_id, str(json.loads(entry)["url"]).rstrip("/"), client)
-        except (ValueError, KeyError, TypeError):
+        if url := decode_registration(entry).url:
+            replicas[replica_id] = Replica(replica_id, url.rstrip("/"), client)
+        else:
             log.warning("generator %s registered without an address: %r", replica_id, entry[:200])
     return replicas
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from services.trainer.data.dataset import SOURCE_COLUMN
 from services.trainer.data.dataset_check import DatasetSummary, SourceSummary
 from services.trainer.data.model_files import model_file
 from services.trainer.loop.schedule import BatchShape, total_steps
@@ -120,9 +121,10 @@ def _lacks_chat_template(config: RunConfig) -> bool:
 def _column_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
     """Yield what `columns` names and no data set has, under the new names."""
     pairs = _given_and_found(config, summary)
+    of_mixture = [SOURCE_COLUMN] if len(summary.sources) > 1 else []
     for source, found in pairs:
-        yield from _missing(f"{found.field}.columns", source.columns, [_renamed(config, source, found)])
-    applies = [_renamed(config, source, found) for source, found in pairs if source.columns is None]
+        yield from _missing(f"{found.field}.columns", source.columns, [[*_renamed(config, source, found), *of_mixture]])
+    applies = [[*_renamed(config, source, found), *of_mixture] for source, found in pairs if source.columns is None]
     if config.columns is not None and not applies:
         yield "columns", "every entry of `datasets` has its own, so this one is not read; leave it out"
     else:

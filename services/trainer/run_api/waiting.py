@@ -7,6 +7,9 @@ progress itself. Whatever keeps a run from going on until somebody acts comes be
 from services.trainer.run_api.run_view import Surroundings
 from shared.run_store import TERMINAL, RunRecord
 
+_MAX_SAID = 3
+"""Refusals of replicas that are gone, the newest; where replicas get new names there is one a restart."""
+
 
 def waiting_for(
     record: RunRecord, around: Surroundings, *, note: str, stale_after_s: float, now_s: float
@@ -50,7 +53,7 @@ def _generator(around: Surroundings) -> str:
     living = [generator for generator in around.generators if generator.is_alive]
     said = {it.replica_id: it for it in around.refusals if it.kind == "generator"}
     if not living and said:
-        last = "; ".join(f"{it.replica}: {it.reason}" for it in said.values())
+        last = "; ".join(f"{it.replica}: {it.reason}" for it in list(said.values())[-_MAX_SAID:])
         return f"a generator: none that is alive serves this run. What was said last: {last}"
     if not living:
         return (
@@ -72,7 +75,8 @@ def _rank_or_rewarder(record: RunRecord, around: Surroundings) -> str | None:
     if not any(generator.serves for generator in living):
         return f"a generator: {', '.join(f'{it.replica} is {it.doing}' for it in living)}"
     if around.num_rewarders == 0 and around.queues.completions:
-        last = "; ".join(f"{it.replica}: {it.reason}" for it in around.refusals if it.kind == "rewarder")
+        said = [it for it in around.refusals if it.kind == "rewarder"][-_MAX_SAID:]
+        last = "; ".join(f"{it.replica}: {it.reason}" for it in said)
         return (
             f"a rewarder: {around.queues.completions} groups wait to be scored and no rewarder is alive. "
             f"{f'What was said last: {last}' if last else 'Start one'}"

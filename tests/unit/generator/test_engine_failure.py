@@ -23,16 +23,17 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     engine_failure.clear_away()
 
 
-def fail(message: str) -> None:
+def fail(message: str, *, what: str = "EngineCore failed to start.") -> None:
     try:
         raise ValueError(message)  # noqa: TRY301  it is to be logged
     except ValueError:
-        LOGGER.exception("EngineCore failed to start.")
+        LOGGER.exception(what)
 
 
 def test_the_first_failure_is_the_root_cause_in_one_line() -> None:
     assert engine_failure.root_cause(otherwise="vLLM's own words") == "vLLM's own words"
     LOGGER.error("no exception, no cause")
+    fail("a push that broke off", what="Invocation of %s method failed")
     fail("not enough memory\n for the cache")
     fail("a worker failed")
     assert engine_failure.root_cause(otherwise="vLLM's own words") == "ValueError: not enough memory for the cache"
