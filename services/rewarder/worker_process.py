@@ -9,6 +9,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Self
 
@@ -27,6 +29,8 @@ from services.rewarder.worker_frames import (
 PRELOAD = ["services.rewarder.reward_worker", "services.rewarder.accuracy"]
 _START_TIMEOUT_S = 60.0
 _JOIN_TIMEOUT_S = 5.0
+# Process.start reads the exit codes of all ended processes. An exit code can be read once: a second reader gets 255.
+_exit_codes = threading.Lock()
 
 
 class WorkerDiedError(Exception):
@@ -97,15 +101,13 @@ class WorkerProcess:
         self._is_killed = True
         self._writer.transport.abort()
         pid = self._process.pid
-        if pid is not None and self._process.is_alive():
+        if pid is not None and not wait([self._process.sentinel], timeout=0):
             try:
                 os.killpg(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):  # it has not made its session yet
-                self._process.kill()
-        await asyncio.to_thread(self._process.join, _JOIN_TIMEOUT_S)
-        self._exit_code = self._process.exitcode
-        if self._exit_code is not None:
-            self._process.close()
+            except (ProcessLookupError, PermissionError):  # it has not made its session yet, or has just ended
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._exit_code = await asyncio.to_thread(_reap, self._process)
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
         return self._exit_code
@@ -134,5 +136,15 @@ def _context() -> ForkServerContext:
 
 def _spawn(channel: socket.socket, limits: Limits) -> ForkServerProcess:
     process = _context().Process(target=reward_worker.main, args=(channel, limits), name="reward worker")
-    process.start()
+    with _exit_codes:
+        process.start()
     return process
+
+
+def _reap(process: ForkServerProcess) -> int | None:
+    wait([process.sentinel], _JOIN_TIMEOUT_S)
+    with _exit_codes:
+        exit_code = process.exitcode
+        if exit_code is not None:
+            process.close()
+    return exit_code

@@ -116,6 +116,15 @@ async def test_a_function_that_kills_its_process_is_an_error_and_the_worker_is_r
     await until(are_two, what="the replacement")
 
 
+async def test_the_exit_code_is_the_process_s_own_while_others_are_started(scorer: Scorer) -> None:
+    """Process.start reads the exit codes of ended processes, and a second reader of one is told 255."""
+    calls = (outcomes_of(scorer, user("crashes"), call=call_with("a")) for _ in range(200))
+    details = [rows[0][0].detail for rows in await asyncio.gather(*calls)]
+    assert {detail: details.count(detail) for detail in details} == {
+        "its worker process died with exit code 7 (it called exit)": 200
+    }
+
+
 async def test_a_hanging_function_is_killed_at_its_deadline_with_all_it_spawned_and_holds_up_nobody(
     scorer: Scorer, pool: WorkerPool, metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
