@@ -24,6 +24,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/livez", "/readyz"})
 MAX_BODY_BYTES = 8 * 1024 * 1024
+KEEP_ALIVE_S = 75
+"""How long a server keeps an idle connection: longer than clients do (httpx 5 s, proxies 60 s), or the request of one
+that is late meets a door that is being closed."""
 _POLICY_VIOLATION = 1008
 _MAX_DRAINED_BYTES = 64 * 1024 * 1024
 _DRAIN_S = 5.0

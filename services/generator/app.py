@@ -23,7 +23,7 @@ from services.generator.openai_routes import PATHS, OpenAiRoutes
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from shared.errors import UserError
-from shared.http_guard import HttpGuard, problem
+from shared.http_guard import KEEP_ALIVE_S, HttpGuard, problem
 
 _GRACEFUL_SHUTDOWN_S = 5
 
@@ -65,6 +65,7 @@ class HttpServer(uvicorn.Server):
         self._socket = _bind(settings.host, settings.port)
         self.port: int = self._socket.getsockname()[1]
         super().__init__(uvicorn.Config(_not_yet, log_config=None, access_log=False, lifespan="off", ws="none",
+                                        timeout_keep_alive=KEEP_ALIVE_S,
                                         timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S))  # fmt: skip
 
     async def answer(self, app: ASGIApp) -> None:

@@ -26,7 +26,7 @@ from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
 from shared.errors import HeadraceError, UnavailableError, UserError
-from shared.http_guard import HttpGuard
+from shared.http_guard import KEEP_ALIVE_S, HttpGuard
 from shared.redis_connection import connect, wait_until_ready
 from shared.refusals import refuse, take_back
 
@@ -93,6 +93,7 @@ class RewarderService:
                     log_config=None,
                     access_log=False,
                     ws="none",
+                    timeout_keep_alive=KEEP_ALIVE_S,
                     timeout_graceful_shutdown=_HTTP_SHUTDOWN_S,
                 )
             )

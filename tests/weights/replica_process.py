@@ -41,7 +41,7 @@ async def main() -> None:
     from services.generator.vllm_plugin import GLOO_BACKEND
     from services.generator.weight_receiver import WeightReceiver
     from services.generator.weight_routes import make_router
-    from shared.http_guard import HttpGuard
+    from shared.http_guard import KEEP_ALIVE_S, HttpGuard
 
     adapter = AdapterSpec(args.lora_rank, args.lora_alpha, None) if args.lora_rank else None
     engine_args: dict[str, Any] = {
@@ -89,7 +89,9 @@ async def main() -> None:
 
     watch = asyncio.create_task(end_when_stuck(), name="end when stuck")
     guarded = HttpGuard(app, keys={"/": args.key})
-    await uvicorn.Server(uvicorn.Config(guarded, host="127.0.0.1", port=args.port, log_level="warning")).serve()
+    await uvicorn.Server(
+        uvicorn.Config(guarded, host="127.0.0.1", port=args.port, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S)
+    ).serve()
     watch.cancel()
     engine.shutdown()
 

@@ -12,7 +12,7 @@ from services.generator.adapter import AdapterSpec
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
 from shared import lease
-from shared.http_guard import HttpGuard
+from shared.http_guard import KEEP_ALIVE_S, HttpGuard
 from shared.keys import GENERATORS, RunKeys
 from shared.redis_connection import Redis
 from tests.weights.fake_engine import FakeEngine
@@ -44,7 +44,9 @@ async def serve(replica_id: str, *, adapter: AdapterSpec | None = None) -> Async
     app = FastAPI()
     app.include_router(make_router(served.receiver))
     guarded = HttpGuard(app, keys={"/": KEY})
-    server = uvicorn.Server(uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(guarded, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1)
+    )
     task = asyncio.create_task(server.serve(sockets=[listener]), name=f"serve {replica_id}")
     try:
         async with asyncio.timeout(10):

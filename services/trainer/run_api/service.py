@@ -24,6 +24,7 @@ from services.trainer.run_api.run_metrics import RunMetrics, served
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, UserError
+from shared.http_guard import KEEP_ALIVE_S
 from shared.logs import configure_logging
 from shared.redis_connection import connect, wait_until_ready
 
@@ -116,7 +117,7 @@ def http_server(api: TrainerApi) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         limit_concurrency=api.settings.max_event_streams + 256,
-        timeout_keep_alive=30,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=_DRAIN_S,
     )
     return _Server(config)
