@@ -123,7 +123,7 @@ async def test_an_evaluation_of_which_nothing_comes_in_is_given_up_after_its_dea
     played.keep_back = lambda label: label.startswith("eval-") and label.endswith("2")
 
     def impatient(parts: Parts) -> None:
-        parts.evaluations.idle_s = 0.5
+        parts.evaluations.idle_s = 3.0
 
     ending, _ = await train(redis, played=played, sender=FakeSender(redis), meddle=impatient)
     assert ending == "finished"
