@@ -201,17 +201,20 @@ def test_exit_statuses_of_ranks_keep_their_meaning(
 
 @pytest.mark.usefixtures("own_signals")
 def test_the_launcher_says_what_the_failing_rank_said_and_not_what_its_victims_saw(
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # As among real ranks, the victim sees nothing before the other one has said why it ends.
     code = (
-        "import os, sys, time\n"
+        "import os, pathlib, sys, time\n"
         "from services.trainer.ranks.rank_words import leave_word\n"
-        "rank = int(os.environ['RANK'])\n"
+        "said, rank = pathlib.Path(sys.argv[1]), int(os.environ['RANK'])\n"
+        "while rank == 0 and not said.exists(): time.sleep(0.01)\n"
         "leave_word(['lost the others', 'out of memory'][rank], status=1, is_loss=rank == 0)\n"
+        "said.touch()\n"
         "sys.exit(1)\n"
     )
-    node = Node("run-x", 2, 1, 0, "127.0.0.1:0", (sys.executable, "-c", code), timeout_s=20)
-    assert launch(node) == 1
+    command = (sys.executable, "-c", code, str(tmp_path / "said"))
+    assert launch(Node("run-x", 2, 1, 0, "127.0.0.1:0", command, timeout_s=20)) == 1
     assert caplog.messages[-1].endswith("started again: training rank 1: out of memory")
 
 

@@ -161,7 +161,8 @@ async def test_a_replica_that_cannot_enter_does_not_keep_the_others_waiting(
     two.engine.failing = {"init_weight_transfer_engine"}
     started = time.monotonic()
     result = await sender.push(weights(2.0), policy_version=1)
-    assert time.monotonic() - started < 4.0
+    # At worst the other one looks for the trainer's store, which is closed by then, until its own deadline of 3 s.
+    assert time.monotonic() - started < 4.0 + 3.0
     assert result.members == ("generator-1",)
     assert set(result.failed) == {"generator-2"}
     assert holds(one, 2.0)
