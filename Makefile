@@ -16,7 +16,10 @@ light_files = $$(.venv-check/bin/python requirements/light_files.py)
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help demo test types check format lock clean bench-trainer bench-staleness
+# Tests start hundreds of processes, and each would compile our modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test test-long types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -25,11 +28,11 @@ help: ## this list
 demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="--seed 1" is passed on
 	@.venv/bin/headrace demo $(ARGS)
 
-test: $(FULL_WITH_TOOLS) ## the whole suite: real vLLM, real Redis, real HTTP; then the types of every file
-	@status=0; \
-	.venv/bin/python -m pytest -m "not gpu" $(ARGS) || status=$$?; \
-	$(MAKE) --no-print-directory types || status=$$?; \
-	exit $$status
+test: $(FULL_WITH_TOOLS) ## the suite: real vLLM, real Redis, real HTTP; in two processes (tests/conftest.py)
+	@.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long" --durations=20 --durations-min=10 $(ARGS)
+
+test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault matrix, 200 pushes under load, 100 rounds; takes long
+	@.venv/bin/python -m pytest -m "long and not gpu" $(ARGS)
 
 check: $(LIGHT) ## format, lint, types, import rules, file sizes, unit tests without torch; under a minute
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target \
@@ -51,7 +54,7 @@ check-imports: $(LIGHT)
 	@.venv-check/bin/lint-imports | tail -n +12
 
 check-unit: $(LIGHT)
-	@.venv-check/bin/python -m pytest -q -m "not gpu and not vllm and not slow" tests/unit tests/fundamentals
+	@.venv-check/bin/python -m pytest -q -m "not gpu and not vllm and not slow and not long" tests/unit tests/fundamentals
 
 types: $(FULL_WITH_TOOLS) ## mypy and pyright, strict, on every file, with torch and vLLM installed
 	@status=0; \
@@ -64,6 +67,15 @@ bench-trainer: $(FULL_WITH_TOOLS) ## ours and TRL's trainer side by side: throug
 
 bench-staleness: $(FULL_WITH_TOOLS) ## the demo task at several staleness bounds, with and without correction; half an hour
 	@.venv/bin/python -m benchmarks.bench_staleness $(ARGS)
+
+bench-fleet: $(FULL_WITH_TOOLS) ## 1 to 200 simulated generators on real streams: rate at the trainer, what Redis holds
+	@.venv/bin/python -m benchmarks.bench_simulated $(ARGS)
+
+bench-generator: $(FULL_WITH_TOOLS) ## tokens/s from prompts stream to completions stream beside bare vLLM; ten minutes
+	@.venv/bin/python -m benchmarks.bench_generator $(ARGS)
+
+bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the same bytes, and what a delta saves; minutes
+	@.venv/bin/python -m benchmarks.bench_push $(ARGS)
 
 format: $(LIGHT) ## format the code, fix what lint can fix
 	@.venv-check/bin/ruff check --fix-only --quiet .

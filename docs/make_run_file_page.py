@@ -18,9 +18,11 @@ from pydantic_core import PydanticUndefined
 from shared.run_config import RunConfig
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import ABSENT, ELSEWHERE
+from shared.run_options.generation import GenerationKwargs, GenerationOptions
 from shared.run_options.keeping import KeepingOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
+from shared.run_options.pushing import PushingOptions
 from shared.run_options.section import Section
 from shared.run_options.training import TrainingOptions
 
@@ -36,9 +38,10 @@ that make no sense, with the reason. Paths may be relative to the run file; over
 nothing is refused where it cannot have been meant, and is a warning in the answer where it is merely not used.
 
 More about: [data sets and prompts](datasets.md), [rewards](rewards.md), [losses](algorithms.md), [LoRA](lora.md),
+[the engine and sampling](engine.md), [the weight push](weight-push.md) and [its transports](weight-transports.md),
 [metrics](metrics.md). Of TRL's options: [coming from TRL](#coming-from-trl).
 """
-NUM_UNDER_TRLS_NAME = 74
+NUM_UNDER_TRLS_NAME = 77
 """Options of ``GRPOConfig`` that a run has too; a test in tests/conformance counts them."""
 DEFAULTS_OF_TRL = {
     "save_steps": "500",
@@ -68,9 +71,12 @@ SECTIONS: list[tuple[type[Section], str]] = [
     (RunConfig, "The run"),
     (DataOptions, "Data sets"),
     (DatasetSource, "An entry of `datasets`"),
+    (GenerationOptions, "Generation"),
+    (GenerationKwargs, "The table `generation_kwargs`"),
     (LossOptions, "Loss"),
     (TrainingOptions, "Optimizer"),
     (LoraOptions, "LoRA"),
+    (PushingOptions, "Weight push"),
     (KeepingOptions, "Checkpoints and the hub"),
 ]
 _HEADING_OR_FIELD = re.compile(r"^    (?:# (?P<heading>.+)|(?P<field>\w+): .*)$", re.MULTILINE)
@@ -140,7 +146,8 @@ def _kind(annotation: Any) -> str:
         return f"list of {_kind(arguments[0])}"
     if origin is dict:
         return f"table of {_kind(arguments[0])} to {_kind(arguments[1])}"
-    names: dict[Any, str] = {str: "text", bool: "true or false", DatasetSource: "tables, see below", Any: "anything"}
+    names: dict[Any, str] = {str: "text", bool: "true or false", DatasetSource: "tables, see below",
+                             GenerationKwargs: "table, see below", Any: "anything"}  # fmt: skip
     return names.get(annotation) or str(annotation.__name__)
 
 

@@ -1,6 +1,6 @@
 """The command line: arguments in, a command called, errors out as sentences.
 
-    up, down, demo                                   cli_up.py, demo/command.py   processes on this machine
+    up, scale, down, demo                            cli_up.py, demo/command.py   processes on this machine
     submit, runs, show, watch, stop, rollouts        cli_runs.py                  HTTP, wherever the service is
     export                                           cli_export.py                files on this machine
 
@@ -61,10 +61,31 @@ def _add_up(add_parser: AddParser) -> None:
         "generators, keeps them running, and ends all of them on Ctrl-C.",
     )
     service_finder.add_state_dir_argument(up)
-    up.add_argument("--generators", type=_positive, default=1, metavar="N", help="generator replicas (1)")
+    generators = up.add_mutually_exclusive_group()
+    generators.add_argument("--generators", type=_positive, default=1, metavar="N", help="generator replicas (1)")
+    generators.add_argument(
+        "--simulate",
+        type=_positive,
+        nargs="?",
+        const=1,
+        default=0,
+        metavar="N",
+        help="N simulated generators (1) instead of vLLM, in one process: random tokens at drawn times, for benchmarks "
+        "and planning; HEADRACE_SIMULATED_* sets the distributions (docs/simulated-generator.md)",
+    )
     up.add_argument("--port", type=_port, help="port of the run API (8400, or the next free one)")
     up.add_argument("--detach", action="store_true", help="return once it is up; `headrace down` ends it")
     up.set_defaults(command=_up)
+    scale = add_parser(
+        "scale",
+        help="run more or fewer generators, also in the middle of a run",
+        description="Starts generators, or ends those with the highest numbers. One that ends gives its prompts back, "
+        "and others take them over; one that starts takes prompts once it has the newest weights. Simulated generators "
+        "are started again instead, with `headrace up --simulate N`.",
+    )
+    scale.add_argument("generators", type=_positive, metavar="N", help="generator replicas there shall be")
+    service_finder.add_state_dir_argument(scale)
+    scale.set_defaults(command=_scale)
     down = add_parser("down", help="end what `headrace up` started")
     service_finder.add_state_dir_argument(down)
     down.set_defaults(command=_down)
@@ -143,6 +164,12 @@ def _up(arguments: argparse.Namespace) -> int:
     from headrace import cli_up
 
     return cli_up.up(arguments)
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    from headrace import cli_up
+
+    return cli_up.scale(arguments)
 
 
 def _down(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from headrace.client import ENDED, HeadraceClient
 from headrace.run_file import read_run_file
 from headrace.run_watch import RunWatch
 from headrace.watch import final_sentence, follow
+from shared.lineage import LineageVersion
 
 _PIPE_WIDTH = 120
 _MAX_SHOWN = 60
@@ -113,7 +114,7 @@ def rollouts(arguments: argparse.Namespace) -> int:
         _out(f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts")
         return 0
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{run_id}, step {rows[0].get('step')}")
-    for column in ("prompt", "completion", "reward", "advantage", "staleness"):
+    for column in ("prompt", "completion", "reward", "advantage", "version", "staleness"):
         table.add_column(column, justify="left" if column in ("prompt", "completion") else "right")
     for row in rows[: arguments.limit]:
         table.add_row(
@@ -121,12 +122,19 @@ def rollouts(arguments: argparse.Namespace) -> int:
             Text(_shortened(row.get("completion"))),
             _number(row.get("reward")),
             _number(row.get("advantage")),
+            _versions(row.get("policy_versions")),
             _number(row.get("staleness"), "d"),
         )
     _console().print(table)
     if len(rows) > arguments.limit:
         _out(f"{len(rows) - arguments.limit} more: --limit {len(rows)}")
     return 0
+
+
+def _versions(spans: list[list[int]] | None) -> str:
+    """Return which versions sampled a rollout, first and last: 2:57 is version 57 of the run's second trainer."""
+    found = sorted({LineageVersion(incarnation, version) for version, _, _, incarnation in spans or ()})
+    return "-".join(map(str, dict.fromkeys(found[:1] + found[-1:]))) or "-"
 
 
 def _watch(client: HeadraceClient, run_id: str) -> int:

@@ -1,7 +1,8 @@
-"""`headrace up`, in the foreground or detached, and `headrace down`."""
+"""`headrace up`, in the foreground or detached, `headrace scale`, and `headrace down`."""
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from shared.errors import UserError
 
 _DETACHED_START_TIMEOUT_S = 120.0
 _DOWN_PATIENCE_S = 75.0
+_SCALE_PATIENCE_S = 60.0
 _LOOK_EVERY_S = 0.1
 
 
@@ -21,6 +23,7 @@ def up(arguments: argparse.Namespace) -> int:
     settings = UpSettings(
         state_dir=choose_state_dir(arguments.state_dir),
         num_generators=arguments.generators,
+        num_simulated=arguments.simulate,
         api_port=arguments.port,
         redis_url=os.environ.get("HEADRACE_REDIS_URL") or None,
     )
@@ -45,13 +48,53 @@ def down(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def scale(arguments: argparse.Namespace) -> int:
+    """Have a running launcher run so many generators; return when it does.
+
+    Raises:
+        UserError: Nothing is running, its generators are simulated, or it did not do so in time.
+    """
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    endpoint = state.endpoint()
+    if endpoint is None or not process_table.is_alive(endpoint.launcher):
+        raise UserError(
+            f"nothing is running on {state.path}; start it with `headrace up --generators {arguments.generators}`"
+        )
+    if endpoint.num_simulated:
+        generators = "generators" if endpoint.num_simulated > 1 else "generator"
+        raise UserError(
+            f"{endpoint.num_simulated} simulated {generators} run in one process, whose number cannot be changed; "
+            f"end it with `headrace down` and start `headrace up --simulate {arguments.generators}`: "
+            "a run goes on from its checkpoint"
+        )
+    state.want_generators(arguments.generators)
+    try:
+        os.kill(endpoint.launcher.pid, signal.SIGUSR1)
+    except ProcessLookupError as error:
+        raise UserError(
+            f"headrace on {state.path} has just ended; start it with `headrace up --generators {arguments.generators}`"
+        ) from error
+    wanted = {f"generator-{index}" for index in range(arguments.generators)}
+    deadline = time.monotonic() + _SCALE_PATIENCE_S
+    while time.monotonic() < deadline:
+        now = state.endpoint()
+        if now is not None and {name for name in now.processes if name.startswith("generator-")} == wanted:
+            say(f"generators: {len(wanted)}; a new one takes prompts once it has its model and the newest weights")
+            return 0
+        time.sleep(_LOOK_EVERY_S)
+    raise UserError(f"the launcher did not scale in {_SCALE_PATIENCE_S:.0f} s; its words are where it was started")
+
+
 def start_detached(settings: UpSettings, *, outlives_us: bool) -> "subprocess.Popen[bytes]":
     """Start a launcher in a session of its own; its words go to logs/launcher.log."""
     state = StateDir(settings.state_dir)
     state.make()
     command = [] if outlives_us else guarded_exec.guard()
     command += [sys.executable, "-m", "headrace", "up", "--state-dir", str(settings.state_dir)]
-    command += ["--generators", str(settings.num_generators)]
+    if settings.num_simulated:
+        command += ["--simulate", str(settings.num_simulated)]
+    else:
+        command += ["--generators", str(settings.num_generators)]
     if settings.api_port is not None:
         command += ["--port", str(settings.api_port)]
     with (state.logs / "launcher.log").open("wb") as log_file:

@@ -28,6 +28,7 @@ def has_gpu(environment: Mapping[str, str]) -> bool:
 def place(cores: Sequence[int], *, num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
     """Return the variables of each generator, and those of the trainer.
 
+    A generator's cores depend on how many there are, and no two share one unless there are more of them than cores.
     With one core there is nothing to divide, and nothing is said.
     """
     cores = sorted(cores)

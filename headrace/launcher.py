@@ -1,6 +1,8 @@
 """Runs all of headrace on one machine: an embedded Redis and the services, as children of this process.
 
     lock --> end leftovers --> redis --> trainer, rewarder, generators --> (Ctrl-C) --> end in order --> nobody left
+                                                               ^
+                                          SIGUSR1: as many as `headrace scale` says
 
 Nobody survives: a child is told when this process dies, every orphan is adopted, and what an earlier launcher that was
 killed outright left behind is ended first. What is true lives in Redis and in the runs' directories, so a crash of
@@ -8,15 +10,28 @@ anything, this process included, costs work and no run.
 """
 
 import asyncio
+import functools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import httpx
 
 from headrace import embedded_redis, process_table
-from headrace.service_specs import REDIS, REWARDER, TRAINER, UpSettings, choose_addresses, redis_spec, service_specs
+from headrace.rearrangement import rearrange
+from headrace.service_specs import (
+    REDIS,
+    REWARDER,
+    TRAINER,
+    UpSettings,
+    choose_addresses,
+    free_port,
+    generator_spec,
+    redis_spec,
+    service_specs,
+)
 from headrace.state_dir import Endpoint, StateDir
 from headrace.supervised_process import ServiceSpec, SupervisedProcess
 from shared.errors import HeadraceError
@@ -61,6 +76,8 @@ class Launcher:
         self._addresses = choose_addresses(settings)
         self._running: list[SupervisedProcess] = []
         self._is_ready = False
+        self._generator_urls = self._addresses.generator_urls
+        self._scaled = asyncio.Event()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._exit_code = 0
@@ -70,11 +87,13 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGUSR1, self._scaled.set)
         try:
             async with asyncio.TaskGroup() as tasks:
                 starting = tasks.create_task(self._start(tasks), name="start the services")
                 await self._stop.wait()
                 starting.cancel()
+                await asyncio.wait({starting})
                 await self._end()
         finally:
             self._sweep()
@@ -98,6 +117,7 @@ class Launcher:
         for spec in specs:
             self._supervise(spec, tasks)
         await self._announce_when_ready()
+        await self._scale_when_told(redis_url, tasks)
 
     async def _start_redis(self, tasks: asyncio.TaskGroup) -> str:
         """Return the URL of a Redis that answers: the user's own, or the embedded one."""
@@ -149,6 +169,60 @@ class Launcher:
         for line in announcement(self._state, endpoint) if endpoint is not None else ():
             self._say(line)
 
+    async def _scale_when_told(self, redis_url: str, tasks: asyncio.TaskGroup) -> None:
+        """Run as many generators as are wanted, each time that somebody says how many."""
+        while True:
+            await self._scaled.wait()
+            self._scaled.clear()
+            wanted = self._state.wanted_generators()
+            if wanted is None or wanted < 1 or self._settings.num_simulated:
+                continue
+            self._say(f"generators: {len(self._generator_urls)} -> {wanted}")
+            names = {f"generator-{index}" for index in range(wanted, len(self._generator_urls))}
+            leaving = [service for service in self._running if service.spec.name in names]
+            num_staying = min(wanted, len(self._generator_urls))
+            for _ in range(num_staying, wanted):
+                self._generator_urls += (f"http://127.0.0.1:{free_port()}",)
+            self._generator_urls = self._generator_urls[:wanted]
+            specs = [
+                generator_spec(
+                    self._settings,
+                    self._state,
+                    keys=self._keys,
+                    redis_url=redis_url,
+                    index=index,
+                    port=int(url.rpartition(":")[2]),
+                    num_generators=wanted,
+                )
+                for index, url in enumerate(self._generator_urls)
+            ]
+            for spec in specs[num_staying:]:
+                self._supervise(spec, tasks)
+            await asyncio.gather(*(self._end_one(service) for service in leaving))
+            self._running = [service for service in self._running if service not in leaving]
+            self._write_endpoint()
+            await self._place(specs, tasks)
+
+    async def _place(self, specs: Sequence[ServiceSpec], tasks: asyncio.TaskGroup) -> None:
+        """Start those generators again whose cores are others now that there are as many as there are."""
+        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+            places = [
+                _Place(spec, url, client, functools.partial(self._replace, spec, tasks))
+                for spec, url in zip(specs, self._generator_urls, strict=True)
+            ]
+            now = {service.spec.name: service.spec for service in self._running}
+            moving = [place for place in places if now.get(place.spec.name) != place.spec]
+            if moving:
+                self._say(f"moving {', '.join(place.spec.name for place in moving)} to other cores, one after another")
+            others = [place for place in places if place not in moving]
+            await rearrange(moving, others=others, is_outdated=self._scaled.is_set)
+
+    async def _replace(self, spec: ServiceSpec, tasks: asyncio.TaskGroup) -> None:
+        (old,) = (service for service in self._running if service.spec.name == spec.name)
+        await self._end_one(old)
+        self._running.remove(old)
+        self._supervise(spec, tasks)
+
     async def _wait_for_rewarder(self) -> None:
         """Wait until it answers, crashes, or has had its time; whoever watches it says what became of it."""
         give_up_at = time.monotonic() + _REWARDER_START_S
@@ -168,7 +242,8 @@ class Launcher:
             Endpoint(
                 api_url=self._addresses.api_url,
                 rewarder_url=self._addresses.rewarder_url,
-                generator_urls=self._addresses.generator_urls,
+                generator_urls=self._generator_urls,
+                num_simulated=self._settings.num_simulated,
                 launcher=launcher,
                 processes={name: process for name, process in processes.items() if process is not None},
                 is_ready=self._is_ready,
@@ -195,6 +270,24 @@ class Launcher:
         process_table.end(left, patience_s=_SWEEP_PATIENCE_S)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a generator is to run; see rearrangement.Movable."""
+
+    spec: ServiceSpec
+    url: str
+    client: httpx.AsyncClient
+    restart: Callable[[], Awaitable[None]]
+
+    async def is_ready(self) -> bool:
+        """Return whether it serves the run."""
+        return await _answers(self.client, self.url)
+
+    async def move(self) -> None:
+        """Start it again."""
+        await self.restart()
+
+
 def announcement(state: StateDir, endpoint: Endpoint) -> list[str]:
     """Return what a person needs to know once the API answers."""
     return [
@@ -202,15 +295,16 @@ def announcement(state: StateDir, endpoint: Endpoint) -> list[str]:
         f"  runs        {endpoint.api_url}/v1/runs",
         f"  rewards     {endpoint.rewarder_url}/v1/rewards",
         *(f"  generator   {url}/v1/completions" for url in endpoint.generator_urls),
+        *([f"  SIMULATED   {endpoint.simulated_note()}"] if endpoint.num_simulated else []),
         f"  key         {state.api_key_file} (the commands below find it by themselves)",
         f"  logs        {state.logs}",
         "Next: headrace submit FILE --watch    headrace runs    headrace watch    headrace stop",
     ]
 
 
-async def _answers(client: httpx.AsyncClient) -> bool:
+async def _answers(client: httpx.AsyncClient, url: str = "") -> bool:
     try:
-        return (await client.get("/readyz")).is_success
+        return (await client.get(f"{url}/readyz")).is_success
     except httpx.HTTPError:
         return False
 

@@ -6,6 +6,7 @@
 
 import argparse
 import os
+import sys
 
 from headrace import process_table
 from headrace.client import HeadraceApiError, HeadraceClient
@@ -46,6 +47,8 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
     endpoint = state.endpoint()
     if endpoint is None or not process_table.is_alive(endpoint.launcher):
         raise UserError(f"no headrace service found (looked at {state.path}): start one with `headrace up`")
+    if endpoint.num_simulated:
+        sys.stderr.write(f"SIMULATED: {endpoint.simulated_note()}\n")
     return HeadraceClient(endpoint.api_url, state.keys().api_key)
 
 

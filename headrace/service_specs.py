@@ -1,6 +1,7 @@
 """Which processes make up headrace on one machine, with their commands and their environment.
 
     redis --> trainer (run API; spawns ranks)   rewarder   generator-0 .. generator-(N-1)
+                                                           or one process of N simulated ones
 
 Everything that a service is told, it is told by environment: a key on a command line is public.
 """
@@ -20,24 +21,34 @@ from shared.errors import UserError
 
 DEFAULT_API_PORT = 8400
 _NUM_PORTS_TRIED = 50
-REDIS, TRAINER, REWARDER = "redis", "trainer", "rewarder"
+REDIS, TRAINER, REWARDER, SIMULATED = "redis", "trainer", "rewarder", "simulated"
 
 
 def default_commands() -> dict[str, tuple[str, ...]]:
     """Return how the services are started."""
-    modules = {TRAINER: "trainer", REWARDER: "rewarder", "generator": "generator"}
+    modules = {TRAINER: "trainer", REWARDER: "rewarder", "generator": "generator", SIMULATED: "generator.simulated"}
     return {name: (sys.executable, "-m", f"services.{module}") for name, module in modules.items()}
 
 
 @dataclass(frozen=True)
 class UpSettings:
-    """What `headrace up` was asked for."""
+    """What `headrace up` was asked for.
+
+    Attributes:
+        num_simulated: Simulated generators, in one process, that take the place of all others; 0 is none.
+    """
 
     state_dir: Path
     num_generators: int = 1
+    num_simulated: int = 0
     api_port: int | None = None
     redis_url: str | None = field(default=None, repr=False)
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=default_commands)
+
+    @property
+    def num_generator_processes(self) -> int:
+        """How many processes generate."""
+        return 1 if self.num_simulated else self.num_generators
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ def choose_addresses(settings: UpSettings) -> Addresses:
         trainer=_api_port(settings.api_port, taken),
         redis=_some_port(taken),
         rewarder=_some_port(taken),
-        generators=tuple(_some_port(taken) for _ in range(settings.num_generators)),
+        generators=tuple(_some_port(taken) for _ in range(settings.num_generator_processes)),
     )
 
 
@@ -98,7 +109,7 @@ def service_specs(
 ) -> list[ServiceSpec]:
     """Return the services in the order in which they are ended: the trainer's ranks save first."""
     common = _common_environment(keys, redis_url)
-    for_generators, for_trainer = _placement(settings.num_generators)
+    _, for_trainer = _placement(settings.num_generator_processes)
     trainer_environment = {
         "HEADRACE_PORT": str(addresses.trainer),
         "HEADRACE_REPLICA_ID": "trainer-0",
@@ -110,34 +121,65 @@ def service_specs(
         "HEADRACE_REPLICA_ID": "rewarder-0",
     }
 
-    def spec(name: str, kind: str, environment: Mapping[str, str], stop_timeout_s: float) -> ServiceSpec:
+    def spec(
+        name: str, kind: str, environment: Mapping[str, str], stop_timeout_s: float, *arguments: str
+    ) -> ServiceSpec:
         return ServiceSpec(
             name=name,
-            command=settings.commands[kind],
+            command=(*settings.commands[kind], *arguments),
             environment={**common, **environment},
             log_path=state.logs / f"{name}.log",
             is_essential=kind == TRAINER,
             stop_timeout_s=stop_timeout_s,
         )
 
-    generators = [
-        spec(
-            f"generator-{index}",
-            "generator",
-            {
-                "HEADRACE_PORT": str(port),
-                "HEADRACE_REPLICA_ID": f"generator-{index}",
-                **_unless_set(for_generators[index]),
-            },
-            15.0,
-        )
-        for index, port in enumerate(addresses.generators)
-    ]
+    if settings.num_simulated:
+        (port,) = addresses.generators
+        simulated_environment = {"HEADRACE_PORT": str(port), "HEADRACE_REPLICA_ID": SIMULATED}
+        how_many = ("--replicas", str(settings.num_simulated))
+        generators = [spec(SIMULATED, SIMULATED, simulated_environment, 15.0, *how_many)]
+    else:
+        num_generators = len(addresses.generators)
+        generators = [
+            generator_spec(
+                settings, state, keys=keys, redis_url=redis_url, index=index, port=port, num_generators=num_generators
+            )
+            for index, port in enumerate(addresses.generators)
+        ]
     return [
         spec(TRAINER, TRAINER, {**trainer_environment, **_unless_set(for_trainer)}, 30.0),
         *generators,
         spec(REWARDER, REWARDER, rewarder_environment, 15.0),
     ]
+
+
+def generator_spec(
+    settings: UpSettings,
+    state: StateDir,
+    *,
+    keys: Keys,
+    redis_url: str,
+    index: int,
+    port: int,
+    num_generators: int,
+) -> ServiceSpec:
+    """Return one of ``num_generators`` generators, counted from 0."""
+    for_generators, _ = _placement(num_generators)
+    name = f"generator-{index}"
+    own = {"HEADRACE_PORT": str(port), "HEADRACE_REPLICA_ID": name, **_unless_set(for_generators[index])}
+    return ServiceSpec(
+        name=name,
+        command=settings.commands["generator"],
+        environment={**_common_environment(keys, redis_url), **own},
+        log_path=state.logs / f"{name}.log",
+        is_essential=False,
+        stop_timeout_s=15.0,
+    )
+
+
+def free_port() -> int:
+    """Return a port for one more service."""
+    return _some_port(set())
 
 
 def importable_environment() -> dict[str, str]:

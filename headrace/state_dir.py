@@ -4,6 +4,7 @@
       keys/            0600   api_key, internal_key, redis_password: made once, used ever after
       lock                    held by the launcher for as long as it lives
       endpoint.json    0600   where the services are; there only while they run
+      generators              how many are wanted; there only if `headrace scale` said so
       logs/  redis/  runs/
 
 Secrets are in files of their own, so that a shell can say $(cat .headrace/keys/api_key).
@@ -52,6 +53,15 @@ class Endpoint:
     launcher: ProcessMark
     processes: Mapping[str, ProcessMark]
     is_ready: bool
+    num_simulated: int = 0
+    """Simulated generators, which then are all there are."""
+
+    def simulated_note(self) -> str:
+        """Return the sentence that says what to think of all that simulated generators say."""
+        return (
+            f"{self.num_simulated} simulated generator{'s' if self.num_simulated > 1 else ''}: tokens are random, "
+            "times are drawn, and what a run trains on them is worth nothing"
+        )
 
 
 def choose_state_dir(named: str | None) -> Path:
@@ -68,6 +78,7 @@ class StateDir:
         self.redis = path / "redis"
         self.runs = path / "runs"
         self.endpoint_file = path / "endpoint.json"
+        self.generators_file = path / "generators"
         self.api_key_file = path / "keys" / "api_key"
 
     def make(self) -> None:
@@ -120,6 +131,7 @@ class StateDir:
             "api_url": endpoint.api_url,
             "rewarder_url": endpoint.rewarder_url,
             "generator_urls": list(endpoint.generator_urls),
+            "num_simulated": endpoint.num_simulated,
             "is_ready": endpoint.is_ready,
             "launcher": _mark_to_json(endpoint.launcher),
             "processes": {name: _mark_to_json(mark) for name, mark in endpoint.processes.items()},
@@ -137,6 +149,7 @@ class StateDir:
                 launcher=_mark_from_json(body["launcher"]),
                 processes={str(name): _mark_from_json(mark) for name, mark in body["processes"].items()},
                 is_ready=bool(body["is_ready"]),
+                num_simulated=int(body.get("num_simulated", 0)),
             )
         except FileNotFoundError:
             return None
@@ -146,6 +159,18 @@ class StateDir:
     def forget_endpoint(self) -> None:
         """Nothing runs any more."""
         self.endpoint_file.unlink(missing_ok=True)
+        self.generators_file.unlink(missing_ok=True)
+
+    def want_generators(self, count: int) -> None:
+        """Say how many generators the launcher shall run; it looks when it gets SIGUSR1."""
+        write_privately(self.generators_file, f"{count}\n")
+
+    def wanted_generators(self) -> int | None:
+        """Return how many generators somebody wants, None if nobody said."""
+        try:
+            return int(self.generators_file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
 
 
 def write_privately(path: Path, text: str) -> None:

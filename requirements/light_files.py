@@ -16,6 +16,7 @@ HEAVY = frozenset(
         "safetensors",
         "huggingface_hub",
         "datasets",
+        "fsspec",
         "pyarrow",
         "matplotlib",
     )

@@ -2,9 +2,10 @@
 
     GET  /internal/v1/weights           -> ReplicaInfo     who are you, what do you hold
     POST /internal/v1/weights/join      JoinRequest        -> ReplicaInfo    once the communicator stands
-    POST /internal/v1/weights/begin     BeginRequest       -> ReplicaInfo    once decoding is held
-    POST /internal/v1/weights/commit    CommitRequest      -> CommitReply    once loaded, read back, going on
+    POST /internal/v1/weights/begin     BeginRequest       -> ReplicaInfo    once it receives; decoding goes on
+    POST /internal/v1/weights/commit    CommitRequest      -> CommitReply    once loaded, read back, and probed
     POST /internal/v1/weights/abort     AbortRequest       -> ReplicaInfo    once the half-done update is fenced off
+    POST /internal/v1/weights/sleep     SleepRequest       -> ReplicaInfo    once the engine's GPU memory is free
 
 Every body names the run and the communicator epoch; a generator answers 409 to another run or an older epoch.
 """
@@ -13,10 +14,13 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from shared.weight_places import DiskPlace, IpcBuffer
+
 WEIGHTS_PATH = "/internal/v1/weights"
 NOT_READY = "/problems/not-ready"
 """Problem type of a generator that has no engine, or one that is stuck: it cannot take part."""
-Transport = Literal["gloo", "nccl"]
+Transport = Literal["gloo", "nccl", "ipc", "disk", "simulated"]
+Encoding = Literal["full", "delta"]
 
 
 class ControlBody(BaseModel):
@@ -38,7 +42,14 @@ class ReplicaInfo(ControlBody):
     dtype: str | None
     epoch: int = Field(description="Communicator epoch it belongs to; 0 is none")
     policy_version: int = Field(description="Version read back from the engine; -1 is none of this run's")
+    incarnation: int = Field(default=0, description="Of the trainer that pushed it; see lineage.py")
     is_held: bool = Field(description="Whether decoding is held")
+    staged_checksum: str | None = Field(
+        default=None, description="Of the full set it keeps aside, which a delta may be sent against; None is none"
+    )
+    engine_id: str = Field(default="", description="Of the engine it has now: one that was started again has another")
+    device_uuid: str | None = Field(default=None, description="Of its GPU, for ipc; None if it has none, or several")
+    is_asleep: bool = Field(default=False, description="Whether its engine has given its GPU memory away until a push")
 
 
 class JoinRequest(ControlBody):
@@ -56,10 +67,12 @@ class JoinRequest(ControlBody):
     buffer_bytes: int = Field(ge=1, description="Size after which a packed chunk is cut; equal on both sides")
     timeout_s: float = Field(gt=0, description="Deadline of the rendezvous and of each collective")
     nccl_unique_id: str | None = Field(default=None, description="Base64, for nccl: names the rendezvous")
+    ipc_buffer: IpcBuffer | None = Field(default=None, description="For ipc: memory of the trainer's that workers map")
+    weight_dir: str | None = Field(default=None, description="For disk: where versions are written")
 
 
 class BeginRequest(ControlBody):
-    """Hold decoding and start to receive ``policy_version``. Answered once decoding is held."""
+    """Start to receive ``policy_version``. Answered once the parameters are known to be the model's, all of them."""
 
     run_id: str
     epoch: int = Field(ge=1)
@@ -68,34 +81,76 @@ class BeginRequest(ControlBody):
     dtype_names: list[str]
     shapes: list[list[int]]
     timeout_s: float = Field(gt=0, description="Deadline of the whole update")
+    encoding: Encoding = "full"
+    sizes: list[int] | None = Field(default=None, description="For a delta: bytes of each parameter's changes")
+    base_checksum: str | None = Field(default=None, description="For a delta: of what is staged before it")
+    place: DiskPlace | None = Field(default=None, description="For disk: the version's directory")
 
     @model_validator(mode="after")
     def _one_dtype_and_shape_a_name(self) -> Self:
         if not len(self.names) == len(self.dtype_names) == len(self.shapes):
             raise ValueError(f"{len(self.names)} names, {len(self.dtype_names)} dtypes, {len(self.shapes)} shapes")
+        if self.sizes is not None and len(self.sizes) != len(self.names):
+            raise ValueError(f"{len(self.names)} names and {len(self.sizes)} sizes")
+        return self
+
+
+class Probe(ControlBody):
+    """A prompt, and what the trainer's own copy of the pushed weights makes of it."""
+
+    token_ids: list[int] = Field(min_length=2)
+    logprobs: list[float] = Field(description="In nats at temperature 1, of every token but the first")
+    tolerance: float = Field(gt=0, description="Largest difference from the engine's, in nats")
+    timeout_s: float = Field(gt=0, description="Deadline of the engine's answer")
+
+    @model_validator(mode="after")
+    def _a_logprob_for_all_tokens_but_the_first(self) -> Self:
+        if len(self.logprobs) != len(self.token_ids) - 1:
+            raise ValueError(f"{len(self.token_ids)} tokens and {len(self.logprobs)} logprobs")
         return self
 
 
 class CommitRequest(ControlBody):
-    """Finish the update, read the version back and go on decoding."""
+    """Load what was received, read the version back, go on decoding, and score the probe."""
 
     run_id: str
     epoch: int = Field(ge=1)
     policy_version: int = Field(ge=0)
+    timeout_s: float = Field(gt=0, description="Deadline of the last bytes and of loading; the probe has its own")
+    checksum: str | None = Field(default=None, description="Of the bytes that were sent; None is not compared")
+    probe: Probe | None = Field(default=None, description="None: nothing is compared")
 
 
 class CommitReply(ControlBody):
-    """The replica now samples from ``policy_version``."""
+    """The replica samples from ``policy_version``, and what it samples is handed on; unless the probe failed."""
 
     replica_id: str
-    policy_version: int
-    receive_s: float = Field(description="From begin to the last byte loaded")
+    policy_version: int = Field(description="Read back from the engine")
+    receive_s: float = Field(description="From begin to the last byte")
+    load_s: float = Field(description="Of the standstill: putting the weights into the engine")
     standstill_s: float = Field(description="From decoding held to decoding resumed")
+    probe_s: float = Field(description="From decoding resumed to the probe compared")
+    probe_max_diff: float | None = Field(default=None, description="In nats; None without a probe, or an answer to it")
+    probe_failure: str | None = Field(
+        default=None, description="Why nothing that these weights sample is handed on; None: they are the right ones"
+    )
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether what the weights sample is handed on."""
+        return self.probe_failure is None
 
 
 class AbortRequest(ControlBody):
-    """Give the update up: leave the communicator, stay held, wait for the next epoch."""
+    """Give the update up: leave the communicator, and wait for the next epoch. What was served before is served on."""
 
     run_id: str
     epoch: int = Field(ge=1)
     reason: str
+
+
+class SleepRequest(ControlBody):
+    """Hold decoding, and give the engine's GPU memory away until the next begin."""
+
+    run_id: str
+    epoch: int = Field(ge=1)

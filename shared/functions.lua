@@ -5,9 +5,12 @@
 --   readmit     the same for a group that was acked after the checkpoint now resumed from
 --   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
 --   settle      ack and delete           fenced by the trainer's epoch
+--   require     the version generators must hold, fenced by the trainer's epoch
+--   write_run   fields of the run's record, fenced by the trainer's epoch
 --   bury        a stream -> dead         only by whoever still owns the entry
 --   replay      dead -> the stream it died on
 --   renew / alive / reclaim              leases: an entry is reclaimed because its consumer is dead, not slow
+--   share                                how many prompts there are, for how many generators, of which version
 --
 -- Times are the server's clock. A clock step can reclaim healthy work; that costs work, never correctness,
 -- because the second result of a group is dropped by hand_off.
@@ -20,9 +23,9 @@ local function fence(epoch_key, mine)
   return nil
 end
 
-local function gone(stream)
-  if redis.call('EXISTS', stream) == 0 then
-    return redis.error_reply('STATELOST ' .. stream .. ' does not exist')
+local function gone(key)
+  if redis.call('EXISTS', key) == 0 then
+    return redis.error_reply('STATELOST ' .. key .. ' does not exist')
   end
   return nil
 end
@@ -79,6 +82,22 @@ redis.register_function('headrace_settle', function(keys, args)
   return settled
 end)
 
+-- keys: epoch required_version   args: epoch version
+redis.register_function('headrace_require', function(keys, args)
+  local refused = fence(keys[1], args[1]) or gone(keys[1])
+  if refused then return refused end
+  redis.call('SET', keys[2], args[2])
+  return 1
+end)
+
+-- keys: epoch run   args: epoch (field value)...
+redis.register_function('headrace_write_run', function(keys, args)
+  local refused = fence(keys[1], args[1]) or gone(keys[1]) or gone(keys[2])
+  if refused then return refused end
+  for i = 2, #args, 2 do redis.call('HSET', keys[2], args[i], args[i + 1]) end
+  return 1
+end)
+
 -- keys: stream dead   args: consumer_group consumer entry_id group_id reason payload
 redis.register_function('headrace_bury', function(keys, args)
   local owner = redis.call('XPENDING', keys[1], args[1], args[3], args[3], 1, args[2])
@@ -111,6 +130,29 @@ end)
 -- keys: leases   args: -          names of the consumers whose lease is alive
 redis.register_function('headrace_alive', function(keys, args)
   return redis.call('ZRANGEBYSCORE', keys[1], now_ms(), '+inf')
+end)
+
+-- keys: prompts takers required_version   args: consumer_group replica ttl_ms
+-- Counts this replica among those that share the prompts   -> {entries, unclaimed ones, replicas, required version}
+redis.register_function('headrace_share', function(keys, args)
+  local refused = gone(keys[1])
+  if refused then return refused end
+  local now, ttl = now_ms(), tonumber(args[3])
+  -- Asked often, noted seldom: only what is written goes into the append-only file.
+  if tonumber(redis.call('ZSCORE', keys[2], args[2]) or '0') < now + ttl * 2 / 3 then
+    redis.call('ZADD', keys[2], now + ttl, args[2])
+  end
+  redis.call('ZREMRANGEBYSCORE', keys[2], '-inf', now)
+  local num_entries = redis.call('XLEN', keys[1])
+  for _, info in ipairs(redis.call('XINFO', 'GROUPS', keys[1])) do
+    local group = {}
+    for i = 1, #info, 2 do group[info[i]] = info[i + 1] end
+    if group['name'] == args[1] then
+      local num_unclaimed = math.max(0, num_entries - group['pending'])
+      return {num_entries, num_unclaimed, redis.call('ZCARD', keys[2]), redis.call('GET', keys[3])}
+    end
+  end
+  return redis.error_reply('NOGROUP ' .. keys[1] .. ' has no consumer group ' .. args[1])
 end)
 
 -- keys: stream leases   args: consumer_group consumer count      -> claimed entries, as XCLAIM returns them

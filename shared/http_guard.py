@@ -5,10 +5,13 @@
 
 Deny by default: every path needs the key that its prefix names, but the open ones (liveness and readiness, which carry
 no data). Websockets, which no service speaks, are closed before they open. Keys are compared as sha256 in constant
-time. Errors are RFC 9457 problem+json.
+time. The password of basic authentication is taken for the key too: some clients can send nothing but what a URL holds
+(``http://:KEY@host``). Errors are RFC 9457 problem+json.
 """
 
 import asyncio
+import base64
+import binascii
 import contextlib
 import hashlib
 import hmac
@@ -46,10 +49,19 @@ class HttpGuard:
         keys: Path prefix to bearer key; the longest matching prefix decides. An empty key means that prefix is
             open, which settings allow on loopback only.
         max_body_bytes: Larger requests get 413, chunked ones too.
+        open_paths: Paths that need no key.
     """
 
-    def __init__(self, app: App, *, keys: Mapping[str, str], max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        keys: Mapping[str, str],
+        max_body_bytes: int = MAX_BODY_BYTES,
+        open_paths: frozenset[str] = OPEN_PATHS,
+    ) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._digests = {prefix: _digest(key) if key else None for prefix, key in keys.items()}
         self._max_body_bytes = max_body_bytes
 
@@ -64,7 +76,7 @@ class HttpGuard:
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
         path = str(scope["path"])
-        if path not in OPEN_PATHS and not self._has_key(path, headers.get(b"authorization", b"")):
+        if path not in self._open_paths and not self._has_key(path, headers.get(b"authorization", b"")):
             detail = "Send the header 'Authorization: Bearer KEY'. `headrace up` prints where the key is."
             await _reply(send, problem(401, "Key required", detail), extra=[(b"www-authenticate", b"Bearer")])
             return
@@ -82,8 +94,8 @@ class HttpGuard:
         digest = self._digests[max(prefixes, key=len)]
         if digest is None:
             return True
-        scheme, _, token = authorization.partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(hashlib.sha256(token.strip()).digest(), digest)
+        key = _key_in(authorization)
+        return key is not None and hmac.compare_digest(hashlib.sha256(key).digest(), digest)
 
     async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application on a body that ends at the limit, whatever length was declared."""
@@ -112,6 +124,18 @@ class HttpGuard:
 
     def _too_large(self) -> dict[str, Any]:
         return problem(413, "Body too large", f"A request may have at most {self._max_body_bytes} bytes.")
+
+
+def _key_in(authorization: bytes) -> bytes | None:
+    scheme, _, token = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return token.strip()
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        return base64.b64decode(token.strip(), validate=True).partition(b":")[2]
+    except binascii.Error:
+        return None
 
 
 def _digest(key: str) -> bytes:

@@ -2,6 +2,8 @@
 
     headrace:runs                      sorted set: run id by creation time
     headrace:current_run               the run the generator fleet serves now
+    headrace:fleet                     hash: every generator replica, run or no run -> address
+    headrace:leases:fleet              sorted set: the same by lease expiry (ms, server clock)
     headrace:submit:HASH               what a submit with that Idempotency-Key led to; expires
     headrace:refusals                  hash: replica -> why it ended before it followed any run; expires
     headrace:{RUN}:run                 hash: config, status, desired, reason, progress
@@ -12,10 +14,11 @@
     headrace:{RUN}:dead                stream of dead letters
     headrace:{RUN}:seen:STREAM         set: group ids that ever entered that stream
     headrace:{RUN}:leases:CONSUMERS    sorted set: consumer by lease expiry (ms, server clock)
+    headrace:{RUN}:takers              sorted set: generators that share the prompts, by when they stop to count (ms)
     headrace:{RUN}:generators          hash: replica id -> address, and what it does before it serves
     headrace:{RUN}:refusals            hash: replica -> why it cannot serve this run
-    headrace:{RUN}:started             hash: group id -> policy version at which its sampling began
-    headrace:{RUN}:required_version    the policy version a generator must hold to take prompts
+    headrace:{RUN}:started             hash: group id -> weights by which its sampling began (lineage.py)
+    headrace:{RUN}:required_version    the weights a generator must hold to take prompts (lineage.py)
     headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never the authority
 
 The run id is the hash tag, so that everything of one run lies on one node and one function call may touch all of it.
@@ -26,6 +29,8 @@ from dataclasses import dataclass
 RUNS = "headrace:runs"
 CURRENT_RUN = "headrace:current_run"
 SUBMIT = "headrace:submit"
+FLEET = "headrace:fleet"
+FLEET_LEASES = "headrace:leases:fleet"
 REFUSALS = "headrace:refusals"
 
 GENERATORS = "generators"
@@ -81,6 +86,11 @@ class RunKeys:
         return self._key(f"leases:{consumer_group}")
 
     @property
+    def takers(self) -> str:
+        """Sorted set of the generators that share the prompts (services/generator/fair_share.py)."""
+        return self._key("takers")
+
+    @property
     def generators(self) -> str:
         """Hash of replica id to Registration."""
         return self._key("generators")
@@ -92,12 +102,12 @@ class RunKeys:
 
     @property
     def started(self) -> str:
-        """Hash of group id to the policy version at which its sampling began."""
+        """Hash of group id to the LineageVersion by which its sampling began."""
         return self._key("started")
 
     @property
     def required_version(self) -> str:
-        """Policy version a generator must hold to take prompts."""
+        """What a generator must hold to take prompts: a LineageVersion."""
         return self._key("required_version")
 
     @property
@@ -115,6 +125,6 @@ class RunKeys:
         leases = tuple(self.leases(group) for group in (GENERATORS, REWARDERS, TRAINERS))
         seen = tuple(self.seen(stream) for stream in streams)
         return (
-            *streams, self.dead, self.run, self.epoch, self.generators, self.refusals, self.started,
+            *streams, self.dead, self.run, self.epoch, self.takers, self.generators, self.refusals, self.started,
             self.required_version, self.events, *leases, *seen,
         )  # fmt: skip

@@ -27,11 +27,15 @@ Prompt = str | list[dict[str, str]]
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Sampled tokens ``[start, end)`` of a rollout came from this policy version."""
+    """Sampled tokens ``[start, end)`` of a rollout came from this policy version.
+
+    ``incarnation`` is that of the trainer which pushed it (lineage.py); 0 if the generator does not say.
+    """
 
     policy_version: int
     start: int
     end: int
+    incarnation: int = 0
 
 
 class Turn(msgspec.Struct, frozen=True):

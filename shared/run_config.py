@@ -6,18 +6,22 @@ refused, and combinations that make no sense are refused with the reason.
 
 import difflib
 import re
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shared.errors import UserError
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import INSTEAD
+from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs, GenerationOptions
 from shared.run_options.keeping import KeepingOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
+from shared.run_options.pushing import PushingOptions
 from shared.run_options.section import Positive
 from shared.run_options.training import TrainingOptions
 from shared.run_options.wording import EMPTY, what_is_wrong
@@ -25,7 +29,9 @@ from shared.run_options.wording import EMPTY, what_is_wrong
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 
-class RunConfig(LossOptions, TrainingOptions, LoraOptions, DataOptions, KeepingOptions):
+class RunConfig(
+    GenerationOptions, LossOptions, TrainingOptions, LoraOptions, DataOptions, KeepingOptions, PushingOptions
+):
     """One GRPO run. Every field but ``model``, the data set and ``reward_funcs`` has a default."""
 
     # What is trained
@@ -43,28 +49,12 @@ class RunConfig(LossOptions, TrainingOptions, LoraOptions, DataOptions, KeepingO
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
     reward_timeout_s: Positive = Field(default=30.0, description="Deadline of one function for one group")
 
-    # Generation
-    num_generations: int = Field(default=8, ge=2, le=1024, description="Completions a prompt")
-    max_completion_length: int = Field(default=512, ge=1, description="Tokens")
-    temperature: float = Field(default=1.0, gt=0, le=10)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0, description="0 is off")
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0)
-    max_inflight_groups: int = Field(default=64, ge=1, description="Groups one generator replica works on at a time")
-
     # Asynchrony
     max_staleness: int = Field(default=2, ge=0, description="Optimizer steps; no group older than this is trained on")
     groups_per_step: int = Field(default=8, ge=1, description="Prompt groups an optimizer step")
     drop_zero_std_groups: bool = Field(
         default=False, description="Drop groups whose rewards are all equal (counted) instead of training on them"
     )
-
-    # Weight push
-    weight_transport: Literal["auto", "gloo", "nccl"] = Field(
-        default="auto", description="How weights travel; auto is nccl where both ends have a GPU, else gloo"
-    )
-    push_timeout_s: Positive = Field(default=60.0, description="Deadline of one weight push, all of it")
 
     @field_validator("name")
     @classmethod
@@ -147,6 +137,13 @@ def parse_run_config(raw: Any) -> RunConfig:
         raise UserError(summary, field=field, problems=problems) from error
 
 
+_TABLES: Mapping[int | str, tuple[Mapping[str, FieldInfo], Mapping[str, str]]] = {
+    "datasets": (DatasetSource.model_fields, {}),
+    "generation_kwargs": (GenerationKwargs.model_fields, INSTEAD_IN_GENERATION_KWARGS),
+}
+"""Settings of the tables inside a run, and what to write instead of others."""
+
+
 def _problems(error: ValidationError) -> list[tuple[str, str]]:
     """Return where and what, in the words of a run file; alternatives of one value make one sentence."""
     found: dict[str, list[ErrorDetails]] = {}
@@ -157,12 +154,19 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
 
 def _where(loc: tuple[int | str, ...]) -> str:
     """Return the dotted name of what is at fault, without what pydantic adds: alternatives, keys of tables."""
-    field = RunConfig.model_fields.get(str(loc[0])) if loc else None
-    if field is not None and _has_alternatives(field.annotation):
-        loc = loc[:1]
+    for depth in range(1, len(loc)):
+        field = _settings_beside(loc[:depth])[0].get(str(loc[depth - 1]))
+        if field is not None and _has_alternatives(field.annotation):
+            loc = loc[:depth]
+            break
     if loc and loc[-1] == "[key]":
         loc = (*loc[:-2], "a name in it")
     return ".".join(str(part) for part in loc)
+
+
+def _settings_beside(loc: tuple[int | str, ...]) -> tuple[Mapping[str, FieldInfo], Mapping[str, str]]:
+    """Return what may be set where ``loc`` is, and what to write instead of others."""
+    return _TABLES[loc[0]] if len(loc) > 1 and loc[0] in _TABLES else (RunConfig.model_fields, INSTEAD)
 
 
 def _has_alternatives(annotation: Any) -> bool:
@@ -175,11 +179,10 @@ def _sentence(items: list[ErrorDetails]) -> str:
     if not loc and kind == "model_type":
         return "a run is a table of settings, such as `model: NAME`"
     name = str(loc[-1]) if loc else ""
-    known = DatasetSource.model_fields if loc[:1] == ("datasets",) and len(loc) > 1 else RunConfig.model_fields
+    known, instead_of = _settings_beside(loc)
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(name, list(known), n=1)
-        instead = INSTEAD.get(name) if known is RunConfig.model_fields else None
-        hint = instead or (f"did you mean {near[0]}?" if near else "")
+        hint = instead_of.get(name) or (f"did you mean {near[0]}?" if near else "")
         return f"there is no such setting; {hint}" if hint else "there is no such setting"
     if kind == "missing" and name in known:
         return f"is required: {known[name].description or ''}".rstrip(": ")

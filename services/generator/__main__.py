@@ -20,7 +20,8 @@ Samples completions for the run that is current in Redis. Everything is set by e
   HEADRACE_API_KEY          bearer key of /v1
   HEADRACE_INTERNAL_KEY     bearer key of /internal
   HEADRACE_REPLICA_ID       stable name of this replica (host name)
-  HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}
+  HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}; they
+                            win over those of a run
   HEADRACE_METRICS_PORT     port of /metrics; 0 is off (0)
 """
 

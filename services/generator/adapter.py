@@ -4,8 +4,8 @@
                                                                      |                    (directory gone)
     every request of the run names it -------------------------------+
 
-There is one adapter, always of the same name. vLLM keys cached prompts by that name, so a push clears the cache, as one
-of a whole model does (weight_receiver.py).
+There is one adapter, always of the same name. vLLM keys cached prompts by that name, which no push changes; that no
+request finds what an older adapter computed, the salt of the cache sees to (salted_llm.py), as for whole models.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The generator's HTTP application: health, the weight routes for the trainer, the policy for everyone with a key.
 
-    /livez  /readyz          open
-    /internal/v1/weights...  internal key
+    /livez  /readyz  /health open
+    /internal/v1/...         internal key
     /v1/...                  API key
 
 It is up before vLLM is, so that what the replica waits for can be asked.
@@ -13,7 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -23,17 +23,24 @@ from services.generator.openai_routes import PATHS, OpenAiRoutes
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from shared.errors import UserError
-from shared.http_guard import KEEP_ALIVE_S, HttpGuard, problem
+from shared.http_guard import KEEP_ALIVE_S, OPEN_PATHS, HttpGuard, problem
 
 _GRACEFUL_SHUTDOWN_S = 5
 
 
 def make_app(
-    settings: GeneratorSettings, *, state: ServiceState, openai: OpenAiRoutes, weight_routes: APIRouter
+    settings: GeneratorSettings,
+    *,
+    state: ServiceState,
+    openai: OpenAiRoutes,
+    weight_routes: APIRouter,
+    engine_check: APIRouter | None = None,
 ) -> HttpGuard:
     """Return the guarded application."""
     app = FastAPI(title="headrace generator", docs_url=None, redoc_url=None)
     app.include_router(weight_routes)
+    if engine_check is not None:
+        app.include_router(engine_check)
     app.router.routes.extend(Route(path, openai, methods=methods) for path, methods in PATHS.items())
 
     async def livez() -> dict[str, str]:
@@ -45,11 +52,16 @@ def make_app(
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "waiting", "reason": reason}, status_code=503)
 
+    async def health() -> Response:
+        # What clients of vLLM's server wait for before their first request: that the policy can answer.
+        return Response(status_code=200 if state.why_policy_closed() is None else 503)
+
     app.add_api_route("/livez", livez)
+    app.add_api_route("/health", health, response_model=None)
     app.add_api_route("/readyz", readyz, response_model=None)
     app.add_exception_handler(HTTPException, _refuse)
     keys = {"/": settings.api_key.get_secret_value(), "/internal/": settings.internal_key.get_secret_value()}
-    return HttpGuard(app, keys=keys)
+    return HttpGuard(app, keys=keys, open_paths=OPEN_PATHS | {"/health"})
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

@@ -1,6 +1,6 @@
 """Loads pushed weights into a vLLM model, and notices when they are not the whole model.
 
-    start -> load chunk, load chunk, ... -> check_complete -> finish
+    start -> load, load, ... -> check_complete -> finish
 
 vLLM's layerwise reload does the loading. It leaves three things to its caller, which are done here: a reload that broke
 off leaves half-filled layers, which the next one would complete with a mixture; a parameter, or a shard of a fused one,
@@ -11,19 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
 
-from services.generator.adapter_reload import AdapterReload
-
-
-def start_reload(vllm_config: Any, model: Any) -> "CheckedReload | AdapterReload":
-    """Return a reload that has started: of the adapters, if the engine serves some, else of the model."""
-    reload = CheckedReload(model, vllm_config.model_config) if vllm_config.lora_config is None else AdapterReload(model)
-    reload.start()
-    return reload
+from services.generator.full_set import is_tied, lacks, missing_parameters
 
 
 class CheckedReload:
@@ -55,42 +47,34 @@ class CheckedReload:
             self._loaded |= loaded
 
     def check_complete(self) -> None:
-        """Raise ValueError if some parameter of this worker's model did not arrive, whole.
-
-        The first question is the one vLLM's own loader asks of a checkpoint; it cannot see a missing shard of a fused
-        layer (``k_proj`` of ``qkv_proj``), the second can.
-        """
+        """Raise ValueError if some parameter of this worker's model was not loaded, whole."""
         if not self._can_tell:
             return
-        modules: dict[str, Any] = dict(self._model.named_modules())
-        heads = {name for name, module in modules.items() if self._is_tied and isinstance(module, ParallelLMHead)}
-        expected = {name for name, _ in self._model.named_parameters() if name.rpartition(".")[0] not in heads}
-        missing = expected - self._loaded
-        for name, module in modules.items():
-            is_plain = isinstance(module, LinearBase) and isinstance(module.quant_method, UnquantizedLinearMethod)
-            if is_plain and name not in heads and get_layerwise_info(module).can_load():
-                missing.add(f"{name} (a part of it)")
+        missing = missing_parameters(
+            self._model,
+            self._model_config,
+            self._loaded,
+            is_filled=lambda layer: not get_layerwise_info(layer).can_load(),
+        )
         if missing:
-            raise ValueError(f"the push lacks {len(missing)} parameters of the model, among them {sorted(missing)[:3]}")
+            raise ValueError(lacks(missing))
 
     def finish(self) -> None:
         """Put the loaded layers to use."""
         finalize_layerwise_processing(self._model, self._model_config)
-        if self._is_tied and next(self._model.parameters()).device.type == "cpu":
-            self._prepack_tied_head()
+        if is_tied(self._model_config) and next(self._model.parameters()).device.type == "cpu":
+            prepack_tied_head(self._model)
 
-    @property
-    def _is_tied(self) -> bool:
-        return bool(getattr(self._model_config.hf_text_config, "tie_word_embeddings", False))
 
-    def _prepack_tied_head(self) -> None:
-        modules: list[Any] = list(self._model.modules())
-        heads = [module for module in modules if isinstance(module, ParallelLMHead)]
-        embeddings = [
-            module
-            for module in modules
-            if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
-        ]
-        if len(heads) == 1 and len(embeddings) == 1:
-            heads[0].weight = embeddings[0].weight
-            heads[0].quant_method.process_weights_after_loading(heads[0])
+def prepack_tied_head(model: Any) -> None:
+    """Have the head of a model with tied embeddings compute with the embeddings as they are now."""
+    modules: list[Any] = list(model.modules())
+    heads = [module for module in modules if isinstance(module, ParallelLMHead)]
+    embeddings = [
+        module
+        for module in modules
+        if isinstance(module, VocabParallelEmbedding) and not isinstance(module, ParallelLMHead)
+    ]
+    if len(heads) == 1 and len(embeddings) == 1:
+        heads[0].weight = embeddings[0].weight
+        heads[0].quant_method.process_weights_after_loading(heads[0])

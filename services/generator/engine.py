@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from services.generator import engine_failure
 from services.generator.adapter import serving_request
+from services.generator.engine_config import known_engine_args, make_vllm_config, sampling_arguments, what_it_says
 from services.generator.engine_failure import root_cause
-from services.generator.engine_spec import EngineSpec, check_engine_args, refuse_auto_map
+from services.generator.engine_spec import EngineSpec, check_engine_args
+from services.generator.inflight_window import EngineLoad, first_size
+from services.generator.probe_place import num_places
 from services.generator.rollouts import Completion
-from shared.errors import HeadraceError, MessageError, UserError
+from shared.errors import HeadraceError, MessageError, UnavailableError
 from shared.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -52,15 +53,53 @@ class Engine:
         """Whether the engine's processes have failed."""
         return bool(self.client.errored)
 
+    def first_window(self, config: RunConfig) -> int:
+        """Return how many groups surely fit at once."""
+        vllm: Any = self.client.vllm_config
+        cache, num_cores = vllm.cache_config, int(vllm.parallel_config.data_parallel_size)
+        num_tokens = cache.num_gpu_blocks * cache.block_size
+        longest = -(-(config.max_completion_length + 1) // cache.block_size) * cache.block_size
+        return first_size(
+            most=config.max_inflight_groups,
+            kv_tokens=num_tokens,
+            tokens_per_group=(config.max_prompt_length or 0) + config.num_generations * longest,
+            max_num_seqs=num_places(vllm.scheduler_config) * num_cores,
+            requests_per_group=config.num_generations,
+        )
+
+    def take_load(self) -> EngineLoad:
+        """Return the engine's load since the last call."""
+        load: EngineLoad = self.client.take_load()
+        return load
+
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
     ) -> list[Completion]:
         """Sample ``num_completions`` sequences. Cancelling the call aborts the request.
 
+        A push that keeps the KV cache of running requests may find some of ours that are still queued. They would go on
+        from a prompt that older weights have read, and are sampled again.
+
         Raises:
-            MessageError: The model cannot take this prompt: too long, or a token id it does not have.
+            MessageError: The model cannot take this prompt: too long, or a token id it does not have; or the structure
+                that its completions should have cannot be had.
             EngineDiedError: The engine failed.
         """
+        completions: list[Completion] = []
+        while len(completions) < num_completions:
+            label = self.client.weights_label
+            sampled = await self._sample(
+                prompt_ids,
+                num_completions=num_completions - len(completions),
+                config=config,
+                request_id=f"{request_id}-{len(completions)}" if completions else request_id,
+            )
+            completions += [one for one in sampled if not _read_before(label, one, config)]
+        return completions
+
+    async def _sample(
+        self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
+    ) -> list[Completion]:
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
@@ -79,39 +118,26 @@ class Engine:
             raise EngineDiedError(f"vLLM's engine failed while sampling: {why}") from error
         completions = [_completion(output) for output in sorted(final.outputs, key=lambda output: output.index)]
         unfinished = {completion.finish_reason for completion in completions} - {"stop", "length"}
+        if unfinished == {"error"} and config.structured_outputs() is not None:
+            raise MessageError("vLLM could not keep a completion to the structure that the run asks for")
         if unfinished:
             raise EngineDiedError(f"vLLM ended a request with {', '.join(sorted(unfinished))} instead of completing it")
         return completions
 
     async def shutdown(self) -> None:
-        """Stop the engine's processes; those that linger are killed."""
+        """Stop the engine's processes; those that linger are killed. Requests under way end with EngineDeadError."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         if self.client.output_handler is not None:
             # Or it logs the end of the engine as a failure.
             self.client.output_handler.cancel()
+        # That handler would have told them. Their clients would wait without end.
+        ended = EngineDeadError()
+        ended.__cause__ = UnavailableError("the engine is being stopped or replaced")
+        self.client.output_processor.propagate_error(ended)
         await _in_thread(lambda: self.client.shutdown(timeout=_SHUTDOWN_S), name="engine shutdown")
         # vLLM leaves its ZeroMQ context to the garbage collector: threads and descriptors, once an engine.
         self.client.engine_core.resources.ctx.term()
-
-
-def sampling_arguments(config: RunConfig, *, num_completions: int) -> dict[str, Any]:
-    """Return the arguments of SamplingParams.
-
-    No seed: it kills the CPU engine when a prompt is prefilled in chunks. No min_tokens: it renormalises logprobs.
-    """
-    from vllm.sampling_params import RequestOutputKind
-
-    return {
-        "n": num_completions,
-        "max_tokens": config.max_completion_length,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "top_k": config.top_k,
-        "min_p": config.min_p,
-        "repetition_penalty": config.repetition_penalty,
-        "logprobs": 0,
-        "flat_logprobs": True,
-        "output_kind": RequestOutputKind.FINAL_ONLY,
-    }
 
 
 async def import_vllm(extra_args: Mapping[str, Any]) -> bool:
@@ -122,14 +148,11 @@ async def import_vllm(extra_args: Mapping[str, Any]) -> bool:
     """
 
     def load() -> bool:
-        import dataclasses
-
         import vllm.v1.engine.async_llm
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
 
         assert vllm.v1.engine.async_llm is not None
-        check_engine_args(extra_args, {field.name for field in dataclasses.fields(AsyncEngineArgs)})
+        check_engine_args(extra_args, known_engine_args())
         return bool(current_platform.is_cuda())
 
     return await _in_thread(load, name="import vLLM")
@@ -158,58 +181,23 @@ def kill_children() -> None:
 
 
 def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+    config = make_vllm_config(spec, extra_args, has_cuda=has_cuda)
 
-    from services.generator.vllm_plugin import register
+    from services.generator.salted_llm import LoadRecorder, SaltedLLM
 
-    register()
     engine_failure.prepare()
-    args = spec.engine_args(extra_args, has_cuda=has_cuda)
-    longest = _check_model(spec)
-    if longest is not None and args["max_model_len"] > longest:
-        log.warning("prompt and completion may have %s tokens, the model takes %s", args["max_model_len"], longest)
-        args["max_model_len"] = longest
     try:
-        config = AsyncEngineArgs(**args).create_engine_config()
-    except (ValueError, TypeError, OSError) as error:
-        raise UserError(f"vLLM refuses {spec.model}: {_first_line(error)}", field="model") from error
-    if spec.adapter is not None:
-        _check_adapters(config.model_config)
-    try:
-        return AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+        return SaltedLLM.from_vllm_config(config, stat_loggers=[LoadRecorder], disable_log_stats=True)
     except RuntimeError as error:
-        why = root_cause(otherwise=_first_line(error))
-        raise EngineDiedError(f"vLLM could not start with {spec.model}: {why}") from error
+        kill_children()
+        options = f" and {', '.join(sorted(spec.of_run))}" if spec.of_run else ""
+        why = root_cause(otherwise=f"{what_it_says(error)} Its own lines in the generator's log say why")
+        raise EngineDiedError(f"vLLM could not start with {spec.model}{options}: {why}") from error
 
 
-def _check_model(spec: EngineSpec) -> int | None:
-    """Return how many tokens the model takes, if its config says so; refuse one that brings its own code."""
-    from transformers import PretrainedConfig
-    from transformers.models.auto import tokenization_auto
-
-    find: Any = tokenization_auto
-    try:
-        config, _ = PretrainedConfig.get_config_dict(spec.model, revision=spec.revision)
-        tokenizer_config = find.get_tokenizer_config(spec.model, revision=spec.revision)
-    except (OSError, ValueError) as error:
-        raise UserError(f"the model {spec.model} cannot be read: {_first_line(error)}", field="model") from error
-    refuse_auto_map(config, where=f"config.json of {spec.model}")
-    refuse_auto_map(tokenizer_config, where=f"tokenizer_config.json of {spec.model}")
-    longest = config.get("max_position_embeddings")
-    return longest if isinstance(longest, int) else None
-
-
-def _check_adapters(model_config: Any) -> None:
-    """Raise UserError for a model that vLLM serves no adapters of; it would say so while the engine starts, and die."""
-    from vllm.model_executor.models import ModelRegistry, supports_lora
-
-    model_class, architecture = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
-    if not supports_lora(model_class):
-        raise UserError(
-            f"vLLM serves no adapters of {architecture}; leave use_peft out, and all weights are trained",
-            field="use_peft",
-        )
+def _read_before(label: str, completion: Completion, config: RunConfig) -> bool:
+    """Whether the prompt may have been read by older weights than the first token was sampled by."""
+    return config.kv_after_push == "keep" and bool(completion.spans) and completion.spans[0][0] != label
 
 
 def _completion(output: Any) -> Completion:
@@ -228,14 +216,6 @@ def _sampled_logprobs(output: Any) -> list[float]:
     if flat is None or list(flat.token_ids) != list(output.token_ids):
         raise EngineDiedError("vLLM's logprobs are not those of the sampled tokens; is this vLLM 0.32?")
     return list(flat.logprobs)
-
-
-def _first_line(error: BaseException) -> str:
-    if isinstance(error, ValidationError):
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}".lstrip(": ") for item in found)
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 async def _in_thread(work: Callable[[], _ResultT], *, name: str) -> _ResultT:

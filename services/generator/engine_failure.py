@@ -21,20 +21,23 @@ _DEADLY = ("EngineCore failed", "EngineCore encountered a fatal", "WorkerProc fa
 _MAX_CHARACTERS = 500
 
 
-class _FirstFailure(logging.Handler):
-    """Writes down the first exception that is logged by any process."""
+class _FirstFailure(logging.Filter):
+    """Writes down the first exception that is logged by any process, and lets everything pass.
+
+    No handler: vLLM sets its loggers up again once it knows its options, and they forget the handlers that they had.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__()
         self._path = path
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
         """Write it, if nobody has: what fails next is a consequence."""
         error = record.exc_info[1] if record.exc_info else None
-        if error is None or not str(record.msg).startswith(_DEADLY):
-            return
-        with contextlib.suppress(OSError), self._path.open("x", encoding="utf-8") as file:
-            file.write(_in_one_line(error))
+        if error is not None and str(record.msg).startswith(_DEADLY):
+            with contextlib.suppress(OSError), self._path.open("x", encoding="utf-8") as file:
+                file.write(_in_one_line(error))
+        return True
 
 
 def prepare() -> None:
@@ -52,8 +55,8 @@ def write_down_failures() -> None:
         return
     for name in _LOGGERS:
         logger = logging.getLogger(name)
-        if not any(isinstance(handler, _FirstFailure) for handler in logger.handlers):
-            logger.addHandler(_FirstFailure(Path(path)))
+        if not any(isinstance(known, _FirstFailure) for known in logger.filters):
+            logger.addFilter(_FirstFailure(Path(path)))
 
 
 def clear_away() -> None:

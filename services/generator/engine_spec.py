@@ -1,31 +1,17 @@
 """What an engine is started with, and which runs may share one: pure, no vLLM in sight."""
 
+import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from services.generator.adapter import AdapterSpec, check_can_serve
-from services.generator.vllm_plugin import backend_for
+from services.generator.staging_worker import WORKER_EXTENSION
 from shared.errors import UserError
 from shared.run_config import RunConfig
+from shared.run_options.engine_args import why_not_at_all
 
-RESERVED_ENGINE_ARGS = frozenset(
-    {
-        "model",
-        "tokenizer",
-        "dtype",
-        "trust_remote_code",
-        "logprobs_mode",
-        "generation_config",
-        "weight_transfer_config",
-        "enable_lora",
-        "max_lora_rank",
-        "max_loras",
-        "max_cpu_loras",
-        "seed",
-    }
-)
-"""The run decides them, or what is recorded of a rollout would no longer be true."""
+_SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 
 
 @dataclass(frozen=True)
@@ -36,11 +22,18 @@ class EngineSpec:
     revision: str | None
     dtype: str
     max_model_len: int | None
-    weight_backend: str
     adapter: AdapterSpec | None = None
+    of_run: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The run's ``vllm:`` section."""
+    sleeps: bool = False
+    """Whether it gives its GPU memory away between two batches."""
 
-    def engine_args(self, extra: Mapping[str, Any], *, has_cuda: bool) -> dict[str, Any]:
-        """Return the arguments of vLLM's AsyncEngineArgs; ``extra`` wins."""
+    def engine_args(self, of_replica: Mapping[str, Any], *, has_cuda: bool) -> dict[str, Any]:
+        """Return the arguments of vLLM's AsyncEngineArgs; the replica's win over the run's, and those over ours.
+
+        Raises:
+            UserError: Together they would have something else sampled than the policy.
+        """
         args: dict[str, Any] = {
             "model": self.model,
             "revision": self.revision,
@@ -54,14 +47,33 @@ class EngineSpec:
             # vLLM's defaults are logprobs before temperature, and the model's own sampling defaults behind our back.
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
-            "weight_transfer_config": {"backend": self.weight_backend},
+            # Nothing travels by it (staging_worker.py). It tells vLLM that weights will change while the engine runs,
+            # and vLLM leaves out the kernels that could not follow.
+            "weight_transfer_config": {"backend": "ipc"},
+            "worker_extension_cls": WORKER_EXTENSION,
+            # All requests have one priority, but for the probe after a push, for which nothing shall wait.
+            "scheduling_policy": "priority",
             "disable_log_stats": True,
             # Compilation on CPU needs a C++ compiler and makes the first requests take seconds.
             "enforce_eager": not has_cuda,
         }
+        if self.sleeps:
+            args["enable_sleep_mode"] = True
         if self.adapter is not None:
             args |= self.adapter.engine_args()
-        return args | dict(extra)
+        args |= dict(self.of_run) | dict(of_replica)
+        if not has_cuda and any(args.get(name) is not None for name in _SPECULATION):
+            # The fallback of vLLM 0.32 for Triton's expand_kernel writes into a copy: temperatures stay uninitialised.
+            raise UserError(
+                "speculative decoding needs a GPU: vLLM's CPU build divides the logits by unset memory, and samples "
+                "something else than the policy. Leave speculative_config out",
+                field="vllm",
+            )
+        return args
+
+    def overruled(self, of_replica: Mapping[str, Any]) -> list[str]:
+        """Return the names of the run's engine arguments that the replica sets otherwise."""
+        return sorted(name for name in self.of_run if of_replica.get(name, self.of_run[name]) != self.of_run[name])
 
 
 def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
@@ -70,9 +82,15 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
     Raises:
         UserError: This replica has no GPU, and the run insists on one; or it has, and cannot serve the run there.
     """
-    if config.weight_transport == "nccl" and not has_cuda:
+    if config.weight_transport in ("nccl", "ipc") and not has_cuda:
         raise UserError(
-            "weight_transport is nccl, but this generator runs on CPU; use auto or gloo", field="weight_transport"
+            f"weight_transport is {config.weight_transport}, but this generator runs on CPU; use auto, gloo or disk",
+            field="weight_transport",
+        )
+    if config.vllm_enable_sleep_mode and not has_cuda:
+        raise UserError(
+            "vllm_enable_sleep_mode gives GPU memory away, and this generator runs on CPU; leave it out",
+            field="vllm_enable_sleep_mode",
         )
     check_can_serve(config, has_cuda=has_cuda)
     longest = None if config.max_prompt_length is None else config.max_prompt_length + config.max_completion_length
@@ -81,22 +99,29 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
         revision=config.model_revision,
         dtype=config.dtype,
         max_model_len=longest,
-        weight_backend=backend_for(config.weight_transport, has_cuda=has_cuda),
         adapter=AdapterSpec.of(config),
+        of_run=config.vllm,
+        sleeps=config.vllm_enable_sleep_mode,
     )
 
 
-def check_engine_args(extra: Mapping[str, Any], known: set[str]) -> None:
+def check_engine_args(of_replica: Mapping[str, Any], known: set[str]) -> None:
     """Raise UserError unless every key of HEADRACE_ENGINE_ARGS is known to vLLM and not headrace's to decide."""
-    unknown = sorted(set(extra) - known)
-    if unknown:
-        raise UserError(
-            f"HEADRACE_ENGINE_ARGS: vLLM has no engine argument {', '.join(unknown)}; use names of AsyncEngineArgs, "
-            "such as max_num_seqs or gpu_memory_utilization"
-        )
-    reserved = sorted(set(extra) & RESERVED_ENGINE_ARGS)
-    if reserved:
-        raise UserError(f"HEADRACE_ENGINE_ARGS: {', '.join(reserved)} cannot be set; the run decides it")
+    if unknown := unknown_args(of_replica, known):
+        raise UserError(f"HEADRACE_ENGINE_ARGS: {unknown}")
+    for name in sorted(of_replica):
+        if why := why_not_at_all(name, of_replica):
+            raise UserError(f"HEADRACE_ENGINE_ARGS: {name} cannot be set: {why}")
+
+
+def unknown_args(args: Mapping[str, Any], known: set[str]) -> str | None:
+    """Return a sentence about the arguments that vLLM does not have, None if it has them all."""
+    unknown = sorted(set(args) - known)
+    if not unknown:
+        return None
+    near = [f"{name}?" for wrong in unknown for name in difflib.get_close_matches(wrong, known, n=1)]
+    hint = f"did you mean {' '.join(near)}" if near else "use names of AsyncEngineArgs, such as max_num_seqs"
+    return f"vLLM has no engine argument {', '.join(unknown)}; {hint}"
 
 
 def refuse_auto_map(content: Any, *, where: str) -> None:

@@ -1,7 +1,9 @@
 """Keeps a bounded number of prompt groups in flight through the engine.
 
-    prompts --> gate --> [in flight: <= max_inflight_groups] --> completions
-                 |
+    prompts --> gate --> share --> [in flight: as many as the window says] --> completions
+                 |         |                      |
+                 |         |                      inflight_window.py, by the engine's load
+                 |         fair_share.py, by how many replicas there are
                  open while this replica holds the version the trainer requires
 
 Generation never waits for training: when the trainer falls behind, it stops admitting prompts, this loop runs dry, and
@@ -12,25 +14,27 @@ change simply goes on, and its version spans say so.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from services.generator.fair_share import READ_BLOCK_S, Demand, FairShare, look
+from services.generator.inflight_window import EngineLoad, InflightWindow
 from services.generator.metrics import GeneratorMetrics
+from services.generator.output_gate import UnverifiedError
 from services.generator.rollouts import Completion, completed_group
 from shared.arrays import unpack_ids
 from shared.errors import MessageError
 from shared.keys import GENERATORS, RunKeys
-from shared.messages import decode_prompt_group, encode
+from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.messages import PromptGroup, decode_prompt_group, encode
 from shared.redis_connection import Redis, patiently
 from shared.run_config import RunConfig
 from shared.streams import Delivery, StreamConsumer, settle
 
 log = logging.getLogger(__name__)
-
-READ_BLOCK_S = 0.5
-"""Short, so that a gate that closes is noticed before many more prompts are claimed."""
 
 
 class Engine(Protocol):
@@ -42,17 +46,25 @@ class Engine(Protocol):
         """Sample; raises MessageError for a prompt the model cannot take. Cancelling it aborts the request."""
         ...
 
+    def first_window(self, config: RunConfig) -> int:
+        """Return how many groups surely fit at once."""
+        ...
+
+    def take_load(self) -> EngineLoad:
+        """Return the engine's load since the last call."""
+        ...
+
 
 class WeightGate(Protocol):
     """What the loop needs of the weight receiver."""
 
     @property
-    def policy_version(self) -> int:
-        """Version held; -1 is none of this run's."""
+    def held(self) -> LineageVersion:
+        """Version held."""
         ...
 
-    async def wait_open(self, required: int) -> None:
-        """Return once the version held is at least ``required`` and decoding is not held."""
+    async def wait_open(self, required: LineageVersion) -> None:
+        """Return once what is held satisfies ``required`` and decoding is not held."""
         ...
 
 
@@ -82,7 +94,7 @@ class GenerationLoop:
         metrics: GeneratorMetrics,
         patience_s: float = 60.0,
     ) -> None:
-        self.required_version = -1
+        self.required_version = NO_WEIGHTS
         self._redis = redis
         self._keys = keys
         self._config = config
@@ -92,7 +104,9 @@ class GenerationLoop:
         self._metrics = metrics
         self._patience_s = patience_s
         self._num_inflight = 0
+        self._window = InflightWindow(first=engine.first_window(config), most=config.max_inflight_groups)
         self._place_freed = asyncio.Event()
+        self._fair_share = FairShare()
         self._prompts = StreamConsumer(
             redis,
             stream=keys.prompts,
@@ -110,31 +124,47 @@ class GenerationLoop:
         """
         async with asyncio.TaskGroup() as groups:
             while True:
-                await self._until_open()
-                num_free = await self._num_free_places()
-                for delivery in await self._prompts.read(count=num_free, block_s=READ_BLOCK_S):
+                demand = await self._until_open()
+                for delivery in await self._claim(demand):
                     self._num_inflight += 1
                     groups.create_task(self._generate(delivery), name=f"group {delivery.group_id}")
 
-    async def _until_open(self) -> None:
+    async def _until_open(self) -> Demand:
         while True:
-            raw = await patiently(
-                lambda: self._redis.get(self._keys.required_version),
-                what="reading the required policy version",
-                timeout_s=self._patience_s,
-            )
-            self.required_version = -1 if raw is None else int(raw)
+            # Before the gate: a replica must count while it waits, or whoever is let through first takes all there is.
+            demand = await look(self._redis, self._keys, replica_id=self._replica_id, timeout_s=self._patience_s)
+            self.required_version = demand.required_version
             # The required version may rise while we wait for an older one: ask again now and then.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READ_BLOCK_S):
-                    # Before the first push of the run nothing is held, whatever is required.
-                    return await self._gate.wait_open(max(0, self.required_version))
+                    await self._gate.wait_open(self.required_version)
+                    return demand
 
-    async def _num_free_places(self) -> int:
-        while self._num_inflight >= self._config.max_inflight_groups:
-            self._place_freed.clear()
-            await self._place_freed.wait()
-        return self._config.max_inflight_groups - self._num_inflight
+    async def _claim(self, demand: Demand) -> list[Delivery]:
+        """Return what to begin next, perhaps nothing: as much as the engine has room for and the fleet leaves us."""
+        self._look_at_engine()
+        num_free = self._window.size - self._num_inflight
+        if num_free <= 0:
+            await self._wait_for_place(READ_BLOCK_S)
+            return []
+        if self._prompts.may_have_own:
+            return await self._prompts.read_own(count=num_free)
+        claim = self._fair_share.claim(demand, num_inflight=self._num_inflight, now_s=time.monotonic())
+        if claim.count == 0:
+            await self._wait_for_place(claim.wait_s)
+            return []
+        return await self._prompts.read(count=min(num_free, claim.count), block_s=claim.wait_s)
+
+    async def _wait_for_place(self, timeout_s: float) -> None:
+        self._place_freed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._place_freed.wait()
+
+    def _look_at_engine(self) -> None:
+        load = self._engine.take_load()
+        self._window.observe(load, num_inflight=self._num_inflight)
+        self._metrics.show_load(load, window=self._window.size)
 
     async def _generate(self, delivery: Delivery) -> None:
         self._metrics.inflight.inc()
@@ -142,8 +172,10 @@ class GenerationLoop:
             async with settle(delivery):
                 await self._generate_one(delivery)
         finally:
+            self._look_at_engine()  # while this group still counts
             self._metrics.inflight.dec()
             self._num_inflight -= 1
+            self._window.group_finished()
             self._place_freed.set()
 
     async def _generate_one(self, delivery: Delivery) -> None:
@@ -151,18 +183,14 @@ class GenerationLoop:
         if (prompt.run_id, prompt.group_id) != (self._keys.run_id, delivery.group_id):
             raise MessageError(f"group {prompt.group_id} of run {prompt.run_id} is on the wrong stream or entry")
         claimed_at_s = time.time()
-        version = self._gate.policy_version
+        await self._gate.wait_open(NO_WEIGHTS)  # those it was claimed for may be out of service
+        version = self._gate.held
         await patiently(
             lambda: self._redis.hset(self._keys.started, prompt.group_id, str(version)),
             what="noting the start of a group",
             timeout_s=self._patience_s,
         )
-        completions = await self._engine.complete(
-            unpack_ids(prompt.prompt_ids).tolist(),
-            num_completions=prompt.num_generations,
-            config=self._config,
-            request_id=f"{prompt.run_id}-{prompt.group_id}",
-        )
+        completions = await self._complete(prompt)
         group = completed_group(
             prompt, completions, claimed_at_s=claimed_at_s, generated_at_s=time.time(), by=self._replica_id
         )
@@ -171,3 +199,20 @@ class GenerationLoop:
             self._metrics.published.inc()
         else:
             self._metrics.duplicates.inc()
+
+    async def _complete(self, prompt: PromptGroup) -> Sequence[Completion]:
+        """Sample the group, and again if weights that had a part in it are refused; its entry stays pending."""
+        attempts = itertools.count(1)
+        request_id = f"{prompt.run_id}-{prompt.group_id}"
+        while True:
+            try:
+                return await self._engine.complete(
+                    unpack_ids(prompt.prompt_ids).tolist(),
+                    num_completions=prompt.num_generations,
+                    config=self._config,
+                    request_id=request_id,
+                )
+            except UnverifiedError as error:
+                log.warning("group %s is sampled again: %s", prompt.group_id, error)
+                request_id = f"{prompt.run_id}-{prompt.group_id}-again-{next(attempts)}"
+                await self._gate.wait_open(self.required_version)

@@ -10,20 +10,26 @@ The lifeline is there because gloo does not always wake a receiver whose sender 
 another rank had left before the first broadcast): without it, everybody waits for the deadline.
 """
 
+import contextlib
 import math
+import queue
 import socket
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed
 
-c10d: Any = torch.distributed  # a binding to C++ without complete types
-Spec = tuple[str, torch.dtype, list[int]]
+from services.generator.staged_weights import Spec
 
-_FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.005
+c10d: Any = torch.distributed  # a binding to C++ without complete types
+
+_FIRST_POLL_S, _LAST_POLL_S, _POLL_SHARE = 0.00005, 0.005, 0.02
+"""The longest pause between two looks, of the time waited so far."""
+_LOOK_EVERY_S = 0.02
 _abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that will end at its own deadline; destroying one would wait for it."""
 
@@ -49,10 +55,14 @@ class TrainerGroup:
         options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
         options._timeout = timeout  # noqa: SLF001
         own_address = str(self._lifeline.getsockname()[0])
-        try:
+
+        def enter() -> Any:
             options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own_address)]  # noqa: SLF001
             store = c10d.TCPStore(master_address, master_port, None, is_master=False, timeout=timeout)
-            self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("weights", store), rank, world_size, options)
+            return c10d.ProcessGroupGloo(c10d.PrefixStore("weights", store), rank, world_size, options)
+
+        try:
+            self._group = _within(timeout_s, enter, lifeline=self._lifeline)
         finally:
             if self._group is None:
                 self._lifeline.close()
@@ -60,15 +70,15 @@ class TrainerGroup:
     def receive_chunks(
         self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
     ) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-        """Yield the named parameters of each chunk as it arrives. The tensors are the caller's to keep.
+        """Yield the named parameters of each chunk as it arrives.
 
         Raises:
             RuntimeError: ``timeout_s`` for all of it has passed, or the trainer gave up.
         """
         deadline = time.monotonic() + timeout_s
         for chunk_of in cut(specs, buffer_bytes):
-            chunk = torch.empty(sum(_num_bytes(spec) for spec in chunk_of), dtype=torch.uint8)
-            self._receive(chunk, timeout_s=max(deadline - time.monotonic(), 0.001))
+            chunk = torch.empty(sum(num_bytes(spec) for spec in chunk_of), dtype=torch.uint8)
+            self.receive(chunk, timeout_s=max(deadline - time.monotonic(), 0.001))
             yield unpack(chunk, chunk_of)
 
     def leave(self) -> None:
@@ -76,23 +86,40 @@ class TrainerGroup:
         self._group = None
         self._lifeline.close()
 
-    def _receive(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        group = self._group
-        if group is None:
-            raise RuntimeError("this worker has left the communicator")
+    def receive(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """Fill a uint8 tensor with what the trainer broadcasts next.
+
+        Raises:
+            RuntimeError: It did not within ``timeout_s``, gave up, or this worker has left.
+        """
         options = c10d.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         options.timeout = timedelta(seconds=timeout_s)
-        work = group.broadcast([chunk], options)
-        poll_s = _FIRST_POLL_S
+        self._complete(lambda group: group.broadcast([chunk], options))
+
+    def confirm(self, *, timeout_s: float) -> None:
+        """Wait until every rank has called its own.
+
+        Raises:
+            RuntimeError: As in ``receive``.
+        """
+        options = c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=timeout_s)
+        self._complete(lambda group: group.allreduce([torch.zeros(1, dtype=torch.int64)], options))
+
+    def _complete(self, start: Callable[[Any], Any]) -> None:
+        group = self._group
+        if group is None:
+            raise RuntimeError("this worker has left the communicator")
+        work = start(group)
+        began_at = time.monotonic()
         while not work.is_completed():
             if _is_closed(self._lifeline):
                 _abandoned[:] = [(g, w) for g, w in _abandoned if not w.is_completed()]
                 _abandoned.append((group, work))
                 raise RuntimeError("the trainer gave the push up, or died")
-            time.sleep(poll_s)
-            poll_s = min(2 * poll_s, _LAST_POLL_S)
+            time.sleep(min(_FIRST_POLL_S + _POLL_SHARE * (time.monotonic() - began_at), _LAST_POLL_S))
         work.wait()
 
 
@@ -102,7 +129,7 @@ def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
     size = 0
     for spec in specs:
         chunk.append(spec)
-        size += _num_bytes(spec)
+        size += num_bytes(spec)
         if size > buffer_bytes:
             yield chunk
             chunk, size = [], 0
@@ -112,15 +139,49 @@ def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
 
 def unpack(chunk: torch.Tensor, specs: Sequence[Spec]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters that lie in ``chunk``, as views of it where alignment allows."""
-    parts: tuple[torch.Tensor, ...] = torch.split(chunk, [_num_bytes(spec) for spec in specs])
+    parts: tuple[torch.Tensor, ...] = torch.split(chunk, [num_bytes(spec) for spec in specs])
     for (name, dtype, shape), part in zip(specs, parts, strict=True):
         is_aligned = part.storage_offset() % dtype.itemsize == 0
         yield name, (part if is_aligned else part.clone()).view(dtype).view(shape)
 
 
-def _num_bytes(spec: Spec) -> int:
+def num_bytes(spec: Spec) -> int:
+    """Return the size of one parameter."""
     _, dtype, shape = spec
     return math.prod(shape) * dtype.itemsize
+
+
+def _within(timeout_s: float, enter: Callable[[], Any], *, lifeline: socket.socket) -> Any:
+    """Return what ``enter`` does, or give it up.
+
+    A store waits for ever on a network that swallows everything, and until its deadline for a trainer that has gone.
+
+    Raises:
+        RuntimeError: It failed, ``timeout_s`` has passed, or the trainer gave up.
+    """
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(enter())
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            answers.put(error)
+
+    threading.Thread(target=run, name="enter the communicator", daemon=True).start()
+    # A little more than it has itself, so that its own words are heard.
+    deadline = time.monotonic() + timeout_s + 1.0
+    answer: Any = None
+    while answer is None:
+        with contextlib.suppress(queue.Empty):
+            answer = answers.get(timeout=_LOOK_EVERY_S)
+            continue
+        if _is_closed(lifeline):
+            raise RuntimeError("the trainer gave the push up, or died")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the trainer did not answer within {timeout_s:.0f} s in the rendezvous")
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket:

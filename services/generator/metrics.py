@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from services.generator.inflight_window import EngineLoad
 from shared.errors import UserError
 
 
@@ -16,10 +17,31 @@ class GeneratorMetrics:
             "headrace_groups_generated_twice", "Groups another replica had published already", registry=self.registry
         )
         self.inflight = Gauge("headrace_groups_in_flight", "Groups in the engine", registry=self.registry)
+        self.window = Gauge("headrace_inflight_window", "Groups that may be in the engine", registry=self.registry)
+        self.kv_usage = Gauge(
+            "headrace_kv_cache_usage", "Share of the engine's KV cache in use, from 0 to 1", registry=self.registry
+        )
+        self.running = Gauge("headrace_requests_running", "Completions being decoded", registry=self.registry)
+        self.waiting = Gauge(
+            "headrace_requests_waiting", "Completions in the engine that are not being decoded", registry=self.registry
+        )
+        self.preempted = Counter(
+            "headrace_requests_preempted",
+            "Completions whose KV cache was given up, for want of room or for a push, and computed again",
+            registry=self.registry,
+        )
         self.policy_version = Gauge(
             "headrace_generator_policy_version", "Policy version held; -1 is none", registry=self.registry
         )
         self.held = Gauge("headrace_generator_held", "1 while decoding is held for a push", registry=self.registry)
+
+    def show_load(self, load: EngineLoad, *, window: int) -> None:
+        """Show what the engine said of itself last."""
+        self.window.set(window)
+        self.kv_usage.set(load.kv_usage)
+        self.running.set(load.num_running)
+        self.waiting.set(load.num_waiting)
+        self.preempted.inc(load.num_preempted)
 
     def serve(self, *, host: str, port: int) -> None:
         """Answer /metrics from a thread of its own, so that a busy event loop can still be watched.

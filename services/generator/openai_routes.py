@@ -1,25 +1,47 @@
-"""OpenAI-compatible routes for the policy in training: vLLM's own handlers behind an allow-list of three paths.
+"""OpenAI-compatible routes for the policy in training, and /v1/generate: an allow-list of paths in front of an engine.
 
-    our app (bearer key) --> OpenAiRoutes --> vLLM's handlers for the present engine
+    our app (bearer key) --> OpenAiRoutes --> handlers of the present engine: vLLM's own, or the simulated ones
                                  |
                                  503 while there is no engine, or it holds no weights of the run
 
-Nothing else of vLLM's server is built, so none of its unauthenticated routes (pause, update_weights, collective_rpc)
-can be reached. A request during a weight push waits, and goes on under the new weights.
+Of vLLM's server nothing but these handlers is built, so none of its unauthenticated routes (pause, update_weights,
+collective_rpc) can be reached. A request during a weight push waits, and goes on under the new weights.
+
+Every answer says in the header ``x-headrace-policy-version`` which version was held when it began, and every model of
+/v1/models in the field ``policy_version``. Tokens sampled before a push are older than a header sent after it; which
+version sampled which token, /v1/generate says.
 """
 
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-from fastapi import FastAPI
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.generator.engine import Engine
+from services.generator.generate_route import GENERATE_PATH, make_generate_router, refuse_body
+from services.generator.output_gate import UnverifiedError
+from services.generator.policy_sampler import PolicySampler
 from shared.http_guard import problem
 
-PATHS: Final = {"/v1/completions": ["POST"], "/v1/chat/completions": ["POST"], "/v1/models": ["GET"]}
+MODELS_PATH: Final = "/v1/models"
+PATHS: Final = {
+    "/v1/completions": ["POST"],
+    "/v1/chat/completions": ["POST"],
+    GENERATE_PATH: ["POST"],
+    MODELS_PATH: ["GET"],
+}
 POLICY_NAME: Final = "policy"
+VERSION_HEADER: Final = "x-headrace-policy-version"
+_OK: Final = 200
+# vLLM's app must see a request of its own, not one that our router has half consumed.
+_KEPT: Final = frozenset(
+    {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client",
+     "server", "state", "extensions"}
+)  # fmt: skip
 
 
 class OpenAiRoutes:
@@ -27,15 +49,21 @@ class OpenAiRoutes:
 
     Args:
         why_closed: Says why the policy cannot answer now; None if it can.
+        policy_version: Says which version is held.
     """
 
-    def __init__(self, why_closed: Callable[[], str | None]) -> None:
+    def __init__(self, why_closed: Callable[[], str | None], *, policy_version: Callable[[], int]) -> None:
         self._why_closed = why_closed
+        self._policy_version = policy_version
         self._handlers: ASGIApp | None = None
 
     async def open(self, engine: Engine) -> None:
-        """Answer with this engine from now on."""
-        self._handlers = await make_handlers(engine)
+        """Answer with vLLM's handlers for this engine from now on."""
+        self.answer_with(await make_handlers(engine))
+
+    def answer_with(self, handlers: ASGIApp) -> None:
+        """Answer with these handlers from now on."""
+        self._handlers = handlers
 
     def close(self) -> None:
         """Answer 503 until the next ``open``."""
@@ -44,24 +72,55 @@ class OpenAiRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         reason = self._why_closed()
-        if reason is None and self._handlers is not None:
-            # vLLM's app must see a request of its own, not one that our router has half consumed.
-            kept = {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers",
-                    "client", "server", "state", "extensions"}  # fmt: skip
-            await self._handlers({key: scope[key] for key in kept & scope.keys()}, receive, send)
+        handlers = self._handlers
+        if reason is not None or handlers is None:
+            await _send_unavailable(send, reason or "the engine is being changed")
             return
-        body = problem(
-            503, "Policy not ready", f"The policy cannot answer now: {reason or 'the engine is being changed'}."
-        )
-        data = json.dumps(body).encode()
-        headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(data)).encode()),
-                   (b"retry-after", b"5")]  # fmt: skip
-        await send({"type": "http.response.start", "status": 503, "headers": headers})
-        await send({"type": "http.response.body", "body": data})
+        inner: Scope = {key: scope[key] for key in _KEPT & scope.keys()}
+        if scope["path"] == MODELS_PATH:
+            await self._list_models(handlers, inner, receive, send)
+        else:
+            await handlers(inner, receive, self._stamped(send))
+
+    def _stamped(self, send: Send) -> Send:
+        async def stamp(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                version = (VERSION_HEADER.encode(), str(self._policy_version()).encode())
+                message = {**message, "headers": [*message.get("headers", []), version]}
+            await send(message)
+
+        return stamp
+
+    async def _list_models(self, handlers: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Add the policy version to each card; clients of OpenAI's protocol ignore fields that they do not know."""
+        start: Message | None = None
+        data = b""
+
+        async def keep(message: Message) -> None:
+            nonlocal start, data
+            if message["type"] == "http.response.start":
+                start = message
+            else:
+                data += message.get("body", b"")
+
+        await handlers(scope, receive, keep)
+        stamped = self._stamped(send)
+        if start is None or start["status"] != _OK:
+            # Whatever it is, it is no list: an error as text, say.
+            await stamped(start or {"type": "http.response.start", "status": 500, "headers": []})
+            await stamped({"type": "http.response.body", "body": data})
+            return
+        body = json.loads(data)
+        for card in body["data"]:
+            card["policy_version"] = self._policy_version()
+        await _send_json(stamped, _OK, body)
 
 
 async def make_handlers(engine: Engine) -> ASGIApp:
-    """Return vLLM's handlers of completions, chat completions and models for this engine, without a key."""
+    """Return vLLM's handlers of completions, chat completions and models for this engine, and ours of /v1/generate.
+
+    None of them asks for a key.
+    """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.entrypoints.openai.chat_completion.api_router import router as chat_router
@@ -69,6 +128,7 @@ async def make_handlers(engine: Engine) -> ASGIApp:
     from vllm.entrypoints.openai.models.api_router import router as models_router
     from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     args: Any = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     args.model = engine.spec.model
@@ -78,9 +138,18 @@ async def make_handlers(engine: Engine) -> ASGIApp:
     for router in (completion_router, chat_router, models_router):
         app.include_router(router)
     init_exception_handler(app)
+    for failure in (EngineDeadError, EngineGenerateError, UnverifiedError):
+        app.add_exception_handler(failure, _say_that_the_engine_failed)
     client: Any = _Client(engine)
+    generating = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    generating.include_router(make_generate_router(PolicySampler(client)))
+    generating.add_exception_handler(RequestValidationError, refuse_body)
     await init_app_state(client, app.state, args, await engine.client.get_supported_tasks())
-    return app
+
+    async def by_path(scope: Scope, receive: Receive, send: Send) -> None:
+        await (generating if scope["path"] == GENERATE_PATH else app)(scope, receive, send)
+
+    return by_path
 
 
 class _Client:
@@ -100,4 +169,32 @@ class _Client:
         if current_platform.is_cpu() and sampling_params.seed is not None:
             raise VLLMValidationError("seed is not supported on CPU, where it would end the engine", parameter="seed")
         kwargs["lora_request"] = self._lora_request
+        # Body and header may ask for another one, ahead of the probe after a push and of all training requests.
+        kwargs["priority"] = 0
         return self._client.generate(prompt, sampling_params, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+async def _say_that_the_engine_failed(_: Request, error: Exception) -> JSONResponse:
+    """Answer for vLLM's own handlers: they end the server that they think they run in, or say 500."""
+    told = str(error) if isinstance(error, UnverifiedError) else f"{error.__cause__ or error}. Ask again"
+    message = f"The request was not completed: {told}."
+    return JSONResponse({"error": {"message": message, "type": "ServiceUnavailableError", "code": 503}}, 503)
+
+
+async def _send_unavailable(send: Send, reason: str) -> None:
+    body = problem(503, "Policy not ready", f"The policy cannot answer now: {reason}.")
+    await _send_json(send, 503, body, media_type=b"application/problem+json", more=[(b"retry-after", b"5")])
+
+
+async def _send_json(
+    send: Send,
+    status: int,
+    body: dict[str, Any],
+    *,
+    media_type: bytes = b"application/json",
+    more: list[tuple[bytes, bytes]] | None = None,
+) -> None:
+    data = json.dumps(body).encode()
+    headers = [(b"content-type", media_type), (b"content-length", str(len(data)).encode()), *(more or [])]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})

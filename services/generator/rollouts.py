@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask, unpack_ids
 from shared.errors import MessageError
+from shared.lineage import LineageVersion
 from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp, Turn, VersionSpan
 
 
@@ -82,11 +83,17 @@ def _rollout(
 
 def _version_spans(rollout_id: str, completion: Completion) -> tuple[VersionSpan, ...]:
     """Return the spans with the labels as policy versions; tokens nobody vouches for are refused."""
+    spans: list[VersionSpan] = []
     end = 0
     for label, start, stop in completion.spans:
-        if start != end or stop <= start or not label.isdecimal():
+        try:
+            version = LineageVersion.parse(label)
+        except ValueError:
+            version = None
+        if start != end or stop <= start or version is None:
             raise MessageError(f"rollout {rollout_id} was sampled under weights without a version: {completion.spans}")
+        spans.append(VersionSpan(version.policy_version, start, stop, version.incarnation))
         end = stop
     if end != len(completion.token_ids):
         raise MessageError(f"rollout {rollout_id} has versions for {end} of its {len(completion.token_ids)} tokens")
-    return tuple(VersionSpan(int(label), start, stop) for label, start, stop in completion.spans)
+    return tuple(spans)

@@ -12,18 +12,20 @@ so nothing of it stays behind in this one.
 import asyncio
 import contextlib
 import logging
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
-from services.generator.adapter import AdapterSpec
 from services.generator.engine import Engine, EngineDiedError, start_engine
 from services.generator.engine_failure import root_cause
 from services.generator.engine_spec import EngineSpec, spec_for
 from services.generator.generation_loop import GenerationLoop, WeightGate
 from services.generator.metrics import GeneratorMetrics
 from services.generator.openai_routes import OpenAiRoutes
+from services.generator.output_gate import GatedClient, OutputGate
+from services.generator.receiving_engine import ReceivingEngine
 from services.generator.registration import Seat, registered
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
+from services.generator.vllm_receiving import VllmReceivingEngine
 from shared import refusals
 from shared.errors import StateLostError, UserError
 from shared.keys import RunKeys
@@ -38,11 +40,30 @@ class Receiver(WeightGate, Protocol):
     """What this loop needs of weight_receiver.py."""
 
     @property
+    def policy_version(self) -> int:
+        """Version held; -1 is none of this run's."""
+        ...
+
+    @property
     def is_held(self) -> bool:
         """Whether decoding is held for a push."""
         ...
 
-    def attach(self, engine: Any, *, run_id: str, model: str, dtype: str, adapter: AdapterSpec | None) -> None:
+    @property
+    def outputs(self) -> OutputGate:
+        """What the engine samples goes out through it."""
+        ...
+
+    def attach(
+        self,
+        engine: ReceivingEngine,
+        *,
+        run_id: str,
+        model: str,
+        dtype: str,
+        push_staging: Literal["memory", "none"],
+        kv_after_push: Literal["recompute", "keep"],
+    ) -> None:
         """Receive this run's weights into ``engine``; nothing is held yet."""
         ...
 
@@ -144,11 +165,12 @@ class RunFollower:
                 await self._refuse(record.run_id, seat, str(error))
                 return
             self._receiver.attach(
-                engine.client,
+                VllmReceivingEngine(engine.client, engine.spec.adapter),
                 run_id=record.run_id,
                 model=config.model,
                 dtype=config.dtype,
-                adapter=engine.spec.adapter,
+                push_staging=config.push_staging,
+                kv_after_push=config.kv_after_push,
             )
             self._state.serve()
             await seat.serve()
@@ -165,23 +187,33 @@ class RunFollower:
         self._state.wait_for("this run's model cannot be loaded", detail=reason)
         await seat.refuse(reason)
         await self._until_over(run_id)
-        await refusals.take_back(self._redis, "generator", self._settings.name, run_id=run_id)
+        await seat.take_back()
 
     async def _engine_for(self, spec: EngineSpec, *, has_cuda: bool) -> Engine:
         if self._engine is not None and self._engine.spec == spec and not self._is_engine_spoiled:
             return self._engine
         self._state.wait_for("loading the model")
+        if overruled := spec.overruled(self._settings.engine_args):
+            log.warning("HEADRACE_ENGINE_ARGS win over the run's own %s", ", ".join(overruled))
         self._openai.close()
         if self._engine is not None:
             await self._engine.shutdown()
             self._engine = None
         self._is_engine_spoiled = False
-        self._engine = await start_engine(
-            spec,
-            extra_args=self._settings.engine_args,
-            has_cuda=has_cuda,
-            timeout_s=self._settings.engine_start_timeout_s,
-        )
+        try:
+            self._engine = await start_engine(
+                spec,
+                extra_args=self._settings.engine_args,
+                has_cuda=has_cuda,
+                timeout_s=self._settings.engine_start_timeout_s,
+            )
+        except EngineDiedError as error:
+            if not spec.of_run:
+                raise
+            # With options of the run's own, a new process would only fail again.
+            raise UserError(str(error), field="vllm") from error
+        # What it samples goes out when the weights that sampled it are known to be right, to whomever.
+        self._engine.client = GatedClient(self._engine.client, self._receiver.outputs)
         await self._openai.open(self._engine)
         return self._engine
 
@@ -199,7 +231,8 @@ class RunFollower:
         generating = asyncio.create_task(loop.run(), name=f"generate for {run_id}")
         try:
             while not generating.done() and await self._is_current(run_id):
-                self._state.required_version = loop.required_version
+                # Not the loop's: it does not look while its window is full, and /readyz shall be right then too.
+                self._state.required_version = await self._store.required_version(run_id)
                 self._metrics.policy_version.set(self._receiver.policy_version)
                 self._metrics.held.set(self._receiver.is_held)
                 if engine.is_dead:

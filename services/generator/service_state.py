@@ -6,13 +6,20 @@ when an OpenAI route refuses.
 
 from typing import Protocol
 
+from shared.lineage import NO_WEIGHTS, LineageVersion
+
 
 class VersionHolder(Protocol):
     """The part of the weight receiver that readiness needs."""
 
     @property
-    def policy_version(self) -> int:
-        """Version held; -1 is none of this run's."""
+    def held(self) -> LineageVersion:
+        """Version held."""
+        ...
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the engine's memory is given away."""
         ...
 
 
@@ -27,7 +34,7 @@ class ServiceState:
         self._weights = weights
         self._phase: str | None = "vLLM is being imported"
         self._detail = ""
-        self.required_version = -1
+        self.required_version = NO_WEIGHTS
 
     def wait_for(self, phase: str, *, detail: str = "") -> None:
         """Note what generation waits for before it can serve a run. ``phase`` is public, ``detail`` is not."""
@@ -41,13 +48,17 @@ class ServiceState:
         """Return the phase while no prompts are taken, None if they are. A hold during a push does not count."""
         if self._phase is not None:
             return self._phase
-        return "waiting for weights" if self._weights.policy_version < max(0, self.required_version) else None
+        if self._weights.is_asleep:
+            return "asleep until the next weights"
+        return None if self._weights.held.satisfies(self.required_version) else "waiting for weights"
 
     def why_policy_closed(self) -> str | None:
         """Return why the policy cannot answer requests, with details; one that lags behind can."""
         if self._phase is not None:
             return f"{self._phase}: {self._detail}" if self._detail else self._phase
-        if self._weights.policy_version < 0:
-            required = max(0, self.required_version)
+        if self._weights.held.policy_version < 0:
+            required = max(0, self.required_version.policy_version)
             return f"waiting for weights: none received yet, policy version {required} is required"
+        if self._weights.is_asleep:
+            return "asleep until the next weights: the trainer has its GPU memory"
         return None

@@ -16,9 +16,10 @@ class GeneratorSettings(ServiceSettings):
 
     advertise_url: str = Field(default="", description="URL at which the trainer reaches it; host and port if empty")
     engine_args: Annotated[dict[str, Any], NoDecode] = Field(
-        default={}, description="JSON object of further vLLM engine arguments, which win over headrace's"
+        default={}, description="JSON object of further vLLM engine arguments, which win over a run's and headrace's"
     )
     poll_every_s: float = Field(default=0.25, gt=0, description="How often to ask Redis which run is current")
+    engine_check_timeout_s: float = Field(default=60.0, gt=0, description="How long vLLM may look at a run's options")
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, description="How long vLLM may take to load a model")
 
     @field_validator("engine_args", mode="before")

@@ -1,7 +1,7 @@
-"""Runs first of all in every process that vLLM spawns, so that none outlives its parent.
+"""Runs first of all in every process that vLLM spawns: none outlives its parent, and what fails there is known here.
 
     python -m services.generator      watch_children()
-     +-- EngineCore (spawned)         imports this module as __mp_main__: end_with_parent()
+     +-- EngineCore (spawned)         imports this module as __mp_main__: end_with_parent(), tell_failures()
           +-- Worker (spawned)        the same
 
 By itself vLLM's engine core outlives a parent that was killed with SIGKILL, and keeps the GPU and gigabytes of memory.
@@ -15,7 +15,11 @@ import sys
 import threading
 import time
 
+from services.generator import engine_failure
+
 _EVERY_S = 0.5
+_PARENT = "HEADRACE_PARENT_PID"
+"""Who spawns, for the spawned: one that asks the kernel may do so after its parent is gone."""
 
 
 def watch_children() -> None:
@@ -24,11 +28,13 @@ def watch_children() -> None:
     A spawned process imports its parent's main module, but not if that is a package's ``__main__``: so name this one.
     """
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("services.generator.spawned")
+    os.environ[_PARENT] = str(os.getpid())
 
 
 def end_with_parent() -> None:
     """Kill this process as soon as the process that spawned it is gone."""
-    parent = os.getppid()
+    parent = int(os.environ.get(_PARENT, os.getppid()))
+    os.environ[_PARENT] = str(os.getpid())  # for those that this process spawns
 
     def watch() -> None:
         # multiprocessing's own handle on the parent exists only once vLLM is imported, many seconds from now.
@@ -39,5 +45,11 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="end with parent", daemon=True).start()
 
 
+def tell_failures() -> None:
+    """Have the first failure of this process written down for the one that serves (engine_failure.py)."""
+    engine_failure.write_down_failures()
+
+
 if __name__ == "__mp_main__":
     end_with_parent()
+    tell_failures()

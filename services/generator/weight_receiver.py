@@ -1,49 +1,73 @@
 """The receiving end of the weight push; weight_sender.py in the trainer has the diagram.
 
-    serving --begin--> held, receiving --commit--> serving the new version
-                             |
-                             +-- anything fails, or abort --> held, in no communicator, until a later epoch's commit
+    serving v --begin--> serving v, receiving --commit--> held, loading --> serving v+1, unverified --> serving v+1
+        ^                      |                              |                     |
+        +----------------------+ fails, or abort              | fails               | probe fails
+                                                              v                     v
+                                     spoiled: held, in no communicator, until a later epoch's commit
 
-Half-loaded weights are never served: after a failed update nothing but a complete later one resumes decoding. That also
-holds when the trainer dies in the middle: this replica stays held until the trainer that takes over joins it to its own
-epoch. A trainer that dies between pushes holds nothing up. Bodies of an older epoch, or of another run, are refused.
+What is received is kept aside, so a push that fails before it is loaded has touched nothing: the old weights are served
+on under their old name, also when the trainer died in the middle. Weights that were loaded by halves, or whose probe
+failed, are never served: nothing but a later complete push resumes decoding then. Until the probe was compared,
+output_gate.py keeps what the new weights sample. Bodies of an older epoch, or of another run, are refused.
+
+Without staging (``push_staging: none``) decoding is held from begin on, and every failure spoils.
+
+This module knows who may ask for what, and when; what each move does to the weights is weight_swap.py's. The moves of a
+run are made one after the other, and end with it: whoever waits for one is told that the run has ended.
 
 Every call into the engine has a deadline. A worker that is stuck in one cannot be recalled: ``fatal`` is set then, and
 the process is expected to end and be started again.
 """
 
 import asyncio
-import contextlib
 import logging
-import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
 
-import torch
-
-from services.generator.adapter import AdapterSpec
-from services.generator.receiving_engine import GuardedEngine, ReceivingEngine
-from shared.control import AbortRequest, BeginRequest, CommitReply, CommitRequest, JoinRequest, ReplicaInfo
-from shared.errors import HeadraceError, PushError, UnavailableError
+from services.generator.guarded_engine import GuardedEngine
+from services.generator.output_gate import OutputGate
+from services.generator.own_versions import incompatibility, nccl_version, torch_version
+from services.generator.receiving_engine import ReceivingEngine
+from services.generator.weight_swap import WeightSwap
+from shared.control import (
+    AbortRequest,
+    BeginRequest,
+    CommitReply,
+    CommitRequest,
+    JoinRequest,
+    ReplicaInfo,
+    SleepRequest,
+)
+from shared.errors import PushError, UnavailableError
+from shared.lineage import NO_WEIGHTS, LineageVersion
 
 log = logging.getLogger(__name__)
 
-cuda: Any = torch.cuda  # partly untyped
+_Body = JoinRequest | BeginRequest | CommitRequest | AbortRequest | SleepRequest
+_ReplyT = TypeVar("_ReplyT")
 
 
 class ConflictError(PushError):
     """The body is of another run, of an older epoch, or out of turn."""
 
 
-@dataclass
-class _Update:
-    """A push that began here and was neither committed nor given up."""
+@dataclass(eq=False)
+class _Serving:
+    """One run, from attach to detach."""
 
-    epoch: int
-    policy_version: int
-    held_at: float
-    receiving: "asyncio.Task[str | None]"
-    received_at: float | None = None
+    run_id: str
+    model: str
+    dtype: str
+    swap: WeightSwap
+    engine_id: str = field(default_factory=lambda: uuid4().hex)
+    newest_epoch: int = 0
+    """That was seen, in a join or an abort."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    moves: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    """Under way, or waiting for their turn."""
 
 
 class WeightReceiver:
@@ -61,201 +85,248 @@ class WeightReceiver:
     def __init__(self, *, replica_id: str, grace_s: float = 10.0) -> None:
         self.fatal = asyncio.Event()
         self.fatal_reason = ""
+        self._outputs = OutputGate()
         self._replica_id = replica_id
         self._grace_s = grace_s
-        self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
-        self._engine: GuardedEngine | None = None
-        self._run_id: str | None = None
-        self._model: str | None = None
-        self._dtype: str | None = None
-        self._reset()
-
-    def _reset(self) -> None:
-        self._epoch = 0
-        self._newest_epoch = 0
-        self._policy_version = -1
-        self._is_held = False
-        self._update: _Update | None = None
+        self._serving: _Serving | None = None
 
     @property
     def policy_version(self) -> int:
         """Version read back from the engine; -1 if it holds none of this run's."""
-        return self._policy_version
+        return self.held.policy_version
+
+    @property
+    def held(self) -> LineageVersion:
+        """That version, and whose it is. The old one until the new one was read back, and decoding goes on."""
+        return NO_WEIGHTS if self._serving is None else self._serving.swap.held
 
     @property
     def is_held(self) -> bool:
         """Whether decoding is held."""
-        return self._is_held
+        return self._serving is not None and self._serving.swap.is_held
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the engine's memory is given away until the next push."""
+        return self._serving is not None and self._serving.swap.engine.is_asleep
+
+    @property
+    def outputs(self) -> OutputGate:
+        """What the engine samples goes out through it."""
+        return self._outputs
 
     def attach(
-        self, engine: ReceivingEngine, *, run_id: str, model: str, dtype: str, adapter: AdapterSpec | None = None
+        self,
+        engine: ReceivingEngine,
+        *,
+        run_id: str,
+        model: str,
+        dtype: str,
+        push_staging: Literal["memory", "none"] = "memory",
+        kv_after_push: Literal["recompute", "keep"] = "recompute",
     ) -> None:
-        """Receive for ``run_id`` into ``engine``, which has just loaded ``model``: whole models, or adapters to it."""
-        self._engine = GuardedEngine(engine, adapter=adapter, grace_s=self._grace_s, on_fatal=self._die)
-        self._run_id, self._model, self._dtype = run_id, model, dtype
-        self._reset()
+        """Receive for ``run_id`` into ``engine``, which has just loaded ``model``."""
+        self._end_serving()
+        guarded = GuardedEngine(engine, keep_cache=kv_after_push == "keep", grace_s=self._grace_s, on_fatal=self._die)
+        has_adapters = engine.adapter is not None
+        swap = WeightSwap(
+            replica_id=self._replica_id,
+            engine=guarded,
+            outputs=self._outputs,
+            # Adapters are small, and vLLM loads them from files: they are always kept aside.
+            is_staged=push_staging == "memory" or has_adapters,
+            has_adapters=has_adapters,
+            on_change=self._notify,
+        )
+        self._serving = _Serving(run_id, model, dtype, swap)
         self._notify()
 
     def detach(self) -> None:
-        """Receive no more; the engine is about to go."""
-        if self._update is not None:
-            self._update.receiving.cancel()
-        self._engine = self._run_id = self._model = self._dtype = None
-        self._reset()
+        """Receive no more; the engine is about to go, or to serve another run. Moves under way are given up."""
+        serving = self._end_serving()
+        if serving is not None:
+            serving.swap.engine.close()
         self._notify()
 
-    def is_open(self, required: int) -> bool:
-        """Return whether prompts may be taken: some version of this run is held, and none older than ``required``."""
-        return not self._is_held and self._policy_version >= max(required, 0)
+    def is_open(self, required: LineageVersion) -> bool:
+        """Return whether prompts may be taken: weights of this run are held, and none older than ``required``.
 
-    async def wait_open(self, required: int) -> None:
+        What a trainer pushed that was superseded since is older than all that its successor pushes.
+        """
+        return not self.is_held and self.held.satisfies(required)
+
+    async def wait_open(self, required: LineageVersion) -> None:
         """Wait until ``is_open(required)``. A push may take long to come, so the caller sets the deadline."""
         while not self.is_open(required):
             await self._changed.wait()
 
     def info(self) -> ReplicaInfo:
         """Return what this replica is and holds."""
-        engine = self._engine
-        transport = None if engine is None else engine.transport
+        serving = self._serving
+        if serving is None:
+            return ReplicaInfo(
+                replica_id=self._replica_id,
+                run_id=None,
+                model=None,
+                transports=[],
+                torch_version="",
+                nccl_version=None,
+                num_workers=0,
+                dtype=None,
+                epoch=0,
+                policy_version=NO_WEIGHTS.policy_version,
+                is_held=False,
+            )
+        swap, engine = serving.swap, serving.swap.engine
+        has_wire = engine.transports != ["simulated"]  # else nobody asks, and torch is heavy
         return ReplicaInfo(
             replica_id=self._replica_id,
-            run_id=self._run_id,
-            model=self._model,
-            transports=[] if transport is None else [transport],
-            torch_version=str(torch.__version__),
-            nccl_version=_nccl_version(),
-            num_workers=0 if engine is None else engine.num_workers,
-            dtype=self._dtype,
-            epoch=self._epoch,
-            policy_version=self._policy_version,
-            is_held=self._is_held,
+            run_id=serving.run_id,
+            model=serving.model,
+            transports=engine.transports,
+            torch_version=torch_version() if has_wire else "",
+            nccl_version=nccl_version() if has_wire else None,
+            num_workers=engine.num_workers,
+            dtype=serving.dtype,
+            epoch=swap.epoch,
+            policy_version=swap.held.policy_version,
+            incarnation=swap.held.incarnation,
+            is_held=swap.is_held,
+            staged_checksum=swap.staged_checksum,
+            engine_id=serving.engine_id,
+            device_uuid=engine.device_uuid,
+            is_asleep=engine.is_asleep,
         )
 
     async def join(self, body: JoinRequest) -> ReplicaInfo:
-        """Have all workers enter a new communicator.
+        """Have all workers enter a new communicator. Decoding goes on.
 
         Raises:
             ConflictError: Another run, an epoch that is not newer, or versions that cannot talk to each other.
             PushError: The rendezvous failed.
-            UnavailableError: No engine yet, or it is stuck.
+            UnavailableError: No engine, it is stuck, or the run ended.
         """
         self._check_run(body)
-        self._check_versions(body)
-        async with self._lock:
-            engine = self._check_run(body)
-            if body.epoch <= self._newest_epoch:
-                raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {self._newest_epoch}")
-            self._newest_epoch = body.epoch
-            await self._leave(engine, "a newer epoch began")
-            await engine.enter(body)
-            self._epoch = body.epoch
+        if reason := incompatibility(self.info(), body):
+            raise ConflictError(reason)
+
+        async def move(serving: _Serving) -> ReplicaInfo:
+            if body.epoch <= serving.newest_epoch:
+                raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {serving.newest_epoch}")
+            serving.newest_epoch = body.epoch
+            await serving.swap.enter(body)
             return self.info()
 
+        return await self._in_turn(body, move)
+
     async def begin(self, body: BeginRequest) -> ReplicaInfo:
-        """Hold decoding and start to receive; returns as soon as decoding is held.
+        """Start to receive; returns once the parameters are known to be the model's. Without staging, hold first.
 
         Raises:
             ConflictError: Another run or epoch, or a push is under way.
-            PushError: The engine could not be held.
-            UnavailableError: No engine yet, or it is stuck.
+            PushError: The engine could not be held, or what is announced is not what the model consists of.
+            UnavailableError: No engine, it is stuck, or the run ended.
         """
-        self._check_run(body)
-        async with self._lock:
-            engine = self._check_run(body)
-            if body.epoch != self._epoch:
-                raise ConflictError(f"this replica is in epoch {self._epoch}, not {body.epoch}; join first")
-            if self._update is not None:
-                raise ConflictError(f"policy version {self._update.policy_version} is being received; abort it first")
-            held_at = time.monotonic()
-            self._is_held = True
-            self._notify()
-            await engine.hold()
-            await engine.start()
-            receiving = asyncio.create_task(self._receive(engine, body), name="receive weights")
-            self._update = _Update(body.epoch, body.policy_version, held_at, receiving)
+
+        async def move(serving: _Serving) -> ReplicaInfo:
+            swap = serving.swap
+            if body.epoch != swap.epoch:
+                raise ConflictError(f"this replica is in epoch {swap.epoch}, not {body.epoch}; join first")
+            if swap.update is not None:
+                raise ConflictError(f"policy version {swap.update.body.policy_version} is being received; abort it")
+            await swap.begin(body)
             return self.info()
 
+        return await self._in_turn(body, move)
+
     async def commit(self, body: CommitRequest) -> CommitReply:
-        """Wait for the last byte, finish the update, read the version back, go on decoding.
+        """Wait for the last byte, compare the checksum, load, read the version back, go on, and score the probe.
 
         Raises:
             ConflictError: Another run or epoch, or that version is not being received.
-            PushError: The update failed; this replica stays held.
-            UnavailableError: No engine yet, or it is stuck.
+            PushError: The update failed; see the diagram for what that leaves.
+            UnavailableError: No engine, it is stuck, or the run ended.
         """
-        self._check_run(body)
-        async with self._lock:
-            engine = self._check_run(body)
-            update = self._update
-            if update is None or (update.epoch, update.policy_version) != (body.epoch, body.policy_version):
+
+        async def move(serving: _Serving) -> CommitReply:
+            update = serving.swap.update
+            announced = None if update is None else (update.body.epoch, update.body.policy_version)
+            if update is None or update.receiving is None or announced != (body.epoch, body.policy_version):
                 raise ConflictError(f"policy version {body.policy_version} of epoch {body.epoch} is not being received")
-            failure = await update.receiving
-            if failure is not None:
-                await self._leave(engine, failure)
-                raise PushError(failure)
-            await engine.finish(body.policy_version)
-            await engine.resume()
-            self._update = None
-            self._policy_version = body.policy_version
-            self._is_held = False
-            self._notify()
-            return CommitReply(
-                replica_id=self._replica_id,
-                policy_version=self._policy_version,
-                receive_s=(update.received_at or update.held_at) - update.held_at,
-                standstill_s=time.monotonic() - update.held_at,
-            )
+            return await serving.swap.commit(update, update.receiving, body)
+
+        return await self._in_turn(body, move)
 
     async def abort(self, body: AbortRequest) -> ReplicaInfo:
-        """Give an update up and leave the communicator. Decoding that is held stays held.
+        """Give an update up and leave the communicator.
 
         Raises:
             ConflictError: Another run, or an older epoch.
             PushError: The engine did not leave the communicator.
-            UnavailableError: No engine yet, or it is stuck.
+            UnavailableError: No engine, it is stuck, or the run ended.
         """
-        self._check_run(body)
-        async with self._lock:
-            engine = self._check_run(body)
-            if body.epoch < self._newest_epoch:
-                raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {self._newest_epoch}")
-            self._newest_epoch = body.epoch
-            await self._leave(engine, body.reason)
+
+        async def move(serving: _Serving) -> ReplicaInfo:
+            if body.epoch < serving.newest_epoch:
+                raise ConflictError(f"epoch {body.epoch} is over; this replica has seen epoch {serving.newest_epoch}")
+            serving.newest_epoch = body.epoch
+            await serving.swap.leave(body.reason)
             return self.info()
 
-    async def _receive(self, engine: GuardedEngine, body: BeginRequest) -> str | None:
-        """Return None once everything is loaded, or why it is not."""
-        try:
-            await engine.receive(body)
-        except HeadraceError as error:
-            log.warning("%s; decoding stays held until a later push is complete", error)
-            if not self.fatal.is_set():
-                # The trainer would otherwise wait for us to take the next chunk, and hold everybody until its deadline.
-                self._epoch = 0
-                with contextlib.suppress(UnavailableError):
-                    await engine.leave()
-            return str(error)
-        if self._update is not None:
-            self._update.received_at = time.monotonic()
-        return None
+        return await self._in_turn(body, move)
 
-    async def _leave(self, engine: GuardedEngine, reason: str) -> None:
-        """Leave the communicator, with the engine outside any update."""
-        update = self._update
-        if update is not None:
-            log.warning("giving up policy version %d: %s", update.policy_version, reason)
-            # The trainer has closed its end, so this ends soon; at the latest by its own deadline.
-            failure = await update.receiving
-            self._update = None
-            self._policy_version = -1
-            if failure is None:
-                # All bytes came and nobody confirmed them. The engine can only be taken out of an update by finishing
-                # it; its version label stays the old one, and decoding stays held.
-                await engine.finish(None)
-        if self._epoch:
-            self._epoch = 0
-            await engine.leave()
+    async def sleep(self, body: SleepRequest) -> ReplicaInfo:
+        """Hold decoding, and give the engine's GPU memory away until the next push.
+
+        Raises:
+            ConflictError: Another run or epoch, or a push is under way.
+            PushError: This engine cannot.
+            UnavailableError: No engine, it is stuck, or the run ended.
+        """
+
+        async def move(serving: _Serving) -> ReplicaInfo:
+            swap = serving.swap
+            if body.epoch != swap.epoch or swap.update is not None:
+                raise ConflictError("this replica is in another epoch, or in the middle of a push")
+            await swap.sleep()
+            return self.info()
+
+        return await self._in_turn(body, move)
+
+    async def _in_turn(self, body: _Body, move: Callable[[_Serving], Coroutine[Any, Any, _ReplyT]]) -> _ReplyT:
+        """Make a move once those before it have ended.
+
+        Raises:
+            ConflictError: Another run.
+            UnavailableError: No engine, it is stuck, or the run ended in the middle.
+        """
+        serving = self._check_run(body)
+
+        async def make() -> _ReplyT:
+            async with serving.lock:
+                self._check_run(body)
+                return await move(serving)
+
+        task = asyncio.create_task(make(), name=f"weight push: {type(body).__name__}")
+        serving.moves.add(task)
+        task.add_done_callback(serving.moves.discard)
+        try:
+            # Not awaited itself: that detach cancels it is not to cancel who asked.
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+        if task.cancelled():
+            raise UnavailableError(f"run {serving.run_id} ended here in the middle of the push")
+        return task.result()
+
+    def _end_serving(self) -> _Serving | None:
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            for move in serving.moves:
+                move.cancel()
+            serving.swap.end()
+        return serving
 
     def _die(self, reason: str) -> None:
         log.error("the engine cannot go on: %s", reason)
@@ -266,30 +337,11 @@ class WeightReceiver:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _check_run(self, body: "JoinRequest | BeginRequest | CommitRequest | AbortRequest") -> GuardedEngine:
-        if self._engine is None:
+    def _check_run(self, body: _Body) -> _Serving:
+        if self._serving is None:
             raise UnavailableError("this replica has no model loaded yet; ask again when GET says that it has")
         if self.fatal.is_set():
             raise UnavailableError(self.fatal_reason)
-        if body.run_id != self._run_id:
-            raise ConflictError(f"this replica serves run {self._run_id}, not {body.run_id}")
-        return self._engine
-
-    def _check_versions(self, body: JoinRequest) -> None:
-        mine = self.info()
-        if body.transport not in mine.transports:
-            raise ConflictError(f"this replica receives over {', '.join(mine.transports)}, not over {body.transport}")
-        if _release(body.torch_version) != _release(mine.torch_version):
-            raise ConflictError(f"this replica runs torch {mine.torch_version}, the trainer {body.torch_version}")
-        if body.transport == "nccl" and body.nccl_version != mine.nccl_version:
-            raise ConflictError(f"this replica runs NCCL {mine.nccl_version}, the trainer {body.nccl_version}")
-
-
-def _nccl_version() -> str | None:
-    if torch.version.cuda is None:
-        return None
-    return ".".join(str(part) for part in cuda.nccl.version())
-
-
-def _release(version: str) -> str:
-    return version.partition("+")[0]
+        if body.run_id != self._serving.run_id:
+            raise ConflictError(f"this replica serves run {self._serving.run_id}, not {body.run_id}")
+        return self._serving

@@ -23,6 +23,7 @@ from shared.control import (
     CommitRequest,
     JoinRequest,
     ReplicaInfo,
+    SleepRequest,
 )
 from shared.errors import PushError, UnavailableError
 from shared.http_guard import problem
@@ -51,6 +52,10 @@ def make_router(receiver: WeightReceiver) -> APIRouter:
     @router.post("/abort")
     async def abort(body: AbortRequest) -> ReplicaInfo:
         return await receiver.abort(body)
+
+    @router.post("/sleep")
+    async def sleep(body: SleepRequest) -> ReplicaInfo:
+        return await receiver.sleep(body)
 
     return router
 

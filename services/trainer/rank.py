@@ -128,11 +128,15 @@ async def _train(
 
     config = record.parsed_config()
     epoch = await take_over(redis, RunKeys(record.run_id))
+    store.write_as(epoch)
     sender = WeightSender(
         redis,
         run_id=record.run_id,
         internal_key=settings.internal_key.get_secret_value(),
         transport=config.weight_transport,
+        # Adapters are small, and every element of them changes.
+        encoding="full" if config.use_peft else config.push_encoding,
+        weight_dir=config.weight_dir,
         bind_address=settings.push_address,
         push_timeout_s=config.push_timeout_s,
         incarnation=epoch,

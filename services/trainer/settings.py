@@ -45,6 +45,9 @@ class TrainerSettings(ServiceSettings):
     dataset_check_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of reading a dataset at submit")
     hub_timeout_s: float = Field(default=10.0, gt=0, description="Deadline of asking the Hugging Face hub for a model")
     reward_check_timeout_s: float = Field(default=20.0, gt=0, description="Deadline of the rewarder's check at submit")
+    engine_check_timeout_s: float = Field(
+        default=75.0, gt=0, description="Deadline of a generator's check of vLLM's options at submit"
+    )
     request_body_timeout_s: float = Field(default=30.0, gt=0, description="Deadline of receiving a request body")
 
     heartbeat_s: float = Field(default=15.0, gt=0, description="Longest silence on an event stream")

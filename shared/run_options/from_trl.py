@@ -25,7 +25,9 @@ ELSEWHERE: Mapping[str, str] = {
     "tf32": _DTYPE,
     "bf16_full_eval": _DTYPE,
     "fp16_full_eval": _DTYPE,
-    "generation_kwargs": "temperature, top_p, top_k, min_p and repetition_penalty are settings of their own",
+    "vllm_gpu_memory_utilization": "set vllm: {gpu_memory_utilization: ...}",
+    "vllm_tensor_parallel_size": "set vllm: {tensor_parallel_size: ...}",
+    "vllm_max_model_length": "set max_prompt_length and max_completion_length, or vllm: {max_model_len: ...}",
     "model_name_or_path": "the setting is model",
     "model_init_kwargs": "dtype, attn_implementation and model_revision are settings of their own",
     "run_name": "the setting is name",
@@ -67,7 +69,7 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """TRL's option to what does the same here."""
 
-_ENGINE = "the generator is vLLM always, with its own options in HEADRACE_ENGINE_ARGS"
+_ENGINE = "the generator is vLLM always; engine arguments of a run go into its table vllm, such as max_num_seqs"
 _PLACE = "every run has a directory of its own, and goes on from its newest checkpoint by itself"
 _LOADER = "prompts are encoded as they are admitted"
 _DDP = "ranks share the model through FSDP2, and nothing of DDP is used"
@@ -81,18 +83,13 @@ _LABELS = "it is for training on given answers; a run trains on what the model w
 ABSENT: Mapping[str, str] = {
     "use_vllm": _ENGINE,
     "vllm_mode": _ENGINE,
-    "vllm_model_impl": _ENGINE,
-    "vllm_enable_sleep_mode": _ENGINE,
-    "vllm_gpu_memory_utilization": _ENGINE,
-    "vllm_tensor_parallel_size": _ENGINE,
-    "vllm_max_model_length": _ENGINE,
+    "vllm_model_impl": "models run in vLLM's own implementation where it has one",
     "cache_implementation": _ENGINE,
     "vllm_server_base_url": _SERVER,
     "vllm_server_host": _SERVER,
     "vllm_server_port": _SERVER,
     "vllm_server_timeout": _SERVER,
     "vllm_group_port": _SERVER,
-    "vllm_structured_outputs_regex": "what is sampled is not constrained",
     "use_transformers_continuous_batching": _CONTINUOUS,
     "transformers_continuous_batching_config": _CONTINUOUS,
     "use_transformers_paged": _CONTINUOUS,
@@ -150,5 +147,16 @@ ABSENT: Mapping[str, str] = {
 }
 """TRL's option to why a run has nothing of the kind."""
 
-INSTEAD: Mapping[str, str] = {**ELSEWHERE, **ABSENT}
-"""TRL's option to a clause that follows "there is no such setting; "."""
+OF_VLLM: Mapping[str, str] = {
+    "stop": "set generation_kwargs: {stop: [...]}",
+    "structured_outputs": "set vllm_structured_outputs_regex or generation_kwargs: {structured_outputs: {...}}",
+    "tensor_parallel_size": _ENGINE,
+    "speculative_config": _ENGINE,
+    "quantization": _ENGINE,
+    "max_num_seqs": _ENGINE,
+    "gpu_memory_utilization": _ENGINE,
+}
+"""What vLLM's users may write outside the tables of its arguments."""
+
+INSTEAD: Mapping[str, str] = {**ELSEWHERE, **ABSENT, **OF_VLLM}
+"""What a run has no setting of, to a clause that follows "there is no such setting; "."""

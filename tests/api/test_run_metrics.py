@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 
 from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
+from shared.run_store import Progress
 
 Run = dict[str, Any]
 
@@ -63,3 +64,16 @@ async def test_a_tracker_without_its_library_is_refused_at_submit(
     assert error["field"] == "report_to"
     assert "wandb cannot be reported to: not installed" in error["message"]
     assert 'pip install "headrace[report]"' in error["message"]
+
+
+async def test_generators_that_the_probe_took_out_are_seen_though_no_step_is_made(
+    client: httpx.AsyncClient, api: TrainerApi, run: Run
+) -> None:
+    run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
+    await api.store.set_current_run(run_id)
+    await api.store.write_progress(run_id, Progress(pushes=3, pushes_confirmed=1, probes_failed=2))
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+    await metrics.refresh()
+    served = generate_latest(metrics.registry).decode().splitlines()
+    assert f'headrace_run_probes_failed{{run_id="{run_id}"}} 2.0' in served
+    assert f'headrace_run_pushes{{outcome="failed",run_id="{run_id}"}} 2.0' in served

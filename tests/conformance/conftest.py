@@ -1,10 +1,8 @@
-"""Three sets of weights: the policy when a batch begins, a policy that has moved since, and a reference.
-
-What the comparisons found is printed at the end of the session, also when they pass.
-"""
+"""Three sets of weights: the policy when a batch begins, a policy that has moved since, and a reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.conftest import CONFORMANCE
 from tests.tiny_model import make_tiny_model
-
-FINDINGS = pytest.StashKey[list[str]]()
 
 
 @dataclass(frozen=True)
@@ -28,16 +25,9 @@ class Models:
 
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Return what takes a sentence for the end of the session."""
-    return request.config.stash.setdefault(FINDINGS, list[str]()).append
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    findings = config.stash.get(FINDINGS, list[str]())
-    if findings:
-        terminalreporter.section("conformance with TRL")
-        terminalreporter.write_line("\n".join(findings))
+    return partial(record_property, CONFORMANCE)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from shared.keys import GENERATORS, REWARDERS, RunKeys
 from shared.lease import alive, lease, renew
 from shared.messages import decode_prompt_group, encode
 from shared.redis_connection import Redis, call
-from shared.streams import StreamConsumer, settle
+from shared.streams import StreamConsumer, give_back, settle
 from tests.groups import prompt_group
 from tests.stream_view import entries
 
@@ -88,6 +88,22 @@ async def test_work_of_a_consumer_with_a_lease_is_never_reclaimed(redis: Redis, 
     assert again.entry_id == delivery.entry_id
 
 
+async def test_what_is_given_back_is_for_others_though_the_lease_is_kept(redis: Redis, run_keys: RunKeys) -> None:
+    for number in range(3):
+        await admit(redis, run_keys, f"{number:08d}")
+    async with lease(redis, leases=run_keys.leases(GENERATORS), consumer="unable", lease_s=60):
+        had = await generator(redis, run_keys, "unable").read(count=2, block_s=0.1)
+        await give_back(redis, stream=run_keys.prompts, consumer_group=GENERATORS, name="unable")
+        assert await generator(redis, run_keys, "unable").read_own(count=8) == []
+        other = generator(redis, run_keys, "other")
+        found = [*await other.read(count=8, block_s=0.1), *await other.read(count=8, block_s=0.1)]
+    assert [delivery.group_id for delivery in found] == [*(delivery.group_id for delivery in had), "00000002"]
+
+
+async def test_nothing_is_given_back_of_a_run_that_is_gone(redis: Redis) -> None:
+    await give_back(redis, stream=RunKeys("gone").prompts, consumer_group=GENERATORS, name="unable")
+
+
 async def test_a_restarted_consumer_first_gets_what_it_had(redis: Redis, run_keys: RunKeys) -> None:
     for number in range(3):
         await admit(redis, run_keys, f"{number:08d}")
@@ -157,6 +173,18 @@ async def test_a_wiped_redis_is_reported_as_lost_state_and_not_recreated(redis: 
     with pytest.raises(StateLostError):
         await admit(redis, run_keys, "00000000")
     assert await redis.exists(run_keys.prompts) == 0
+
+
+async def test_a_trainer_brings_nothing_of_a_lost_run_back_to_life(redis: Redis, run_keys: RunKeys) -> None:
+    await redis.delete(*run_keys.everything())
+    with pytest.raises(StateLostError, match="epoch does not exist"):
+        await call(redis, "headrace_require", keys=(run_keys.epoch, run_keys.required_version), args=(1, "1:4"))
+    with pytest.raises(StateLostError, match="epoch does not exist"):
+        await call(redis, "headrace_write_run", keys=(run_keys.epoch, run_keys.run), args=(1, "status", "running"))
+    await redis.set(run_keys.epoch, 1)
+    with pytest.raises(StateLostError, match="run does not exist"):
+        await call(redis, "headrace_write_run", keys=(run_keys.epoch, run_keys.run), args=(1, "status", "running"))
+    assert await redis.exists(run_keys.run, run_keys.required_version) == 0
 
 
 async def test_reclaimed_entries_in_a_reply_that_was_lost_are_found(

@@ -10,7 +10,6 @@ import pytest_asyncio
 from services.generator.engine import Engine, import_vllm, start_engine
 from services.generator.engine_spec import EngineSpec
 from services.generator.vllm_environment import set_environment
-from services.generator.vllm_plugin import GLOO_BACKEND
 from shared.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import RedisServer
 from tests.tiny_model import make_tiny_model
@@ -39,7 +38,7 @@ def vllm_environment() -> Iterator[None]:
 async def engine(tiny_model: Path, vllm_environment: None) -> AsyncIterator[Engine]:
     """Return a running engine whose weights are labelled policy version 0."""
     assert not await import_vllm({})
-    spec = EngineSpec(str(tiny_model), None, "float32", MAX_MODEL_LEN, GLOO_BACKEND)
+    spec = EngineSpec(str(tiny_model), None, "float32", MAX_MODEL_LEN)
     engine = await start_engine(spec, extra_args={}, has_cuda=False, timeout_s=300)
     await engine.client.update_weight_version("0")
     yield engine

@@ -9,7 +9,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from services.generator.adapter import AdapterSpec
 from services.generator.engine import start_engine
 from services.generator.engine_spec import EngineSpec
-from services.generator.vllm_plugin import GLOO_BACKEND
 from shared.errors import UserError
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_tokenizer
 
@@ -31,6 +30,6 @@ async def test_a_model_that_vllm_serves_no_adapters_of_is_refused_before_an_engi
     )
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     make_tiny_tokenizer().save_pretrained(tmp_path)
-    spec = EngineSpec(str(tmp_path), None, "float32", 64, GLOO_BACKEND, AdapterSpec(4, 8, None))
+    spec = EngineSpec(str(tmp_path), None, "float32", 64, AdapterSpec(4, 8, None))
     with pytest.raises(UserError, match="vLLM serves no adapters of GPT2LMHeadModel; leave use_peft out"):
         await start_engine(spec, extra_args={}, has_cuda=False, timeout_s=100)

@@ -15,6 +15,7 @@ from services.generator.generation_loop import GenerationLoop
 from services.generator.metrics import GeneratorMetrics
 from shared.arrays import pack_ids, unpack_ids
 from shared.keys import RunKeys
+from shared.lineage import LineageVersion
 from shared.messages import CompletedGroup, PromptGroup, decode_completed_group, encode
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
@@ -32,17 +33,17 @@ class OpenGate:
     """A weight gate that a test opens and shuts."""
 
     def __init__(self, policy_version: int = 0) -> None:
-        self.policy_version = policy_version
+        self.held = LineageVersion(1, policy_version)
         self._opened = asyncio.Event()
         self._opened.set()
 
-    async def wait_open(self, required: int) -> None:
-        while self.policy_version < required:
+    async def wait_open(self, required: LineageVersion) -> None:
+        while not self.held.satisfies(required):
             self._opened.clear()
             await self._opened.wait()
 
     def receive(self, policy_version: int) -> None:
-        self.policy_version = policy_version
+        self.held = LineageVersion(1, policy_version)
         self._opened.set()
 
 
@@ -62,12 +63,17 @@ def a_config(model: Path, **changes: object) -> RunConfig:
 
 @contextlib.asynccontextmanager
 async def generating(
-    redis: Redis, engine: Engine, config: RunConfig, *, gate: OpenGate | None = None
+    redis: Redis,
+    engine: Engine,
+    config: RunConfig,
+    *,
+    gate: OpenGate | None = None,
+    metrics: GeneratorMetrics | None = None,
 ) -> AsyncGenerator[GenerationLoop]:
     await RunStore(redis).create("run-test", config, run_dir="/nowhere")
     loop = GenerationLoop(
         redis, keys=KEYS, config=config, engine=engine, gate=gate or OpenGate(), replica_id="generator-0",
-        metrics=GeneratorMetrics(),
+        metrics=metrics or GeneratorMetrics(),
     )  # fmt: skip
     task = asyncio.create_task(loop.run(), name="loop under test")
     try:
@@ -121,7 +127,7 @@ async def test_a_group_comes_out_whole_with_the_logprobs_transformers_computes(
         assert rollout.is_truncated() == (ids[-1] != EOS_TOKEN_ID)
         assert "<eos>" not in rollout.completion
     assert await session_redis.xlen(KEYS.prompts) == 0
-    assert await session_redis.hget(KEYS.started, "00000000") == b"0"
+    assert await session_redis.hget(KEYS.started, "00000000") == b"1:0"
 
 
 async def test_prompts_the_model_cannot_take_are_buried_with_the_reason_and_the_rest_goes_on(
@@ -163,16 +169,16 @@ async def test_no_prompt_is_read_until_the_required_version_is_held(
     engine: Engine, session_redis: Redis, tiny_model: Path
 ) -> None:
     gate = OpenGate(policy_version=3)
-    await session_redis.set(KEYS.required_version, 5)
+    await session_redis.set(KEYS.required_version, "1:5")
     async with generating(session_redis, engine, a_config(tiny_model), gate=gate) as loop:
         await admit(session_redis, a_prompt())
-        await eventually(lambda: loop.required_version == 5)
+        await eventually(lambda: loop.required_version == (1, 5))
         pending = await session_redis.xpending(KEYS.prompts, "generators")
         assert pending["pending"] == 0
         gate.receive(5)
         (group,) = await completed(session_redis, 1)
     assert group.prompt.group_id == "00000000"
-    assert await session_redis.hget(KEYS.started, "00000000") == b"5"
+    assert await session_redis.hget(KEYS.started, "00000000") == b"1:5"
 
 
 async def test_no_more_groups_are_claimed_than_may_be_in_flight(

@@ -1,9 +1,16 @@
-"""The policy over OpenAI's protocol: real vLLM handlers, real HTTP, and nothing else of vLLM's server."""
+"""The policy over OpenAI's protocol: real vLLM handlers, real HTTP, and nothing else of vLLM's server.
+
+What any generator must answer, and to whom, is tests/generator_contract's.
+"""
 
 import asyncio
 import contextlib
+import importlib
 import json
+import pkgutil
+import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -11,24 +18,31 @@ import pytest_asyncio
 from pydantic import SecretStr
 
 from services.generator.app import HttpServer, make_app
-from services.generator.engine import Engine
+from services.generator.engine import Engine, start_engine
 from services.generator.openai_routes import OpenAiRoutes
+from services.generator.output_gate import GatedClient, OutputGate
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
+from shared.lineage import LineageVersion
 from tests.eventually import eventually
+from tests.tiny_model import CHARACTERS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 
 KEY = {"Authorization": "Bearer public"}
-INTERNAL_KEY = {"Authorization": "Bearer internal"}
 
 
 class Holds:
     """Weights of one version, and a state that says an engine serves a run."""
 
     policy_version = 0
+    is_asleep = False
+
+    @property
+    def held(self) -> LineageVersion:
+        return LineageVersion(1, self.policy_version)
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +54,28 @@ def weights() -> Holds:
 async def openai(engine: Engine, weights: Holds) -> OpenAiRoutes:
     state = ServiceState(weights)
     state.serve()
-    routes = OpenAiRoutes(state.why_policy_closed)
+    routes = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: weights.policy_version)
     await routes.open(engine)
     return routes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def client(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[httpx.AsyncClient]:
+async def client(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60, headers=KEY) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[HttpServer]:
     settings = GeneratorSettings(port=0, api_key=SecretStr("public"), internal_key=SecretStr("internal"))
     state = ServiceState(weights)
+    state.serve()
     app = make_app(
         settings, state=state, openai=openai, weight_routes=make_router(WeightReceiver(replica_id="generator-0"))
     )
     server = HttpServer(settings)
     serving = asyncio.create_task(server.answer(app), name="server under test")
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60, headers=KEY) as client:
-        yield client
+    yield server
     server.should_exit = True
     await serving
 
@@ -102,31 +122,198 @@ async def test_a_streamed_chat_says_the_same_as_a_whole_one(client: httpx.AsyncC
     assert "".join(pieces) == whole
 
 
-async def test_models_are_the_policy_and_the_runs_model(client: httpx.AsyncClient, engine: Engine) -> None:
-    listed = (await client.get("/v1/models")).json()
-    assert [model["id"] for model in listed["data"]] == ["policy", engine.spec.model]
+async def test_no_client_gets_ahead_of_training(
+    client: httpx.AsyncClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate, priorities = engine.client.generate, list[int]()
+
+    def note(*args: Any, priority: int = 0, **kwargs: Any) -> AsyncIterator[Any]:
+        priorities.append(priority)
+        outputs: AsyncIterator[Any] = generate(*args, priority=priority, **kwargs)
+        return outputs
+
+    monkeypatch.setattr(engine.client, "generate", note)
+    asked = {"model": "policy", "priority": -5}
+    complete = {"prompt": "abc", "max_tokens": 2}
+    chat = {"messages": [{"role": "user", "content": "abc"}], "max_completion_tokens": 2}
+    for path, body in (("completions", asked | complete), ("chat/completions", asked | chat)):
+        for headers in ({}, {"X-Vllm-Priority": "-7"}):
+            answer = await client.post(f"/v1/{path}", json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+    assert priorities == [0, 0, 0, 0]
+
+
+async def test_a_request_in_flight_when_its_engine_is_replaced_gets_an_answer(engine: Engine) -> None:
+    other = await start_engine(engine.spec, extra_args={}, has_cuda=False, timeout_s=300)
+    routes = OpenAiRoutes(lambda: None, policy_version=lambda: 0)
+    await routes.open(other)
+    await other.client.pause_generation(mode="keep", clear_cache=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(routes), base_url="http://generator") as strangers:
+        asked = {"model": "policy", "prompt": "abc", "prompts": ["abc"], "max_tokens": 2}
+        requests = [
+            asyncio.create_task(strangers.post(path, json={name: asked[name] for name in names}))
+            for path, names in (
+                ("/v1/completions", ("model", "prompt", "max_tokens")),
+                ("/v1/generate", ("prompts", "max_tokens")),
+            )
+        ]
+        await eventually(lambda: other.client.get_num_unfinished_requests() == 2)
+        await other.shutdown()
+        answers = await asyncio.wait_for(asyncio.gather(*requests), timeout=30)
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert all("the engine is being stopped or replaced" in answer.text for answer in answers)
+
+
+async def test_a_request_whose_weights_were_refused_meanwhile_is_to_be_asked_again(engine: Engine) -> None:
+    gate = OutputGate()
+    routes = OpenAiRoutes(lambda: None, policy_version=lambda: 0)
+    await routes.open(Engine(GatedClient(engine.client, gate), engine.spec))
+    gate.shut()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(routes), base_url="http://generator") as strangers:
+        request = {"model": "policy", "prompt": "abc", "max_tokens": 2}
+        asked = asyncio.create_task(strangers.post("/v1/completions", json=request))
+        await eventually(lambda: engine.client.get_num_unfinished_requests() == 1)
+        gate.refuse()
+        answer = await asyncio.wait_for(asked, timeout=30)
+    assert answer.status_code == 503
+    assert "could not be verified" in answer.text
+
+
+async def test_the_version_in_the_header_and_in_the_list_is_the_one_held_now(
+    client: httpx.AsyncClient, weights: Holds
+) -> None:
+    request = {"model": "policy", "prompt": "abc", "max_tokens": 2}
+    versions: list[str] = []
+    for weights.policy_version in (41, 42):
+        answers = [
+            await client.get("/v1/models"),
+            await client.post("/v1/completions", json=request),
+            await client.post("/v1/completions", json=request | {"stream": True}),
+            await client.post("/v1/generate", json={"prompts": ["abc"], "max_tokens": 2}),
+        ]
+        assert answers[0].json()["data"][0]["policy_version"] == weights.policy_version
+        versions += [answer.headers["x-headrace-policy-version"] for answer in answers]
+    weights.policy_version = 0
+    assert versions == ["41"] * 4 + ["42"] * 4
+
+
+TRLS_CLIENT = """
+import json, sys
+from trl.generation.vllm_client import VLLMClient
+
+client = VLLMClient(base_url=sys.argv[1])
+print(json.dumps(client.generate([[5, 6, 7], [8, 9]], temperature=0.0, max_tokens=6, logprobs=2)))
+"""
+
+
+async def test_trls_own_client_generates_and_our_route_answers_the_same(
+    client: httpx.AsyncClient, server: HttpServer
+) -> None:
+    # A process of its own, as a client is: TRL decides at its import whether vLLM is there.
+    url = f"http://:public@127.0.0.1:{server.port}"
+    trl = await asyncio.create_subprocess_exec(sys.executable, "-c", TRLS_CLIENT, url, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await trl.communicate()
+    theirs = json.loads(printed.splitlines()[-1])
+    body = {"prompts": [[5, 6, 7], [8, 9]], "temperature": 0.0, "max_tokens": 6, "logprobs": 2}
+    ours = (await client.post("/v1/generate", json=body)).json()
+    assert theirs["prompt_ids"] == [[5, 6, 7], [8, 9]]
+    assert len(theirs["completion_ids"]) == 2
+    assert {name: ours[name] for name in ("prompt_ids", "completion_ids", "logprob_token_ids")} == {
+        name: theirs[name] for name in ("prompt_ids", "completion_ids", "logprob_token_ids")
+    }
+    for mine, other in zip(ours["logprobs"], theirs["logprobs"], strict=True):
+        assert [len(position) for position in mine] == [len(position) for position in other]
+        assert max(abs(a - b) for left, right in zip(mine, other, strict=True)
+                   for a, b in zip(left, right, strict=True)) < 1e-4  # fmt: skip
+
+
+async def test_generate_takes_text_and_says_which_version_sampled_which_token(
+    client: httpx.AsyncClient, engine: Engine
+) -> None:
+    await engine.client.update_weight_version("5")
+    answer = await client.post(
+        "/v1/generate",
+        json={"prompts": ["abc", "de"], "max_tokens": 4, "logprobs": None, "generation_kwargs": {"ignore_eos": True}},
+    )
+    await engine.client.update_weight_version("0")
+    body = answer.json()
+    assert body["prompt_ids"] == [[4, 5, 6], [7, 8]]
+    assert body["version_spans"] == [[[5, 0, 4]], [[5, 0, 4]]]
+    assert (body["logprobs"], body["logprob_token_ids"]) == (None, None)
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/collective_rpc", "/pause", "/resume", "/update_weights", "/init_weight_transfer_engine", "/tokenize",
-     "/detokenize", "/invocations", "/sleep", "/metrics", "/health", "/version", "/server_info", "/docs",
-     "/v1/responses", "/v1/embeddings", "/v1/load_lora_adapter", "/v1/chat/completions/batch",
-     "/v1/chat/completions/render", "/inference/v1/generate", "/abort_requests", "/scale_elastic_ep", "/v1/models/x"],
-)  # fmt: skip
-async def test_nothing_else_of_vllms_server_exists(client: httpx.AsyncClient, path: str) -> None:
-    for method in ("GET", "POST"):
-        with_key = await client.request(method, path, json={})
-        without = await client.request(method, path, json={}, headers={"Authorization": ""})
-        assert (with_key.status_code, without.status_code) == (404, 401)
-        assert with_key.headers["content-type"] == "application/problem+json"
+    ("body", "status", "says"),
+    [
+        ({"prompts": []}, 422, "prompts"),
+        ({"prompts": ["a"], "images": []}, 422, "images"),
+        ({"prompts": ["a"], "generation_kwargs": {"logits_processors": ["x"]}}, 422, "no such option here"),
+        ({"prompts": ["a"], "generation_kwargs": {"seed": 7}}, 400, "seed is not supported on CPU"),
+        ({"prompts": [[5] * 500]}, 400, "maximum"),
+        ({"prompts": [[5], [99999]]}, 400, "out of vocabulary"),
+        ({"prompts": ["a"], "structured_outputs_regex": "("}, 400, ""),
+    ],
+)
+async def test_generate_refuses_with_a_sentence(
+    client: httpx.AsyncClient, engine: Engine, body: dict[str, Any], status: int, says: str
+) -> None:
+    answer = await client.post("/v1/generate", json=body)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert says in answer.json()["detail"]
+    assert not engine.is_dead
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models", "/internal/v1/weights"])
-async def test_a_route_wants_its_own_key(client: httpx.AsyncClient, path: str) -> None:
-    wrong = KEY if path.startswith("/internal") else INTERNAL_KEY
-    assert (await client.get(path, headers={"Authorization": ""})).status_code == 401
-    assert (await client.get(path, headers=wrong)).status_code == 401
+async def test_a_regular_expression_guides_generate(client: httpx.AsyncClient) -> None:
+    body = {"prompts": ["abc"], "max_tokens": 5, "structured_outputs_regex": "[0-3]{3}"}
+    answer = await client.post("/v1/generate", json=body)
+    assert answer.status_code == 200, answer.text
+    digits = answer.json()["completion_ids"][0][:3]
+    assert {CHARACTERS[token - 4] for token in digits} <= set("0123")
+
+
+async def test_health_is_open_and_means_that_the_policy_can_answer(client: httpx.AsyncClient, weights: Holds) -> None:
+    nobody = {"Authorization": ""}
+    assert (await client.get("/health", headers=nobody)).status_code == 200
+    weights.policy_version = -1
+    assert (await client.get("/health", headers=nobody)).status_code == 503
+    weights.policy_version = 0
+
+
+async def test_a_hung_up_generate_is_aborted(client: httpx.AsyncClient, engine: Engine) -> None:
+    await engine.client.pause_generation(mode="keep", clear_cache=True)
+    with contextlib.suppress(httpx.ReadTimeout):
+        await client.post("/v1/generate", json={"prompts": ["abc", "abd"]}, timeout=0.5)
+    await eventually(lambda: engine.client.get_num_unfinished_requests() == 0)
+    await engine.client.resume_generation()
+
+
+async def test_no_route_of_vllms_server_is_reachable_but_those_that_are_served(client: httpx.AsyncClient) -> None:
+    served = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"}
+    reachable: list[tuple[str, int, int]] = []
+    routes = all_routes_of_vllm()
+    assert {"/collective_rpc", "/pause", "/update_weights", "/server_info", "/reset_prefix_cache"} <= routes
+    for path in sorted(routes - served):
+        for method in ("GET", "POST"):
+            with_key = await client.request(method, path, json={})
+            without = await client.request(method, path, json={}, headers={"Authorization": ""})
+            if (with_key.status_code, without.status_code) != (404, 401):
+                reachable.append((path, with_key.status_code, without.status_code))
+    assert reachable == []
+
+
+def all_routes_of_vllm() -> set[str]:
+    """Return the path of every route that vLLM's entry points define, development mode and all."""
+    import vllm.entrypoints
+
+    paths: set[str] = set()
+    for module in pkgutil.walk_packages(vllm.entrypoints.__path__, "vllm.entrypoints."):
+        if not module.name.endswith("router"):
+            continue
+        with contextlib.suppress(ImportError):
+            found: Any = importlib.import_module(module.name)
+            paths |= {route.path for route in getattr(getattr(found, "router", None), "routes", ())}
+    return {path for path in paths if "{" not in path}
 
 
 async def test_a_request_that_vllm_refuses_is_an_answer_and_not_a_crash(

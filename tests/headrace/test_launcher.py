@@ -3,13 +3,15 @@
 import os
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import redis
 
 from headrace import process_table
-from tests.headrace.launcher_rig import PATIENCE_S, LauncherRig, wait_for
+from tests.headrace.launcher_rig import PATIENCE_S, ROOT, LauncherRig, wait_for
 
 
 def redis_url_of(rig: LauncherRig) -> str:
@@ -204,3 +206,38 @@ def test_when_the_launcher_is_killed_outright_its_services_end_and_the_next_one_
     rig.launch_until_ready()
     assert not process_table.is_alive(left["rewarder"])
     assert "ending 1 processes that an earlier launcher left behind" in rig.output()
+
+
+def scale(state_dir: Path, count: int) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", "scale", str(count), "--state-dir", str(state_dir)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_generators_come_and_go_while_everything_else_runs_on(rig: LauncherRig) -> None:
+    rig.launch_until_ready()
+    first = rig.endpoint().processes
+    for count in (3, 2, 1):
+        done = scale(rig.state.path, count)
+        assert (done.returncode, done.stdout.split(";")[0]) == (0, f"generators: {count}"), done.stderr
+        endpoint = rig.endpoint()
+        generators = {f"generator-{index}" for index in range(count)}
+        assert set(endpoint.processes) == {"redis", "trainer", "rewarder", *generators}
+        assert len(set(endpoint.generator_urls)) == count
+        assert all(endpoint.processes[name] == mark for name, mark in first.items()), "the others were left alone"
+        wait_for(lambda: len(rig.starts("generator")) == 3, "the new ones to start")
+    assert {start["environment"]["HEADRACE_REPLICA_ID"] for start in rig.starts("generator")} == {
+        f"generator-{index}" for index in range(3)
+    }
+    assert rig.stopped() == ["generator", "generator"]
+
+
+def test_where_nothing_runs_there_is_nothing_to_scale(tmp_path: Path) -> None:
+    done = scale(tmp_path, 2)
+    assert done.returncode == 1
+    assert "nothing is running" in done.stderr

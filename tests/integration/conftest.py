@@ -1,4 +1,4 @@
-"""One stack for a module of tests, with a tiny model, a data set and reward functions of a user."""
+"""One stack for all tests that do not start their own, with a tiny model, a data set and reward functions of a user."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,6 +24,11 @@ async def slow_count(completions, **kwargs):
     return [float(len(completion)) for completion in completions]
 
 
+async def patient(completions, **kwargs):
+    await asyncio.sleep(2)
+    return [float(len(completion)) for completion in completions]
+
+
 def raises(completions, **kwargs):
     raise RuntimeError("the grader is out for lunch")
 
@@ -38,7 +43,7 @@ def wrong_length(completions, **kwargs):
 '''
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("stack")
     (directory / "user_rewards.py").write_text(REWARDS, encoding="utf-8")
@@ -46,7 +51,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 

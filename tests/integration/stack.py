@@ -1,16 +1,21 @@
 """The whole of headrace on this machine, started as a user starts it, for tests that kill parts of it."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Self
 
+import httpx
+
 from headrace.client import ENDED, HeadraceClient
 from headrace.process_table import descendants
+from headrace.service_specs import free_port
 from headrace.state_dir import StateDir
 
 READY_TIMEOUT_S = 90
@@ -19,15 +24,20 @@ READY_TIMEOUT_S = 90
 class Stack:
     """`headrace up` on a state directory of its own; rewards are importable from ``directory``."""
 
-    def __init__(self, directory: Path, *, num_generators: int = 1) -> None:
+    def __init__(
+        self, directory: Path, *, num_generators: int = 1, num_simulated: int = 0, launcher: list[str] | None = None
+    ) -> None:
         self.state = StateDir(directory / "state")
         self._directory = directory
-        self._flags = ["--state-dir", str(self.state.path), "--generators", str(num_generators)]
+        generators = ["--simulate", str(num_simulated)] if num_simulated else ["--generators", str(num_generators)]
+        where = ["--state-dir", str(self.state.path), "--port", str(free_port())]
+        self._command = launcher or ["-m", "headrace", "up", *where, *generators]
+        self.said: list[str] = []
         self._output = directory / "up.log"
 
     def __enter__(self) -> Self:
         self._launcher = subprocess.Popen(
-            [sys.executable, "-m", "headrace", "up", *self._flags],
+            [sys.executable, *self._command],
             cwd=self._directory,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.PIPE,
@@ -36,7 +46,8 @@ class Stack:
         )
         assert self._launcher.stdout is not None
         for line in self._launcher.stdout:
-            if "headrace is up" in line:
+            self.said.append(line)
+            if line.startswith("Next:"):  # the last line of the announcement
                 break
         else:
             raise AssertionError("headrace up ended before it was up")
@@ -50,6 +61,18 @@ class Stack:
         self._launcher.send_signal(signal.SIGINT)
         self._launcher.communicate(timeout=60)
         self.exit_code = self._launcher.returncode
+
+    def wait_for_rewarder(self) -> None:
+        """Wait until the rewarder answers: a submit asks it, and nothing of vLLM keeps a test waiting meanwhile."""
+        endpoint = self.state.endpoint()
+        assert endpoint is not None
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{endpoint.rewarder_url}/readyz", trust_env=False).is_success:
+                    return
+            time.sleep(0.05)
+        raise AssertionError("the rewarder did not come up")
 
     def service_pid(self, name: str) -> int:
         """Return the pid of a service: trainer, rewarder, generator-0, redis."""

@@ -7,9 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.trainer.push.weight_sender import PushResult
+from services.trainer.push.fleet import Requirements
+from services.trainer.push.push_result import PushResult
 from shared.arrays import Ids, pack_ids, pack_logprobs, pack_mask
+from shared.control import CommitReply
 from shared.keys import GENERATORS, REWARDERS, RunKeys
+from shared.lineage import LineageVersion
 from shared.messages import (
     CompletedGroup,
     PromptGroup,
@@ -31,10 +34,16 @@ Reward = Callable[[str, int], float | None]
 
 
 class FakeSender:
-    """Confirms every push at once, as a fleet of one replica would."""
+    """Confirms every push at once, as a fleet of one replica would.
+
+    Attributes:
+        versions: Pushed so far.
+        slept_after: Of these, the ones after which generators were let sleep.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self.versions: list[int] = []
+        self.slept_after: list[int] = []
         self._redis = redis
         self._pushed = asyncio.Condition()
 
@@ -46,13 +55,40 @@ class FakeSender:
     async def needs_push(self) -> bool:
         return False
 
-    async def push(self, weights: Callable[[], Iterable[tuple[str, Any]]], *, policy_version: int) -> PushResult:
+    async def push(
+        self, weights: Callable[[], Iterable[tuple[str, Any]]], *, policy_version: int, prober: Any = None
+    ) -> PushResult:
         assert [name for name, _ in weights()]
         async with self._pushed:
             self.versions.append(policy_version)
             self._pushed.notify_all()
         await self._redis.set(RunKeys(RUN_ID).required_version, policy_version)
-        return PushResult(policy_version, 1, ("generator-0",), {}, 0.01, 0.005, 1, is_confirmed=True)
+        reply = CommitReply(
+            replica_id="generator-0",
+            policy_version=policy_version,
+            receive_s=0.003,
+            load_s=0.002,
+            standstill_s=0.005,
+            probe_s=0.001,
+            probe_max_diff=0.0001,
+        )
+        replies = {"generator-0": reply}
+        requirements = Requirements(
+            run_id=RUN_ID, transport="gloo", torch_version="", nccl_version=None, why_transport="there is no GPU"
+        )
+        return PushResult.of(
+            replies,
+            {},
+            holding=(),
+            policy_version=policy_version,
+            epoch=1,
+            requirements=requirements,
+            total_s=0.01,
+            num_bytes=1,
+        )
+
+    async def let_sleep(self) -> None:
+        self.slept_after.append(self.versions[-1])
 
 
 class PlayedServices:
@@ -86,8 +122,9 @@ class PlayedServices:
 
     async def _complete(self, delivery: Delivery) -> None:
         prompt = decode_prompt_group(delivery.payload)
-        version = int(await self.redis.get(self.keys.required_version) or 0)
-        await self.redis.hset(self.keys.started, prompt.group_id, str(version))
+        raw: Any = await self.redis.get(self.keys.required_version) or b"0"
+        held = LineageVersion.parse(raw.decode())
+        await self.redis.hset(self.keys.started, prompt.group_id, str(held))
         logprob = self.logprobs.get(prompt.group_id, -4.0)
         rollouts = tuple(
             rollout_of(
@@ -95,7 +132,8 @@ class PlayedServices:
                 branch,
                 completion_ids=np.array([5 + branch, 2], dtype=np.int32),
                 logprobs=[logprob, logprob],
-                policy_version=version,
+                policy_version=held.policy_version,
+                incarnation=held.incarnation,
                 finish_reason="length" if (prompt.group_id, branch) in self.truncated else "stop",
             )
             for branch in range(prompt.num_generations)
@@ -142,6 +180,7 @@ def rollout_of(
     completion_ids: Ids,
     logprobs: Iterable[float],
     policy_version: int,
+    incarnation: int = 0,
     finish_reason: str = "stop",
 ) -> Rollout:
     """Return one completion of a prompt, sampled by one version."""
@@ -153,7 +192,7 @@ def rollout_of(
         token_ids=prompt.prompt_ids + pack_ids(completion_ids),
         loss_mask=pack_mask([0] * num_prompt + [1] * num_sampled),
         logprobs=pack_logprobs(list(logprobs)),
-        version_spans=(VersionSpan(policy_version, 0, num_sampled),),
+        version_spans=(VersionSpan(policy_version, 0, num_sampled, incarnation),),
         turns=(Turn("assistant", num_prompt, num_prompt + num_sampled, finish_reason, 0.0, 1.0),),
         completion="b",
     )

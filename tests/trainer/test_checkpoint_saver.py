@@ -8,7 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from services.trainer.checkpoints.checkpoint import CheckpointError, CheckpointWriter, newest_valid
+from services.trainer.checkpoints.checkpoint import (
+    CheckpointError,
+    CheckpointWriter,
+    newest_valid,
+    remove_leftovers,
+)
 from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
 from services.trainer.loop.group_ids import group_id
 from services.trainer.loop.ledger import Ledger
@@ -39,10 +44,18 @@ class SlowCore:
         self._loop.call_soon_threadsafe(self.begun.set)
         return self._written
 
+    @property
+    def directory(self) -> Path:
+        assert self._copied is not None
+        return self._copied[0]
+
     def write(self, error: OSError | None = None) -> None:
         assert self._copied is not None
         directory, version = self._copied
         (directory / "weights").write_text(str(version))
+        self.finish(error)
+
+    def finish(self, error: OSError | None) -> None:
         self.begun.clear()
         if error is None:
             self._written.set_result(None)
@@ -159,6 +172,40 @@ async def test_a_write_that_fails_ends_the_rank_leaves_the_older_checkpoint_and_
     assert "step 2 could not be written" in str(error)
     assert [path.name for path in rig.root.iterdir()] == ["step_00000001"]
     assert await rig.num_entries() == 1
+
+
+async def test_a_trainer_whose_heir_cleared_its_checkpoint_away_is_superseded_and_not_crashed(rig: Rig) -> None:
+    async def live() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await rig.train(0)
+            await rig.begin(tasks)
+            (rig.core.directory / "weights").write_text("half")
+            remove_leftovers(rig.root, incarnation=await take_over(rig.redis, rig.keys))
+            rig.core.finish(FileNotFoundError(2, "No such file or directory"))
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await asyncio.wait_for(live(), timeout=20)
+    assert isinstance(raised.value.exceptions[0], FencedError)
+    assert list(rig.root.iterdir()) == []
+
+
+async def test_a_trainer_whose_checkpoint_cannot_begin_since_it_was_superseded_says_so(rig: Rig) -> None:
+    async def superseded(_directory: Path) -> None:
+        await take_over(rig.redis, rig.keys)
+
+    loop = asyncio.get_running_loop()
+
+    def begin_save(directory: Path, _tokenizer: Any) -> "Future[None]":
+        asyncio.run_coroutine_threadsafe(superseded(directory), loop).result(timeout=10)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    cast(Any, rig.core).begin_save = begin_save
+    await rig.train(0)
+    with pytest.raises(ExceptionGroup) as raised:
+        async with asyncio.TaskGroup() as tasks:
+            await rig.begin(tasks)
+    assert isinstance(raised.value.exceptions[0], FencedError)
 
 
 async def test_a_trainer_that_was_superseded_while_it_wrote_publishes_and_acks_nothing(rig: Rig) -> None:

@@ -379,3 +379,15 @@ def test_a_pass_without_rows_takes_part_and_changes_nothing(tiny_model: Path) ->
     assert (stats.num_passes, stats.num_pass_tokens) == (3, sum(row.token_ids.size for row in rows))
     for left, right in zip(plain.lm.parameters(), accompanied.lm.parameters(), strict=True):
         assert torch.equal(left.grad, right.grad)
+
+
+def test_a_probe_is_scored_at_temperature_1_whatever_the_run_samples_at(tiny_model: Path) -> None:
+    token_ids = [1, 7, 30, 12, 5, 9]
+    policy = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
+    logits: Tensor = policy(torch.tensor([token_ids])).logits[0, :-1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(token_ids)[1:, None])[:, 0]
+    core = make_core(tiny_model, temperature=TEMPERATURE)
+    np.testing.assert_allclose(core.probe(token_ids), expected.detach().numpy(), atol=1e-5)
+    row = make_row(token_ids, [0, 1, 1, 1, 1, 1])
+    scaled = reference_row_logprobs(policy, row).detach().numpy()
+    np.testing.assert_allclose(core.score([row])[0].trainer_logprobs, scaled, atol=1e-5)

@@ -1,6 +1,7 @@
 """Sharding changes nothing: 1, 2 and 4 ranks make the same steps; and nothing that goes wrong makes a rank hang."""
 
 import json
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,7 @@ def assert_same_steps(several: Path, alone: Path) -> None:
     for step, (mine, theirs) in enumerate(zip(here, there, strict=True)):
         assert mine["metrics"] == pytest.approx(theirs["metrics"], rel=LOSSES_AGREE, abs=1e-6), step
         assert (mine["num_rows"], mine["num_pass_tokens"]) == (theirs["num_rows"], theirs["num_pass_tokens"])
+        assert mine["probe"] == pytest.approx(theirs["probe"], abs=1e-4)
         assert mine["per_token"].keys() == theirs["per_token"].keys() == {"1", "4"}
         for row, arrays in mine["per_token"].items():
             for array, other in zip(arrays, theirs["per_token"][row], strict=True):
@@ -149,6 +151,7 @@ def test_four_ranks_make_the_steps_of_one(configs: dict[str, RunConfig], alone: 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2 * WITHIN_S)
 def test_two_ranks_balance_experts_as_one_does(tmp_path: Path) -> None:
     model = make_tiny_moe(tmp_path / "model")
@@ -184,9 +187,10 @@ def own_signals() -> Iterator[None]:
     ("statuses", "status", "said"),
     [
         ((0, 0), 0, ""),
-        ((2, 0), 2, "exit statuses by rank: {0: 2}"),
-        ((3, 0), 3, "exit statuses by rank: {0: 3}"),
-        ((0, 1), 1, "exit statuses by rank: {1: 1}"),
+        # The innocent rank is ended by torchrun, unless it was faster.
+        ((2, 0), 2, r"exit statuses by rank: \{0: 2(, 1: -15)?\}"),
+        ((3, 0), 3, r"exit statuses by rank: \{0: 3(, 1: -15)?\}"),
+        ((0, 1), 1, r"exit statuses by rank: \{(0: -15, )?1: 1\}"),
         ((0, -9), 1, "training rank 1 was killed by signal 9"),
     ],
 )
@@ -196,7 +200,7 @@ def test_exit_statuses_of_ranks_keep_their_meaning(
     code = f"import os, sys; s = {statuses}[int(os.environ['RANK'])]; s < 0 and os.kill(os.getpid(), -s); sys.exit(s)"
     node = Node("run-x", 2, 1, 0, "127.0.0.1:0", (sys.executable, "-S", "-c", code), timeout_s=20)
     assert launch(node) == status
-    assert said in (caplog.messages[-1] if status else "")
+    assert re.search(said, caplog.messages[-1] if status else "")
 
 
 @pytest.mark.usefixtures("own_signals")

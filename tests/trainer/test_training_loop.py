@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -45,6 +45,29 @@ async def test_a_run_trains_every_admitted_group_once_and_pushes_every_version(
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
     assert all(line["reward"] == 0.5 for line in metrics), "two of four completions get 1"
     assert max(line["staleness/max"] for line in metrics) <= 1
+
+
+async def test_the_reason_for_the_transport_is_told_once(redis: Redis, config: RunConfig, tmp_path: Path) -> None:
+    await create(redis, config, tmp_path)
+    sender = FakeSender(redis)
+    await train(redis, played=PlayedServices(redis), sender=sender)
+    assert sender.slept_after == []
+    entries: Any = await redis.xrange(RunKeys(RUN_ID).events)  # nullable in the stubs alone
+    events: list[tuple[bytes, bytes]] = [(fields[b"kind"], fields[b"data"]) for _, fields in entries]
+    told = [json.loads(data)["message"] for kind, data in events if kind == b"log" and b"weights travel" in data]
+    assert told == ["weights travel over gloo: there is no GPU"]
+
+
+async def test_in_sleep_mode_generators_sleep_from_each_batch_to_the_push_of_its_weights(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    sleeping = {"vllm_enable_sleep_mode": True, "push_staging": "none", "max_staleness": 0, "weight_transport": "ipc"}
+    await create(redis, config.model_copy(update=sleeping), tmp_path)
+    sender = FakeSender(redis)
+    ending, _ = await train(redis, played=PlayedServices(redis), sender=sender)
+    assert ending == "finished"
+    assert sender.versions == [0, 1, 2, 3, 4, 5, 6]
+    assert sender.slept_after == [0, 1, 2, 3, 4, 5]
 
 
 async def test_no_more_groups_are_in_flight_than_admission_allows(

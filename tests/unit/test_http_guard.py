@@ -94,6 +94,20 @@ async def test_the_servers_own_start_and_end_need_no_key() -> None:
     assert await reached("lifespan") == (True, [])
 
 
+@pytest.mark.parametrize(("userinfo", "status"), [(":public", 200), ("anybody:public", 200), ("public:", 401)])
+async def test_the_key_may_be_the_password_of_a_url(userinfo: str, status: int) -> None:
+    user, _, password = userinfo.partition(":")
+    async with client() as door:
+        assert (await door.get("/v1/runs", auth=(user, password))).status_code == status
+
+
+async def test_paths_that_need_no_key_are_those_that_were_named() -> None:
+    guard = HttpGuard(echo_length, keys={"/": "public"}, open_paths=frozenset({"/health"}))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=guard), base_url="http://test") as door:
+        assert (await door.get("/health")).status_code == 200
+        assert (await door.get("/livez")).status_code == 401
+
+
 async def send_blocks(num_blocks: int, *, declared: bool) -> tuple[list[int], int]:
     """Send blocks of 60 bytes, and return the statuses of the answer and how many blocks were taken before it."""
     guard = HttpGuard(echo_length, keys={"/": ""}, max_body_bytes=100)

@@ -196,7 +196,8 @@ def refusal(raw: dict[str, Any]) -> UserError | None:
     [
         ("per_device_train_batch_size", "groups_per_step"),
         ("bf16", "dtype: bfloat16"),
-        ("use_vllm", "HEADRACE_ENGINE_ARGS"),
+        ("use_vllm", "table vllm"),
+        ("max_num_seqs", "table vllm"),
         ("warmup_ratio", "set warmup_steps, which below 1 is a share"),
         ("learning_rat", "did you mean learning_rate?"),
     ],

@@ -13,6 +13,7 @@ from services.generator.adapter import AdapterSpec
 from services.trainer.push.weight_sender import WeightSender
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
+from shared.run_options.pushing import PushEncoding, WantedTransport
 from tests.weights.known_weights import LORA_ALPHA, LORA_RANK, make_model_dir
 from tests.weights.replica import KEY, RUN_ID, ReplicaProcess
 from tests.weights.served_receiver import ServedReceiver, serve
@@ -50,10 +51,22 @@ def adapter_replica(tied_model_dir: Path, tmp_path_factory: pytest.TempPathFacto
     yield from _started("generator-lora", tied_model_dir, tmp_path_factory, more)
 
 
+@pytest.fixture(scope="session")
+def mortals() -> Iterator[list[ReplicaProcess]]:
+    """Return what `mortal` has started."""
+    started: list[ReplicaProcess] = []
+    yield started
+    for process in started:
+        process.kill()
+
+
 @pytest.fixture
-def mortal(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
-    """Return a replica of one test's own, to be killed by it."""
-    yield from _started("generator-2", model_dir, tmp_path_factory)
+def mortal(mortals: list[ReplicaProcess], model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplicaProcess:
+    """Return a second replica, which a test may kill: the next test that asks for one waits for another to start."""
+    if not mortals or not mortals[-1].is_alive():
+        mortals.append(ReplicaProcess("generator-2", model_dir, tmp_path_factory.mktemp("generator-2") / "log"))
+        mortals[-1].wait_until_up()
+    return mortals[-1]
 
 
 def _started(
@@ -84,6 +97,14 @@ async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
 
 
 @pytest.fixture
+async def quick_sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
+    """Return a sender that gives up soon and cuts small chunks."""
+    sender = make_quick_sender(redis, incarnation)
+    yield sender
+    await sender.close()
+
+
+@pytest.fixture
 def adapter() -> AdapterSpec | None:
     """Return what the fake engines of `one` and `two` serve: a whole model, unless a module says otherwise."""
     return None
@@ -106,15 +127,29 @@ async def two(redis: Redis, run_keys: RunKeys, adapter: AdapterSpec | None) -> A
 
 
 def make_sender(
-    redis: Redis, incarnation: int, *, push_timeout_s: float = PUSH_TIMEOUT_S, buffer_bytes: int = 20_000
+    redis: Redis,
+    incarnation: int,
+    *,
+    transport: WantedTransport = "gloo",
+    encoding: PushEncoding = "full",
+    weight_dir: str | None = None,
+    push_timeout_s: float = PUSH_TIMEOUT_S,
+    buffer_bytes: int = 20_000,
 ) -> WeightSender:
     """Return a sender that cuts chunks in the middle of layers."""
     return WeightSender(
         redis,
         run_id=RUN_ID,
         internal_key=KEY,
-        transport="gloo",
+        transport=transport,
+        encoding=encoding,
+        weight_dir=weight_dir,
         push_timeout_s=push_timeout_s,
         incarnation=incarnation,
         buffer_bytes=buffer_bytes,
     )
+
+
+def make_quick_sender(redis: Redis, incarnation: int, *, push_timeout_s: float = 4.0) -> WeightSender:
+    """Return a sender that gives up soon and cuts small chunks."""
+    return make_sender(redis, incarnation, push_timeout_s=push_timeout_s, buffer_bytes=32)

@@ -1,14 +1,22 @@
-"""An engine without a model: the real gloo wire, and a dictionary where the weights would go."""
+"""An engine without a model: the real wires and staging memory, and a dictionary where the weights would go."""
 
 import asyncio
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from services.generator.gloo_wire import TrainerGroup
-from services.generator.vllm_plugin import GLOO_BACKEND
+from services.generator.adapter import AdapterSpec
+from services.generator.disk_reader import DiskReader
+from services.generator.staged_weights import StagedWeights
+from services.generator.staging_fill import fill
+from services.generator.weight_wires import Wire, open_wire
+from services.generator.worker_reports import Progress
+from shared.control import Transport
+
+PROBE_LOGPROBS = [-1.0, -2.0, -3.0]
+"""What it says of every prompt of four tokens."""
 
 
 def is_there(directory: str) -> bool:
@@ -16,29 +24,48 @@ def is_there(directory: str) -> bool:
 
 
 class FakeEngine:
-    """What WeightReceiver needs of AsyncLLM.
+    """See receiving_engine.ReceivingEngine.
 
     Attributes:
-        failing: Calls that raise a bare Exception, as vLLM's do.
-        hanging: Calls that do not return until cancelled.
-        calls: Every call so far, in order.
+        failing: Calls that raise a bare Exception, as vLLM's do; moves of workers by their own names.
+        failing_late: Moves that end with a failure after they have begun.
+        hanging: Calls that do not return until cancelled; for moves that begin something, it never ends.
+        calls: Every call so far, in order, but for asking how far workers are.
+        spoilt: Whether what is loaded comes out wrong.
+        damage_staged: Whether a byte of what is received is changed.
+        answers_probes: Cleared: probes are not answered for now.
+        checks: Cleared: what is announced is still being checked.
     """
 
-    def __init__(self) -> None:
-        self.vllm_config: Any = SimpleNamespace(
-            weight_transfer_config=SimpleNamespace(backend=GLOO_BACKEND),
-            parallel_config=SimpleNamespace(world_size=1, data_parallel_size=1),
-        )
-        self._group: TrainerGroup | None = None
+    transports: Sequence[Transport] = ("gloo", "disk")
+    num_workers = 1
+    device_uuid: str | None = None
+
+    def __init__(self, adapter: AdapterSpec | None = None) -> None:
+        self.adapter = adapter
+        self._wire: Wire | DiskReader | None = None
         self._buffer_bytes = 0
-        self._received: dict[str, torch.Tensor] = {}
+        self._work: asyncio.Task[None] | None = None
+        self._failure: str | None = None
+        self._staged: StagedWeights | None = None
+        self._checksum: str | None = None
         self.weights: dict[str, torch.Tensor] = {}
-        self.adapter: dict[str, Any] | None = None
+        self.announced: dict[str, Any] = {}
         self.version = "none"
         self.is_paused = False
+        self.num_aborted = 0
+        self.keeps_cache: bool | None = None
         self.calls: list[str] = []
         self.failing: set[str] = set()
+        self.failing_late: set[str] = set()
         self.hanging: set[str] = set()
+        self.spoilt = False
+        self.probe_logprobs = list(PROBE_LOGPROBS)
+        self.answers_probes = asyncio.Event()
+        self.answers_probes.set()
+        self.checks = asyncio.Event()
+        self.checks.set()
+        self.damage_staged = False
 
     async def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -47,64 +74,116 @@ class FakeEngine:
         if name in self.hanging:
             await asyncio.Event().wait()
 
-    async def pause_generation(self, *, mode: Any, clear_cache: bool) -> None:
-        await self._called("pause_generation")
-        assert (mode, clear_cache) == ("keep", True)
+    async def pause(self, *, keep_cache: bool) -> None:
+        await self._called("pause")
+        self.keeps_cache = keep_cache
         self.is_paused = True
 
-    async def resume_generation(self) -> None:
-        await self._called("resume_generation")
+    async def abort_and_pause(self) -> None:
+        await self._called("abort_and_pause")
+        self.num_aborted += 1
+        self.is_paused = True
+
+    async def resume(self) -> None:
+        await self._called("resume")
         self.is_paused = False
 
-    async def collective_rpc(self, method: str, *, kwargs: Any = None) -> Any:
-        await self._called(method)
-        if method == "init_weight_transfer_engine":
-            await asyncio.to_thread(self._enter, **kwargs["init_info"])
-        elif method == "start_weight_update":
-            self._received = {}
-        elif method == "update_weights":
-            self.adapter = kwargs["update_info"].pop("adapter", None)
-            await asyncio.to_thread(self._receive, **kwargs["update_info"])
-        elif method == "shutdown_weight_transfer_engine":
+    async def name_version(self, version: str) -> None:
+        await self._called("name_version")
+        self.version = version
+
+    async def read_version(self) -> str:
+        await self._called("read_version")
+        return self.version
+
+    async def load_adapter(self, directory: Path) -> None:
+        assert str(directory) == self.announced["adapter"]["directory"]
+        assert is_there(str(directory))
+        await self._called("load_adapter")
+        self._load()
+
+    async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:
+        assert len(token_ids) == len(PROBE_LOGPROBS) + 1
+        await self._called("submit_probe")
+
+        async def answer() -> list[list[float]]:
+            await self._called("probe")
+            await self.answers_probes.wait()
+            return [[logprob - 5.0 * self.spoilt for logprob in self.probe_logprobs]]
+
+        return answer()
+
+    async def call_workers(self, move: str, **arguments: Any) -> list[Any]:
+        if move in ("enter", "receive"):
+            self.calls.append(move)
+            assert self._work is None or self._work.done(), "the worker's thread is busy"
+            if move in self.failing:
+                raise Exception(f"Call to {move} method failed: out of memory")  # noqa: TRY002
+            self._failure = None
+            job = self._enter(**arguments) if move == "enter" else self._receive(**arguments)
+            self._work = asyncio.create_task(self._job(move, job), name=f"fake worker {move}")
+            return [None]
+        await self._called(move)
+        if move == "leave":
             self.close()
+        elif move == "forget":
+            self._staged = self._checksum = None
         else:
-            raise AssertionError(f"vLLM has no {method}")
+            assert move == "load"
+            assert self.is_paused
+            self._load()
+        return [None]
+
+    async def progress(self, *, wait_s: float) -> Sequence[Progress]:
+        is_busy = self._work is not None and not self._work.done()
+        if is_busy:
+            await asyncio.sleep(min(wait_s, 0.002))
+            is_busy = self._work is not None and not self._work.done()
+        if not self.checks.is_set():
+            await asyncio.sleep(min(wait_s, 0.002))
+            return [Progress("checking", None, None)]
+        return [Progress("receiving" if is_busy else "idle", self._failure, self._checksum)]
 
     def close(self) -> None:
-        if self._group is not None:
-            self._group.leave()
-        self._group = None
+        if self._wire is not None:
+            self._wire.leave()
+        self._wire = None
 
-    def _enter(self, *, rank_offset: int, buffer_bytes: int, **where: Any) -> None:
+    def _load(self) -> None:
+        assert self._staged is not None
+        assert self._checksum is not None
+        self.weights = {name: tensor.clone() for name, tensor in self._staged.tensors.items()}
+
+    async def _job(self, move: str, job: Any) -> None:
+        if move in self.hanging:
+            job.close()
+            await asyncio.Event().wait()
+        if move in self.failing_late:
+            job.close()
+            self._failure = "out of memory"
+            return
+        try:
+            await job
+        except Exception as error:  # noqa: BLE001  as worker_transfer.py does
+            self._failure = str(error)
+
+    async def _enter(self, where: dict[str, Any]) -> None:
         self.close()
-        self._buffer_bytes = buffer_bytes
-        self._group = TrainerGroup(rank=rank_offset, **where)
+        self._buffer_bytes = where["buffer_bytes"]
+        self._wire = await asyncio.to_thread(open_wire, where, rank=0, device=torch.device("cpu"))
 
-    def _receive(self, *, names: list[str], dtype_names: list[str], shapes: list[list[int]], timeout_s: float) -> None:
-        assert self._group is not None
-        dtypes = [getattr(torch, name) for name in dtype_names]
-        specs = zip(names, dtypes, shapes, strict=True)
-        for chunk in self._group.receive_chunks(specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
-            self._received.update(chunk)
-
-    async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        await self._called("finish_weight_update")
-        self.weights = self._received
-        if weight_version is not None:
-            self.version = weight_version
-
-    async def update_weight_version(self, new_version: str) -> None:
-        await self._called("update_weight_version")
-        self.version = new_version
-
-    async def add_lora(self, lora_request: Any) -> bool:
-        assert lora_request.load_inplace
-        assert self.adapter is not None
-        assert lora_request.lora_path == self.adapter["directory"]
-        assert is_there(lora_request.lora_path)
-        await self._called("add_lora")
-        return True
-
-    async def get_weight_version(self) -> str:
-        await self._called("get_weight_version")
-        return self.version
+    async def _receive(self, what: dict[str, Any]) -> None:
+        held, self.announced, self._checksum = self._checksum, what, None
+        dtypes = [getattr(torch, name) for name in what["dtype_names"]]
+        specs = list(zip(what["names"], dtypes, what["shapes"], strict=True))
+        staged = self._staged
+        if staged is None or not staged.is_for(specs):
+            staged = self._staged = StagedWeights(specs)
+            held = None
+        assert self._wire is not None
+        await asyncio.to_thread(fill, staged, self._wire, specs, what, held=held, buffer_bytes=self._buffer_bytes)
+        if self.damage_staged:
+            name = what["names"][-1]
+            staged.tensors[name].view(torch.uint8)[-1] ^= 1
+            staged.changed(name)
+        self._checksum = staged.checksum()

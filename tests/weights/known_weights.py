@@ -1,12 +1,13 @@
 """Policies of known weights, and what transformers says of tokens under them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from services.trainer.push.prober import Prober
 from tests.tiny_model import make_tiny_model
 
 PROMPT_IDS = [1, 4, 9, 14, 30, 41, 7, 22]
@@ -74,6 +75,15 @@ def interrupted(
             yield named
 
     return weights
+
+
+def prober_of(policy: Qwen3ForCausalLM) -> Prober:
+    """Return what probes for that policy."""
+
+    def logprobs(token_ids: Sequence[int]) -> list[float]:
+        return logprobs_of(policy, list(token_ids[:1]), list(token_ids[1:]))
+
+    return Prober(logprobs, token_ids=[*PROMPT_IDS, *PROMPT_IDS[::-1]], tolerance=0.05)
 
 
 def logprobs_of(policy: Any, prompt_ids: list[int], completion_ids: list[int]) -> list[float]:

@@ -15,13 +15,14 @@ import httpx
 from shared import lease
 from shared.control import WEIGHTS_PATH, ReplicaInfo
 from shared.keys import GENERATORS, RunKeys
+from shared.lineage import LineageVersion
 from shared.redis_connection import Redis
 from tests.conftest import free_port
 
 RUN_ID = "run-test"
 KEY = "key of the tests"
 HEADERS = {"authorization": f"Bearer {KEY}"}
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 240.0
 _LEASE_S = 600.0
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes 0.1 s a client
 
@@ -46,6 +47,9 @@ class ReplicaProcess:
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            # By itself vLLM puts the worker on the first core of a NUMA node: two replicas would share it, whatever
+            # is idle, and a replica of two workers would look for a second node.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "HF_HUB_OFFLINE": "1",
@@ -68,6 +72,10 @@ class ReplicaProcess:
                 start_new_session=True,
             )
 
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self._process.poll() is None
+
     def wait_until_up(self) -> None:
         """Wait for the engine."""
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -89,8 +97,29 @@ class ReplicaProcess:
         async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
             response = await client.post(f"{self.url}/probe", json={"prompt_ids": prompt_ids, "max_tokens": max_tokens})
         body = response.raise_for_status().json()
-        spans = [(int(version), start, end) for version, start, end in body["spans"]]
+        spans = [(LineageVersion.parse(version).policy_version, start, end) for version, start, end in body["spans"]]
         return Sample(body["token_ids"], body["logprobs"], spans)
+
+    async def attach(self, *, push_staging: str = "memory", kv_after_push: str = "recompute") -> None:
+        """Have it receive for the run with these options, and hold no version yet."""
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+            options = {"push_staging": push_staging, "kv_after_push": kv_after_push}
+            (await client.post(f"{self.url}/attach", json=options)).raise_for_status()
+
+    async def set_fault(self, fault: str) -> None:
+        """Have it load weights wrong; see faulty_worker.py."""
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+            (await client.post(f"{self.url}/fault", json={"fault": fault})).raise_for_status()
+
+    async def hold_probes(self, is_held: bool) -> None:
+        """Have it score no probe until told otherwise."""
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+            (await client.post(f"{self.url}/hold-probes", json={"is_held": is_held})).raise_for_status()
+
+    async def is_at_probe(self) -> bool:
+        """Return whether a probe is held."""
+        async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
+            return bool((await client.get(f"{self.url}/is-at-probe")).raise_for_status().json())
 
     async def register(self, redis: Redis, keys: RunKeys) -> None:
         """Announce it as a generator does, for longer than any test takes."""
@@ -103,6 +132,6 @@ class ReplicaProcess:
             os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
-        """End it with SIGKILL, children included."""
+        """End it with SIGKILL, children included; they may outlive it."""
         self.signal_all(signal.SIGKILL)
         self._process.wait(timeout=20)

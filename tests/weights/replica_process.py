@@ -1,13 +1,16 @@
 """A generator replica reduced to its engine and the receiving end of the push; run as a process of its own.
 
-Beside the weight routes it answers ``POST /probe``: sample, and say what was sampled under which version; and, if it
-serves adapters, the OpenAI-compatible routes.
+Beside the weight routes and the OpenAI-compatible ones it answers ``POST /probe``: sample, and say what was sampled
+under which version; ``POST /attach``: receive for the run with these options, from nothing; ``POST /fault``: load
+weights wrong from now on (faulty_worker.py); and ``POST /hold-probes``: score none until told otherwise.
 """
 
 import argparse
 import asyncio
+import json
 import os
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -19,6 +22,19 @@ class Probe(BaseModel):
     max_tokens: int
 
 
+class Options(BaseModel):
+    push_staging: Literal["memory", "none"]
+    kv_after_push: Literal["recompute", "keep"]
+
+
+class Fault(BaseModel):
+    fault: str
+
+
+class HoldProbes(BaseModel):
+    is_held: bool
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
@@ -28,35 +44,32 @@ async def main() -> None:
     parser.add_argument("--key", required=True)
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--lora-alpha", type=int, default=0)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--engine-args", type=json.loads, default={})
     args = parser.parse_args()
 
     from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
 
     from services.generator.adapter import AdapterSpec, serving_request
-    from services.generator.engine import Engine
+    from services.generator.engine import start_engine
     from services.generator.engine_spec import EngineSpec
     from services.generator.openai_routes import make_handlers
-    from services.generator.vllm_plugin import GLOO_BACKEND
+    from services.generator.output_gate import GatedClient
+    from services.generator.vllm_receiving import VllmReceivingEngine
     from services.generator.weight_receiver import WeightReceiver
     from services.generator.weight_routes import make_router
     from shared.http_guard import KEEP_ALIVE_S, HttpGuard
+    from tests.weights.faulty_worker import FAULTY_WORKER
 
     adapter = AdapterSpec(args.lora_rank, args.lora_alpha, None) if args.lora_rank else None
-    engine_args: dict[str, Any] = {
-        "model": args.model,
-        "dtype": "float32",
-        "max_model_len": 256,
-        "enforce_eager": True,
-        "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",
-        "weight_transfer_config": {"backend": GLOO_BACKEND},
-        **({} if adapter is None else adapter.engine_args()),
-    }
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args))
+    spec = EngineSpec(args.model, None, args.dtype, 256, adapter)
+    engine = await start_engine(
+        spec, extra_args={"worker_extension_cls": FAULTY_WORKER} | args.engine_args, has_cuda=False, timeout_s=220.0
+    )
     receiver = WeightReceiver(replica_id=args.replica_id, grace_s=3.0)
-    receiver.attach(engine, run_id=args.run_id, model=args.model, dtype="float32", adapter=adapter)
+    receiving = VllmReceivingEngine(engine.client, adapter)
+    receiver.attach(receiving, run_id=args.run_id, model=args.model, dtype=args.dtype)
+    engine.client = client = GatedClient(engine.client, receiver.outputs)
     lora_request = serving_request(adapter)
     app = FastAPI()
     app.include_router(make_router(receiver))
@@ -69,7 +82,7 @@ async def main() -> None:
         parameters = SamplingParams(max_tokens=body.max_tokens, temperature=1.0, logprobs=0, ignore_eos=True)
         last: Any = None
         prompt: Any = {"prompt_token_ids": body.prompt_ids}
-        async for output in engine.generate(prompt, parameters, f"probe-{count}", lora_request=lora_request):
+        async for output in client.generate(prompt, parameters, f"probe-{count}", lora_request=lora_request):
             last = output
         choice = last.outputs[0]
         token_ids = list(choice.token_ids)
@@ -79,9 +92,37 @@ async def main() -> None:
             "spans": [[span.version, span.start, span.end] for span in choice.weight_versions],
         }
 
-    if adapter is not None:
-        spec = EngineSpec(args.model, None, "float32", 256, GLOO_BACKEND, adapter)
-        app.mount("/", await make_handlers(Engine(engine, spec)))
+    @app.post("/attach")
+    async def attach(body: Options) -> None:
+        receiver.attach(receiving, run_id=args.run_id, model=args.model, dtype=args.dtype, **body.model_dump())
+
+    @app.post("/fault")
+    async def fault(body: Fault) -> None:
+        await client.collective_rpc("set_fault", args=(body.fault,))
+
+    probes_go_on = asyncio.Event()
+    probes_go_on.set()
+    is_at_probe = False
+    submit_probe = receiving.submit_probe
+
+    async def submit_when_told(token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:
+        nonlocal is_at_probe
+        is_at_probe = True
+        await probes_go_on.wait()
+        is_at_probe = False
+        return await submit_probe(token_ids)
+
+    receiving.submit_probe = submit_when_told  # type: ignore[method-assign]
+
+    @app.post("/hold-probes")
+    async def hold_probes(body: HoldProbes) -> None:
+        (probes_go_on.clear if body.is_held else probes_go_on.set)()
+
+    @app.get("/is-at-probe")
+    async def at_probe() -> bool:
+        return is_at_probe
+
+    app.mount("/", await make_handlers(engine))
 
     async def end_when_stuck() -> None:
         await receiver.fatal.wait()
@@ -93,7 +134,7 @@ async def main() -> None:
         uvicorn.Config(guarded, host="127.0.0.1", port=args.port, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S)
     ).serve()
     watch.cancel()
-    engine.shutdown()
+    await engine.shutdown()
 
 
 if __name__ == "__main__":

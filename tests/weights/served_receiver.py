@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -22,12 +23,29 @@ from tests.weights.replica import KEY, RUN_ID
 class ServedReceiver:
     """One replica. ``url`` is where it answers."""
 
-    def __init__(self, replica_id: str, url: str, adapter: AdapterSpec | None = None) -> None:
+    def __init__(
+        self,
+        replica_id: str,
+        url: str,
+        *,
+        adapter: AdapterSpec | None,
+        push_staging: Literal["memory", "none"],
+        kv_after_push: Literal["recompute", "keep"],
+        engine: FakeEngine | None,
+        grace_s: float,
+    ) -> None:
         self.replica_id = replica_id
         self.url = url
-        self.engine = FakeEngine()
-        self.receiver = WeightReceiver(replica_id=replica_id, grace_s=0.5)
-        self.receiver.attach(self.engine, run_id=RUN_ID, model="tiny", dtype="float32", adapter=adapter)
+        self.engine = FakeEngine(adapter) if engine is None else engine
+        self.receiver = WeightReceiver(replica_id=replica_id, grace_s=grace_s)
+        self.receiver.attach(
+            self.engine,
+            run_id=RUN_ID,
+            model="tiny",
+            dtype="float32",
+            push_staging=push_staging,
+            kv_after_push=kv_after_push,
+        )
 
     async def register(self, redis: Redis, keys: RunKeys) -> None:
         """Announce it as a generator does."""
@@ -36,11 +54,28 @@ class ServedReceiver:
 
 
 @contextlib.asynccontextmanager
-async def serve(replica_id: str, *, adapter: AdapterSpec | None = None) -> AsyncGenerator[ServedReceiver]:
+async def serve(
+    replica_id: str,
+    *,
+    adapter: AdapterSpec | None = None,
+    push_staging: Literal["memory", "none"] = "memory",
+    kv_after_push: Literal["recompute", "keep"] = "recompute",
+    engine: FakeEngine | None = None,
+    grace_s: float = 0.5,
+) -> AsyncGenerator[ServedReceiver]:
     """Serve a receiver on a port of its own."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    served = ServedReceiver(replica_id, f"http://127.0.0.1:{listener.getsockname()[1]}", adapter)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    served = ServedReceiver(
+        replica_id,
+        url,
+        adapter=adapter,
+        push_staging=push_staging,
+        kv_after_push=kv_after_push,
+        engine=engine,
+        grace_s=grace_s,
+    )
     app = FastAPI()
     app.include_router(make_router(served.receiver))
     guarded = HttpGuard(app, keys={"/": KEY})

@@ -11,11 +11,10 @@ from shared.redis_connection import Redis
 from tests.weights.conftest import make_sender
 from tests.weights.fake_engine import is_there
 from tests.weights.served_receiver import ServedReceiver
-from tests.weights.uncommitted import push_and_abort
+from tests.weights.uncommitted import abort, attempt_on, begin
 
 ADAPTER = AdapterSpec(rank=2, alpha=6, target_modules=("q_proj",))
-MOVES = ("pause_generation", "start_weight_update", "update_weights", "finish_weight_update", "add_lora",
-         "update_weight_version", "get_weight_version", "resume_generation")  # fmt: skip
+MOVES = ("receive", "pause", "load_adapter", "name_version", "read_version", "resume")
 
 
 def adapters(value: float) -> Weights:
@@ -33,23 +32,22 @@ async def test_adapters_are_loaded_while_decoding_is_held_and_nothing_of_them_st
 ) -> None:
     assert (await sender.push(adapters(0.5), policy_version=4)).is_confirmed
     assert tuple(call for call in one.engine.calls if call in MOVES) == MOVES
-    assert one.engine.version == "4"
-    assert one.engine.adapter is not None
-    assert one.engine.adapter["config"] == {
+    assert one.engine.version.endswith(":4")
+    assert one.engine.announced["adapter"]["config"] == {
         "peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"], "bias": "none",
     }  # fmt: skip
-    assert not is_there(one.engine.adapter["directory"])
+    assert not is_there(one.engine.announced["adapter"]["directory"])
 
 
 async def test_adapters_that_are_not_loaded_keep_the_replica_held_and_the_others_go_on(
     redis: Redis, run_keys: RunKeys, incarnation: int, sender: WeightSender, one: ServedReceiver, two: ServedReceiver
 ) -> None:
     await sender.push(adapters(0.0), policy_version=0)
-    two.engine.failing = {"add_lora"}
+    two.engine.failing = {"load_adapter"}
     result = await sender.push(adapters(1.0), policy_version=1)
     assert result.members == ("generator-1",)
     assert "loading the adapter failed" in result.failed["generator-2"]
-    assert (one.engine.version, two.engine.version) == ("1", "0")
+    assert [served.engine.version[-2:] for served in (one, two)] == [":1", ":0"]
     assert two.receiver.is_held
     assert two.receiver.policy_version == -1
     assert two.engine.is_paused
@@ -60,14 +58,20 @@ async def test_adapters_that_are_not_loaded_keep_the_replica_held_and_the_others
     healed = await heir.push(adapters(2.0), policy_version=2)
     await heir.close()
     assert healed.members == ("generator-1", "generator-2")
-    assert two.engine.version == "2"
+    assert two.engine.version.endswith(":2")
     assert not two.engine.is_paused
 
 
-async def test_adapters_that_all_came_but_were_never_confirmed_are_not_served(one: ServedReceiver) -> None:
-    info = await push_and_abort(one, adapters(0.5))
-    assert "add_lora" in one.engine.calls
-    assert one.engine.version == "none"
-    assert one.engine.is_paused
-    assert (info.epoch, info.policy_version, info.is_held) == (0, -1, True)
-    assert not one.receiver.fatal.is_set()
+async def test_adapters_that_all_came_but_were_never_confirmed_are_not_served(
+    sender: WeightSender, one: ServedReceiver
+) -> None:
+    assert (await sender.push(adapters(0.0), policy_version=0)).is_confirmed
+    async with attempt_on(one) as attempt:
+        await attempt.broadcast(await begin(attempt, adapters(0.5)))
+        assert is_there(one.engine.announced["adapter"]["directory"])
+        info = await abort(attempt)
+    assert one.engine.calls.count("load_adapter") == 1
+    assert one.engine.version.endswith(":0")
+    assert not one.engine.is_paused
+    assert not is_there(one.engine.announced["adapter"]["directory"])
+    assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False)

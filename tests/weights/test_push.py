@@ -8,28 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import Qwen3ForCausalLM
+import torch
 
 from services.trainer.push.weight_sender import WeightSender
 from shared.keys import RunKeys
+from shared.lineage import LineageVersion
 from shared.redis_connection import Redis
 from tests.weights.conftest import PUSH_TIMEOUT_S, make_sender
-from tests.weights.known_weights import PROMPT_IDS, interrupted, logprobs_of, make_policy, weights_of
+from tests.weights.known_weights import PROMPT_IDS, interrupted, logprobs_of, make_policy, prober_of, weights_of
 from tests.weights.replica import ReplicaProcess, Sample
+from tests.weights.spans import MAX_DIFFERENCE, check, check_spans, kept_busy, worst
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 log = logging.getLogger(__name__)
-MAX_DIFFERENCE = 1e-3
-
-
-async def check(replica: ReplicaProcess, policy: Qwen3ForCausalLM, *, version: int) -> None:
-    """Assert that the replica samples from ``policy``, and calls it ``version``."""
-    sample = await replica.sample(PROMPT_IDS, max_tokens=48)
-    difference = worst(sample, logprobs_of(policy, PROMPT_IDS, sample.token_ids))
-    log.info("%s, version %d: max abs difference of logprobs %.2e", replica.replica_id, version, difference)
-    assert sample.spans == [(version, 0, 48)]
-    assert difference <= MAX_DIFFERENCE
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -37,80 +29,70 @@ async def until(is_true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.05)
 
 
-def worst(sample: Sample, expected: list[float]) -> float:
-    return max(abs(mine - theirs) for mine, theirs in zip(sample.logprobs, expected, strict=True))
-
-
 @pytest.mark.parametrize("kind", ["untied", "tied"])
 async def test_after_a_push_the_generator_samples_from_the_pushed_weights(
-    kind: str, request: pytest.FixtureRequest, redis: Redis, run_keys: RunKeys, sender: WeightSender
+    kind: str,
+    request: pytest.FixtureRequest,
+    redis: Redis,
+    run_keys: RunKeys,
+    incarnation: int,
+    sender: WeightSender,
 ) -> None:
     replica: ReplicaProcess = request.getfixturevalue("replica" if kind == "untied" else "tied_replica")
     model_dir: Path = request.getfixturevalue("model_dir" if kind == "untied" else "tied_model_dir")
     await replica.register(redis, run_keys)
     for version in (0, 1):
         policy = make_policy(model_dir, seed=version)
-        result = await sender.push(weights_of(policy), policy_version=version)
+        result = await sender.push(weights_of(policy), policy_version=version, prober=prober_of(policy))
         assert result.failed == {}
         assert result.members == (replica.replica_id,)
         assert result.is_confirmed
         total_ms, standstill_ms = round(result.total_s * 1000), round(result.standstill_s * 1000)
         log.info("%s: push %d ms, standstill %d ms, %d bytes", kind, total_ms, standstill_ms, result.num_bytes)
         await check(replica, policy, version=version)
-        assert int(await redis.get(run_keys.required_version) or -1) == version
+        assert await redis.get(run_keys.required_version) == str(LineageVersion(incarnation, version)).encode()
     assert not await sender.needs_push()
 
 
+@pytest.mark.parametrize("push_staging", ["memory", "none"])
 async def test_every_span_sampled_under_load_matches_the_version_it_names(
-    replica: ReplicaProcess, model_dir: Path, redis: Redis, run_keys: RunKeys, sender: WeightSender
+    push_staging: str,
+    replica: ReplicaProcess,
+    model_dir: Path,
+    redis: Redis,
+    run_keys: RunKeys,
+    sender: WeightSender,
 ) -> None:
+    await replica.attach(push_staging=push_staging)
     await replica.register(redis, run_keys)
-    policies = [make_policy(model_dir, seed=version) for version in range(4)]
+    policies = {version: make_policy(model_dir, seed=version) for version in range(4)}
     await sender.push(weights_of(policies[0]), policy_version=0)
-    is_over = asyncio.Event()
-
-    async def keep_sampling(prompt_ids: list[int]) -> list[Sample]:
-        samples: list[Sample] = []
-        while not is_over.is_set():
-            sample = await replica.sample(prompt_ids, max_tokens=200)
-            samples.append(sample)
-        return samples
-
-    prompts = [[*PROMPT_IDS, 5 + number] for number in range(8)]
-    tasks = [asyncio.create_task(keep_sampling(prompt_ids), name="keep sampling") for prompt_ids in prompts]
-    totals: list[int] = []
-    standstills: list[int] = []
-    for version in (1, 2, 3):
-        await replica.sample(PROMPT_IDS, max_tokens=20)
-        result = await sender.push(weights_of(policies[version]), policy_version=version)
-        assert result.is_confirmed
-        totals.append(round(result.total_s * 1000))
-        standstills.append(round(result.standstill_s * 1000))
-    is_over.set()
-    sampled = zip(prompts, await asyncio.gather(*tasks), strict=True)
-    completions = [(prompt_ids, sample) for prompt_ids, samples in sampled for sample in samples]
-    difference, num_spans = 0.0, 0
-    for prompt_ids, sample in completions:
-        assert sample.spans[0][1] == 0
-        assert sample.spans[-1][2] == 200
-        for version, start, end in sample.spans:
-            expected = logprobs_of(policies[version], prompt_ids, sample.token_ids)[start:end]
-            span = Sample(sample.token_ids[start:end], sample.logprobs[start:end], [])
-            difference = max(difference, worst(span, expected))
-            num_spans += 1
-    log.info(
-        "%d completions, %d spans, max abs difference %.2e; pushes %s ms, standstill %s ms",
-        len(completions),
-        num_spans,
-        difference,
-        totals,
-        standstills,
-    )
-    assert num_spans > len(completions), "no push fell into a completion; nothing was tested"
-    assert difference <= MAX_DIFFERENCE
+    async with kept_busy(replica) as completions:
+        for version in (1, 2, 3):
+            await replica.sample(PROMPT_IDS, max_tokens=20)
+            policy = policies[version]
+            result = await sender.push(weights_of(policy), policy_version=version, prober=prober_of(policy))
+            assert result.is_confirmed, result
+            assert result.probe_max_diff is not None
+            assert result.probe_max_diff < MAX_DIFFERENCE
+            total_ms, standstill_ms = round(1000 * result.total_s), round(1000 * result.standstill_s)
+            log.info("push %d ms, standstill %d ms", total_ms, standstill_ms)
+    checked = check_spans(completions, policies.__getitem__)
+    assert checked.num_crossings, "no push fell into a completion; nothing was tested"
+    assert checked.worst <= MAX_DIFFERENCE
 
 
-async def test_a_push_that_lacks_a_parameter_is_refused_and_the_next_complete_one_heals(
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.qkv_proj (a part of it)"),
+        ("model.layers.0.mlp.down_proj.weight", "model.layers.0.mlp.down_proj.weight"),
+        ("model.norm.weight", "model.norm.weight"),
+    ],
+)
+async def test_a_push_that_lacks_a_parameter_is_refused_before_anything_moves(
+    name: str,
+    reason: str,
     replica: ReplicaProcess,
     model_dir: Path,
     redis: Redis,
@@ -118,46 +100,132 @@ async def test_a_push_that_lacks_a_parameter_is_refused_and_the_next_complete_on
     incarnation: int,
     sender: WeightSender,
 ) -> None:
+    await replica.attach()
     await replica.register(redis, run_keys)
-    policy = make_policy(model_dir, seed=5)
-    whole = dict(policy.named_parameters())
-    lacking = [(name, weight) for name, weight in whole.items() if name != "model.layers.1.self_attn.k_proj.weight"]
-    result = await sender.push(lambda: lacking, policy_version=5)
-    assert not result.is_confirmed
-    assert "model.layers.1.self_attn.qkv_proj (a part of it)" in result.failed[replica.replica_id]
-    assert replica.info().is_held
-    assert replica.info().policy_version == -1
+    before, after = make_policy(model_dir, seed=4), make_policy(model_dir, seed=5)
+    assert (await sender.push(weights_of(before), policy_version=4)).is_confirmed
     await redis.set(run_keys.epoch, incarnation + 1)
-    heir = make_sender(redis, incarnation + 1)
-    healed = await heir.push(weights_of(policy), policy_version=5)
-    await heir.close()
-    assert healed.is_confirmed
-    await check(replica, policy, version=5)
+    lacking = make_sender(redis, incarnation + 1)
+    pushed = [(found, weight) for found, weight in after.named_parameters() if found != name]
+    result = await lacking.push(lambda: pushed, policy_version=5)
+    await lacking.close()
+    assert not result.is_confirmed
+    assert "the push lacks 1 parameters of the model" in result.failed[replica.replica_id]
+    assert reason in result.failed[replica.replica_id]
+    assert (replica.info().policy_version, replica.info().is_held) == (4, False)
+    await check(replica, before, version=4)
 
 
-async def test_after_a_trainer_died_in_the_middle_the_replica_stays_held_until_the_next_one_is_through(
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        ((32, 64), "model.layers.1.self_attn.k_proj.weight does not fit"),
+        ((128, 64), "takes only a part of 1 parameters, among them ['model.layers.1.self_attn.k_proj.weight']"),
+        (None, "not in torch.float32"),
+    ],
+)
+async def test_a_parameter_of_another_shape_or_dtype_is_refused_before_anything_moves(
+    shape: tuple[int, ...] | None,
+    reason: str,
+    replica: ReplicaProcess,
+    model_dir: Path,
+    redis: Redis,
+    run_keys: RunKeys,
+    sender: WeightSender,
+) -> None:
+    await replica.attach()
+    await replica.register(redis, run_keys)
+    wrong = "model.layers.1.self_attn.k_proj.weight"
+    weights = dict(make_policy(model_dir, seed=5).named_parameters())
+    other = torch.zeros(shape) if shape is not None else weights[wrong].to(torch.bfloat16)
+    pushed = {**weights, wrong: other}
+    result = await sender.push(lambda: pushed.items(), policy_version=5)
+    assert not result.is_confirmed
+    assert reason in result.failed[replica.replica_id]
+    assert not replica.info().is_held
+
+
+async def test_without_staging_a_transfer_that_broke_is_never_served_and_the_next_one_heals(
     replica: ReplicaProcess, model_dir: Path, redis: Redis, redis_url: str, run_keys: RunKeys, incarnation: int
 ) -> None:
+    await replica.attach(push_staging="none")
     await replica.register(redis, run_keys)
     dying = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.weights.dying_trainer", redis_url, str(model_dir), str(incarnation),
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         assert await dying.wait() == 9
         await until(lambda: replica.info().epoch == 0)
-    assert replica.info().is_held
-    assert replica.info().policy_version != 99
-    await redis.set(run_keys.epoch, next_incarnation := incarnation + 1000)
-    heir = make_sender(redis, next_incarnation)
-    assert await heir.needs_push()
-    policy = make_policy(model_dir, seed=6)
-    result = await heir.push(weights_of(policy), policy_version=6)
+    assert (replica.info().policy_version, replica.info().is_held) == (-1, True)
+    await redis.set(run_keys.epoch, incarnation + 1)
+    heir = make_sender(redis, incarnation + 1)
+    policy = make_policy(model_dir, seed=7)
+    assert (await heir.push(weights_of(policy), policy_version=7)).is_confirmed
     await heir.close()
-    assert result.is_confirmed
-    await check(replica, policy, version=6)
+    await check(replica, policy, version=7)
 
 
+async def test_kept_keys_and_values_are_those_of_the_old_weights_and_new_requests_never_see_them(
+    replica: ReplicaProcess, model_dir: Path, redis: Redis, run_keys: RunKeys, sender: WeightSender
+) -> None:
+    await replica.attach(kv_after_push="keep")
+    await replica.register(redis, run_keys)
+    policies = [make_policy(model_dir, seed=0), make_policy(model_dir, seed=1)]
+    await sender.push(weights_of(policies[0]), policy_version=0)
+    sample = Sample([], [], [])
+    # One at a time until a push falls into it.
+    for version in range(1, 20):
+        sampling = asyncio.create_task(replica.sample(PROMPT_IDS, max_tokens=200), name="sample")
+        await replica.sample(PROMPT_IDS, max_tokens=20)
+        policy = policies[version % 2]
+        assert (await sender.push(weights_of(policy), policy_version=version, prober=prober_of(policy))).is_confirmed
+        sample = await sampling
+        if len(sample.spans) == 2:
+            break
+    assert len(sample.spans) == 2, "no push fell into a completion; nothing was tested"
+    (old, _, changed), (new, _, end) = sample.spans
+    before = logprobs_of(policies[old % 2], PROMPT_IDS, sample.token_ids)[:changed]
+    assert worst(sample, before, end=changed) <= MAX_DIFFERENCE
+    for policy in policies:
+        of_one = logprobs_of(policy, PROMPT_IDS, sample.token_ids)[changed:end]
+        assert worst(sample, of_one, start=changed, end=end) > 10 * MAX_DIFFERENCE, (
+            "the keys of the old weights were not kept"
+        )
+    await check(replica, policies[new % 2], version=new)
+
+
+async def test_weights_that_were_loaded_wrong_are_caught_by_the_probe_and_no_token_of_them_goes_out(
+    tied_replica: ReplicaProcess,
+    tied_model_dir: Path,
+    redis: Redis,
+    run_keys: RunKeys,
+    incarnation: int,
+    sender: WeightSender,
+) -> None:
+    await tied_replica.attach()
+    await tied_replica.register(redis, run_keys)
+    before, after = make_policy(tied_model_dir, seed=0), make_policy(tied_model_dir, seed=1)
+    assert (await sender.push(weights_of(before), policy_version=0, prober=prober_of(before))).is_confirmed
+    refusals: list[int] = []
+    async with kept_busy(tied_replica, num_requests=4, max_tokens=100, refusals=refusals) as completions:
+        await tied_replica.sample(PROMPT_IDS, max_tokens=20)
+        await tied_replica.set_fault("old head")
+        result = await sender.push(weights_of(after), policy_version=1, prober=prober_of(after))
+        await tied_replica.set_fault("")
+        assert not result.is_confirmed
+        assert result.num_probes_failed == 1
+        assert "its logprobs of the probe are off by up to" in result.failed[tied_replica.replica_id]
+        assert (tied_replica.info().policy_version, tied_replica.info().is_held) == (-1, True)
+        healed = await sender.push(weights_of(after), policy_version=1, prober=prober_of(after))
+        assert healed.is_confirmed
+        assert healed.epoch > result.epoch
+        await check(tied_replica, after, version=1)
+    assert refusals, "no request was under way; nothing was tested"
+    assert check_spans(completions, {0: before, 1: after}.__getitem__).worst <= MAX_DIFFERENCE
+
+
+@pytest.mark.long
 async def test_a_replica_killed_in_the_middle_of_a_push_does_not_keep_the_other_from_the_new_version(
     replica: ReplicaProcess,
     mortal: ReplicaProcess,
@@ -166,8 +234,9 @@ async def test_a_replica_killed_in_the_middle_of_a_push_does_not_keep_the_other_
     run_keys: RunKeys,
     sender: WeightSender,
 ) -> None:
-    await replica.register(redis, run_keys)
-    await mortal.register(redis, run_keys)
+    for member in (replica, mortal):
+        await member.attach()
+        await member.register(redis, run_keys)
     policies = [make_policy(model_dir, seed=10), make_policy(model_dir, seed=11)]
     result = await sender.push(weights_of(policies[0]), policy_version=10)
     assert result.members == ("generator-1", "generator-2")

@@ -1,36 +1,50 @@
-"""A push that ends right before its commit."""
+"""A push that never comes to its commit."""
 
+import contextlib
 import time
+from collections.abc import AsyncGenerator
 
 import httpx
 
-from services.trainer.push.communicator import open_communicator, own_versions
 from services.trainer.push.fleet import Requirements
 from services.trainer.push.packing import Weights, announce
+from services.trainer.push.parcel import Parcel
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.transports import open_communicator, own_abilities
 from shared.control import AbortRequest, ReplicaInfo
 from tests.weights.replica import HEADERS, RUN_ID
 from tests.weights.served_receiver import ServedReceiver
 
 
-async def push_and_abort(served: ServedReceiver, weights: Weights) -> ReplicaInfo:
-    """Bring all weights of version 1 to a replica, then abort instead of committing; return what it says afterwards."""
-    communicator = open_communicator("gloo", address="127.0.0.1")
+@contextlib.asynccontextmanager
+async def attempt_on(served: ServedReceiver) -> AsyncGenerator[PushAttempt]:
+    """Return an attempt in the epoch after the replica's, which the replica has not joined."""
+    own, info = own_abilities(), served.receiver.info()
+    communicator = open_communicator("gloo", address="127.0.0.1", buffer_bytes=32)
     async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as client:
-        replica = Replica(served.replica_id, served.url, client)
-        attempt = PushAttempt(
-            requirements=Requirements(RUN_ID, "gloo", *own_versions()),
-            epoch=1,
+        yield PushAttempt(
+            requirements=Requirements(RUN_ID, "gloo", own.torch_version, own.nccl_version),
+            epoch=info.epoch + 1,
             communicator=communicator,
-            members={served.replica_id: Member(replica, served.receiver.info())},
+            members={served.replica_id: Member(Replica(served.replica_id, served.url, client), info)},
             buffer_bytes=32,
             deadline=time.monotonic() + 5.0,
         )
-        announced = announce(weights())
-        await attempt.join(address="127.0.0.1")
-        await attempt.begin(announced, policy_version=1)
-        await attempt.broadcast(weights, announced, policy_version=1)
-        info = await replica.abort(AbortRequest(run_id=RUN_ID, epoch=1, reason="the trainer gave up"), timeout_s=5.0)
     communicator.close()
-    return info
+
+
+async def begin(attempt: PushAttempt, weights: Weights) -> Parcel:
+    """Have the replica join, and wait for version 1."""
+    announced = announce(weights())
+    parcel = Parcel(1, announced, "full", weights, announced.num_bytes)
+    await attempt.join(address="127.0.0.1", weight_dir=None)
+    await attempt.begin(parcel)
+    return parcel
+
+
+async def abort(attempt: PushAttempt) -> ReplicaInfo:
+    """Give up instead of committing, and return what the replica says afterwards."""
+    (member,) = attempt.members.values()
+    body = AbortRequest(run_id=RUN_ID, epoch=attempt.epoch, reason="the trainer gave up")
+    return await member.replica.abort(body, timeout_s=5.0)

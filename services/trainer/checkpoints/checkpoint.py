@@ -1,9 +1,12 @@
 """Checkpoints that are either whole or not there, and are not trusted until their sums agree.
 
-    core --copy, then write--> .writing-step_00000010-x/ --fsync, manifest--> rename --> step_00000010/ --> old ones go
+    core --copy--> .writing-3-step_00000010-x/ --fsync, manifest, rename--> step_00000010/ --> old ones go
                                model/, optimizer/, rng/, core_state.json       all of the core (core_state.py)
-                               trainer_state.json                              step, and what the loop gives: ledger
+                               trainer_state.json                              step, incarnation, what the loop gives
                                manifest.json                                   sizes and SHA-256
+
+A newer incarnation of the trainer is the authority on what was trained, also where an older one that was thought dead
+had come further: its checkpoints are never replaced or pruned by an older one, and are those that are resumed from.
 
 Training stands still for the copy alone. A crash at any moment leaves the older checkpoints as they were. Of what was
 trained, a checkpoint is the authority; what is in ``extra`` is the training loop's business, and what is in the core's
@@ -22,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from services.trainer.checkpoints.manifest import find_damage, has_all_files, sync_directory, write_manifest
-from shared.errors import HeadraceError
+from shared.errors import FencedError, HeadraceError
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ class Checkpoint:
     path: Path
     step: int
     """Optimizer steps contained in it."""
+    incarnation: int
+    """Of the trainer that wrote it."""
     extra: dict[str, Any]
     """What the training loop gave to keep."""
 
@@ -81,11 +86,13 @@ class CheckpointWriter:
     Args:
         root: Directory of the checkpoints.
         keep: How many whole ones are kept.
+        incarnation: Of the trainer that writes.
     """
 
-    def __init__(self, root: Path, *, keep: int) -> None:
+    def __init__(self, root: Path, *, keep: int, incarnation: int = 0) -> None:
         self._root = root
         self._keep = keep
+        self._incarnation = incarnation
         self._known_whole: set[Path] = set()
 
     def begin(
@@ -98,11 +105,13 @@ class CheckpointWriter:
         Raises:
             CheckpointError: It cannot be written; says why.
         """
-        directory = self._root / f"{_WRITING}{checkpoint_path(self._root, step).name}-{secrets.token_hex(4)}"
+        name = f"{_WRITING}{self._incarnation}-{checkpoint_path(self._root, step).name}-{secrets.token_hex(4)}"
+        directory = self._root / name
         began_at = time.monotonic()
         try:
             directory.mkdir(parents=True)
-            (directory / STATE_FILE).write_text(json.dumps({"step": step, "extra": extra}) + "\n")
+            state = {"step": step, "incarnation": self._incarnation, "extra": extra}
+            (directory / STATE_FILE).write_text(json.dumps(state) + "\n")
             written = core.begin_save(directory, tokenizer)
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
@@ -135,17 +144,20 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: It could not be done; says why.
+            FencedError: A newer incarnation has one of this step.
         """
         target = checkpoint_path(self._root, pending.step)
         replaced = self._root / f"{_REPLACED}{target.name}"
         try:
             if target.exists():
-                shutil.rmtree(replaced, ignore_errors=True)
-                target.rename(replaced)
+                self._set_aside(target, replaced)
             pending.directory.rename(target)
             sync_directory(self._root)
+        except FencedError:
+            self.discard(pending)
+            raise
         except OSError as error:
-            shutil.rmtree(pending.directory, ignore_errors=True)
+            self.discard(pending)
             raise self._error(pending.step, error) from error
         shutil.rmtree(replaced, ignore_errors=True)
         self._known_whole.add(target)
@@ -155,6 +167,15 @@ class CheckpointWriter:
     def discard(self, pending: PendingCheckpoint) -> None:
         """Remove what `wait` returned for, because somebody else's will count."""
         shutil.rmtree(pending.directory, ignore_errors=True)
+
+    def _set_aside(self, target: Path, replaced: Path) -> None:
+        """Rename a checkpoint that is to be replaced; raise FencedError if it is a newer incarnation's."""
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+        if (newer := _incarnation(replaced)) > self._incarnation:
+            # Looked at after the rename, so that nobody can have put it there since.
+            replaced.rename(target)
+            raise FencedError(f"{target} was written by incarnation {newer}; this is {self._incarnation}")
 
     def _error(self, step: int, error: OSError) -> CheckpointError:
         return CheckpointError(
@@ -166,11 +187,14 @@ class CheckpointWriter:
         """Delete what is older than the newest whole checkpoints; ``newest`` was written a moment ago.
 
         A damaged one does not count, or it would push out the one that is there to replace it. Those of later steps are
-        left alone: they are damaged, and replaced when the run comes to their step, or somebody else's.
+        left alone: they are damaged, and replaced when the run comes to their step, or somebody else's. So are those of
+        newer incarnations, whatever their step.
         """
         num_whole = 1
         paths = checkpoint_paths(self._root)
         for path in paths[paths.index(newest) + 1 :]:
+            if _incarnation(path) > self._incarnation:
+                continue
             if num_whole >= self._keep:
                 shutil.rmtree(path, ignore_errors=True)
                 self._known_whole.discard(path)
@@ -187,13 +211,14 @@ class CheckpointWriter:
 def newest_valid(root: Path) -> Checkpoint | None:
     """Return the newest checkpoint whose every file is as it was written, or None.
 
-    Damaged ones are skipped, and logged with the file at fault.
+    That is the newest of the newest incarnation. Damaged ones are skipped, and logged with the file at fault.
     """
-    for path in checkpoint_paths(root):
+    # The order of steps is kept within an incarnation.
+    for path in sorted(checkpoint_paths(root), key=_incarnation, reverse=True):
         damage = find_damage(path)
         if damage is None:
             state = json.loads((path / STATE_FILE).read_text())
-            return Checkpoint(path=path, step=int(state["step"]), extra=state["extra"])
+            return Checkpoint(path, step=int(state["step"]), incarnation=_incarnation(path), extra=state["extra"])
         log.error("checkpoint %s is damaged and was skipped: %s", path.name, damage)
     return None
 
@@ -216,8 +241,21 @@ def checkpoint_paths(root: Path) -> list[Path]:
     return sorted(steps, key=lambda path: steps[path], reverse=True)
 
 
-def remove_leftovers(root: Path) -> None:
-    """Remove what a crash in the middle of writing left behind. For the start of a trainer, when nobody else writes."""
+def _incarnation(path: Path) -> int:
+    """Return which incarnation wrote a checkpoint; 0 if that cannot be read."""
+    try:
+        return int(json.loads((path / STATE_FILE).read_text()).get("incarnation", 0))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return 0
+
+
+def remove_leftovers(root: Path, *, incarnation: int) -> None:
+    """Remove what a crash in the middle of writing left behind. For the start of a trainer, when none before it writes.
+
+    Args:
+        root: Directory of the checkpoints.
+        incarnation: Of that trainer; what newer ones are writing is left alone.
+    """
     if not root.is_dir():
         return
     for path in sorted(root.iterdir()):
@@ -226,6 +264,14 @@ def remove_leftovers(root: Path) -> None:
             if not original.exists() and find_damage(path) is None:
                 path.rename(original)  # the crash came between the two renames: there is no other of this step
                 continue
+        if path.name.startswith(_WRITING) and _writer_of(path) > incarnation:
+            continue
         if path.name.startswith((_WRITING, _REPLACED)):
             log.warning("removed %s, left by a crash while a checkpoint was written", path)
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _writer_of(path: Path) -> int:
+    """Return which incarnation is writing a checkpoint; 0 if its name does not say."""
+    number, _, _ = path.name.removeprefix(_WRITING).partition("-")
+    return int(number) if number.isdecimal() else 0

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from services.trainer.checkpoints.checkpoint import CheckpointWriter, PendingCheckpoint
+from services.trainer.checkpoints.checkpoint import CheckpointError, CheckpointWriter, PendingCheckpoint
 from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.policy.training_core import TrainingCore
@@ -94,11 +94,15 @@ class CheckpointSaver:
             FencedError: A newer incarnation owns the run.
         """
         await self.finish()
-        await check_not_fenced(self._redis, self._keys, self._epoch)
+        await self._check_not_fenced()
         step, settled, kept = self._core.policy_version, self._scored.settled(), extra()
-        pending = await asyncio.get_running_loop().run_in_executor(
-            torch_thread, lambda: self._writer.begin(self._core, kept, step=step, tokenizer=self._tokenizer)
-        )
+        try:
+            pending = await asyncio.get_running_loop().run_in_executor(
+                torch_thread, lambda: self._writer.begin(self._core, kept, step=step, tokenizer=self._tokenizer)
+            )
+        except CheckpointError:
+            await self._check_not_fenced()
+            raise
         self._saved_step = step
         self._pending = tasks.create_task(self._complete(pending, settled), name=f"checkpoint of step {step}")
 
@@ -113,18 +117,25 @@ class CheckpointSaver:
         return dict(self._metrics)
 
     async def _complete(self, pending: PendingCheckpoint, settled: list[Delivery]) -> None:
-        await self._in_thread(lambda: self._writer.wait(pending))
-        # The run may have been taken over during the minutes that a large checkpoint takes.
         try:
-            await check_not_fenced(self._redis, self._keys, self._epoch)
+            await self._in_thread(lambda: self._writer.wait(pending))
+            # The run may have been taken over during the minutes that a large checkpoint takes.
+            await self._check_not_fenced()
+            path = await self._in_thread(lambda: self._writer.publish(pending))
+        except CheckpointError:
+            # A newer trainer clears away what an older one was writing. That one must not start again for it.
+            await self._check_not_fenced()
+            raise
         except HeadraceError:
             await self._in_thread(lambda: self._writer.discard(pending))
             raise
-        path = await self._in_thread(lambda: self._writer.publish(pending))
         took_s = time.monotonic() - pending.began_at
         self._metrics = {"checkpoint/standstill_s": pending.standstill_s, "checkpoint/total_s": took_s}
         log.info("wrote %s in %.1f s; training stood still for %.2f s", path, took_s, pending.standstill_s)
         await self._log.settled(pending.step, await self._scored.ack(settled), by=self._replica_id)
+
+    async def _check_not_fenced(self) -> None:
+        await check_not_fenced(self._redis, self._keys, self._epoch)
 
     async def _in_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -19,7 +19,8 @@ from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
 from services.trainer.loop.evaluation import Evaluations, refuse_without_usable_prompts
 from services.trainer.loop.ledger import Ledger
-from services.trainer.loop.reconcile import missing_groups
+from services.trainer.loop.probe_prompt import make_prober
+from services.trainer.loop.reconcile import check_not_fenced, missing_groups
 from services.trainer.loop.schedule import total_steps
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
 from services.trainer.loop.training_loop import Parts
@@ -59,7 +60,9 @@ async def assemble(
     steps = total_steps(config, num_rows=len(rows))
     await store.write_starting(record, "loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
-    ledger, num_tokens, considered_to = await _resume(core, files, store, record)
+    # Not before: what a newer incarnation is writing is no leftover.
+    await check_not_fenced(redis, keys, epoch)
+    ledger, num_tokens, considered_to = await _resume(core, files, store, record, incarnation=epoch)
     run_log = RunLog(redis, keys=keys, run_dir=files.run_dir)
     await asyncio.to_thread(run_log.cut_back_to, core.policy_version)
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
@@ -81,8 +84,10 @@ async def assemble(
     pushes = PushLog(
         sender,
         run_log=run_log,
+        prober=make_prober(config, core, encoder, rows),
         num_pushes=record.progress.pushes,
         num_confirmed=record.progress.pushes_confirmed,
+        num_probes_failed=record.progress.probes_failed,
     )
     return Parts(
         redis=redis,
@@ -108,7 +113,7 @@ async def assemble(
         ),
         pushes=pushes,
         saver=CheckpointSaver(
-            CheckpointWriter(files.checkpoints, keep=config.save_total_limit),
+            CheckpointWriter(files.checkpoints, keep=config.save_total_limit, incarnation=epoch),
             redis=redis,
             keys=keys,
             epoch=epoch,
@@ -140,14 +145,16 @@ async def assemble(
     )
 
 
-async def _resume(core: TrainingCore, files: RunFiles, store: RunStore, record: RunRecord) -> tuple[Ledger, int, str]:
+async def _resume(
+    core: TrainingCore, files: RunFiles, store: RunStore, record: RunRecord, *, incarnation: int
+) -> tuple[Ledger, int, str]:
     """Make the core that of the newest valid checkpoint, if there is one.
 
     Returns:
         What the loop kept in it: the ledger, how many tokens were trained on, and up to where the scored stream was
         considered; of a run without checkpoints, its beginning.
     """
-    await asyncio.to_thread(remove_leftovers, files.checkpoints)
+    await asyncio.to_thread(lambda: remove_leftovers(files.checkpoints, incarnation=incarnation))
     checkpoint = await asyncio.to_thread(newest_valid, files.checkpoints)
     if checkpoint is None:
         return Ledger(), 0, BEGINNING

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -170,7 +171,7 @@ def _row(rollout: Rollout, row: TrainRow, score: Scores, loss: float, fault: str
         "advantage": _number(row.advantage),
         "loss": _number(loss),
         "num_tokens": row.num_sampled,
-        "policy_versions": [[span.policy_version, span.start, span.end] for span in rollout.version_spans],
+        "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans],
         "completion": rollout.completion,
         "token_ids": row.token_ids[row.loss_mask == 1].tolist(),
         "generator_logprobs": _numbers(row.generator_logprobs),

@@ -51,8 +51,11 @@ def window(*, num_steps_left: int, max_staleness: int, shape: BatchShape) -> int
 def staleness(*, policy_version: int, oldest_policy_version: int) -> int:
     """Return the staleness of a group in optimizer steps.
 
-    A trainer that resumed from a checkpoint may meet groups sampled by versions it lost; they count as fresh, and the
-    importance correction, which has their true logprobs, deals with the difference.
+    A trainer that resumed from a checkpoint meets groups sampled by versions it lost. They are trained, and count by
+    their numbers: the steps that were lost are repeated, with the same groups in the same order, and where that comes
+    out the same to the last bit, as on one machine it does, the weights of a number are the same weights. Where it does
+    not, their logprobs are still those of the weights that sampled them, which is all that the importance correction
+    needs. To drop them would lose the work of the generators as well. Numbers still to come count as fresh.
     """
     return max(0, policy_version - oldest_policy_version)
 

@@ -15,6 +15,7 @@ from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.telemetry.run_log import RunLog
 from shared.keys import RunKeys
+from shared.lineage import LineageVersion
 from shared.redis_connection import Redis, patiently
 from shared.run_store import RunStore
 
@@ -82,7 +83,10 @@ class Surroundings:
         found = await patiently(
             lambda: self._redis.hgetall(self._keys.started), what="reading what is being sampled", timeout_s=60
         )
-        numbers = {training_number(label.decode()): int(version) for label, version in found.items()}
+        numbers = {
+            training_number(label.decode()): LineageVersion.parse(version.decode()).policy_version
+            for label, version in found.items()
+        }
         self.started = {number: version for number, version in numbers.items() if number is not None}
 
     async def _note_dead_letters(self) -> None:

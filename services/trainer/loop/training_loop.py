@@ -25,6 +25,7 @@ from services.trainer.loop.batch_builder import Batch, BatchBuilder
 from services.trainer.loop.batch_trainer import BatchTrainer
 from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.loop.surroundings import Surroundings
 from services.trainer.policy.core_results import NonFiniteError
@@ -253,6 +254,9 @@ class TrainingLoop:
         """Make the steps of one batch; its groups are settled, and its weights pushed, with the last of them."""
         parts = self._parts
         self._waiting_for = ""
+        if parts.config.vllm_enable_sleep_mode:
+            # With max_staleness 0 there is nothing to generate until the next version.
+            await parts.pushes.let_sleep()
         for planned in await self._trainer.plan(batch.groups, num_steps_left=self._num_steps_left()):
             trained = await self._trainer.step(planned)
             self._step = parts.core.policy_version
@@ -260,6 +264,8 @@ class TrainingLoop:
                 parts.batches.take(batch)
                 await self._push_if_needed()
                 await self._admit()
+            # A trainer that was stopped for a while must not write into its successor's files.
+            await check_not_fenced(parts.redis, parts.keys, parts.epoch)
             await parts.report.step(batch, trained, parts.saver.metrics())
 
     async def _save(self, tasks: asyncio.TaskGroup) -> None:
@@ -291,6 +297,7 @@ class TrainingLoop:
             num_generators=parts.pushes.num_generators,
             pushes=parts.pushes.num_pushes,
             pushes_confirmed=parts.pushes.num_confirmed,
+            probes_failed=parts.pushes.num_probes_failed,
             updated_at_s=time.time(),
         )
         await parts.store.write_progress(parts.keys.run_id, progress)

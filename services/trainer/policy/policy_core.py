@@ -14,7 +14,7 @@ ranks there is one core on each, and every method is called on all of them in th
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ from services.trainer.checkpoints.core_state import CoreState
 from services.trainer.objective.entropy_control import EntropyControl
 from services.trainer.objective.loss import StepTotals
 from services.trainer.objective.token_stats import TokenStats
-from services.trainer.policy.core_results import AccumulateStats, NonFiniteError, Scores, StepStats
+from services.trainer.policy.core_results import AccumulateStats, NonFiniteError, Scores, StepStats, TokenArray
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.optimizer import make_optimizer, make_scheduler
 from services.trainer.policy.rank_passes import RankPasses
 from services.trainer.policy.run_models import load_models
+from services.trainer.policy.trained_weights import LiveWeights
 from services.trainer.ranks.rank_plan import Slot
 from services.trainer.ranks.ranks import SINGLE, Ranks
 from services.trainer.ranks.sharding import as_float
@@ -69,6 +70,7 @@ class PolicyCore:
         self.dtype = models.dtype
         """Of the weights as they are pushed and exported."""
         self._policy, self._reference, self._trained = models.policy, models.reference, models.trained
+        self.named_weights = LiveWeights(self._trained, dtype=self.dtype)
         self._passes = RankPasses(self._policy, config, device=device, ranks=ranks)
         self._parameters: dict[str, Tensor] = {
             name: parameter for name, parameter in self.lm.named_parameters() if parameter.requires_grad
@@ -119,6 +121,13 @@ class PolicyCore:
         """
         slots = self._passes.plan(rows, learns=False) if plan is None else plan
         return self._passes.score(rows, slots, reference=self._reference)
+
+    def probe(self, token_ids: Sequence[int]) -> TokenArray:
+        """Return the logprob of every token but the first, at temperature 1, under the weights as they are now.
+
+        May be called from any thread, while no other call is under way.
+        """
+        return self._passes.probe(token_ids)
 
     def accumulate(
         self,
@@ -211,16 +220,6 @@ class PolicyCore:
         self._optimizer.zero_grad(set_to_none=True)
         self._accumulated = TokenStats()
         self._has_accumulated = False
-
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield detached full tensors in the run's dtype, under the names by which generators load them, in fixed
-        order.
-
-        Those are the names of checkpoints on the hub; in a LoRA run the adapters alone, under those of PEFT's files.
-        Tied weights come once. In float32 the tensors are the weights themselves: use them before the next step.
-        """
-        for name, tensor in self._trained.pushed().items():
-            yield name, tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
         """Copy everything that `load_state` needs, and return a future of its being in the directory, which exists.

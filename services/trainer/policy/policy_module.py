@@ -13,6 +13,7 @@ weights are sharded, FSDP's mixed precision may hand in bfloat16 copies, and aut
 """
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -150,6 +151,15 @@ class PolicyModule(nn.Module):
         finally:
             self._attention = chosen
             set_attention(self.lm, chosen)
+
+    @contextlib.contextmanager
+    def at_temperature(self, temperature: float) -> Generator[None]:
+        """Within the block, divide logits by this instead of by the run's ``temperature``."""
+        before, self._transform = self._transform, dataclasses.replace(self._transform, temperature=temperature)
+        try:
+            yield
+        finally:
+            self._transform = before
 
     @property
     def can_compute_exactly(self) -> bool:

@@ -2,6 +2,7 @@
 
     rows --plan()--> slots: which rows in which pass, made here on one rank, by the lead on several (rank_plan.py)
     rows, slots --score()--> logprobs and entropies of each row, without gradient
+    token ids --probe()--> logprobs that generators' are compared with after a push
     rows, slots --learn()--> gradients of the rows' part of the step's loss, and what this rank saw
 
 A slot without rows still makes a pass, over a dummy: sharded ranks meet in every layer of every pass. Whether the loss
@@ -10,6 +11,7 @@ of the step is finite, and whether the step is made, is policy_core.py's busines
     B  rows in a pass       T  sampled tokens of a row
 """
 
+import contextlib
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from services.trainer.objective.entropy_control import high_entropy_threshold
 from services.trainer.objective.loss import StepTotals, add_router_loss, policy_loss
 from services.trainer.objective.loss_settings import LossSettings
 from services.trainer.objective.token_stats import TokenStats
-from services.trainer.policy.core_results import PerTokenArrays, Scores
+from services.trainer.policy.core_results import PerTokenArrays, Scores, TokenArray
 from services.trainer.policy.lora import dropping
 from services.trainer.policy.microbatches import TrainRow, needs_backward
 from services.trainer.policy.policy_module import PolicyModule
@@ -108,6 +110,19 @@ class RankPasses:
             ):
                 scores[index] = Scores(logprobs, entropies, of_reference[0] if of_reference else None)
         return [scores[index] for index in range(len(rows))]
+
+    @torch.no_grad()
+    def probe(self, token_ids: Sequence[int]) -> TokenArray:
+        """Return the policy's logprob of every token but the first, at temperature 1; from any thread."""
+        ids = np.array(token_ids, dtype=np.int32)
+        mask = np.ones(ids.size, dtype=np.uint8)
+        mask[0] = 0
+        row = TrainRow(ids, mask, np.zeros(ids.size - 1, dtype=np.float32), advantage=0.0)
+        here = torch.cuda.device(self._device) if self._device.type == "cuda" else contextlib.nullcontext()
+        with here, self._policy.at_temperature(1.0):
+            done = row_pass(self._policy, [row], (0,), device=self._device)
+        ((logprobs,),) = done.by_row(done.logprobs_BT)
+        return logprobs
 
     def learn(
         self,

@@ -2,11 +2,14 @@
 
 AllWeights        the whole model, under the names of checkpoints on the hub
 AdapterWeights    LoRA's matrices alone, under the names of PEFT's files (lora.py)
+LiveWeights       either, as they are pushed
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from services.trainer.policy.lora import adapters, describe_adapters
@@ -92,3 +95,31 @@ class AdapterWeights:
                 f"the checkpoint {checkpoint} holds adapters of another base: the weights of {self._model} are not "
                 "those that the run began with. Put the original model back, or submit a new run"
             )
+
+
+class LiveWeights:
+    """The weights to push, of one rank that has them all; calling it begins a reading.
+
+    Names are those by which generators load them, of checkpoints on the hub; in a LoRA run the adapters alone, under
+    those of PEFT's files. Tied weights come once, and the order is fixed. Floats have the run's dtype. In float32 the
+    tensors are the weights themselves, detached: use them before the next step.
+
+    Args:
+        trained: Whose weights.
+        dtype: Of the run.
+    """
+
+    def __init__(self, trained: TrainedWeights, *, dtype: torch.dtype) -> None:
+        self._trained = trained
+        self._dtype = dtype
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield names with full tensors."""
+        for name, tensor in self._trained.pushed().items():
+            yield name, tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def described(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same names, dtypes and shapes with tensors that have no content, and convert nothing."""
+        for name, tensor in self._trained.pushed().items():
+            dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+            yield name, torch.empty(tensor.shape, dtype=dtype, device="meta")

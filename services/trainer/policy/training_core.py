@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from services.trainer.policy.core_results import AccumulateStats, Scores, StepStats
+from services.trainer.policy.core_results import AccumulateStats, Scores, StepStats, TokenArray
 from services.trainer.policy.microbatches import TrainRow
 
 if TYPE_CHECKING:
@@ -22,6 +22,10 @@ class TrainingCore(Protocol):
 
     def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
         """Return what policy and reference make of each row, as they are now."""
+        ...
+
+    def probe(self, token_ids: Sequence[int]) -> TokenArray:
+        """Return the logprob of every token but the first, at temperature 1."""
         ...
 
     def accumulate(

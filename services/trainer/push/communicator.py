@@ -1,4 +1,4 @@
-"""The sending end of one communicator epoch: rank 0, over gloo or over NCCL.
+"""The sending end of one communicator epoch: rank 0, over gloo or over NCCL. ipc_communicator.py has the third.
 
     open (listens) --> rendezvous (blocks for the others) --> broadcast, broadcast, ... --> close
 
@@ -8,6 +8,7 @@ thread at any time: whoever is blocked in this communicator, here or in a genera
 
 import base64
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -15,20 +16,26 @@ import torch
 import torch.distributed
 
 from services.trainer.bound_store import listen_store
-from services.trainer.push.nccl import NcclComm, nccl_version, unique_id
+from services.trainer.push.nccl import NcclComm, unique_id
 from services.trainer.torch_errors import first_line
-from shared.control import Transport
 from shared.errors import PushError, UserError
+from shared.weight_places import IpcBuffer
 
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 _STORE_TIMEOUT_S = 30.0
-_FIRST_POLL_S, _LAST_POLL_S = 0.00005, 0.005
+_FIRST_POLL_S, _LAST_POLL_S, _POLL_SHARE = 0.00005, 0.005, 0.02
+"""The longest pause between two looks, of the time waited so far."""
 _abandoned: list[tuple[Any, Any]] = []
 """Groups with an operation that will end at its own deadline; destroying one would wait for it."""
 
 
 class Communicator(Protocol):
     """What a push needs of a transport."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether weights go through ``broadcast``; else the generators find them where the begin body says."""
+        ...
 
     @property
     def port(self) -> int:
@@ -40,6 +47,10 @@ class Communicator(Protocol):
         """What the others need besides, for NCCL."""
         ...
 
+    def export(self) -> IpcBuffer | None:
+        """Return the memory that one more worker is to map, for ipc."""
+        ...
+
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
         """Wait until every rank has entered.
 
@@ -49,10 +60,19 @@ class Communicator(Protocol):
         ...
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """Send a uint8 tensor to all ranks.
+        """Send a uint8 tensor to all ranks. It may still be on its way when this returns, and must not change then.
 
         Raises:
-            PushError: It was not taken within ``timeout_s``, a rank died, or the communicator was closed.
+            PushError: It, or the one before, was not taken within ``timeout_s``, a rank died, or the communicator was
+                closed.
+        """
+        ...
+
+    def finish(self, *, timeout_s: float) -> None:
+        """Wait until the last broadcast was taken.
+
+        Raises:
+            PushError: As in ``broadcast``.
         """
         ...
 
@@ -61,14 +81,27 @@ class Communicator(Protocol):
         ...
 
 
-def open_communicator(transport: Transport, *, address: str) -> Communicator:
-    """Return a communicator that others can join at ``address``.
+class NoWire:
+    """For transports without a rendezvous: nothing is sent here, and there is nobody to let go of."""
 
-    Raises:
-        PushError: It cannot be opened now.
-        UserError: ``address`` is not one of this machine's.
-    """
-    return NcclCommunicator() if transport == "nccl" else GlooCommunicator(address=address)
+    is_streamed = False
+    port = 1
+    nccl_unique_id: str | None = None
+
+    def export(self) -> None:
+        """See Communicator."""
+
+    def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
+        """See Communicator."""
+
+    def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        """See Communicator."""
+
+    def finish(self, *, timeout_s: float) -> None:
+        """See Communicator."""
+
+    def close(self) -> None:
+        """See Communicator."""
 
 
 class GlooCommunicator:
@@ -78,6 +111,7 @@ class GlooCommunicator:
         address: Local address that the generators can reach; store and connections are bound to it alone.
     """
 
+    is_streamed = True
     nccl_unique_id: str | None = None
 
     def __init__(self, *, address: str) -> None:
@@ -89,7 +123,12 @@ class GlooCommunicator:
         except RuntimeError as error:
             raise PushError(f"the communicator cannot be opened on {address}: {first_line(error)}") from error
         self._group: Any = None
+        self._sending: tuple[Any, Any, str] | None = None
+        """The group, what it has not completed yet, and what that is."""
         self._is_closed = False
+
+    def export(self) -> None:
+        """See Communicator."""
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
         """See Communicator."""
@@ -108,34 +147,72 @@ class GlooCommunicator:
             raise PushError("the communicator was closed while it was formed")
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """See Communicator."""
-        group = self._group
-        if group is None:
-            raise PushError("the communicator is closed")
+        """See Communicator. While one chunk is sent, the next can be packed."""
         options = c10d.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         options.timeout = timedelta(seconds=max(timeout_s, 0.001))
+        data = chunk.cpu()
+        self.finish(timeout_s=timeout_s)
+        self._start(lambda group: group.broadcast([data], options), what="a broadcast")
+
+    def finish(self, *, timeout_s: float) -> None:
+        """See Communicator. The deadline is the one that the broadcast has itself."""
+        sending, self._sending = self._sending, None
+        if sending is None:
+            if self._is_closed:
+                raise PushError("the communicator is closed")
+            return
+        group, work, what = sending
+        del sending
+        began_at = time.monotonic()
         try:
-            work = group.broadcast([chunk.cpu()], options)
-            poll_s = _FIRST_POLL_S
             while not work.is_completed():
                 if self._is_closed:
-                    _abandoned[:] = [(g, w) for g, w in _abandoned if not w.is_completed()]
-                    _abandoned.append((group, work))
-                    raise PushError("the communicator was closed in the middle of a broadcast")
-                time.sleep(poll_s)
-                poll_s = min(2 * poll_s, _LAST_POLL_S)
+                    self._abandon(group, work)
+                    raise PushError(f"the communicator was closed in the middle of {what}")
+                time.sleep(min(_FIRST_POLL_S + _POLL_SHARE * (time.monotonic() - began_at), _LAST_POLL_S))
             work.wait()
         except RuntimeError as error:
-            raise PushError(f"the broadcast broke off: {first_line(error)}") from error
+            raise PushError(f"{what} broke off: {first_line(error)}") from error
         finally:
             # The error's traceback keeps this frame; if it kept the group, close() would not close its sockets.
-            del group
+            del group, work
+
+    def confirm(self, *, timeout_s: float) -> None:
+        """Wait until every rank has called its own.
+
+        Raises:
+            PushError: As in ``broadcast``.
+        """
+        options = c10d.AllreduceOptions()
+        options.timeout = timedelta(seconds=max(timeout_s, 0.001))
+        self.finish(timeout_s=timeout_s)
+        self._start(lambda group: group.allreduce([torch.zeros(1, dtype=torch.int64)], options), what="a confirmation")
+        self.finish(timeout_s=timeout_s)
+
+    def _start(self, start: Callable[[Any], Any], *, what: str) -> None:
+        group = self._group
+        if group is None:
+            raise PushError("the communicator is closed")
+        try:
+            self._sending = (group, start(group), what)
+        except RuntimeError as error:
+            raise PushError(f"{what} broke off: {first_line(error)}") from error
+        finally:
+            del group  # as in finish
+        if self._is_closed:
+            self.close()
+
+    def _abandon(self, group: Any, work: Any) -> None:
+        _abandoned[:] = [(g, w) for g, w in [*_abandoned, (group, work)] if not w.is_completed()]
 
     def close(self) -> None:
         """Drop group and store: both close their sockets. Lifelines are connections to the store (gloo_wire.py)."""
         self._is_closed = True
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            self._abandon(*sending[:2])
         self._group = None
         self._server = None
 
@@ -146,6 +223,7 @@ class NcclCommunicator:
     The unique id travels in the join body, over an authenticated route: it is all a stranger would need to enter.
     """
 
+    is_streamed = True
     port = 1  # unused: NCCL opens a port of its own, and the unique id holds it
 
     def __init__(self) -> None:
@@ -158,6 +236,9 @@ class NcclCommunicator:
     def nccl_unique_id(self) -> str:
         """Base64 of the 128 bytes others need to enter."""
         return base64.b64encode(self._unique_id).decode()
+
+    def export(self) -> None:
+        """See Communicator."""
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
         """See Communicator. Ends with the one-element all-reduce that vLLM's communicator begins with."""
@@ -179,13 +260,11 @@ class NcclCommunicator:
         with torch.cuda.device(self._device):
             comm.broadcast(chunk.to(self._device), deadline=time.monotonic() + timeout_s)
 
+    def finish(self, *, timeout_s: float) -> None:
+        """See Communicator. Nothing is on its way."""
+
     def close(self) -> None:
         """Abort: NCCL then releases whoever it can reach."""
         self._is_closed = True
         if self._comm is not None:
             self._comm.abort()
-
-
-def own_versions() -> tuple[str, str | None]:
-    """Return (torch version, NCCL version or None): what the generators' must equal."""
-    return str(torch.__version__), nccl_version()

@@ -1,24 +1,45 @@
-"""Which replicas take part in a push, and why others do not. Pure.
+"""Which replicas take part in a push, over what, and why others do not. Pure.
 
 A replica that is loading its model, or still serves another run, is not a member *yet*; one that could never take part
 is refused with a sentence, before any rank enters a communicator: NCCL answers mixed versions with a crash or a hang.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from shared.control import ReplicaInfo, Transport
+from shared.run_options.pushing import WantedTransport
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What the trainer's machine can do.
+
+    Attributes:
+        nccl_version: None without CUDA.
+        device_uuid: Of the GPU of the first training rank; None without one.
+    """
+
+    torch_version: str
+    nccl_version: str | None
+    device_uuid: str | None = None
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a member must have in common with the trainer."""
+    """What a member must have in common with the trainer.
+
+    Attributes:
+        why_transport: A sentence on why it is this one.
+    """
 
     run_id: str
     transport: Transport
     torch_version: str
     nccl_version: str | None
+    device_uuid: str | None = None
     dtype: str | None = None
+    why_transport: str = ""
 
 
 def is_ready(info: ReplicaInfo, *, run_id: str) -> bool:
@@ -36,7 +57,8 @@ def refusal(info: ReplicaInfo, required: Requirements) -> str | None:
         )
     if required.dtype is not None and info.dtype != required.dtype:
         return f"its engine holds weights in {info.dtype}, the run's are {required.dtype}; start the generator again"
-    if release(info.torch_version) != release(required.torch_version):
+    has_wire = required.transport not in ("disk", "simulated")
+    if has_wire and release(info.torch_version) != release(required.torch_version):
         return (
             f"it runs torch {info.torch_version}, the trainer {required.torch_version}; "
             "install the same torch release on both sides"
@@ -46,15 +68,47 @@ def refusal(info: ReplicaInfo, required: Requirements) -> str | None:
             f"it runs NCCL {info.nccl_version}, the trainer {required.nccl_version}, and NCCL refuses to talk across "
             "versions; install the same torch build on both sides"
         )
+    if required.transport == "nccl" and required.device_uuid is not None and info.device_uuid == required.device_uuid:
+        return "it is on the trainer's GPU, and NCCL refuses two ranks on one; set weight_transport: auto or ipc"
+    if required.transport == "ipc" and (info.device_uuid is None or info.device_uuid != required.device_uuid):
+        return (
+            f"it is on GPU {info.device_uuid}, the trainer on {required.device_uuid}, and ipc is for one GPU; "
+            "set weight_transport: auto or nccl"
+        )
     return None
 
 
-def choose_transport(wanted: Literal["auto", "gloo", "nccl"], infos: list[ReplicaInfo], *, has_cuda: bool) -> Transport:
-    """Return NCCL if both sides can, gloo otherwise, unless the run says which."""
+def choose_transport(wanted: WantedTransport, infos: Sequence[ReplicaInfo], own: Abilities) -> tuple[Transport, str]:
+    """Return what a push travels over, and a sentence on why.
+
+    Whoever cannot take part in it is refused afterwards, so what only some can do is not chosen.
+    """
     if wanted != "auto":
-        return wanted
-    can_nccl = has_cuda and bool(infos) and all("nccl" in info.transports for info in infos)
-    return "nccl" if can_nccl else "gloo"
+        return wanted, f"the run says weight_transport: {wanted}"
+    if not infos:
+        return "gloo", "no generator is there to be asked what it has"
+    if all(info.transports == ["simulated"] for info in infos):
+        return "simulated", "all generators are simulated"
+    shared_gpu = [info for info in infos if own.device_uuid is not None and info.device_uuid == own.device_uuid]
+    if len(shared_gpu) == len(infos) and all("ipc" in info.transports for info in infos):
+        return "ipc", "trainer and generators use the same GPU"
+    if why_not := _why_no_nccl(infos, own):
+        return "gloo", f"not nccl, because {why_not}"
+    return "nccl", f"trainer and generators have GPUs of their own and NCCL {own.nccl_version}"
+
+
+def _why_no_nccl(infos: Sequence[ReplicaInfo], own: Abilities) -> str | None:
+    if own.nccl_version is None:
+        return "the trainer has no GPU"
+    uuids = [uuid for uuid in (own.device_uuid, *(info.device_uuid for info in infos)) if uuid is not None]
+    for info in infos:
+        if "nccl" not in info.transports:
+            return f"{info.replica_id} has no GPU"
+        if info.nccl_version != own.nccl_version:
+            return f"{info.replica_id} has NCCL {info.nccl_version} and the trainer {own.nccl_version}"
+        if info.device_uuid is not None and uuids.count(info.device_uuid) > 1:
+            return f"{info.replica_id} shares its GPU, which NCCL refuses"
+    return None
 
 
 def rank_offsets(workers: dict[str, int]) -> tuple[dict[str, int], int]:

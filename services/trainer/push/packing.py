@@ -88,7 +88,8 @@ def pack(weights: NamedTensors, announced: Announcement, *, buffer_bytes: int) -
     """
     parts: list[torch.Tensor] = []
     size = 0
-    for part in _checked_bytes(weights, announced):
+    for _, tensor in checked(weights, announced):
+        part = tensor.detach().contiguous().view(-1).view(torch.uint8)
         parts.append(part)
         size += part.numel()
         if size > buffer_bytes:
@@ -98,7 +99,12 @@ def pack(weights: NamedTensors, announced: Announcement, *, buffer_bytes: int) -
         yield torch.cat(parts)
 
 
-def _checked_bytes(weights: NamedTensors, announced: Announcement) -> Iterator[torch.Tensor]:
+def checked(weights: NamedTensors, announced: Announcement) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield ``weights``, as long as they are what was announced.
+
+    Raises:
+        PushError: They are not.
+    """
     index = 0
     for name, tensor in weights:
         if index == len(announced.names):
@@ -107,6 +113,6 @@ def _checked_bytes(weights: NamedTensors, announced: Announcement) -> Iterator[t
         if (name, tensor.dtype, tuple(tensor.shape)) != expected:
             raise PushError(f"announced {expected} to the generators, but {name} {tensor.dtype} came")
         index += 1
-        yield tensor.detach().contiguous().view(-1).view(torch.uint8)
+        yield name, tensor
     if index < len(announced.names):
         raise PushError(f"{announced.names[index]} was announced to the generators, but never came")

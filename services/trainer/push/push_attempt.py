@@ -2,29 +2,35 @@
 
     join all + own rendezvous --> begin all --> broadcast --> commit all
 
-Calls to members run side by side. When one fails, the communicator is closed, so that whoever is blocked in it comes
-back, and the others get a moment to answer: who stays silent then is to blame, not who says it broke.
+Calls to members run side by side. When a join or a begin fails, the communicator is closed, so that whoever is blocked
+in it comes back, and the others get a moment to answer. To blame is who was gone before that; else who stays silent
+after it; else who was the first to say that it broke. A commit is each member's own affair: those that hold the new
+version hold it, whatever becomes of the others.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from services.trainer.push.communicator import Communicator
 from services.trainer.push.deadline_thread import in_thread
 from services.trainer.push.fleet import Requirements, rank_offsets
-from services.trainer.push.packing import Announcement, Weights, pack
+from services.trainer.push.packing import pack
+from services.trainer.push.parcel import Parcel
 from services.trainer.push.replicas import Member
-from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest
+from services.trainer.push.sent_digests import SentDigests
+from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, Probe
 from shared.errors import HeadraceError, PushError, UnavailableError
 
-_SETTLE_S = 3.0
+SETTLE_S = 3.0
+"""How long a step that has failed is waited for, so that everybody has let go, and has said what happened."""
 _WATCH_EVERY_S = 1.0
 _ANSWER_S = 1.0
 """Members get this much less time than we wait for them, so that their own account of a failure arrives."""
 _OURSELVES = ""
+_ResultT = TypeVar("_ResultT")
 
 
 class AttemptError(PushError):
@@ -60,8 +66,13 @@ class PushAttempt:
     buffer_bytes: int
     deadline: float
 
-    async def join(self, *, address: str) -> None:
-        """Form the communicator: every member's workers enter it, and so do we."""
+    async def join(self, *, address: str, weight_dir: str | None) -> None:
+        """Form the communicator: every member's workers enter it, and so do we.
+
+        Args:
+            address: Where the others find us.
+            weight_dir: For disk: where versions are written.
+        """
         offsets, world_size = rank_offsets({name: member.info.num_workers for name, member in self.members.items()})
         timeout_s = self._time_for_members()
 
@@ -79,6 +90,8 @@ class PushAttempt:
                 buffer_bytes=self.buffer_bytes,
                 timeout_s=timeout_s,
                 nccl_unique_id=self.communicator.nccl_unique_id,
+                ipc_buffer=self.communicator.export(),
+                weight_dir=weight_dir,
             )
 
         def rendezvous() -> None:
@@ -90,38 +103,52 @@ class PushAttempt:
         calls[_OURSELVES] = self._off_loop(rendezvous, "rendezvous")
         await self._everyone("join", calls)
 
-    async def begin(self, announced: Announcement, *, policy_version: int) -> None:
-        """Have every member hold decoding and start to receive."""
+    async def begin(self, parcel: Parcel) -> None:
+        """Have every member check what is announced, and start to receive."""
         body = BeginRequest(
             run_id=self.requirements.run_id,
             epoch=self.epoch,
-            policy_version=policy_version,
-            names=list(announced.names),
-            dtype_names=announced.dtype_names,
-            shapes=[list(shape) for shape in announced.shapes],
+            policy_version=parcel.policy_version,
+            names=list(parcel.announced.names),
+            dtype_names=parcel.announced.dtype_names,
+            shapes=[list(shape) for shape in parcel.announced.shapes],
             timeout_s=self._time_for_members(),
+            encoding=parcel.encoding,
+            sizes=None if parcel.sizes is None else list(parcel.sizes),
+            base_checksum=parcel.base_checksum,
+            place=parcel.place,
         )
         left = self._time_left()
         await self._everyone(
             "begin", {name: member.replica.begin(body, timeout_s=left) for name, member in self.members.items()}
         )
 
-    async def broadcast(self, weights: Weights, announced: Announcement, *, policy_version: int) -> None:
-        """Send all weights. A member that fails leaves the communicator, and is found by asking who is still in it."""
+    async def broadcast(self, parcel: Parcel) -> str:
+        """Send everything, and return its checksum.
 
-        def send() -> None:
-            for chunk in pack(weights(), announced, buffer_bytes=self.buffer_bytes):
+        A member that fails leaves the communicator, and is found by asking who is still in it.
+        """
+        digests = SentDigests()
+
+        def send() -> str:
+            weights = parcel.tensors()
+            sent = weights if parcel.checksum is not None else digests.watching(weights)
+            for chunk in pack(sent, parcel.travelling, buffer_bytes=self.buffer_bytes):
                 self.communicator.broadcast(chunk, timeout_s=self._time_left())
+            self.communicator.finish(timeout_s=self._time_left())
+            return digests.checksum() if parcel.checksum is None else parcel.checksum
 
         sending = asyncio.create_task(self._off_loop(send, "broadcast"), name="push broadcast")
-        watching = asyncio.create_task(self._until_one_left(policy_version), name="push watch members")
+        watching = asyncio.create_task(self._until_one_left(parcel.policy_version), name="push watch members")
         try:
-            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {sending, watching}, timeout=max(self._time_left(), 0.0), return_when=asyncio.FIRST_COMPLETED
+            )
             failure = _error_of(sending)
             if failure is None:
-                return
+                return sending.result()
             is_late = self._is_late()
-            left = watching.result() if watching.done() else await self._who_left(policy_version)
+            left = watching.result() if watching.done() else await self._who_left(parcel.policy_version)
             blamed = {} if is_late else left
             self.communicator.close()
             raise AttemptError(f"broadcast: {next(iter(blamed.values()), failure)}", blamed=blamed)
@@ -130,25 +157,42 @@ class PushAttempt:
             watching.cancel()
             await asyncio.gather(sending, watching, return_exceptions=True)
 
-    async def commit(self, *, policy_version: int) -> dict[str, CommitReply]:
-        """Have every member go on decoding, and return what they read back, by replica.
+    async def commit(
+        self, *, policy_version: int, checksum: str | None, probe: Probe | None
+    ) -> tuple[dict[str, CommitReply], dict[str, str]]:
+        """Have every member load what it received, and return their replies, and why others have none.
 
-        Raises:
-            AttemptError: Also where one holds another version than it was sent.
+        A reply that is not verified is among both.
         """
-        body = CommitRequest(run_id=self.requirements.run_id, epoch=self.epoch, policy_version=policy_version)
-        left = self._time_left()
-        replies: dict[str, CommitReply] = await self._everyone(
-            "commit", {name: member.replica.commit(body, timeout_s=left) for name, member in self.members.items()}
+        body = CommitRequest(
+            run_id=self.requirements.run_id,
+            epoch=self.epoch,
+            policy_version=policy_version,
+            timeout_s=self._time_for_members(),
+            checksum=checksum,
+            probe=probe,
         )
-        wrong = {
-            name: f"it read back policy version {reply.policy_version} after {policy_version} was pushed"
-            for name, reply in replies.items()
-            if reply.policy_version != policy_version
-        }
-        if wrong:
-            raise AttemptError("a generator holds another version than it was sent", blamed=wrong)
-        return replies
+        left = self._time_left()
+
+        async def one(member: Member) -> CommitReply | HeadraceError:
+            try:
+                return await member.replica.commit(body, timeout_s=left)
+            except HeadraceError as error:
+                return error
+
+        answers = await asyncio.gather(*(one(member) for member in self.members.values()))
+        replies: dict[str, CommitReply] = {}
+        failed: dict[str, str] = {}
+        for name, answer in zip(self.members, answers, strict=True):
+            if not isinstance(answer, CommitReply):
+                failed[name] = f"commit: {answer}"
+                continue
+            replies[name] = answer
+            if answer.policy_version != policy_version:
+                failed[name] = f"it read back policy version {answer.policy_version} after {policy_version} was pushed"
+            elif answer.probe_failure is not None:
+                failed[name] = f"after the push {answer.probe_failure}"
+        return replies, failed
 
     async def _until_one_left(self, policy_version: int) -> dict[str, str]:
         """Return who left, once somebody did: a stopped process keeps its connections, and we would wait for it."""
@@ -158,14 +202,17 @@ class PushAttempt:
                 return left
 
     async def _who_left(self, policy_version: int) -> dict[str, str]:
-        body = CommitRequest(run_id=self.requirements.run_id, epoch=self.epoch, policy_version=policy_version)
+        body = CommitRequest(
+            run_id=self.requirements.run_id, epoch=self.epoch, policy_version=policy_version, timeout_s=SETTLE_S
+        )
+        until = time.monotonic() + SETTLE_S
 
         async def why(member: Member) -> str | None:
             try:
-                if (await member.replica.info(timeout_s=_SETTLE_S)).epoch == self.epoch:
+                if (await member.replica.info(timeout_s=SETTLE_S)).epoch == self.epoch:
                     return None
                 # Nothing is left to commit there; the refusal says what happened.
-                await member.replica.commit(body, timeout_s=_SETTLE_S)
+                await member.replica.commit(body, timeout_s=until - time.monotonic())
             except HeadraceError as error:
                 return str(error)
             return "it left in the middle of the transfer"
@@ -173,10 +220,10 @@ class PushAttempt:
         reasons = await asyncio.gather(*(why(member) for member in self.members.values()))
         return {name: reason for name, reason in zip(self.members, reasons, strict=True) if reason is not None}
 
-    async def _off_loop(self, work: Callable[[], None], name: str) -> None:
+    async def _off_loop(self, work: Callable[[], _ResultT], name: str) -> _ResultT:
         try:
             # The work keeps the deadline itself; this second one is for the case that it cannot.
-            await in_thread(work, timeout_s=self._time_left() + _SETTLE_S, name=name)
+            return await in_thread(work, timeout_s=self._time_left() + SETTLE_S, name=name)
         except TimeoutError as error:
             raise PushError(f"{name} did not end by its deadline") from error
 
@@ -197,14 +244,16 @@ class PushAttempt:
             failing = {name for name, task in tasks.items() if name and task.done() and _error_of(task) is not None}
             early = set[str]() if self._is_late() else failing
             self.communicator.close()
-            await asyncio.wait(tasks.values(), timeout=_SETTLE_S)
+            await asyncio.wait(tasks.values(), timeout=SETTLE_S)
         finally:
             for task in tasks.values():
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
         errors = {name: f"{step}: {error}" for name, task in tasks.items() if (error := _error_of(task)) is not None}
-        silent = {name: reason for name, reason in errors.items() if name and not _answered(tasks[name])}
-        blamed = silent or {name: reason for name, reason in errors.items() if name in early}
+        unanswered = {name: reason for name, reason in errors.items() if name and not _answered(tasks[name])}
+        gone = {name: reason for name, reason in unanswered.items() if name in early}
+        # The others of a wire may need longer than this to let go of one that died.
+        blamed = gone or unanswered or {name: reason for name, reason in errors.items() if name in early}
         reason = next(iter((blamed or errors).values()), f"{step} did not end by the deadline")
         raise AttemptError(reason, blamed=blamed)
 

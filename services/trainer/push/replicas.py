@@ -10,12 +10,12 @@ import asyncio
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from services.trainer.push.fleet import Requirements, choose_transport, is_ready, refusal
+from services.trainer.push.fleet import Abilities, Requirements, choose_transport, is_ready, refusal
 from shared import lease
 from shared.control import (
     NOT_READY,
@@ -26,11 +26,13 @@ from shared.control import (
     CommitRequest,
     JoinRequest,
     ReplicaInfo,
+    SleepRequest,
 )
 from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.keys import GENERATORS, RunKeys
 from shared.redis_connection import Redis, patiently
 from shared.registration import decode_registration
+from shared.run_options.pushing import WantedTransport
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,10 @@ class Replica:
         """Have it give up an update and leave the communicator."""
         return await self._call("POST", "/abort", body, ReplicaInfo, timeout_s=timeout_s)
 
+    async def sleep(self, body: SleepRequest, *, timeout_s: float) -> ReplicaInfo:
+        """Have its engine give its GPU memory away until the next begin."""
+        return await self._call("POST", "/sleep", body, ReplicaInfo, timeout_s=timeout_s)
+
     async def _call(
         self, method: str, route: str, body: BaseModel | None, reply: type[_ReplyT], *, timeout_s: float
     ) -> _ReplyT:
@@ -87,14 +93,15 @@ class Replica:
         """
         what = f"generator {self.replica_id} at {self.url}"
         try:
-            response = await self._client.request(
-                method,
-                f"{self.url}{WEIGHTS_PATH}{route}",
-                content=None if body is None else body.model_dump_json(),
-                headers={"content-type": "application/json"},
-                timeout=max(timeout_s, 0.001),
-            )
-        except httpx.TimeoutException as error:
+            async with asyncio.timeout(max(timeout_s, 0.001)):  # of httpx, which counts each wait for itself
+                response = await self._client.request(
+                    method,
+                    f"{self.url}{WEIGHTS_PATH}{route}",
+                    content=None if body is None else body.model_dump_json(),
+                    headers={"content-type": "application/json"},
+                    timeout=None,
+                )
+        except TimeoutError as error:
             raise UnavailableError(f"{what} did not answer {route or 'who it is'} within {timeout_s:.1f} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnavailableError(f"{what} cannot be reached: {error or type(error).__name__}") from error
@@ -139,9 +146,8 @@ async def reconcile(
     keys: RunKeys,
     client: httpx.AsyncClient,
     *,
-    transport: Literal["auto", "gloo", "nccl"],
-    has_cuda: bool,
-    versions: tuple[str, str | None],
+    transport: WantedTransport,
+    own: Abilities,
     dtype: str | None,
     without: Collection[str],
 ) -> Fleet:
@@ -152,12 +158,15 @@ async def reconcile(
     answers = await asyncio.gather(*(_info(replica) for replica in replicas.values()))
     infos = {name: answer for name, answer in zip(replicas, answers, strict=True) if isinstance(answer, ReplicaInfo)}
     ready = {name: info for name, info in infos.items() if is_ready(info, run_id=keys.run_id)}
+    chosen, why = choose_transport(transport, list(ready.values()), own)
     requirements = Requirements(
         run_id=keys.run_id,
-        transport=choose_transport(transport, list(ready.values()), has_cuda=has_cuda),
-        torch_version=versions[0],
-        nccl_version=versions[1],
+        transport=chosen,
+        torch_version=own.torch_version,
+        nccl_version=own.nccl_version,
+        device_uuid=own.device_uuid,
         dtype=dtype,
+        why_transport=why,
     )
     refused = {name: answer for name, answer in zip(replicas, answers, strict=True) if isinstance(answer, str)}
     refused |= {name: reason for name, info in ready.items() if (reason := refusal(info, requirements)) is not None}

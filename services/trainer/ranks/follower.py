@@ -28,6 +28,7 @@ from services.trainer.ranks.rank_commands import (
     GatherBucket,
     LoadState,
     Score,
+    ScoreProbe,
     Step,
     StillHere,
     decode_command,
@@ -132,6 +133,8 @@ def _do(core: PolicyCore, command: Command) -> Answer:
             return Done(
                 pack_arrays({row: [of.trainer_logprobs, of.entropies, of.reference_logprobs] for row, of in scores})
             )
+        case ScoreProbe(token_ids=token_ids):
+            core.probe(token_ids)
         case Step():
             core.step()
         case Discard():

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from services.trainer.objective.loss import StepTotals
-from services.trainer.policy.core_results import AccumulateStats, PerTokenArrays, Scores, StepStats
+from services.trainer.policy.core_results import AccumulateStats, PerTokenArrays, Scores, StepStats, TokenArray
 from services.trainer.policy.microbatches import TrainRow, needs_backward
 from services.trainer.policy.policy_core import PolicyCore
 from services.trainer.ranks.lead import Lead
@@ -33,6 +33,7 @@ from services.trainer.ranks.rank_commands import (
     LoadState,
     Row,
     Score,
+    ScoreProbe,
     Step,
     pack_plan,
     unpack_arrays,
@@ -101,6 +102,12 @@ class LeadCore:
                     raise RankLostError("a training rank scored a row without logprobs; it runs another version of us")
                 merged[share.indices[index]] = Scores(trainer_logprobs, entropies, reference_logprobs)
         return [merged[index] for index in range(len(rows))]
+
+    def probe(self, token_ids: Sequence[int]) -> TokenArray:
+        """See PolicyCore."""
+        commands: list[Command] = [ScoreProbe(list(token_ids))] * self._lead.num_ranks
+        logprobs, _ = self._lead.together(commands, lambda: self._core.probe(token_ids))
+        return logprobs
 
     def accumulate(
         self,

@@ -87,6 +87,12 @@ class Score(msgspec.Struct, frozen=True, tag=True):
     plan: list[Pass]
 
 
+class ScoreProbe(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.probe; every rank computes the whole of it."""
+
+    token_ids: list[int]
+
+
 class Step(msgspec.Struct, frozen=True, tag=True):
     """PolicyCore.step."""
 
@@ -121,7 +127,9 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """The run is over: exit with 0. No answer."""
 
 
-Command = Build | Accumulate | Score | Step | Discard | GatherBucket | BeginSave | LoadState | StillHere | End
+Command = (
+    Build | Accumulate | Score | ScoreProbe | Step | Discard | GatherBucket | BeginSave | LoadState | StillHere | End
+)
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

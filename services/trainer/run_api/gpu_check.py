@@ -13,7 +13,8 @@ def what_needs_a_gpu(config: RunConfig, environment: Mapping[str, str]) -> list[
         asked = {
             "attn_implementation": config.attn_implementation not in ("auto", "sdpa", "eager"),
             "use_liger_kernel": config.use_liger_kernel,
-            "weight_transport": config.weight_transport == "nccl",
+            "weight_transport": config.weight_transport in ("nccl", "ipc"),
+            "vllm_enable_sleep_mode": config.vllm_enable_sleep_mode,
         }
         return [
             (name, f"{name}: {getattr(config, name)} needs a GPU, and the trainer has none; leave it out")

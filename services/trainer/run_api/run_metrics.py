@@ -45,12 +45,13 @@ class RunMetrics:
         self._version = self._gauge("headrace_run_policy_version", "Newest policy version", "run_id")
         self._groups = self._gauge("headrace_run_groups", "Prompt groups by outcome", "run_id", "outcome")
         self._pushes = self._gauge("headrace_run_pushes", "Weight pushes by outcome", "run_id", "outcome")
+        self._probes_failed = self._gauge("headrace_run_probes_failed", "Generators taken out by the probe", "run_id")
         self._depth = self._gauge("headrace_run_stream_depth", "Groups waiting or in work", "run_id", "stream")
         self._generators = self._gauge("headrace_run_generators_alive", "Generators with a living lease", "run_id")
         self._training = TrainingGauges()
         self.registry.register(self._training)
         self._of_the_current_run = (
-            self._step, self._version, self._groups, self._pushes, self._depth, self._generators,
+            self._step, self._version, self._groups, self._pushes, self._probes_failed, self._depth, self._generators,
         )  # fmt: skip
 
     async def refresh_for_ever(self) -> None:
@@ -92,6 +93,7 @@ class RunMetrics:
             self._groups.labels(run_id, f"dropped_{reason}").set(number)
         self._pushes.labels(run_id, "confirmed").set(progress.pushes_confirmed)
         self._pushes.labels(run_id, "failed").set(progress.pushes - progress.pushes_confirmed)
+        self._probes_failed.labels(run_id).set(progress.probes_failed)
         for stream, depth in around.queues.model_dump().items():
             self._depth.labels(run_id, stream).set(depth)
         self._generators.labels(run_id).set(sum(generator.is_alive for generator in around.generators))

@@ -1,13 +1,13 @@
 """Everything that can be wrong with a run and be known before it starts.
 
-    settings --> model, data sets --> reward functions --> ValidRun(warnings, what it amounts to)
+    settings --> model, data sets, reward functions, vLLM's options --> ValidRun(warnings, what it amounts to)
 
 All of it is asked, so that one answer names all that is wrong; only the settings are a condition for the rest. Blocking
 looks at disk and hub happen in threads, under deadlines.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from services.trainer.data.dataset_check import DatasetSummary, check_dataset
 from services.trainer.push.deadline_thread import in_thread
 from services.trainer.run_api.checked import Checked
 from services.trainer.run_api.dataset_verdict import judge_dataset
+from services.trainer.run_api.engine_check import what_weakens_learning
 from services.trainer.run_api.gpu_check import what_needs_a_gpu
 from services.trainer.run_api.lora_check import why_not_4bit
 from services.trainer.run_api.model_check import HubLookup, check_model, hub_lookup, is_hub_id
@@ -24,6 +25,7 @@ from services.trainer.run_api.reward_check import RewardNeeds, check_rewards
 from services.trainer.run_api.surroundings_check import check_surroundings
 from services.trainer.run_api.unread_options import unread_options
 from services.trainer.settings import TrainerSettings
+from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.run_config import RunConfig, parse_run_config
 from shared.run_options.data import DatasetSource
@@ -31,6 +33,7 @@ from shared.run_options.data import DatasetSource
 _MAX_KEYS = 200
 
 DatasetCheck = Callable[[RunConfig], DatasetSummary]
+EngineCheck = Callable[[RunConfig], Awaitable[EngineVerdict]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class RunValidator:
         settings: Deadlines, and where the rewarder is.
         dataset_check: Reads a dataset; dataset.py's if left out.
         lookup: Asks a hub for a model; the Hugging Face hub if left out.
+        engine_check: Has vLLM look at the options that only it knows; they are not checked if left out.
     """
 
     def __init__(
@@ -63,8 +67,10 @@ class RunValidator:
         *,
         dataset_check: DatasetCheck | None = None,
         lookup: HubLookup | None = None,
+        engine_check: EngineCheck | None = None,
     ) -> None:
         self._settings = settings
+        self._engine_check = engine_check
         self._dataset_check = dataset_check or check_dataset
         self._lookup = lookup or hub_lookup(settings.hub_timeout_s)
 
@@ -79,11 +85,14 @@ class RunValidator:
             model = tasks.create_task(self._check_model(config), name="check model")
             dataset = tasks.create_task(self._check_dataset(config), name="check dataset")
             rewards = tasks.create_task(self._check_rewards(config), name="check rewards")
+            engine = tasks.create_task(self._check_engine(config), name="check engine")
         base = why_not_4bit(config, self._settings.rank_environment())
         checked = [
             model.result(),
             dataset.result(),
             rewards.result(),
+            engine.result(),
+            Checked(warnings=what_weakens_learning(config)),
             Checked(errors=check_reports(config.report_to)),
             Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),
             Checked(errors=[] if base is None else [("load_in_4bit", base)]),
@@ -147,6 +156,14 @@ class RunValidator:
                 return Checked(errors=[(item["field"], item["message"]) for item in error.body["errors"]])
             return Checked(problem=error)
         return Checked(needs=needs)
+
+    async def _check_engine(self, config: RunConfig) -> Checked:
+        if self._engine_check is None or not config.asks_for_more_of_vllm():
+            return Checked()
+        verdict = await self._engine_check(config)
+        return Checked(
+            errors=[(problem.field, problem.message) for problem in verdict.errors], warnings=verdict.warnings
+        )
 
 
 def _parse(raw: Any) -> RunConfig:

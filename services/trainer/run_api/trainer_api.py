@@ -6,6 +6,7 @@ from typing import cast
 
 from fastapi import Request
 
+from services.trainer.run_api.engine_check import GeneratorAsker
 from services.trainer.run_api.event_stream import EventStreams
 from services.trainer.run_api.idempotency import IdempotencyKeys
 from services.trainer.run_api.run_supervisor import RunSupervisor
@@ -39,7 +40,7 @@ def make_api(
         redis=redis,
         store=store,
         supervisor=RunSupervisor(store, settings=settings, stopping=stopping),
-        validator=validator or RunValidator(settings),
+        validator=validator or RunValidator(settings, engine_check=GeneratorAsker(redis, settings).check),
         streams=EventStreams(
             redis,
             store=store,

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -84,7 +85,7 @@ def rollout_rows(
                     for outcome in rollout.rewards
                 },
                 "staleness": age,
-                "policy_versions": [[span.policy_version, span.start, span.end] for span in rollout.version_spans],
+                "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans],
                 "num_tokens": int(rollout.completion_ids().size),
                 "finish_reason": rollout.turns[-1].finish_reason,
                 "stamps": [[stamp.event, stamp.at_s, stamp.by] for stamp in stamps],

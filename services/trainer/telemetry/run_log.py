@@ -5,9 +5,11 @@
     run_dir/evaluations.jsonl             one line an evaluation, under the step it began at
     run_dir/evaluations/step_00000010.jsonl   one line a rollout of that evaluation
     run_dir/settled.jsonl                 one line a checkpoint: the groups it let go from their stream
+    run_dir/pushes.jsonl                  one line a weight push: what it cost, who has it, who failed and why
     headrace:{RUN}:events                 the same metrics, pushes and progress, trimmed; never the authority
 
-After a resume all but settled.jsonl are cut back to the checkpoint, so that they describe the weights that survive.
+After a resume all but settled.jsonl and pushes.jsonl are cut back to the checkpoint, so that they describe the weights
+that survive.
 """
 
 import asyncio
@@ -43,6 +45,7 @@ class RunLog:
         self._keys = keys
         self._metrics = run_dir / "metrics.jsonl"
         self._settled = run_dir / "settled.jsonl"
+        self._pushes = run_dir / "pushes.jsonl"
         self._rollouts = run_dir / "rollouts"
         self._evaluations = run_dir / "evaluations.jsonl"
         self._evaluated = run_dir / "evaluations"
@@ -95,6 +98,12 @@ class RunLog:
         """Note when groups left their stream for good, after the checkpoint of ``step``."""
         line = json.dumps({"step": step, "at_s": time.time(), "by": by, "group_ids": group_ids})
         await asyncio.to_thread(_append, self._settled, line)
+
+    async def push(self, numbers: Mapping[str, Any]) -> None:
+        """Append what became of a weight push."""
+        line = json.dumps({"at_s": time.time(), **numbers})
+        await asyncio.to_thread(_append, self._pushes, line)
+        await self.event("push", line)
 
     async def event(self, kind: str, data: str | Mapping[str, Any]) -> None:
         """Tell watchers. Telemetry may get lost; the run does not wait for it."""

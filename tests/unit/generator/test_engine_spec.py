@@ -39,17 +39,29 @@ def test_the_longest_rollout_decides_the_models_length() -> None:
     assert unlimited.engine_args({}, has_cuda=False)["max_model_len"] == -1
 
 
-def test_a_gpu_gets_nccl_and_compilation_and_a_cpu_gloo_and_neither() -> None:
+def test_a_gpu_gets_compilation_and_a_cpu_does_not() -> None:
     on_gpu = spec_for(a_config(), has_cuda=True).engine_args({}, has_cuda=True)
     on_cpu = spec_for(a_config(), has_cuda=False).engine_args({}, has_cuda=False)
-    assert "nccl" in on_gpu["weight_transfer_config"]["backend"]
-    assert "gloo" in on_cpu["weight_transfer_config"]["backend"]
     assert (on_gpu["enforce_eager"], on_cpu["enforce_eager"]) == (False, True)
 
 
-def test_nccl_without_a_gpu_is_refused_before_anything_starts() -> None:
-    with pytest.raises(UserError, match="use auto or gloo"):
-        spec_for(a_config(weight_transport="nccl"), has_cuda=False)
+SLEEPING: dict[str, Any] = {"vllm_enable_sleep_mode": True, "max_staleness": 0, "push_staging": "none"}
+
+
+@pytest.mark.parametrize("transport", ["nccl", "ipc"])
+def test_what_needs_a_gpu_is_refused_without_one_before_anything_starts(transport: str) -> None:
+    with pytest.raises(UserError, match="use auto, gloo or disk"):
+        spec_for(a_config(weight_transport=transport), has_cuda=False)
+    with pytest.raises(UserError, match="gives GPU memory away, and this generator runs on CPU"):
+        spec_for(a_config(**SLEEPING), has_cuda=False)
+
+
+def test_an_engine_that_sleeps_is_another_one() -> None:
+    sleeping = spec_for(a_config(**SLEEPING), has_cuda=True)
+    assert sleeping.engine_args({}, has_cuda=True)["enable_sleep_mode"] is True
+    awake = spec_for(a_config(), has_cuda=True)
+    assert "enable_sleep_mode" not in awake.engine_args({}, has_cuda=True)
+    assert sleeping != awake
 
 
 def test_a_lora_run_has_an_engine_that_serves_one_adapter_of_its_rank() -> None:
@@ -85,10 +97,25 @@ def test_a_base_in_4_bits_is_refused_on_cpu_and_without_the_package() -> None:
     assert spec.engine_args()["quantization"] == "bitsandbytes"
 
 
-def test_the_operators_engine_arguments_win() -> None:
-    spec = spec_for(a_config(), has_cuda=False)
-    args = spec.engine_args({"max_num_seqs": 8, "enforce_eager": False}, has_cuda=False)
-    assert (args["max_num_seqs"], args["enforce_eager"]) == (8, False)
+def test_the_operators_engine_arguments_win_over_the_runs_and_those_over_ours() -> None:
+    spec = spec_for(a_config(vllm={"max_num_seqs": 16, "block_size": 32, "enforce_eager": False}), has_cuda=False)
+    args = spec.engine_args({"max_num_seqs": 8}, has_cuda=False)
+    assert (args["max_num_seqs"], args["block_size"], args["enforce_eager"]) == (8, 32, False)
+    assert spec.overruled({"max_num_seqs": 8, "block_size": 32, "seed": 1}) == ["max_num_seqs"]
+
+
+def test_speculation_on_a_cpu_is_refused_for_what_it_would_sample() -> None:
+    speculation = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    for spec, of_replica in ((spec_for(a_config(vllm=speculation), has_cuda=False), {}),
+                             (spec_for(a_config(), has_cuda=False), speculation)):  # fmt: skip
+        with pytest.raises(UserError, match="needs a GPU"):
+            spec.engine_args(of_replica, has_cuda=False)
+        assert spec.engine_args(of_replica, has_cuda=True)["speculative_config"] == speculation["speculative_config"]
+
+
+def test_another_engine_argument_needs_another_engine() -> None:
+    assert spec_for(a_config(vllm={"max_num_seqs": 8}), has_cuda=False) != spec_for(a_config(), has_cuda=False)
+    assert spec_for(a_config(generation_kwargs={"stop": "a"}), has_cuda=False) == spec_for(a_config(), has_cuda=False)
 
 
 @pytest.mark.parametrize("name", ["trust_remote_code", "logprobs_mode", "model", "dtype", "enable_lora"])
@@ -98,8 +125,10 @@ def test_what_would_make_rollouts_untrue_or_run_foreign_code_cannot_be_set(name:
 
 
 def test_an_unknown_engine_argument_is_named() -> None:
-    with pytest.raises(UserError, match="no engine argument max_seqs"):
+    with pytest.raises(UserError, match="no engine argument max_seqs; did you mean max_num_seqs"):
         check_engine_args({"max_seqs": 1}, {"max_num_seqs"})
+    with pytest.raises(UserError, match="use names of AsyncEngineArgs"):
+        check_engine_args({"qqq": 1}, {"max_num_seqs"})
 
 
 def test_auto_map_is_found_at_any_depth() -> None:

@@ -6,13 +6,17 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
+from services.generator.fair_share import LEFTOVERS_EVERY_S, look
 from services.generator.generation_loop import GenerationLoop
+from services.generator.inflight_window import EngineLoad
 from services.generator.metrics import GeneratorMetrics
-from services.generator.registration import registered
+from services.generator.output_gate import UnverifiedError
+from services.generator.registration import in_fleet, registered
 from services.generator.rollouts import Completion
 from shared.errors import StateLostError
-from shared.keys import GENERATORS, RunKeys
+from shared.keys import FLEET, FLEET_LEASES, GENERATORS, RunKeys
 from shared.lease import alive
+from shared.lineage import LineageVersion
 from shared.messages import decode_completed_group, encode
 from shared.redis_connection import Redis
 from shared.registration import Registration, decode_registration
@@ -29,8 +33,11 @@ class CommandedEngine:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.failure: Exception | None = None
+        self.num_refusals = 0
         self.aborted: list[str] = []
         self.started: list[str] = []
+        self.first = 64
+        self.load = EngineLoad()
 
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
@@ -43,14 +50,24 @@ class CommandedEngine:
             raise
         if self.failure is not None:
             raise self.failure
+        if self.num_refusals:
+            self.num_refusals -= 1
+            self.may_answer.clear()
+            raise UnverifiedError("sampled under weights that failed their probe")
         return [Completion("x", [9], [-0.5], [("0", 0, 1)], "stop")] * num_completions
+
+    def first_window(self, config: RunConfig) -> int:
+        return self.first
+
+    def take_load(self) -> EngineLoad:
+        return self.load
 
 
 class OpenGate:
-    policy_version = 0
+    held = LineageVersion(1, 0)
 
-    async def wait_open(self, required: int) -> None:
-        assert required == 0
+    async def wait_open(self, required: LineageVersion) -> None:
+        assert self.held.satisfies(required)
 
 
 @pytest.fixture
@@ -60,10 +77,11 @@ def engine() -> CommandedEngine:
 
 @contextlib.asynccontextmanager
 async def generating(
-    redis: Redis, keys: RunKeys, config: RunConfig, engine: CommandedEngine, metrics: GeneratorMetrics | None = None
-) -> AsyncGenerator["asyncio.Task[None]"]:
+    redis: Redis, keys: RunKeys, config: RunConfig, engine: CommandedEngine, metrics: GeneratorMetrics | None = None,
+    *, replica_id: str = "generator-0",
+) -> AsyncGenerator["asyncio.Task[None]"]:  # fmt: skip
     loop = GenerationLoop(
-        redis, keys=keys, config=config, engine=engine, gate=OpenGate(), replica_id="generator-0",
+        redis, keys=keys, config=config, engine=engine, gate=OpenGate(), replica_id=replica_id,
         metrics=metrics or GeneratorMetrics(),
     )  # fmt: skip
     task = asyncio.create_task(loop.run(), name="loop under test")
@@ -108,6 +126,22 @@ async def test_an_engine_failure_ends_the_loop_and_leaves_every_group_pending(
     assert await redis.xlen(run_keys.dead) == 0
 
 
+async def test_a_group_sampled_by_weights_that_are_refused_is_sampled_again_and_was_never_acked(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
+) -> None:
+    engine.num_refusals = 1
+    async with generating(redis, run_keys, run_config, engine) as task:
+        await admit(redis, run_keys, "00000000")
+        await eventually(lambda: len(engine.started) == 2)
+        assert await redis.xlen(run_keys.completions) == 0
+        assert (await redis.xpending(run_keys.prompts, GENERATORS))["pending"] == 1
+        engine.may_answer.set()
+        await eventually(lambda: redis.xlen(run_keys.completions))
+        assert not task.done()
+    assert len(set(engine.started)) == len(engine.started), "vLLM takes a request id once"
+    assert await redis.xlen(run_keys.prompts) == 0
+
+
 async def test_a_cancelled_loop_aborts_what_is_in_flight_and_its_next_life_reads_it_again(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
 ) -> None:
@@ -144,6 +178,115 @@ async def test_a_wiped_redis_ends_the_loop(
         with pytest.raises(ExceptionGroup) as failed:
             await asyncio.wait_for(task, 10)
     assert failed.group_contains(StateLostError)
+
+
+async def test_the_window_says_how_many_groups_are_claimed_and_metrics_show_it(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
+) -> None:
+    engine.first = 2
+    engine.load = EngineLoad(kv_usage=0.25, num_running=3, num_waiting=1, num_preempted=1)
+    engine.may_answer.clear()
+    metrics = GeneratorMetrics()
+    show = metrics.registry.get_sample_value
+    for group in range(5):
+        await admit(redis, run_keys, f"{group:08d}")
+    async with generating(redis, run_keys, run_config, engine, metrics):
+        await eventually(lambda: len(engine.started) == 2)
+        assert (await redis.xpending(run_keys.prompts, GENERATORS))["pending"] == 2
+        assert (show("headrace_inflight_window"), show("headrace_groups_in_flight")) == (2, 2)
+        assert (show("headrace_kv_cache_usage"), show("headrace_requests_running")) == (0.25, 3)
+        assert show("headrace_requests_waiting") == 1
+        assert (show("headrace_requests_preempted_total") or 0) > 0
+        engine.may_answer.set()
+        await eventually(lambda: len(engine.started) == 5)
+
+
+async def test_a_full_cache_stops_claims_until_groups_have_ended(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
+) -> None:
+    engine.first = 4
+    engine.may_answer.clear()
+    metrics = GeneratorMetrics()
+    async with generating(redis, run_keys, run_config, engine, metrics):
+        for group in range(2):
+            await admit(redis, run_keys, f"{group:08d}")
+        await eventually(lambda: len(engine.started) == 2)
+        engine.load = EngineLoad(kv_usage=0.95, num_running=4)
+        await eventually(lambda: metrics.registry.get_sample_value("headrace_inflight_window") == 1)
+        await admit(redis, run_keys, "00000002")
+        engine.load = EngineLoad(kv_usage=0.1, num_running=4)
+        engine.may_answer.set()
+        await eventually(lambda: len(engine.started) == 3)
+
+
+async def admit_at_once(redis: Redis, keys: RunKeys, count: int) -> None:
+    async with redis.pipeline(transaction=True) as pipeline:
+        for number in range(count):
+            group = prompt_group(f"{number:08d}", run_id=keys.run_id)
+            pipeline.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
+        await pipeline.execute()
+
+
+async def test_five_replicas_share_what_is_admitted_and_finish_all_of_it(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    engines = [CommandedEngine() for _ in range(5)]
+    async with contextlib.AsyncExitStack() as replicas:
+        for number, engine in enumerate(engines):
+            engine.may_answer.clear()
+            loop = generating(redis, run_keys, run_config, engine, replica_id=f"generator-{number}")
+            await replicas.enter_async_context(loop)
+
+        async def all_are_there() -> bool:
+            return int(await redis.zcard(run_keys.takers)) == len(engines)
+
+        await eventually(all_are_there)
+        await admit_at_once(redis, run_keys, 15)
+        await eventually(lambda: sum(len(engine.started) for engine in engines) == 15)
+        assert min(len(engine.started) for engine in engines) >= 2
+        for engine in engines:
+            engine.may_answer.set()
+
+        async def all_are_done() -> bool:
+            return int(await redis.xlen(run_keys.completions)) == 15
+
+        await eventually(all_are_done)
+
+
+async def test_what_a_replica_without_room_leaves_is_taken_by_the_one_that_has_it(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    small, large = CommandedEngine(), CommandedEngine()
+    small.first = 1
+    small.may_answer.clear()
+    large.may_answer.clear()
+    async with (
+        generating(redis, run_keys, run_config, small, replica_id="small"),
+        generating(redis, run_keys, run_config, large, replica_id="large"),
+    ):
+        await admit_at_once(redis, run_keys, 12)
+        await eventually(lambda: len(small.started) + len(large.started) == 12)
+        assert len(small.started) <= 1
+
+
+async def test_what_a_replica_left_when_it_died_it_begins_again_at_once_beyond_its_share(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, engine: CommandedEngine
+) -> None:
+    await admit_at_once(redis, run_keys, 40)
+    await redis.xreadgroup(GENERATORS, "generator-0", {run_keys.prompts: ">"}, count=40)
+    for number in range(7):
+        await look(redis, run_keys, replica_id=f"another-{number}", timeout_s=5)
+    engine.may_answer.clear()
+    async with generating(redis, run_keys, run_config, engine):
+        await eventually(lambda: len(engine.started) == 40, within_s=10 * LEFTOVERS_EVERY_S)  # its share is 6
+
+
+async def test_a_replica_is_in_the_fleet_whether_or_not_there_is_a_run(redis: Redis) -> None:
+    async with in_fleet(redis, replica_id="generator-0", url="http://127.0.0.1:8001", patience_s=5):
+        assert await redis.hgetall(FLEET) == {b"generator-0": b'{"url":"http://127.0.0.1:8001"}'}
+        assert await alive(redis, leases=FLEET_LEASES) == {"generator-0"}
+    assert await redis.hgetall(FLEET) == {}
+    assert await alive(redis, leases=FLEET_LEASES) == set()
 
 
 async def test_a_replica_is_listed_and_leased_for_as_long_as_it_serves(redis: Redis, run_keys: RunKeys) -> None:

@@ -1,10 +1,12 @@
 """What /readyz says to anybody, and an OpenAI route to who has a key."""
 
 from services.generator.service_state import ServiceState
+from shared.lineage import NO_WEIGHTS, LineageVersion
 
 
 class Holds:
-    policy_version = -1
+    held = NO_WEIGHTS
+    is_asleep = False
 
 
 def test_readiness_is_an_engine_and_the_required_version() -> None:
@@ -14,9 +16,13 @@ def test_readiness_is_an_engine_and_the_required_version() -> None:
     assert state.why_not_ready() == "no run to serve"
     state.serve()
     assert state.why_not_ready() == "waiting for weights"
-    weights.policy_version = 3
+    weights.held = LineageVersion(1, 3)
     assert state.why_not_ready() is None
-    state.required_version = 5
+    state.required_version = LineageVersion(1, 5)
+    assert state.why_not_ready() == "waiting for weights"
+    weights.held = LineageVersion(2, 4)
+    assert state.why_not_ready() is None, "a newer lineage is newer, whatever the number"
+    weights.held, state.required_version = LineageVersion(1, 9), LineageVersion(2, 4)
     assert state.why_not_ready() == "waiting for weights"
 
 
@@ -25,10 +31,21 @@ def test_a_policy_that_lags_behind_still_answers_and_one_without_weights_does_no
     state = ServiceState(weights)
     state.serve()
     assert state.why_policy_closed() == "waiting for weights: none received yet, policy version 0 is required"
-    weights.policy_version, state.required_version = 3, 5
+    weights.held, state.required_version = LineageVersion(1, 3), LineageVersion(1, 5)
     assert state.why_policy_closed() is None
     state.wait_for("loading the model")
     assert state.why_policy_closed() == "loading the model"
+
+
+def test_an_engine_that_sleeps_is_not_ready_and_keeps_nobody_waiting() -> None:
+    weights = Holds()
+    weights.held, weights.is_asleep = LineageVersion(1, 3), True
+    state = ServiceState(weights)
+    state.serve()
+    assert state.why_not_ready() == "asleep until the next weights"
+    assert state.why_policy_closed() == "asleep until the next weights: the trainer has its GPU memory"
+    weights.is_asleep = False
+    assert (state.why_not_ready(), state.why_policy_closed()) == (None, None)
 
 
 def test_why_a_model_cannot_be_loaded_is_told_behind_the_key_alone() -> None:

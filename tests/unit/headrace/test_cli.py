@@ -104,6 +104,22 @@ def test_runs_that_wait_are_listed_with_what_for(
     assert shown.endswith(f"run-b waits for run run-a to end\nrun-a waits for {probing}\n")
 
 
+def test_rollouts_say_which_versions_of_which_trainer_sampled_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"step": 3, "prompt": "2+3=", "completion": "5", "policy_versions": [[57, 0, 4, 1], [55, 4, 9, 2]]},
+        {"step": 3, "prompt": "1+1=", "completion": "2", "policy_versions": [[56, 0, 9, 2]]},
+    ]
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(lambda _: {"step": 3, "newest_step": 3, "next_offset": None, "rollouts": rows}) as api:
+        assert cli.main(["rollouts", "run-1", "--step", "3", "--url", api.url]) == 0
+    shown = capsys.readouterr().out
+    assert "1:57-2:55" in shown
+    assert "2:56 " in shown
+
+
 def test_down_without_a_launcher_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["down"]) == 0
     assert "nothing is running" in capsys.readouterr().out

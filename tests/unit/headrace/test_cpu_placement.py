@@ -28,6 +28,13 @@ def test_two_generators_share_the_first_half_without_overlap() -> None:
     assert json.loads(trainer["HEADRACE_RANK_ENV"]) == {"OMP_NUM_THREADS": "4"}
 
 
+@pytest.mark.parametrize("num_generators", range(1, 5))
+def test_no_two_generators_share_a_core_while_there_are_enough(num_generators: int) -> None:
+    generators, _ = place(range(8), num_generators=num_generators)
+    taken = [core for generator in generators for core in cores_of(generator)]
+    assert sorted(taken) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("num_cores", [2, 3, 5, 16])
 @pytest.mark.parametrize("num_generators", [1, 2, 3, 7])
 def test_every_generator_has_a_core_and_none_is_the_ranks(num_cores: int, num_generators: int) -> None:

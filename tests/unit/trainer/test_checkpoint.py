@@ -16,6 +16,7 @@ from services.trainer.checkpoints.checkpoint import (
     newest_valid,
     remove_leftovers,
 )
+from shared.errors import FencedError
 from tests.checkpoints import save_checkpoint
 
 MODEL = "model/shard-00001-model-00001-of-00001.safetensors"
@@ -143,7 +144,7 @@ def test_with_every_checkpoint_damaged_there_is_none(tmp_path: Path) -> None:
 def test_a_run_that_never_saved_has_no_checkpoint(tmp_path: Path) -> None:
     assert newest_valid(tmp_path / "absent") is None
     assert checkpoint_paths(tmp_path / "absent") == []
-    remove_leftovers(tmp_path / "absent")
+    remove_leftovers(tmp_path / "absent", incarnation=1)
 
 
 def test_a_full_disk_leaves_the_older_checkpoint_and_no_leftovers(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_a_crash_in_the_middle_of_writing_is_never_loaded_and_cleared_away_at_th
     checkpoint = newest_valid(tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 1
-    remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path, incarnation=1)
     assert names(tmp_path) == ["step_00000001"]
 
 
@@ -188,7 +189,7 @@ def test_a_crash_before_it_is_published_leaves_the_older_checkpoint(tmp_path: Pa
     save_checkpoint(tmp_path, FakeCore(1), {}, step=1, keep=1)
     writer = CheckpointWriter(tmp_path, keep=1)
     writer.wait(writer.begin(FakeCore(2), {}, step=2))
-    remove_leftovers(tmp_path)  # of the next start
+    remove_leftovers(tmp_path, incarnation=1)  # of the next start
     assert names(tmp_path) == ["step_00000001"]
 
 
@@ -239,7 +240,7 @@ def test_the_sums_of_a_kept_checkpoint_are_not_computed_again_at_every_save(
 
 def test_a_crash_between_the_two_renames_of_a_replacement_loses_nothing(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, FakeCore(1), {}, step=1, keep=2).rename(tmp_path / ".replaced-step_00000001")
-    remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path, incarnation=1)
     checkpoint = newest_valid(tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 1
@@ -259,3 +260,32 @@ def test_a_checkpoint_of_a_later_step_is_never_pruned_by_an_earlier_one(tmp_path
     save_checkpoint(tmp_path, FakeCore(20), {}, step=20, keep=1)
     save_checkpoint(tmp_path, FakeCore(15), {}, step=15, keep=1)
     assert names(tmp_path) == ["step_00000015", "step_00000020"]
+
+
+def test_an_older_trainer_neither_replaces_nor_prunes_what_a_newer_one_wrote(tmp_path: Path) -> None:
+    newer, older = CheckpointWriter(tmp_path, keep=1, incarnation=2), CheckpointWriter(tmp_path, keep=1, incarnation=1)
+
+    def write(writer: CheckpointWriter, *, step: int, weight: int) -> Path:
+        pending = writer.begin(FakeCore(weight), {}, step=step)
+        writer.wait(pending)
+        return writer.publish(pending)
+
+    kept = write(newer, step=4, weight=24)
+    with pytest.raises(FencedError, match="written by incarnation 2"):
+        write(older, step=4, weight=14)
+    assert names(tmp_path) == ["step_00000004"], "what the older one was writing is gone"
+    write(older, step=6, weight=16)
+    found = newest_valid(tmp_path)
+    assert found is not None
+    assert (found.path, found.step, found.incarnation) == (kept, 4, 2), "what the newer one wrote counts"
+    core = FakeCore(0)
+    load_into(core, found)
+    assert core.weight == 24
+
+
+def test_what_a_newer_trainer_is_writing_is_no_leftover(tmp_path: Path) -> None:
+    pending = CheckpointWriter(tmp_path, keep=1, incarnation=2).begin(FakeCore(1), {}, step=1)
+    remove_leftovers(tmp_path, incarnation=1)
+    assert pending.directory.is_dir()
+    remove_leftovers(tmp_path, incarnation=3)
+    assert not pending.directory.exists()

@@ -209,7 +209,7 @@ def test_a_row_of_the_rollout_log_says_what_was_written_what_it_got_and_by_which
     assert first["reward"] is None
     assert first["rewards"]["style"] == {"outcome": "timeout", "value": None, "detail": "too slow"}
     assert (second["reward"], second["advantage"]) == (0.75, 1.0)
-    assert second["policy_versions"] == [[1, 0, 2]]
+    assert second["policy_versions"] == [[1, 0, 2, 0]]
     assert second["staleness"] == 1
     assert second["stamps"][-1] == ["trained", 9.0, "trainer-0"]
     assert "per_token" not in first

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from services.trainer.push.fleet import Requirements, choose_transport, is_ready, rank_offsets, refusal
+import pytest
+
+from services.trainer.push.fleet import Abilities, Requirements, choose_transport, is_ready, rank_offsets, refusal
 from shared.control import ReplicaInfo
 
 
@@ -64,13 +66,76 @@ def test_an_engine_in_another_dtype_is_refused_if_the_run_says_its_own() -> None
     assert "holds weights in float32, the run's are bfloat16" in reason
 
 
-def test_auto_is_nccl_only_where_everybody_can() -> None:
-    nccl = info(transports=["nccl"])
-    assert choose_transport("auto", [nccl, nccl], has_cuda=True) == "nccl"
-    assert choose_transport("auto", [nccl, info()], has_cuda=True) == "gloo"
-    assert choose_transport("auto", [nccl], has_cuda=False) == "gloo"
-    assert choose_transport("auto", [], has_cuda=True) == "gloo"
-    assert choose_transport("nccl", [info()], has_cuda=False) == "nccl"
+GPU = Abilities(torch_version="2.13.0+cu130", nccl_version="2.28.9", device_uuid="gpu-0")
+CPU = Abilities(torch_version="2.13.0+cpu", nccl_version=None)
+
+
+def on_gpu(uuid: str | None, **changes: Any) -> ReplicaInfo:
+    fields: dict[str, Any] = {"transports": ["nccl", "ipc", "gloo", "disk"], "nccl_version": "2.28.9"}
+    return info(device_uuid=uuid, **(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("infos", "own", "expected"),
+    [
+        ([on_gpu("gpu-0")], GPU, ("ipc", "trainer and generators use the same GPU")),
+        ([on_gpu("gpu-0"), on_gpu("gpu-0")], GPU, ("ipc", "trainer and generators use the same GPU")),
+        (
+            [on_gpu("gpu-1"), on_gpu(None, num_workers=2)],
+            GPU,
+            ("nccl", "trainer and generators have GPUs of their own and NCCL 2.28.9"),
+        ),
+        (
+            [on_gpu("gpu-0"), on_gpu("gpu-1")],
+            GPU,
+            ("gloo", "not nccl, because generator-1 shares its GPU, which NCCL refuses"),
+        ),
+        (
+            [on_gpu("gpu-1"), on_gpu("gpu-1")],
+            GPU,
+            ("gloo", "not nccl, because generator-1 shares its GPU, which NCCL refuses"),
+        ),
+        (
+            [on_gpu("gpu-1", nccl_version="2.27.3")],
+            GPU,
+            ("gloo", "not nccl, because generator-1 has NCCL 2.27.3 and the trainer 2.28.9"),
+        ),
+        ([on_gpu("gpu-1"), info()], GPU, ("gloo", "not nccl, because generator-1 has no GPU")),
+        ([on_gpu("gpu-1")], CPU, ("gloo", "not nccl, because the trainer has no GPU")),
+        ([info(transports=["simulated"])], CPU, ("simulated", "all generators are simulated")),
+        ([info(transports=["simulated"]), info()], CPU, ("gloo", "not nccl, because the trainer has no GPU")),
+        ([], GPU, ("gloo", "no generator is there to be asked what it has")),
+    ],
+)
+def test_auto_takes_the_fastest_that_everybody_has_and_says_why(
+    infos: list[ReplicaInfo], own: Abilities, expected: tuple[str, str]
+) -> None:
+    assert choose_transport("auto", infos, own) == expected
+
+
+def test_what_the_run_says_is_taken() -> None:
+    assert choose_transport("nccl", [info()], CPU) == ("nccl", "the run says weight_transport: nccl")
+    assert choose_transport("disk", [on_gpu("gpu-0")], GPU) == ("disk", "the run says weight_transport: disk")
+
+
+def test_one_gpu_is_for_ipc_and_several_are_for_nccl() -> None:
+    ipc = replace(NCCL, transport="ipc", device_uuid="gpu-0")
+    assert refusal(on_gpu("gpu-0"), ipc) is None
+    reason = refusal(on_gpu("gpu-1"), ipc)
+    assert reason is not None
+    assert "on GPU gpu-1, the trainer on gpu-0, and ipc is for one GPU; set weight_transport: auto or nccl" in reason
+    nccl = replace(NCCL, device_uuid="gpu-0")
+    assert refusal(on_gpu("gpu-1"), nccl) is None
+    reason = refusal(on_gpu("gpu-0"), nccl)
+    assert reason is not None
+    assert "NCCL refuses two ranks on one; set weight_transport: auto or ipc" in reason
+
+
+def test_what_moves_no_bytes_between_two_processes_asks_for_no_torch_release() -> None:
+    disk = replace(GLOO, transport="disk")
+    assert refusal(info(transports=["gloo", "disk"], torch_version="2.12.1+cpu"), disk) is None
+    simulated = replace(GLOO, transport="simulated")
+    assert refusal(info(transports=["simulated"], torch_version=""), simulated) is None
 
 
 def test_ranks_follow_each_other_after_the_trainer() -> None:

@@ -1,0 +1,1 @@
+"""Tokens a second through the whole service, beside bare vLLM."""

@@ -1,0 +1,64 @@
+"""A logits processor for vLLM that ends each completion at the length its prompt says, and not before.
+
+It is an engine argument of both sides, and takes part in every step of both. With random weights nothing else makes
+completions end: end-of-sequence is one token of thousands.
+"""
+
+import os
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+
+from benchmarks.bench_generator.workload import EOS, completion_lengths
+
+NAME = "benchmarks.bench_generator.end_at_length:EndAtLength"
+GROUP_SIZE, LONGEST = "BENCH_GENERATOR_GROUP_SIZE", "BENCH_GENERATOR_LONGEST"
+"""Environment variables: the completions of a prompt, and the tokens that one may have."""
+
+
+class EndAtLength(LogitsProcessor):  # type: ignore[misc]  # vLLM's types are partial
+    """The k-th completion of a prompt that enters the engine gets the k-th of its lengths.
+
+    A completion that vLLM preempts would enter twice, and get another length: the KV cache must be large enough. The
+    benchmark compares the tokens in the end.
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        del vllm_config, is_pin_memory
+        self._device = device
+        self._size, self._longest = int(os.environ[GROUP_SIZE]), int(os.environ[LONGEST])
+        self._left: dict[tuple[int, ...], list[int]] = {}
+        self._requests: dict[int, tuple[int, list[int]]] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """It is not."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow what enters and leaves the batch."""
+        process_dict_updates(self._requests, batch_update, self._enter)
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Leave nothing but end-of-sequence to whoever is at its length, and everything else to the others."""
+        logits[:, EOS] = -torch.inf
+        ending = [index for index, (length, sampled) in self._requests.items() if len(sampled) == length - 1]
+        if ending:
+            rows = torch.tensor(ending, device=self._device)
+            logits[rows] = -torch.inf
+            logits[rows, EOS] = 0.0
+        return logits
+
+    def _enter(
+        self, _: SamplingParams, prompt_ids: list[int] | None, sampled: list[int]
+    ) -> tuple[int, list[int]] | None:
+        prompt = tuple(prompt_ids or ())
+        left = self._left.get(prompt)
+        if left is None:
+            left = self._left[prompt] = completion_lengths(prompt, count=self._size, longest=self._longest)
+        length = left.pop(0)
+        if not left:
+            del self._left[prompt]
+        return length, sampled

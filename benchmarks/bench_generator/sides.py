@@ -1,0 +1,113 @@
+"""The two sides, each with an engine of its own, of which one is idle while the other works.
+
+bare      prompts --------------------------------------> AsyncLLM.generate, N under way ---------> outputs
+service   prompts stream --> generation loop, N in flight --> engine --> whole groups --> completions stream
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks import local_generator
+from services.generator.engine_config import sampling_arguments
+from services.generator.engine_spec import spec_for
+from shared.keys import RunKeys
+from shared.messages import decode_completed_group
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+
+ROUND_TIMEOUT_S = 600.0
+_FOR_PUSHES = ("weight_transfer_config", "worker_extension_cls", "scheduling_policy")
+"""Engine arguments of the service that bare vLLM does without."""
+
+
+class BareVllm:
+    """vLLM's own AsyncLLM in this process, as its OpenAI server has it.
+
+    Not LLM, its blocking sibling: that takes a list and returns when the longest is done, so a fixed number of groups
+    cannot be kept in flight with it.
+
+    Args:
+        config: Of the run that the service serves.
+        engine_args: Of the service's generator.
+        has_cuda: Whether vLLM runs on a GPU.
+    """
+
+    def __init__(self, config: RunConfig, engine_args: Mapping[str, Any], *, has_cuda: bool) -> None:
+        from vllm import AsyncEngineArgs
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        args = spec_for(config, has_cuda=has_cuda).engine_args(engine_args, has_cuda=has_cuda)
+        for name in _FOR_PUSHES:
+            del args[name]
+        self._client = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+        self._params: Any = SamplingParams(**sampling_arguments(config, num_completions=config.num_generations))
+        self._count = 0
+
+    async def complete(self, prompts: Sequence[Sequence[int]], *, num_inflight: int) -> tuple[float, int]:
+        """Return the seconds it took to complete all groups, and the tokens sampled."""
+        waiting = list(enumerate(prompts, self._count))
+        self._count += len(waiting)
+        waiting.reverse()
+        outputs: list[Any] = []
+
+        async def work() -> None:
+            while waiting:
+                number, prompt_ids = waiting.pop()
+                final: Any = None
+                request: Any = {"prompt_token_ids": list(prompt_ids)}
+                async for output in self._client.generate(request, self._params, f"bare-{number}"):
+                    final = output
+                outputs.append(final)
+
+        began_at = time.perf_counter()
+        async with asyncio.timeout(ROUND_TIMEOUT_S), asyncio.TaskGroup() as workers:
+            for index in range(num_inflight):
+                workers.create_task(work(), name=f"bare {index}")
+        seconds = time.perf_counter() - began_at
+        return seconds, sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self._client.shutdown()
+
+
+class Service:
+    """The generator process on one run, from stream to stream.
+
+    Args:
+        redis: Client of redis_connection.py.
+        keys: Of the run; its generator holds weights.
+        running: The process.
+        group_size: Completions of a prompt.
+    """
+
+    def __init__(
+        self, redis: Redis, keys: RunKeys, running: local_generator.GeneratorProcess, *, group_size: int
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._running = running
+        self._group_size = group_size
+        self._count = 0
+        self._last_id = "0"
+
+    async def complete(self, prompts: Sequence[Sequence[int]]) -> tuple[float, int]:
+        """Return the seconds from the first prompt written to the last group read, and the tokens sampled."""
+        payloads: list[bytes] = []
+        began_at = time.perf_counter()
+        await local_generator.add_prompts(self._redis, self._keys, prompts, first=self._count, size=self._group_size)
+        while len(payloads) < len(prompts):
+            reply: Any = await self._redis.xread({self._keys.completions: self._last_id}, block=500)
+            for entry_id, fields in reply[0][1] if reply else ():
+                self._last_id = entry_id
+                payloads.append(fields[b"payload"])
+            if time.perf_counter() - began_at > ROUND_TIMEOUT_S:
+                raise SystemExit(f"{len(payloads)} of {len(prompts)} groups came in {ROUND_TIMEOUT_S:.0f} s")
+            self._running.check()
+        seconds = time.perf_counter() - began_at
+        self._count += len(prompts)
+        groups = [decode_completed_group(payload) for payload in payloads]
+        return seconds, sum(rollout.completion_ids().size for group in groups for rollout in group.rollouts)

@@ -1,0 +1,1 @@
+"""What a weight push takes beside a bare broadcast of the same bytes."""

@@ -1,0 +1,179 @@
+"""What benchmarks of generators stand on: a Redis, one real generator process, and a run for it to serve.
+
+    redis_server --> generator --> begin_run --> a WeightSender's push --> prompts in, completions out
+
+Everything is on loopback, and gone when the context ends.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace import cpu_placement, embedded_redis
+from shared.arrays import pack_ids
+from shared.keys import RunKeys
+from shared.messages import PromptGroup, encode
+from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+
+KEY = "key of the benchmark"
+INCARNATION = 1
+"""Of the trainer that the benchmark plays."""
+START_S = 600.0
+_REPOSITORY = Path(__file__).resolve().parents[1]
+_PASSWORD = "bench"
+
+
+@dataclass
+class GeneratorProcess:
+    """A running `python -m services.generator`."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def check(self) -> None:
+        """End the benchmark if it has ended."""
+        if self.process.poll() is not None:
+            raise SystemExit(f"the generator ended with {self.process.returncode}:\n{self.log.read_text()[-3000:]}")
+
+
+@contextlib.asynccontextmanager
+async def redis_server(directory: Path) -> AsyncGenerator[tuple[Redis, str]]:
+    """Run the server that `headrace up` runs, and yield a client and the URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    data = directory / "redis"
+    data.mkdir(parents=True)
+    config = embedded_redis.write_config(data, port=port, password=_PASSWORD)
+    command = [str(embedded_redis.server_binary()), str(config)]
+    url = embedded_redis.url(port, _PASSWORD)
+    with child(command, directory / "redis.log", os.environ):
+        redis = connect(url)
+        try:
+            await wait_until_ready(redis, timeout_s=START_S)
+            yield redis, url
+        finally:
+            await redis.aclose()
+
+
+@contextlib.contextmanager
+def generator(directory: Path, *, redis_url: str, engine_args: Mapping[str, Any]) -> Generator[GeneratorProcess]:
+    """Start a generator as `headrace up` does, with further engine arguments; its model comes with the run."""
+    environment = {
+        **os.environ,
+        "HEADRACE_REDIS_URL": redis_url,
+        "HEADRACE_PORT": "0",
+        "HEADRACE_API_KEY": KEY,
+        "HEADRACE_INTERNAL_KEY": KEY,
+        "HEADRACE_REPLICA_ID": "generator-0",
+        "HEADRACE_LOG_LEVEL": "WARNING",
+        "HEADRACE_ENGINE_ARGS": json.dumps(dict(engine_args)),
+        "PYTHONPATH": str(_REPOSITORY),
+        **worker_placement(),
+    }
+    log = directory / "generator.log"
+    with child([sys.executable, "-m", "services.generator"], log, environment) as process:
+        yield GeneratorProcess(process, log)
+
+
+def worker_placement() -> dict[str, str]:
+    """Return the variables by which `headrace up` puts vLLM's worker on cores of its own; none with a GPU.
+
+    What the environment already says is left as it is.
+    """
+    if cpu_placement.has_gpu(os.environ):
+        return {}
+    if chosen := os.environ.get(cpu_placement.WORKER_CORES):
+        return {cpu_placement.WORKER_CORES: chosen}
+    (variables,), _ = cpu_placement.place(cpu_placement.available_cores(), num_generators=1)
+    return variables
+
+
+async def begin_run(redis: Redis, run_id: str, config: RunConfig) -> RunKeys:
+    """Make a run and point the generator at it."""
+    store = RunStore(redis)
+    await store.create(run_id, config, run_dir="none")
+    await store.set_status(run_id, "running")
+    keys = RunKeys(run_id)
+    await redis.set(keys.epoch, INCARNATION)
+    await store.set_current_run(run_id)
+    return keys
+
+
+async def add_prompts(redis: Redis, keys: RunKeys, prompts: Sequence[Sequence[int]], *, first: int, size: int) -> None:
+    """Put prompt groups of ``size`` completions into the prompts stream, numbered from ``first`` on."""
+    pipeline = redis.pipeline(transaction=False)
+    for number, prompt_ids in enumerate(prompts, first):
+        group = PromptGroup(keys.run_id, f"{number:08d}", "prompt", pack_ids(prompt_ids), {}, size)
+        pipeline.xadd(keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
+    await pipeline.execute()
+
+
+async def until_pushed(sender: Any, weights: Any, running: GeneratorProcess) -> None:
+    """Push version 0 until the generator, which has its model to load first, holds it."""
+    deadline = time.monotonic() + START_S
+    while True:
+        running.check()
+        result = await sender.push(weights, policy_version=0)
+        if result.members:
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no generator took the weights: {result.failed}\n{running.log.read_text()[-3000:]}")
+        await asyncio.sleep(0.5)
+
+
+@contextlib.contextmanager
+def child(
+    command: Sequence[str], log_path: Path, environment: Mapping[str, str]
+) -> "Generator[subprocess.Popen[bytes]]":
+    """Run a process of the repository's, and end it with the context."""
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(command, env=environment, cwd=_REPOSITORY, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of all that descend from it, since they began."""
+    psutil: Any = importlib.import_module("psutil")  # it has no types
+    own = psutil.Process()
+    seconds = 0.0
+    for process in [own, *own.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            seconds += float(times.user + times.system)
+    return seconds
+
+
+def end_in_order() -> None:
+    """Have a SIGTERM end this process through its contexts, so that nothing it has started is left behind."""
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def say(what: str) -> None:
+    """Print a line of progress."""
+    print(f"[{time.strftime('%H:%M:%S')}] {what}", flush=True)

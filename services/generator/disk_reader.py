@@ -1,0 +1,109 @@
+"""Reads pushed weights from where the trainer wrote them (shared/weight_manifest.py), into staging memory.
+
+    place --> manifest --> its base, and the base's, until what is staged or a full version --> read forwards from there
+
+Every file is checked before anything of it is used, and the whole set when all is read. Nothing here is waited for but
+the store itself; after each range of a file and each parameter the deadline is looked at, and whether the push was
+given up.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+
+from services.generator.delta_decoding import apply_delta
+from services.generator.staged_weights import StagedWeights
+from shared.errors import PushError
+from shared.weight_manifest import Manifest, read_file, read_manifest
+from shared.weight_places import DiskPlace
+from shared.weight_store import WeightStore, open_store
+
+_MAX_CHAIN = 1024
+"""No trainer writes one as long: names that lead to each other in a circle end here."""
+
+
+class DiskReader:
+    """This worker's view of one run's directory.
+
+    Args:
+        weight_dir: Absolute path or URL of it.
+
+    Raises:
+        UserError: There is no package for such URLs here.
+    """
+
+    def __init__(self, weight_dir: str) -> None:
+        self._store: WeightStore = open_store(weight_dir)
+        self._is_over = threading.Event()
+
+    def receive_into(self, staging: StagedWeights, place: DiskPlace, *, held: str | None, timeout_s: float) -> str:
+        """Bring ``staging`` to the version at ``place``, and return its checksum as the trainer stated it.
+
+        Args:
+            staging: Where to. After an error its content is of no use.
+            place: The version.
+            held: Checksum of what is staged; None if that is nothing whole.
+            timeout_s: For all of it.
+
+        Raises:
+            PushError: A file is missing or damaged, the result is not what the trainer has, the time is up, or the push
+                was given up.
+        """
+        deadline = time.monotonic() + timeout_s
+
+        def check() -> None:
+            if self._is_over.is_set():
+                raise PushError("the trainer gave the push up, or died")
+            if time.monotonic() > deadline:
+                raise PushError(f"reading the weights from {place.name} took longer than {timeout_s:.0f} s")
+
+        chain = self._chain(place, held=held, check=check)
+        for name, manifest in chain:
+            self._apply(staging, name, manifest, check=check)
+        wanted = chain[-1][1].checksum
+        if staging.checksum() != wanted:
+            raise PushError(f"the weights read from {place.name} are not those that the trainer has")
+        return wanted
+
+    def leave(self) -> None:
+        """Have whoever reads here stop, after what is being read: 16 MiB of a file, or a parameter."""
+        self._is_over.set()
+
+    def _chain(self, place: DiskPlace, *, held: str | None, check: Callable[[], None]) -> list[tuple[str, Manifest]]:
+        """Return the versions to read, in the order of reading."""
+        newest = read_manifest(self._store, place.name, sha256=place.manifest_sha256)
+        found = [(place.name, newest)]
+        while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != held:
+            check()
+            if len(found) == _MAX_CHAIN:
+                raise PushError(f"the deltas of {place.name} lead to no full version")
+            manifest = read_manifest(self._store, base)
+            if manifest.checksum != found[-1][1].base_checksum:
+                raise PushError(f"{base} is not the version that {found[-1][0]} starts from")
+            found.append((base, manifest))
+        return found[::-1]
+
+    def _apply(self, staging: StagedWeights, directory: str, manifest: Manifest, *, check: Callable[[], None]) -> None:
+        missing = set(staging.tensors)
+        for file in manifest.files:
+            data = read_file(self._store, directory, file, check=check)
+            tensors: dict[str, torch.Tensor] = cast(Any, safetensors.torch).load(data)
+            for name, tensor in tensors.items():
+                check()
+                if name not in missing:
+                    raise PushError(f"{directory} has {name}, which was not announced, or has it twice")
+                missing.remove(name)
+                try:
+                    if manifest.encoding == "full":
+                        staging.put(name, tensor)
+                    else:
+                        apply_delta(staging.tensors[name], tensor.numpy().tobytes())
+                        staging.changed(name)
+                except ValueError as error:
+                    raise PushError(f"{name} of {directory} cannot be used: {error}") from error
+        if missing:
+            raise PushError(f"{directory} lacks {len(missing)} parameters, among them {sorted(missing)[:3]}")

@@ -1,0 +1,107 @@
+"""Has vLLM judge a run's engine arguments and sampling settings, in a process of its own.
+
+    POST /internal/v1/engine/check --> python -m services.generator.engine_check --> verdict
+                                       stdin: run, HEADRACE_ENGINE_ARGS    last descriptor: EngineVerdict
+
+vLLM checks its options by making its config of them, which sets variables of its process and may take long or never
+end: not in the process that serves, and under a deadline. The engine is not started: what only its start shows, such as
+too little memory, is shown by the run.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.engine_check import EngineProblem, EngineVerdict
+from shared.errors import UnavailableError
+
+
+class EngineChecker:
+    """Asks vLLM about one run at a time.
+
+    Args:
+        of_replica: HEADRACE_ENGINE_ARGS.
+        timeout_s: How long a check may take.
+    """
+
+    def __init__(self, of_replica: Mapping[str, Any], *, timeout_s: float) -> None:
+        self._of_replica = dict(of_replica)
+        self._timeout_s = timeout_s
+        self._lock = asyncio.Lock()
+
+    async def check(self, config: dict[str, Any]) -> EngineVerdict:
+        """Return what vLLM says of the run.
+
+        Raises:
+            UnavailableError: It said nothing, or not in time.
+        """
+        async with self._lock:
+            question = json.dumps({"config": config, "of_replica": self._of_replica}).encode()
+            answer = await self._ask(question)
+        try:
+            return EngineVerdict.model_validate_json(answer)
+        except ValidationError as error:
+            raise UnavailableError("the check of the engine's options ended without an answer") from error
+
+    async def _ask(self, question: bytes) -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.generator.engine_check",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer, _ = await process.communicate(question)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the check of the engine's options did not end within {self._timeout_s:.0f} s"
+            ) from error
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return answer
+
+
+def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVerdict:
+    """Return what vLLM says of the run."""
+    from vllm.platforms import current_platform
+
+    from services.generator.engine_config import check_sampling, make_vllm_config
+    from services.generator.engine_spec import spec_for
+    from shared.errors import UserError
+    from shared.run_config import RunConfig
+
+    run = RunConfig.model_validate(config)
+    has_cuda = bool(current_platform.is_cuda())
+    try:
+        spec = spec_for(run, has_cuda=has_cuda)
+        vllm_config = make_vllm_config(spec, of_replica, has_cuda=has_cuda)
+        check_sampling(run, vllm_config)
+    except UserError as error:
+        return EngineVerdict(errors=[EngineProblem(field=error.field or "vllm", message=str(error))])
+    return EngineVerdict(
+        warnings=[
+            f"vllm.{name} is overruled by HEADRACE_ENGINE_ARGS of the generators, which say {of_replica[name]!r}"
+            for name in spec.overruled(of_replica)
+        ]
+    )
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    # vLLM writes its log to standard output.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    question = json.loads(sys.stdin.read())
+    answers.write(judge(question["config"], question["of_replica"]).model_dump_json())
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main()

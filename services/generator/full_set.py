@@ -1,0 +1,208 @@
+"""Tells, before anything moves, whether the announced parameters are all of this worker's model, in its shapes.
+
+    model --shadow: the same modules, tensors without content--> load_weights(announced, without content) --> missing
+
+Which names of a checkpoint make up which parameters of vLLM's model is known to the model's own loader alone. So the
+loader is asked: it runs over a shadow of the model, in the thread that is going to receive, while the model itself goes
+on decoding. A missing shard of a fused layer (``k_proj`` of ``qkv_proj``) shows as a layer that was not filled.
+
+Quantised models are not asked: their loaders look at the content.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.distributed import get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import layerwise, meta, sanitize, utils
+
+from services.generator.staged_weights import Spec
+
+log = logging.getLogger(__name__)
+
+reloading: Any = layerwise  # partly untyped, as are the next
+metas: Any = meta
+references: Any = sanitize
+sizes: Any = utils
+
+
+class FullSet:
+    """The parameters one model consists of.
+
+    Args:
+        model: The worker's shard of the model.
+        model_config: vLLM's ModelConfig.
+    """
+
+    def __init__(self, model: Any, model_config: Any) -> None:
+        self._model = model
+        self._model_config = model_config
+        self._known: tuple[Any, ...] | None = None
+
+    def check(self, specs: Iterable[Spec]) -> None:
+        """Return if these are all parameters, whole and in the model's dtype.
+
+        Raises:
+            ValueError: They are not; says which.
+        """
+        announced = tuple((name, dtype, tuple(shape)) for name, dtype, shape in specs)
+        if announced == self._known or self._model_config.quantization is not None:
+            return
+        wanted: torch.dtype = self._model_config.dtype
+        strange = sorted(name for name, dtype, _ in announced if dtype.is_floating_point and dtype != wanted)
+        if strange:
+            raise ValueError(
+                f"{len(strange)} parameters are not in {wanted}, in which the engine computes, among them {strange[:3]}"
+            )
+        shadow = _Shadow(self._model)
+        if not shadow.is_whole:
+            return
+        try:
+            loaded: set[str] | None = shadow.load(
+                (name, torch.empty(shape, dtype=dtype, device="meta")) for name, dtype, shape in announced
+            )
+        except (AssertionError, IndexError, KeyError, RuntimeError, ValueError) as error:
+            if isinstance(error, NotImplementedError) or "meta" in str(error):
+                # A loader that looks at the content, which a shadow has not.
+                log.info("the parameters can be checked only when they are loaded: %s", error)
+                return
+            what = str(error) or type(error).__name__
+            raise ValueError(f"{shadow.current} does not fit the model: {what}") from error
+        if loaded is not None:
+            missing = missing_parameters(shadow.model, self._model_config, loaded, is_filled=shadow.is_filled)
+            if missing:
+                raise ValueError(lacks(missing))
+        # A loader takes its part of what it is given, and never asks whether all workers' parts are the whole.
+        if too_large := shadow.not_used_up(num_shards=get_tensor_model_parallel_world_size()):
+            raise ValueError(f"the model takes only a part of {len(too_large)} parameters, among them {too_large[:3]}")
+        self._known = announced
+
+
+def missing_parameters(
+    model: Any, model_config: Any, loaded: set[str], *, is_filled: Callable[[Any], bool]
+) -> list[str]:
+    """Return the parameters of vLLM's model that a load left out, or filled in part.
+
+    The first question is the one vLLM's own loader asks of a checkpoint; it cannot see a missing shard of a fused
+    layer, the second can.
+
+    Args:
+        model: The model, or a shadow of it.
+        model_config: vLLM's ModelConfig.
+        loaded: What ``load_weights`` returned.
+        is_filled: Whether a linear layer got as many numbers as it has.
+    """
+    modules: dict[str, Any] = dict(model.named_modules())
+    heads = {name for name, module in modules.items() if is_tied(model_config) and isinstance(module, ParallelLMHead)}
+    expected = {name for name, _ in model.named_parameters() if name.rpartition(".")[0] not in heads}
+    missing = expected - loaded
+    for name, module in modules.items():
+        is_plain = isinstance(module, LinearBase) and isinstance(module.quant_method, UnquantizedLinearMethod)
+        is_known = any(parameter.rpartition(".")[0] == name for parameter in missing)
+        if is_plain and name not in heads and not is_known and not is_filled(module):
+            missing.add(f"{name} (a part of it)")
+    return sorted(missing)
+
+
+def lacks(missing: list[str]) -> str:
+    """Return the sentence on missing parameters."""
+    return f"the push lacks {len(missing)} parameters of the model, among them {missing[:3]}"
+
+
+def is_tied(model_config: Any) -> bool:
+    """Return whether embeddings and head are one parameter."""
+    return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
+
+
+class _Shadow:
+    """A model of the same modules whose tensors have no content; loading it counts, and touches nothing of the model.
+
+    Attributes:
+        model: The shadow.
+        is_whole: Whether vLLM has noted of every parameter what it was like when the model was loaded.
+        current: Name of the parameter that is being loaded.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.is_whole = True
+        self.current = ""
+        self._numbers: dict[int, int] = {}
+        self._pushed: dict[int, tuple[str, torch.Tensor]] = {}
+        self._taken: dict[str, int] = {}
+        self._copies: dict[int, nn.Module] = {}
+        self.model: Any = self._copy(model)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
+        """Return what the model's loader returns."""
+
+        def named() -> Iterable[tuple[str, torch.Tensor]]:
+            for name, tensor in weights:
+                self.current = name
+                self._pushed[id(tensor)] = name, tensor
+                yield name, tensor
+
+        loaded: set[str] | None = self.model.load_weights(named())
+        return loaded
+
+    def is_filled(self, layer: Any) -> bool:
+        """Return whether a layer of the shadow got as many numbers as it has."""
+        return self._numbers.get(id(layer), 0) >= int(sizes.get_layer_size(layer))
+
+    def not_used_up(self, *, num_shards: int) -> list[str]:
+        """Return the pushed parameters with more numbers than as many workers as there are shards can have taken."""
+        sizes_of = {name: tensor.numel() for name, tensor in self._pushed.values()}
+        return sorted(name for name, number in self._taken.items() if 0 < number * num_shards < sizes_of[name])
+
+    def _copy(self, module: nn.Module) -> nn.Module:
+        if id(module) in self._copies:
+            return self._copies[id(module)]
+        copy: Any = object.__new__(type(module))
+        self._copies[id(module)] = copy
+        copy.__dict__.update(module.__dict__)
+        parameters, buffers = reloading.get_layerwise_info(module).restore_metadata
+        now_parameters, now_buffers = sizes.get_layer_params_buffers(module)
+        if now_parameters and not parameters and not all(name in metas.SKIP_TENSORS for name in now_parameters):
+            self.is_whole = False
+        # What vLLM never moves to the meta device: biases, and tables that loaders read and nobody loads.
+        parameters = parameters | {name: now_parameters[name] for name in now_parameters if name in metas.SKIP_TENSORS}
+        tables = {name: now_buffers[name] for name in now_buffers if name in metas.SKIP_TENSORS}
+        copy.__dict__ |= {
+            "_parameters": {name: self._counting(tensor, module, copy) for name, tensor in parameters.items()},
+            "_buffers": tables | {name: self._counting(tensor, module, copy) for name, tensor in buffers.items()},
+            # Not named_children, which leaves out a second name of the same module: a tied head.
+            "_modules": {
+                name: None if child is None else self._copy(child)
+                for name, child in module.__dict__["_modules"].items()
+            },
+        }
+        shadow: nn.Module = copy
+        return shadow
+
+    def _counting(self, tensor: torch.Tensor, layer: nn.Module, copy: nn.Module) -> torch.Tensor:
+        empty: Any = metas.to_meta_tensor(tensor)
+        references.restore_layer_refs(references.sanitize_layer_refs(empty, layer), copy)
+        load: Any = reloading._get_original_loader(empty)  # noqa: SLF001  under what a reload put around it
+        signature = inspect.signature(load)
+
+        @wraps(load, assigned=("__doc__", "__annotations__"))
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            number, result = metas.get_numel_loaded(load, bound)
+            self._numbers[id(copy)] = self._numbers.get(id(copy), 0) + number
+            for value in bound.arguments.values():
+                # Not what the model has made of a parameter, whose size is another.
+                if id(value) in self._pushed:
+                    name, _ = self._pushed[id(value)]
+                    self._taken[name] = self._taken.get(name, 0) + number
+            return result
+
+        empty.weight_loader = counted
+        result: torch.Tensor = empty
+        return result

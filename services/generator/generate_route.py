@@ -1,0 +1,205 @@
+"""``POST /v1/generate``: token ids and logprobs of the live policy, in the shape of TRL's server client.
+
+    prompts (text or token ids), sampling options  -->  prompt_ids, completion_ids, logprobs, logprob_token_ids
+                                                        version_spans: which policy version sampled which tokens
+
+The body has the arguments of ``trl.generation.vllm_client.VLLMClient.generate``, the answer its result and, of our own,
+``version_spans``. Whatever samples stands behind ``Sampler``.
+
+Shape letters: ``P`` prompts, ``N`` = ``n`` completions a prompt, ``T`` tokens, ``K`` logprobs a position.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from shared.errors import MessageError, UnavailableError
+from shared.http_guard import problem
+
+GENERATE_PATH = "/v1/generate"
+MAX_PROMPTS = 1024
+FURTHER_OPTIONS = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "frequency_penalty",
+        "ignore_eos",
+        "logit_bias",
+        "min_tokens",
+        "presence_penalty",
+        "seed",
+        "stop",
+        "stop_token_ids",
+    }
+)
+"""What ``generation_kwargs`` may hold beside the fields of the body: options of vLLM's SamplingParams."""
+_HUNG_UP = 499
+_ResultT = TypeVar("_ResultT")
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class GenerateRequest(BaseModel):
+    """What to sample; defaults are TRL's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    prompts: list[str] | list[TokenIds] = Field(min_length=1, max_length=MAX_PROMPTS)
+    n: int = Field(default=1, ge=1, le=1024, description="Completions a prompt")
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=-1, description="0 and -1 are off")
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    max_tokens: int = Field(default=16, ge=1)
+    logprobs: int | None = Field(
+        default=0, ge=0, le=20, description="0: of the sampled token alone; k: of the k likeliest too; null: none"
+    )
+    structured_outputs_regex: str | None = None
+    generation_kwargs: dict[str, Any] | None = Field(default=None, description="Wins over the fields above")
+
+    @field_validator("generation_kwargs")
+    @classmethod
+    def _options_are_known(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
+        allowed = FURTHER_OPTIONS | _SAMPLING
+        unknown = sorted(set(options or {}) - allowed)
+        if unknown:
+            raise ValueError(f"no such option here: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
+        return options
+
+    def sampling_options(self) -> dict[str, Any]:
+        """Return the options of vLLM's SamplingParams of the same names, ``generation_kwargs`` included."""
+        return {name: getattr(self, name) for name in _SAMPLING} | (self.generation_kwargs or {})
+
+
+_SAMPLING = frozenset({"repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"})
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One completion.
+
+    Attributes:
+        token_ids: ``T`` sampled tokens, end-of-sequence included.
+        logprobs_TK: In nats, likeliest first, the sampled token's among them; None if none were asked for.
+        logprob_token_ids_TK: Whose they are.
+        version_spans: (policy version, start, end) over ``token_ids``.
+    """
+
+    token_ids: list[int]
+    logprobs_TK: list[list[float | None]] | None
+    logprob_token_ids_TK: list[list[int]] | None
+    version_spans: list[tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class SampledPrompt:
+    """One prompt as the model saw it, with its ``N`` completions."""
+
+    prompt_ids: list[int]
+    completions: list[Sampled]
+
+
+class Sampler(Protocol):
+    """What the route needs of an engine."""
+
+    async def sample(self, prompt: str | Sequence[int], request: GenerateRequest) -> SampledPrompt:
+        """Sample ``request.n`` completions of one prompt. Cancelling it aborts them.
+
+        Raises:
+            MessageError: The model cannot take this prompt, or these options.
+            UnavailableError: The engine failed.
+        """
+        ...
+
+
+class GenerateAnswer(BaseModel):
+    """The result of TRL's ``VLLMClient.generate``, and ``version_spans``. ``P`` prompts; ``P x N`` sequences, prompt
+    by prompt.
+    """
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    logprobs: list[list[list[float | None]]] | None
+    logprob_token_ids: list[list[list[int]]] | None
+    version_spans: list[list[tuple[int, int, int]]]
+
+
+def make_generate_router(sampler: Sampler) -> APIRouter:
+    """Return the route in front of ``sampler``."""
+    router = APIRouter()
+
+    @router.post(GENERATE_PATH, response_model=None)
+    async def generate(body: GenerateRequest, request: Request) -> GenerateAnswer | JSONResponse:
+        try:
+            sampled = await _unless_hung_up(request, _sample_all(sampler, body))
+        except MessageError as error:
+            return _refuse(problem(400, "Bad request", str(error)))
+        except UnavailableError as error:
+            return _refuse(problem(503, "Engine failed", str(error)))
+        if sampled is None:
+            return _refuse(problem(_HUNG_UP, "Hung up", "The client went away."))
+        return _answer(sampled, has_logprobs=body.logprobs is not None)
+
+    return router
+
+
+async def refuse_body(_: Request, error: Exception) -> JSONResponse:
+    """Answer a body that is not a GenerateRequest; the exception handler for RequestValidationError."""
+    assert isinstance(error, RequestValidationError)
+    wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    return _refuse(problem(422, "Malformed body", wrong))
+
+
+async def _sample_all(sampler: Sampler, body: GenerateRequest) -> list[SampledPrompt]:
+    wanted: Sequence[str | Sequence[int]] = body.prompts
+    async with asyncio.TaskGroup() as prompts:
+        tasks = [
+            prompts.create_task(sampler.sample(prompt, body), name=f"generate prompt {index}")
+            for index, prompt in enumerate(wanted)
+        ]
+    return [task.result() for task in tasks]
+
+
+async def _unless_hung_up(request: Request, work: Coroutine[Any, Any, _ResultT]) -> _ResultT | None:
+    """Return what ``work`` returns; None, with the work cancelled, if the client goes away first."""
+    working = asyncio.create_task(work, name="generate")
+    watching = asyncio.create_task(_hung_up(request), name="generate: is the client there")
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        return await working if working.done() else None
+    except ExceptionGroup as errors:
+        # Of several prompts that fail, the first says enough.
+        raise errors.exceptions[0] from errors
+    finally:
+        watching.cancel()
+        working.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _answer(sampled: list[SampledPrompt], *, has_logprobs: bool) -> GenerateAnswer:
+    completions = [completion for prompt in sampled for completion in prompt.completions]
+    return GenerateAnswer(
+        prompt_ids=[prompt.prompt_ids for prompt in sampled],
+        completion_ids=[completion.token_ids for completion in completions],
+        logprobs=[completion.logprobs_TK or [] for completion in completions] if has_logprobs else None,
+        logprob_token_ids=(
+            [completion.logprob_token_ids_TK or [] for completion in completions] if has_logprobs else None
+        ),
+        version_spans=[completion.version_spans for completion in completions],
+    )
+
+
+def _refuse(body: dict[str, Any]) -> JSONResponse:
+    return JSONResponse(body, body["status"], media_type="application/problem+json")

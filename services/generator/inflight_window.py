@@ -1,0 +1,107 @@
+"""How many prompt groups one replica has in flight: as many as its engine's KV cache holds. Pure.
+
+    KV cache    0 ............ AIM ..... HIGH .. 1
+    the window      grows       |  rests   | shrinks, and nothing is claimed until it is empty enough
+
+It grows only after a *turnover*: as many groups finished as the window holds, so that every group it is judged by lived
+its whole life under it; a group that has just begun holds next to nothing. It begins where even groups of full length
+fit (``first_size``), shrinks at once, and shrinks too while requests wait inside the engine for other reasons than
+memory (max_num_seqs): there they only grow stale. Its bounds are 1 and ``max_inflight_groups``; what is admitted at all
+is the trainer's decision (admission.py).
+"""
+
+from dataclasses import dataclass
+
+HIGH = 0.9
+"""Share of the KV cache above which vLLM will soon have to preempt: groups in flight go on growing."""
+AIM = 0.8
+"""Share that the window grows towards."""
+_FASTEST_GROWTH = 1.5
+_OVERFULL = 1.25
+"""What a cache that preempted is taken to need."""
+_IDLE = 2.0
+"""Groups' worth of requests that may wait inside the engine: one is there to be taken at once."""
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """What the engine said of itself since it was last asked.
+
+    Args:
+        kv_usage: Highest share of the KV cache in use, from 0 to 1.
+        num_running: Requests being decoded; a group is several.
+        num_waiting: Requests in the engine that are not.
+        num_preempted: How often a request lost its place in the cache, whether for want of room or for a push.
+    """
+
+    kv_usage: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_preempted: int = 0
+
+
+class InflightWindow:
+    """Says how many groups may be in flight.
+
+    Args:
+        first: Where to begin.
+        most: Never more than that.
+    """
+
+    def __init__(self, *, first: int, most: int) -> None:
+        self.most = most
+        self.size = max(1, min(first, most))
+        self._num_finished = 0
+        self._peak = 0.0
+        self._was_full = False
+        self._num_idle: float | None = None
+        """Fewest groups' worth of requests that waited inside the engine at any time of the turnover."""
+
+    def observe(self, load: EngineLoad, *, num_inflight: int) -> None:
+        """Take note of the engine's load while ``num_inflight`` groups are in flight."""
+        self._peak = max(self._peak, load.kv_usage)
+        self._was_full |= num_inflight >= self.size
+        in_engine = load.num_running + load.num_waiting
+        num_idle = num_inflight * load.num_waiting / in_engine if in_engine else 0.0
+        self._num_idle = num_idle if self._num_idle is None else min(self._num_idle, num_idle)
+        if load.num_preempted and self._peak > HIGH:  # else they were for a push
+            self._shrink(num_inflight, need=_OVERFULL)
+        elif load.kv_usage > HIGH:
+            self._shrink(num_inflight, need=load.kv_usage)
+
+    def group_finished(self) -> None:
+        """Count a group that is no longer in flight, and grow if there was room for a whole turnover."""
+        self._num_finished += 1
+        if self._num_finished < self.size:
+            return
+        if self._num_idle is not None and self._num_idle >= _IDLE:
+            self.size = max(1, self.size - int(self._num_idle) + 1)
+        elif self._num_idle == 0 and self._was_full and self._peak < AIM:
+            factor = min(_FASTEST_GROWTH, AIM / max(self._peak, AIM / _FASTEST_GROWTH))
+            self.size = min(self.most, max(self.size + 1, int(self.size * factor)))
+        self._begin_turnover()
+
+    def _shrink(self, num_inflight: int, *, need: float) -> None:
+        self.size = max(1, min(self.size, int(num_inflight * AIM / need)))
+        self._begin_turnover()
+
+    def _begin_turnover(self) -> None:
+        self._num_finished = 0
+        self._peak = 0.0
+        self._was_full = False
+        self._num_idle = None
+
+
+def first_size(*, most: int, kv_tokens: int, tokens_per_group: int, max_num_seqs: int, requests_per_group: int) -> int:
+    """Return how many groups fit at their longest, and are decoded at once but for one that waits its turn.
+
+    Args:
+        most: The upper bound.
+        kv_tokens: Tokens that the KV cache holds.
+        tokens_per_group: Most tokens of one group, its prompt counted once.
+        max_num_seqs: Requests that the engine decodes at once.
+        requests_per_group: Completions of one group.
+    """
+    fit = int(HIGH * kv_tokens) // max(1, tokens_per_group)
+    decoded = -(-max_num_seqs // requests_per_group) + 1
+    return max(1, min(most, fit, decoded))

@@ -1,0 +1,113 @@
+"""vLLM's AsyncLLM with a prefix cache that no push can make stale, and with its load in view.
+
+    request --> salted --> engine        blocks of the KV cache are found again under the same salt alone
+                  ^
+                  changes with every hold, once nothing is decoded any more and before anything can change the weights
+
+A prompt's keys and values are those of the weights that read it. Whatever a push does to the cache, requests that enter
+the engine from then on find nothing of before; completions of one prompt share it, for they come with one salt. A
+policy version alone would not do: a trainer that was resumed may push other weights under a number seen before.
+"""
+
+from typing import Any
+
+from vllm.v1.engine import EngineCoreEventType
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+from services.generator.inflight_window import EngineLoad
+
+
+class SaltedLLM(AsyncLLM):
+    """AsyncLLM; made with ``stat_loggers=[LoadRecorder]``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_holds = 0
+        self._label = ""
+        recorders = [] if self.logger_manager is None else self.logger_manager.stat_loggers
+        (self._recorder,) = (recorder for recorder in recorders if isinstance(recorder, LoadRecorder))
+        # vLLM's own statistics cost microseconds for every request in every step, which with hundreds are milliseconds.
+        self.log_stats = False
+        outputs: Any = self.output_processor
+        outputs._update_stats_from_output = self._recorder.look_at  # noqa: SLF001
+
+    @property
+    def weights_label(self) -> str:
+        """Version label of the weights that read a request entering now, if no push comes first."""
+        return self._label
+
+    async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add a request whose prompt is a dictionary, as those of all our callers are."""
+        salt = f"{self._num_holds}:{prompt.get('cache_salt', '')}"
+        salted: Any = {**prompt, "cache_salt": salt}
+        return await super().add_request(request_id, salted, *args, **kwargs)
+
+    async def pause_generation(self, *, mode: Any = "keep", clear_cache: bool = True) -> None:
+        """Hold decoding; returns once no step is under way.
+
+        AsyncLLM waits 20 ms longer for the last outputs, which have their version already.
+        """
+        await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
+        # Not before: a request with the new salt could still have been read by the old weights.
+        self._num_holds += 1
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Name the weights."""
+        await super().update_weight_version(new_version)
+        self._label = new_version
+
+    def take_load(self) -> EngineLoad:
+        """Return the load since the last call."""
+        load: EngineLoad = self._recorder.take()
+        return load
+
+
+class LoadRecorder(PrometheusStatLogger):
+    """Adds up what the engine cores report of each step, until it is taken.
+
+    It is a PrometheusStatLogger in name: vLLM adds one, which costs time in every step, where none is given.
+    """
+
+    def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+        self._peaks: dict[int, float] = {}
+        self._usages: dict[int, float] = {}
+        self._running: dict[int, int] = {}
+        self._waiting: dict[int, int] = {}
+        self._num_preempted = 0
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        """Take note of one step of one engine core."""
+        if scheduler_stats is not None:
+            usage = float(scheduler_stats.kv_cache_usage)
+            self._usages[engine_idx] = usage
+            self._peaks[engine_idx] = max(self._peaks.get(engine_idx, 0.0), usage)
+            self._running[engine_idx] = scheduler_stats.num_running_reqs
+            self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+
+    def look_at(self, _request: Any, output: Any, *_: Any) -> None:
+        """Take note of what happened to one request."""
+        if output.events:
+            self._num_preempted += sum(event.type == EngineCoreEventType.PREEMPTED for event in output.events)
+
+    def log_engine_initialized(self) -> None:
+        """Say nothing."""
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """Say nothing."""
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """Say nothing."""
+
+    def take(self) -> EngineLoad:
+        """Return the load since the last call; of several cores, the usage of the fullest."""
+        load = EngineLoad(
+            kv_usage=max(self._peaks.values(), default=0.0),
+            num_running=sum(self._running.values()),
+            num_waiting=sum(self._waiting.values()),
+            num_preempted=self._num_preempted,
+        )
+        self._peaks, self._num_preempted = dict(self._usages), 0
+        return load

@@ -1,0 +1,56 @@
+"""Entry point: ``python -m services.generator.simulated``.
+
+Exit codes are those of services.generator: 0 asked to stop; 1 failed, start me again; 2 something is set wrong, do not.
+"""
+
+import argparse
+import sys
+
+_HELP = """\
+Generator replicas without a model: times are drawn from a distribution, tokens are random. For benchmarks and planning;
+what a run trains on them is worth nothing. Everything of services.generator's environment but HEADRACE_ENGINE_ARGS is
+read, and:
+
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the service and return the exit code."""
+    from services.generator.settings import read_settings
+    from services.generator.simulated.settings import SimulationSettings, read_simulation_settings
+    from shared.errors import UserError
+    from shared.logs import configure_logging
+
+    options = "\n".join(
+        f"  HEADRACE_SIMULATED_{name.upper()}\n      {field.description} ({field.default})"
+        for name, field in SimulationSettings.model_fields.items()
+    )
+    parser = argparse.ArgumentParser(
+        prog="python -m services.generator.simulated",
+        description=_HELP + options,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--replicas", type=_positive, default=1, metavar="N", help="replicas in this process (1)")
+    arguments = parser.parse_args(argv)
+    try:
+        settings = read_settings()
+        simulation = read_simulation_settings()
+        configure_logging(settings.log_level)
+
+        from services.generator.simulated.process import run_process
+
+        return run_process(settings, simulation, num_replicas=arguments.replicas)
+    except UserError as error:
+        print(f"simulated generator: {error}", file=sys.stderr)  # noqa: T201  a person reads this
+        return 2
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""Many simulated replicas in one process: each is to the rest of the system what a generator of its own would be.
+
+    /replicas/sim-000/...  --> replica 0: lease, consumer name, streams, weight routes, OpenAI routes
+    /replicas/sim-001/...  --> replica 1
+    /...                   --> replica 0, so that one replica is reached like any generator
+
+They share the process, its event loop, and the look at which run is current; nothing else.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from services.generator.app import make_app
+from services.generator.generation_loop import GenerationLoop
+from services.generator.metrics import GeneratorMetrics
+from services.generator.openai_routes import OpenAiRoutes
+from services.generator.registration import in_fleet, registered
+from services.generator.service_state import ServiceState
+from services.generator.settings import GeneratorSettings
+from services.generator.simulated.engine import SimulatedEngine
+from services.generator.simulated.model_facts import ModelFacts, read_model_facts
+from services.generator.simulated.openai_answers import make_simulated_handlers
+from services.generator.simulated.receiving import SimulatedReceivingEngine, import_transfer
+from services.generator.simulated.settings import SimulationSettings
+from services.generator.weight_receiver import WeightReceiver
+from services.generator.weight_routes import make_router
+from shared import refusals
+from shared.errors import StateLostError, UserError
+from shared.http_guard import HttpGuard
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.run_config import RunConfig
+from shared.run_store import TERMINAL, RunRecord, RunStore
+
+log = logging.getLogger(__name__)
+
+REPLICAS_PATH = "/replicas/"
+
+
+class _RunOverError(Exception):
+    """The run that is served has ended, or another one is current."""
+
+
+class SimulatedReplica:
+    """One replica, over all runs of its life.
+
+    Args:
+        settings: Of the process.
+        simulation: Distributions.
+        name: Stable name of this replica.
+        index: Its number in the process.
+        url: Where the trainer reaches it.
+        metrics: Counts, of all replicas of the process.
+    """
+
+    def __init__(
+        self,
+        settings: GeneratorSettings,
+        simulation: SimulationSettings,
+        *,
+        name: str,
+        index: int,
+        url: str,
+        metrics: GeneratorMetrics,
+    ) -> None:
+        self.name = name
+        self.receiver = WeightReceiver(replica_id=name)
+        self.state = ServiceState(self.receiver)
+        self._settings = settings
+        self._simulation = simulation
+        self._index = index
+        self._url = url
+        self._metrics = metrics
+        self._openai = OpenAiRoutes(self.state.why_policy_closed, policy_version=lambda: self.receiver.policy_version)
+        self._redis = connect(settings.redis_url.get_secret_value())
+
+    def app(self) -> HttpGuard:
+        """Return what answers its requests."""
+        return make_app(self._settings, state=self.state, openai=self._openai, weight_routes=make_router(self.receiver))
+
+    def in_fleet(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Be listed among all generators while the body runs."""
+        patience_s = self._settings.redis_patience_s
+        return in_fleet(self._redis, replica_id=self.name, url=self._url, patience_s=patience_s)
+
+    @contextlib.asynccontextmanager
+    async def refusing(self, run_id: str, reason: str) -> AsyncGenerator[None]:
+        """Be there for a run and say why it is not served, while the body runs."""
+        keys, patience_s = RunKeys(run_id), self._settings.redis_patience_s
+        self.state.wait_for("this run's model cannot be loaded", detail=reason)
+        async with registered(self._redis, keys, replica_id=self.name, url=self._url, patience_s=patience_s) as seat:
+            await seat.refuse(reason)
+            yield
+            await seat.take_back()
+
+    async def end_saying(self, reason: str, *, run_id: str | None) -> None:
+        """Say why this process ends."""
+        await refusals.refuse(self._redis, "generator", self.name, reason, run_id=run_id)
+
+    async def begin(self) -> None:
+        """Forget why an earlier process of this replica ended."""
+        await refusals.take_back(self._redis, "generator", self.name, run_id=None)
+
+    async def serve(self, run_id: str, config: RunConfig, facts: ModelFacts) -> None:
+        """Generate for a run until cancelled."""
+        keys, patience_s = RunKeys(run_id), self._settings.redis_patience_s
+        longest = _max_model_len(config, facts)
+        async with registered(self._redis, keys, replica_id=self.name, url=self._url, patience_s=patience_s) as seat:
+            engine = SimulatedEngine(self._simulation, facts, index=self._index, max_model_len=longest)
+            receiving = SimulatedReceivingEngine(engine, self._simulation)
+            self.receiver.attach(receiving, run_id=run_id, model=config.model, dtype=config.dtype)
+            self._openai.answer_with(make_simulated_handlers(engine, model=config.model, max_model_len=longest))
+            self.state.serve()
+            await seat.serve()
+            loop = GenerationLoop(
+                self._redis,
+                keys=keys,
+                config=config,
+                engine=engine,
+                gate=self.receiver,
+                replica_id=self.name,
+                metrics=self._metrics,
+                patience_s=patience_s,
+            )
+            try:
+                await loop.run()
+            finally:
+                self._openai.close()
+                self.receiver.detach()
+                engine.close()
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._redis.aclose()
+
+
+class SimulatedFleet:
+    """Follows the current run with all replicas of this process.
+
+    Args:
+        settings: Of the process.
+        simulation: Distributions.
+        replicas: At least one.
+        redis: Client of redis_connection.py, for looking at what is current.
+        metrics: Counts.
+    """
+
+    def __init__(
+        self,
+        settings: GeneratorSettings,
+        simulation: SimulationSettings,
+        replicas: Sequence[SimulatedReplica],
+        *,
+        redis: Redis,
+        metrics: GeneratorMetrics,
+    ) -> None:
+        self._settings = settings
+        self._simulation = simulation
+        self._replicas = replicas
+        self._redis = redis
+        self._metrics = metrics
+        self._store = RunStore(redis)
+        self._apps = {replica.name: replica.app() for replica in replicas}
+        self._run_id: str | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request to the replica that its path names."""
+        path = str(scope.get("path", ""))
+        if not path.startswith(REPLICAS_PATH):
+            await self._apps[self._replicas[0].name](scope, receive, send)
+            return
+        name, slash, rest = path.removeprefix(REPLICAS_PATH).partition("/")
+        # A name that is nobody's is asked for a key too: the first replica answers 401 or 404.
+        app = self._apps.get(name, self._apps[self._replicas[0].name])
+        inner = slash + rest if name in self._apps else path
+        await app({**scope, "path": inner or "/", "raw_path": (inner or "/").encode()}, receive, send)
+
+    async def run(self) -> None:
+        """Serve runs until cancelled.
+
+        Raises:
+            ExceptionGroup: Of the first failure: Redis stayed away.
+        """
+        await asyncio.to_thread(import_transfer, self._simulation)
+        await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
+        async with contextlib.AsyncExitStack() as places:
+            for replica in self._replicas:
+                await replica.begin()
+                await places.enter_async_context(replica.in_fleet())
+            await self._follow()
+
+    async def _follow(self) -> None:
+        while True:
+            self._run_id = None
+            record = await self._next_run()
+            self._run_id = record.run_id
+            log.info("serving run %s with %d simulated replicas", record.run_id, len(self._replicas))
+            try:
+                await self._serve(record)
+            except* StateLostError:
+                log.error("run %s: Redis no longer holds its streams", record.run_id)  # noqa: TRY400  that says it
+                self._wait_for("the run's streams are gone from Redis")
+                await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
+                await asyncio.sleep(1)
+
+    async def end_saying(self, reason: str) -> None:
+        """Say why this process ends, for each of its replicas."""
+        await asyncio.gather(*(replica.end_saying(reason, run_id=self._run_id) for replica in self._replicas))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(replica.close() for replica in self._replicas))
+
+    async def _serve(self, record: RunRecord) -> None:
+        try:
+            config = record.parsed_config()
+            _check_can_serve(config, self._simulation)
+            facts = await asyncio.to_thread(read_model_facts, config.model, revision=config.model_revision)
+        except UserError as error:
+            log.error("run %s cannot be served: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
+            async with contextlib.AsyncExitStack() as seats:
+                for replica in self._replicas:
+                    await seats.enter_async_context(replica.refusing(record.run_id, str(error)))
+                await self._until_over(record.run_id)
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for replica in self._replicas:
+                    tasks.create_task(replica.serve(record.run_id, config, facts), name=f"replica {replica.name}")
+                tasks.create_task(self._end_with(record.run_id), name=f"watch run {record.run_id}")
+        except* _RunOverError:
+            log.info("run %s is over", record.run_id)
+
+    async def _end_with(self, run_id: str) -> None:
+        """End the task group this runs in when the run is over."""
+        await self._until_over(run_id)
+        raise _RunOverError
+
+    async def _next_run(self) -> RunRecord:
+        self._wait_for("no run to serve")
+        while True:
+            run_id = await self._store.current_run()
+            record = await self._store.get(run_id) if run_id is not None else None
+            if record is not None and record.status not in TERMINAL:
+                return record
+            await asyncio.sleep(self._settings.poll_every_s)
+
+    async def _until_over(self, run_id: str) -> None:
+        while await self._store.current_run() == run_id:
+            record = await self._store.get(run_id)
+            if record is None or record.status in TERMINAL:
+                return
+            required = await self._store.required_version(run_id)
+            for replica in self._replicas:
+                replica.state.required_version = required
+            versions = [replica.receiver.policy_version for replica in self._replicas]
+            self._metrics.policy_version.set(min(versions))
+            self._metrics.held.set(sum(replica.receiver.is_held for replica in self._replicas))
+            await asyncio.sleep(self._settings.poll_every_s)
+
+    def _wait_for(self, phase: str) -> None:
+        for replica in self._replicas:
+            replica.state.wait_for(phase)
+
+
+def _check_can_serve(config: RunConfig, simulation: SimulationSettings) -> None:
+    if simulation.transport == "gloo" and config.push_probe_tolerance is not None:
+        raise UserError(
+            "a simulated generator that receives weights (HEADRACE_SIMULATED_TRANSPORT=gloo) computes nothing with "
+            "them, and would fail the probe after every push; submit the run with push_probe_tolerance: null",
+            field="push_probe_tolerance",
+        )
+
+
+def _max_model_len(config: RunConfig, facts: ModelFacts) -> int | None:
+    if config.max_prompt_length is None:
+        return facts.max_positions
+    wanted = config.max_prompt_length + config.max_completion_length
+    return wanted if facts.max_positions is None else min(wanted, facts.max_positions)

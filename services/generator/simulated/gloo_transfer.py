@@ -1,0 +1,103 @@
+"""Receives weights over the real gloo wire into staging memory, for their checksum; no model is there to load them."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from services.generator.gloo_wire import TrainerGroup
+from services.generator.simulated.receiving import IDLE, RECEIVING
+from services.generator.staged_weights import Spec, StagedWeights
+from services.generator.worker_reports import Progress
+
+
+class GlooTransfer:
+    """See receiving.Transfer. What blocks runs in a thread."""
+
+    def __init__(self) -> None:
+        self._group: TrainerGroup | None = None
+        self._buffer_bytes = 0
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        self._checksum: str | None = None
+        self._is_given_up = False
+
+    def enter(self, where: dict[str, Any]) -> None:
+        """Begin to enter the trainer's communicator."""
+
+        def job() -> None:
+            group = TrainerGroup(
+                master_address=str(where["master_address"]),
+                master_port=int(where["master_port"]),
+                rank=int(where["rank_offset"]),
+                world_size=int(where["world_size"]),
+                timeout_s=float(where["timeout_s"]),
+            )
+            if self._is_given_up:
+                group.leave()
+                raise RuntimeError("the push was given up while the communicator was formed")
+            self._group = group
+
+        self._close()
+        self._buffer_bytes = int(where["buffer_bytes"])
+        self._start(job)
+
+    def receive(self, what: dict[str, Any]) -> None:
+        """Begin to receive a full set."""
+        specs: list[Spec] = [
+            (name, getattr(torch, dtype_name), shape)
+            for name, dtype_name, shape in zip(what["names"], what["dtype_names"], what["shapes"], strict=True)
+        ]
+
+        def job() -> None:
+            if self._group is None:
+                raise RuntimeError("weights were announced before this replica entered a communicator")
+            staged = StagedWeights(specs)
+            for chunk in self._group.receive_chunks(
+                specs, buffer_bytes=self._buffer_bytes, timeout_s=float(what["timeout_s"])
+            ):
+                for name, tensor in chunk:
+                    staged.put(name, tensor)
+            self._checksum = staged.checksum()
+
+        self._checksum = None
+        self._start(job)
+
+    def progress(self) -> Progress:
+        """See Transfer."""
+        is_busy = self._thread is not None and self._thread.is_alive()
+        return Progress(RECEIVING if is_busy else IDLE, self._failure, self._checksum)
+
+    def leave(self) -> None:
+        """Leave; a job under way fails."""
+        self._is_given_up = True
+        self._close()
+
+    def forget(self) -> None:
+        """What arrived is not what was sent."""
+        self._checksum = None
+
+    def load(self) -> None:
+        """Raise RuntimeError unless a complete set arrived."""
+        if self._checksum is None:
+            raise RuntimeError("there are no complete weights to load")
+
+    def _start(self, job: Callable[[], None]) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            raise RuntimeError("this replica is still receiving")
+        self._failure, self._is_given_up = None, False
+
+        def run() -> None:
+            try:
+                job()
+            except (RuntimeError, ValueError, OSError) as error:
+                self._failure = str(error) or type(error).__name__
+
+        self._thread = threading.Thread(target=run, name="simulated weight push", daemon=True)
+        self._thread.start()
+
+    def _close(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.leave()

@@ -1,0 +1,70 @@
+"""What a simulated replica must know of the run's model, read from its config.json alone: no weights, no tokenizer."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import UserError
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Bounds of what a model can be asked and can say.
+
+    Attributes:
+        vocab_size: Token ids are below it.
+        eos_token_id: Ends a completion; None if the config does not say.
+        max_positions: Prompt and completion together, tokens; None if the config does not say.
+    """
+
+    vocab_size: int
+    eos_token_id: int | None
+    max_positions: int | None
+
+
+def read_model_facts(model: str, *, revision: str | None) -> ModelFacts:
+    """Return the facts of a model directory or a Hugging Face id. Blocks, and may download config.json.
+
+    Raises:
+        UserError: The config cannot be read, or does not say how large the vocabulary is.
+    """
+    try:
+        config = msgspec.json.decode(_config_path(model, revision).read_bytes(), type=_Config)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise UserError(f"the model {model} cannot be read: {error}", field="model") from error
+    text = config.text_config or _Config()
+    vocab_size = config.vocab_size or text.vocab_size
+    if vocab_size is None or vocab_size < 2:
+        raise UserError(f"config.json of {model} does not say how large the vocabulary is", field="model")
+    eos = text.eos_token_id if config.eos_token_id is None else config.eos_token_id
+    if isinstance(eos, list):
+        eos = eos[0] if eos else None
+    return ModelFacts(
+        vocab_size=vocab_size,
+        eos_token_id=eos if eos is not None and 0 <= eos < vocab_size else None,
+        max_positions=config.max_position_embeddings or text.max_position_embeddings,
+    )
+
+
+class _Config(msgspec.Struct):
+    """What is read of a config.json; a multimodal one has the text model's inside."""
+
+    vocab_size: int | None = None
+    eos_token_id: int | list[int] | None = None
+    max_position_embeddings: int | None = None
+    text_config: "_Config | None" = None
+
+
+def _config_path(model: str, revision: str | None) -> Path:
+    if Path(model).is_dir():
+        return Path(model) / "config.json"
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise UserError(
+            f"{model} is no directory, and huggingface-hub, which would fetch it, is not installed"
+        ) from error
+    hub: Any = huggingface_hub  # partly untyped
+    return Path(str(hub.hf_hub_download(model, "config.json", revision=revision)))

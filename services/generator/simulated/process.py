@@ -1,0 +1,59 @@
+"""Puts a process of simulated replicas together; service_life.py has how it lives and ends."""
+
+import asyncio
+import logging
+
+from services.generator.app import HttpServer
+from services.generator.metrics import GeneratorMetrics
+from services.generator.service_life import serve_until, stop_on_signals
+from services.generator.settings import GeneratorSettings
+from services.generator.simulated.fleet import REPLICAS_PATH, SimulatedFleet, SimulatedReplica
+from services.generator.simulated.settings import SimulationSettings
+from shared.redis_connection import connect
+
+log = logging.getLogger(__name__)
+
+
+def run_process(settings: GeneratorSettings, simulation: SimulationSettings, *, num_replicas: int) -> int:
+    """Serve until asked to stop, and return the exit code.
+
+    Raises:
+        UserError: Something is set wrong.
+    """
+    return asyncio.run(_serve(settings, simulation, num_replicas=num_replicas))
+
+
+def replica_names(name: str, num_replicas: int) -> list[str]:
+    """Return the replicas' stable names: the process's own if there is one replica."""
+    return [name] if num_replicas == 1 else [f"{name}-{index:03d}" for index in range(num_replicas)]
+
+
+async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *, num_replicas: int) -> int:
+    stop = stop_on_signals()
+    metrics = GeneratorMetrics()
+    if settings.metrics_port:
+        metrics.serve(host=settings.host, port=settings.metrics_port)
+    server = HttpServer(settings)
+    base_url = settings.advertise_url or f"http://{settings.host}:{server.port}"
+    replicas = [
+        SimulatedReplica(
+            settings,
+            simulation,
+            name=name,
+            index=index,
+            url=base_url if num_replicas == 1 else f"{base_url}{REPLICAS_PATH}{name}",
+            metrics=metrics,
+        )
+        for index, name in enumerate(replica_names(settings.name, num_replicas))
+    ]
+    redis = connect(settings.redis_url.get_secret_value())
+    fleet = SimulatedFleet(settings, simulation, replicas, redis=redis, metrics=metrics)
+    log.warning("%d SIMULATED generators listen on %s: tokens are random", num_replicas, base_url)
+    try:
+        receivers = [replica.receiver for replica in replicas]
+        return await serve_until(
+            stop, server=server, app=fleet, work=fleet.run(), receivers=receivers, say_why=fleet.end_saying
+        )
+    finally:
+        await fleet.close()
+        await redis.aclose()

@@ -1,0 +1,61 @@
+"""What simulated replicas take for their times, lengths and logprobs; every number has a unit and a default.
+
+The defaults are round numbers of a model of a few billion weights on one data-centre GPU. They are assumptions to be
+replaced by what was measured on the hardware that is being planned for.
+"""
+
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from shared.errors import UserError
+
+
+class SimulationSettings(BaseSettings):
+    """Distributions of one simulated fleet; read from ``HEADRACE_SIMULATED_*``."""
+
+    model_config = SettingsConfigDict(env_prefix="HEADRACE_SIMULATED_", extra="forbid", frozen=True)
+
+    seed: int = Field(default=0, ge=0, description="Of all draws; replica i draws from (seed, i)")
+    speed_up: float = Field(default=1.0, gt=0, description="Simulated seconds in a second")
+
+    first_token_s: float = Field(default=0.05, ge=0, description="Median time to the first token but for prefill, s")
+    first_token_sigma: float = Field(default=0.25, ge=0, description="Sigma of its logarithm")
+    prefill_tokens_per_s: float = Field(default=50_000.0, gt=0, description="Prompt tokens a second, added to it")
+    step_s: float = Field(default=0.012, gt=0, description="Time a token of a sequence alone, s")
+    step_s_per_sequence: float = Field(
+        default=0.0001, ge=0, description="Added to it for each further sequence that decodes at the same time, s"
+    )
+    max_num_seqs: int = Field(default=256, ge=1, description="Sequences that decode at a time; others wait")
+
+    completion_tokens: float = Field(default=200.0, ge=1, description="Median length of a completion, tokens")
+    completion_tokens_sigma: float = Field(default=0.7, ge=0, description="Sigma of its logarithm; 0 is no spread")
+    surprise_nats: float = Field(default=0.5, gt=0, description="Mean of minus the logprob of a token, nats")
+
+    transport: Literal["simulated", "gloo"] = Field(
+        default="simulated", description="simulated: pushes move no bytes; gloo: bytes are received and thrown away"
+    )
+    receive_bytes_per_s: float = Field(
+        default=10e9, gt=0, description="How fast a push that moves no bytes pretends to, bytes a second"
+    )
+
+    def decode_step_s(self, num_sequences: int) -> float:
+        """Return how long one decode step of ``num_sequences`` takes, in simulated seconds."""
+        return self.step_s + self.step_s_per_sequence * max(0, num_sequences - 1)
+
+
+def read_simulation_settings() -> SimulationSettings:
+    """Return the settings of this process.
+
+    Raises:
+        UserError: A variable is wrong; the message names it.
+    """
+    try:
+        return SimulationSettings()
+    except ValidationError as error:
+        problems = [
+            f"HEADRACE_SIMULATED_{'_'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
+            for item in error.errors(include_url=False, include_input=False)
+        ]
+        raise UserError("; ".join(problems)) from error

@@ -1,0 +1,45 @@
+"""vLLM's worker, extended by what a push needs of it: ``worker_extension_cls`` of the engine's arguments.
+
+vLLM adds this class to the bases of its own worker, without calling any constructor.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from services.generator.worker_reports import ReportTo
+
+if TYPE_CHECKING:
+    from services.generator.worker_transfer import WorkerTransfer
+
+WORKER_EXTENSION = "services.generator.staging_worker.StagingWorker"
+_MOVES = frozenset({"enter", "receive", "progress", "leave", "forget", "load"})
+
+
+class StagingWorker:
+    """The methods that ``collective_rpc`` can call."""
+
+    def headrace_push(self, move: str, arguments: dict[str, Any], report_to: Sequence[Any] | None = None) -> Any:
+        """Make one move of worker_transfer.WorkerTransfer; report its course if it is one that takes time."""
+        if move not in _MOVES:
+            raise ValueError(f"a push has no move {move}")
+        transfer = _transfer_of(self)
+        if report_to is not None:
+            transfer.report_to = ReportTo(*report_to)
+        return getattr(transfer, move)(**arguments)
+
+
+def _transfer_of(worker: Any) -> "WorkerTransfer":
+    transfer: Any = getattr(worker, "_headrace_transfer", None)
+    if transfer is None:
+        from services.generator import worker_transfer
+
+        parallel = worker.parallel_config
+        transfer = worker_transfer.WorkerTransfer(
+            model=worker.get_model(),
+            vllm_config=worker.vllm_config,
+            device=worker.device,
+            rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
+        )
+        worker._headrace_transfer = transfer  # noqa: SLF001  vLLM's object, our attribute
+    found: WorkerTransfer = transfer
+    return found

@@ -1,0 +1,74 @@
+"""Ways for a worker to get weights from the trainer: one communicator epoch is one wire.
+
+    open_wire (blocks until every rank is there) --> receive_chunks, receive_chunks, ... --> leave
+
+All of it happens in a thread of the worker (worker_transfer.py); ``leave`` alone may come from another.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from services.generator.disk_reader import DiskReader
+from services.generator.gloo_wire import TrainerGroup
+from services.generator.ipc_wire import IpcGroup, map_buffer
+from services.generator.staged_weights import Spec
+from shared.weight_places import IpcBuffer
+
+
+class Wire(Protocol):
+    """This worker's place in one communicator epoch."""
+
+    def receive_chunks(
+        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
+    ) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """Yield the named parameters of each chunk as it arrives, valid until the next one is asked for.
+
+        Raises:
+            RuntimeError: ``timeout_s`` for all of it has passed, or the trainer gave up.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Close our connections: whoever waits for us, or waits here for others, gets an error."""
+        ...
+
+
+def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire | DiskReader:
+    """Enter the trainer's communicator; blocks until every rank is there.
+
+    Args:
+        where: What receiving_engine.py says of the join body, its transport first.
+        rank: Of this worker among those of its replica.
+        device: Where the engine computes.
+
+    Raises:
+        RuntimeError: Not all came in time, or the trainer gave up.
+    """
+    if where["transport"] == "nccl":
+        from services.generator.nccl_wire import NcclWire
+
+        return NcclWire(
+            unique_id=str(where["nccl_unique_id"]),
+            rank=int(where["rank_offset"]) + rank,
+            world_size=int(where["world_size"]),
+            device=device,
+        )
+    if where["transport"] == "disk":
+        return DiskReader(str(where["weight_dir"]))
+    group = TrainerGroup(
+        master_address=str(where["master_address"]),
+        master_port=int(where["master_port"]),
+        rank=int(where["rank_offset"]) + rank,
+        world_size=int(where["world_size"]),
+        timeout_s=float(where["timeout_s"]),
+    )
+    if where["transport"] != "ipc":
+        return group
+    try:
+        return IpcGroup(group, map_buffer(IpcBuffer.model_validate(where["ipc_buffer"]), device))
+    except (RuntimeError, ValueError):
+        group.leave()
+        raise

@@ -1,0 +1,112 @@
+"""What vLLM's workers on this machine say of their part in a push, without a call through the engine.
+
+    worker's thread --datagram--> socket of the generator process --> how far every worker is
+
+A call through the engine is answered between two decode steps, and a push that asked its way through would wait for one
+each time. Reports may get lost, and come from no worker on another machine: whoever has not heard of all workers asks.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+_MAX_BYTES = 32 * 1024
+_MAX_FAILURE_CHARACTERS = 2000
+_LOST_S = 0.5
+
+
+class Progress(NamedTuple):
+    """How far a worker is; a plain tuple on vLLM's wire.
+
+    Attributes:
+        phase: What it is doing.
+        failure: Why its last job failed, None if it did not.
+        checksum: Of the complete set that it received last, None if there is none.
+    """
+
+    phase: str
+    failure: str | None
+    checksum: str | None
+
+
+class ReportTo(NamedTuple):
+    """Where a worker reports; a plain tuple on vLLM's wire.
+
+    Attributes:
+        path: Of the socket.
+        job: Number of what it was asked to do.
+    """
+
+    path: str
+    job: int
+
+    def send(self, rank: int, progress: Progress) -> None:
+        """Report. Nobody may be listening, and nobody is waited for."""
+        failure = progress.failure and progress.failure[:_MAX_FAILURE_CHARACTERS]
+        report = json.dumps([self.job, rank, progress.phase, failure, progress.checksum]).encode()
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+            sending.sendto(report, socket.MSG_DONTWAIT, self.path)
+
+
+class WorkerReports:
+    """The listening end; made and closed on the event loop.
+
+    Args:
+        num_workers: How many report.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self._directory = tempfile.TemporaryDirectory(prefix="headrace-push-")
+        self._path = str(Path(self._directory.name) / "reports")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(self._path)
+        self._job = 0
+        self._heard: dict[int, Progress] = {}
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._read)
+
+    def begin(self) -> ReportTo:
+        """Return where to report what is about to be asked of the workers, and forget earlier reports."""
+        self._job += 1
+        self._heard = {}
+        return ReportTo(self._path, self._job)
+
+    async def wait(self, timeout_s: float) -> list[Progress] | None:
+        """Wait for news of this job, and return the last report of every worker; None if there was no such news.
+
+        Args:
+            timeout_s: How long to wait for workers that may never report. Those that do are given longer.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(timeout_s, _LOST_S) if self._is_complete else timeout_s):
+                while not self._is_complete or not self._news.is_set():
+                    self._news.clear()
+                    await self._news.wait()
+                self._news.clear()
+                return list(self._heard.values())
+        return None
+
+    @property
+    def _is_complete(self) -> bool:
+        return len(self._heard) == self._num_workers
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        self._directory.cleanup()
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                job, rank, *progress = json.loads(self._socket.recv(_MAX_BYTES))
+                if job == self._job:
+                    self._heard[rank] = Progress(*progress)
+                    self._news.set()

@@ -1,0 +1,34 @@
+"""The prompt that generators score after a push: the beginning of the data set, as the model reads it."""
+
+from services.trainer.loop.admission import Encoder, Rows
+from services.trainer.policy.training_core import TrainingCore
+from services.trainer.push.prober import MAX_TOKENS, Prober, tolerance_of
+from shared.errors import UserError
+from shared.run_config import RunConfig
+
+_MAX_ROWS = 64
+
+
+def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: Rows) -> Prober | None:
+    """Return what probes the generators of a run; None if the run asks for none, or has no prompt."""
+    is_quantised = config.load_in_4bit or config.vllm.get("quantization") is not None
+    tolerance = tolerance_of(config.push_probe_tolerance, dtype=config.dtype, is_quantised=is_quantised)
+    if tolerance is None:
+        return None
+    token_ids = _first_tokens(encoder, rows, longest=max(2, min(MAX_TOKENS, config.max_prompt_length or MAX_TOKENS)))
+    return Prober(core.probe, token_ids=token_ids, tolerance=tolerance) if len(token_ids) > 1 else None
+
+
+def _first_tokens(encoder: Encoder, rows: Rows, *, longest: int) -> list[int]:
+    token_ids: list[int] = []
+    for number in range(_MAX_ROWS):
+        row = rows.row_at(number)
+        if row.problem is not None:
+            continue
+        try:
+            token_ids += encoder.encode(row.prompt)
+        except UserError:
+            continue
+        if len(token_ids) >= longest:
+            break
+    return token_ids[:longest]

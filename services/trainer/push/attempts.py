@@ -1,0 +1,219 @@
+"""Makes the attempts of one push: at most two, the second without whom the first has failed by.
+
+    probe being computed --+
+    join, begin -----------+--> broadcast --> not fenced off? --> commit
+    disk: probe --> read, write --> join, begin -----------^
+
+Weights are read when the probe is there: with several training ranks both are collectives. Whatever ends an attempt
+before its commits, its members are told, and serve on what they hold.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from services.trainer.push.epochs import Epochs
+from services.trainer.push.packing import Announcement, Weights
+from services.trainer.push.parcel import Parcel
+from services.trainer.push.parcels import Parcels
+from services.trainer.push.prober import StartedProbe
+from services.trainer.push.push_attempt import AttemptError, PushAttempt
+from services.trainer.push.push_course import PushCourse
+from services.trainer.push.replicas import Fleet, Member, Replica
+from shared.control import AbortRequest, ReplicaInfo
+from shared.errors import HeadraceError
+
+log = logging.getLogger(__name__)
+
+_NUM_ATTEMPTS = 2
+_ABORT_TIMEOUT_S = 5.0
+
+
+class Reconcile(Protocol):
+    """Asks who is there."""
+
+    async def __call__(self, *, without: Collection[str]) -> Fleet:
+        """Return the fleet without some replicas."""
+        ...
+
+
+class Attempts:
+    """Makes attempts of one incarnation of the trainer.
+
+    Args:
+        run_id: The run.
+        incarnation: This trainer's.
+        epochs: Its communicators.
+        parcels: What it sends.
+        push_timeout_s: Deadline of one attempt.
+        reconcile: Asks who is there.
+        check_not_fenced: Raises FencedError once a newer incarnation has taken over.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        incarnation: int,
+        epochs: Epochs,
+        parcels: Parcels,
+        push_timeout_s: float,
+        reconcile: Reconcile,
+        check_not_fenced: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._run_id = run_id
+        self._incarnation = incarnation
+        self._epochs = epochs
+        self._parcels = parcels
+        self._push_timeout_s = push_timeout_s
+        self._reconcile = reconcile
+        self._check_not_fenced = check_not_fenced
+
+    async def make(
+        self,
+        course: PushCourse,
+        weights: Weights,
+        announced: Announcement,
+        probing: StartedProbe | None,
+        *,
+        deadline: float,
+    ) -> None:
+        """Make attempts until one comes to its commits, or there were two; what became of them is in ``course``.
+
+        Args:
+            course: Whom to push to.
+            weights: Returns all parameters.
+            announced: What they are.
+            probing: The probe of these weights; None: nobody is asked.
+            deadline: Of the first attempt; the second has as long again.
+
+        Raises:
+            FencedError: A newer incarnation of the trainer has taken over.
+            StateLostError: Redis has forgotten this incarnation.
+            PushError: The weights are not what was announced, or have diverged.
+        """
+        for number in range(1, _NUM_ATTEMPTS + 1):
+            try:
+                await self._attempt(course, weights, announced, probing, deadline=deadline)
+            except AttemptError as error:
+                log.warning(
+                    "pushing version %d in epoch %d failed: %s", course.policy_version, self._epochs.current, error
+                )
+                await self._leave_out(course, error.blamed, aborted=course.lacking(), reason=str(error))
+                await self._parcels.remove_old(deadline=deadline)
+                if number == _NUM_ATTEMPTS:
+                    course.failed = dict.fromkeys(course.lacking(), str(error)) | course.failed
+                    return
+            except HeadraceError as error:  # fenced off, or our own weights are wrong: nobody is to wait for us
+                await self._give_up(course.lacking(), str(error))
+                raise
+            else:
+                return
+            course.go_on_with(await self._reconcile(without=course.failed))
+            if not course.fleet.ready:
+                return
+            deadline = time.monotonic() + self._push_timeout_s
+
+    async def _attempt(
+        self,
+        course: PushCourse,
+        weights: Weights,
+        announced: Announcement,
+        probing: StartedProbe | None,
+        *,
+        deadline: float,
+    ) -> None:
+        """Come to the commits of one epoch; whose fails is in the course.
+
+        Raises:
+            AttemptError: A step before them failed.
+            FencedError: A newer incarnation has taken over.
+        """
+        ready, transport = course.fleet.ready, course.transport
+        is_asleep = any(member.info.is_asleep for member in ready.values())
+        if probing is not None and (is_asleep or self._parcels.reads_before_begin(transport)):
+            await probing.result()
+        if is_asleep:
+            # What the optimizer no longer uses, torch keeps; the engine is about to want it back.
+            torch.cuda.empty_cache()
+        parcel = await self._parcels.prepare(
+            weights,
+            announced,
+            policy_version=course.policy_version,
+            transport=transport,
+            staged=[member.info.staged_checksum for member in ready.values()],
+            deadline=deadline,
+        )
+        is_on_disk = transport == "disk"
+        course.holding = [
+            name for name, member in ready.items() if is_on_disk and self._is_held_by(member.info, parcel)
+        ]
+        if is_on_disk:
+            parcel = await self._parcels.write(parcel, incarnation=self._incarnation, deadline=deadline)
+        course.num_bytes = parcel.num_bytes
+        communicator, newcomers = self._epochs.enter(course.fleet)
+        attempt = partial(
+            PushAttempt,
+            requirements=course.fleet.requirements,
+            epoch=self._epochs.current,
+            communicator=communicator,
+            buffer_bytes=self._epochs.chunk_bytes(transport),
+            deadline=deadline,
+        )
+        if newcomers:
+            await attempt(members=newcomers).join(address=self._epochs.bind_address, weight_dir=self._parcels.run_dir)
+        receiving = attempt(members=course.lacking())
+        if receiving.members:
+            course.begun = parcel
+            await receiving.begin(parcel)
+            probe = None if probing is None else await probing.result()
+            checksum = await receiving.broadcast(parcel) if communicator.is_streamed else parcel.checksum
+            # What a newer trainer has pushed, or is about to, must not be replaced by this.
+            await self._check_not_fenced()
+            course.replies, failed = await receiving.commit(
+                policy_version=course.policy_version, checksum=checksum, probe=probe
+            )
+            if failed:
+                log.warning("of %d generators %s failed to commit", len(ready), ", ".join(sorted(failed)))
+                members = {name: ready[name] for name in failed}
+                await self._leave_out(course, failed, aborted=members, reason="the commit failed")
+        await self._parcels.remove_old(deadline=deadline)
+
+    async def _leave_out(
+        self, course: PushCourse, failed: dict[str, str], *, aborted: dict[str, Member], reason: str
+    ) -> None:
+        """Have members leave, and note who failed: the next attempt, or a later push, opens a new epoch."""
+        course.failed |= failed
+        course.blamed |= failed.keys()
+        for info in await self._give_up(aborted, reason):
+            # One that replied, or has staged what was sent, could read it. Files that can be read stay.
+            is_read = course.begun is None or info.staged_checksum == course.begun.checksum
+            if info.replica_id in failed and info.replica_id not in course.replies and not is_read:
+                self._parcels.distrust()
+
+    async def _give_up(self, members: dict[str, Member], reason: str) -> Iterable[ReplicaInfo]:
+        """Have these members leave, and return what they say of themselves, as far as they answer."""
+        self._epochs.close()
+        if not self._epochs.current:
+            return ()  # nobody has heard of this push
+        body = AbortRequest(run_id=self._run_id, epoch=self._epochs.current, reason=reason[:500])
+
+        async def abort(replica: Replica) -> ReplicaInfo | None:
+            try:
+                return await replica.abort(body, timeout_s=_ABORT_TIMEOUT_S)
+            except HeadraceError as error:
+                log.info("abort was not confirmed: %s", error)
+                return None
+
+        answers = await asyncio.gather(*(abort(member.replica) for member in members.values()))
+        return [info for info in answers if info is not None]
+
+    def _is_held_by(self, info: ReplicaInfo, parcel: Parcel) -> bool:
+        """Return whether a replica serves just these weights, as ours, so that only others have to read them."""
+        is_ours = (info.incarnation, info.policy_version) == (self._incarnation, parcel.policy_version)
+        return is_ours and not info.is_held and parcel.checksum is not None and info.staged_checksum == parcel.checksum

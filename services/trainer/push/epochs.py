@@ -1,0 +1,95 @@
+"""The communicator epochs of one incarnation of the trainer: which one stands, and who is in it.
+
+    the members are the epoch's, over the same transport --> it stands      else --> closed, and a new one is opened
+    no wire: somebody came late --> joins the one that stands
+
+Epochs are numbered within an incarnation and begin with it (lineage.py), so they rise across incarnations too.
+"""
+
+from services.trainer.push.communicator import Communicator
+from services.trainer.push.push_attempt import AttemptError
+from services.trainer.push.replicas import Fleet, Member
+from services.trainer.push.transports import open_communicator
+from shared.control import Transport
+from shared.errors import PushError
+from shared.lineage import epoch_of
+
+BUFFER_BYTES = 16 * 1024 * 1024
+"""Of a chunk over gloo: packing, sending and staging of three of them go on side by side, and such a piece of memory is
+used again where a larger one is fetched anew."""
+_GPU_BUFFER_BYTES = 256 * 1024 * 1024
+"""Of a chunk between GPUs, where each costs a call and a wait."""
+
+
+class Epochs:
+    """The communicator that stands, if one does.
+
+    Args:
+        incarnation: Of the trainer.
+        bind_address: Address of this machine that the generators can reach.
+        buffer_bytes: Size after which a packed chunk is cut; None is what suits the transport.
+
+    Attributes:
+        current: Number of the newest epoch; 0 before the first.
+        bind_address: See above.
+    """
+
+    def __init__(self, *, incarnation: int, bind_address: str, buffer_bytes: int | None) -> None:
+        self.current = 0
+        self._incarnation = incarnation
+        self.bind_address = bind_address
+        self._buffer_bytes = buffer_bytes
+        self._num_epochs = 0
+        self._communicator: Communicator | None = None
+        self._members: set[str] = set()
+        self._transport: Transport | None = None
+
+    @property
+    def transport(self) -> Transport | None:
+        """Of the newest epoch that was opened; None before the first."""
+        return self._transport
+
+    def enter(self, fleet: Fleet) -> tuple[Communicator, dict[str, Member]]:
+        """Return the communicator of a push, and who has to join it: nobody, everybody, or those who came late.
+
+        A wire is of all its members, and a new one takes a new epoch. Without a wire, whoever is there stays.
+
+        Raises:
+            AttemptError: A new one cannot be opened now.
+        """
+        outside = {name: member for name, member in fleet.ready.items() if member.info.epoch != self.current}
+        communicator = self._communicator if self._transport == fleet.requirements.transport else None
+        if communicator is not None and not communicator.is_streamed:
+            # One that has seen this epoch and left it would refuse to join it again.
+            if not outside.keys() & self._members:
+                self._members |= outside.keys()
+                return communicator, outside
+        elif communicator is not None and not outside and set(fleet.ready) == self._members:
+            return communicator, {}
+        return self._open(fleet), fleet.ready
+
+    def chunk_bytes(self, transport: Transport) -> int:
+        """Return the size after which a chunk is cut."""
+        return self._buffer_bytes or (_GPU_BUFFER_BYTES if transport in ("nccl", "ipc") else BUFFER_BYTES)
+
+    def close(self) -> None:
+        """Close the communicator, which wakes whoever is blocked in it; the next push opens another one."""
+        if self._communicator is not None:
+            self._communicator.close()
+        self._communicator = None
+        self._members = set()
+
+    def _open(self, fleet: Fleet) -> Communicator:
+        self.close()
+        self._num_epochs += 1
+        self.current = epoch_of(self._incarnation, self._num_epochs)
+        transport = fleet.requirements.transport
+        try:
+            self._communicator = open_communicator(
+                transport, address=self.bind_address, buffer_bytes=self.chunk_bytes(transport)
+            )
+        except PushError as error:
+            raise AttemptError(str(error), blamed={}) from error
+        self._members = set(fleet.ready)
+        self._transport = transport
+        return self._communicator

@@ -1,0 +1,75 @@
+"""What is known of one push while it is under way."""
+
+from services.trainer.push.parcel import Parcel
+from services.trainer.push.push_result import PushResult
+from services.trainer.push.replicas import Fleet, Member
+from services.trainer.push.retries import Retries
+from shared.control import CommitReply, ReplicaInfo, Transport
+
+
+class PushCourse:
+    """The course of one push, from the first look at the fleet to its result.
+
+    Args:
+        policy_version: That is pushed.
+        fleet: Found at the beginning.
+
+    Attributes:
+        fleet: Of the attempt under way, or of the last one.
+        failed: Replica to the reason why it has not got the version, of all attempts.
+        blamed: Of these, the ones whose own fault it was.
+        holding: Members of the attempt that held the version before it.
+        replies: To the commits of the last attempt.
+        begun: What the members of the attempt began to receive; None before.
+        num_bytes: That travelled, or were written.
+    """
+
+    def __init__(self, policy_version: int, fleet: Fleet) -> None:
+        self.policy_version = policy_version
+        self.fleet = fleet
+        self.failed: dict[str, str] = dict(fleet.refused)
+        self.blamed: set[str] = set()
+        self.holding: list[str] = []
+        self.replies: dict[str, CommitReply] = {}
+        self.begun: Parcel | None = None
+        self.num_bytes = 0
+        self._asked: dict[str, ReplicaInfo] = {}
+        self.go_on_with(fleet)
+
+    @property
+    def transport(self) -> Transport:
+        """What this attempt goes over."""
+        return self.fleet.requirements.transport
+
+    def go_on_with(self, fleet: Fleet) -> None:
+        """Take note of who is there for the next attempt."""
+        self.fleet, self.begun = fleet, None
+        self.failed |= fleet.refused
+        self.holding = [name for name in self.holding if name in fleet.ready]
+        self._asked |= {name: member.info for name, member in fleet.ready.items()}
+
+    def lacking(self) -> dict[str, Member]:
+        """Return the members of the attempt that have to receive."""
+        return {name: member for name, member in self.fleet.ready.items() if name not in self.holding}
+
+    def tell(self, retries: Retries, *, now: float) -> None:
+        """Say who has the version, and who took part and has not got it. One that was refused cost nobody anything."""
+        for name, info in self._asked.items():
+            if name in self.failed:
+                retries.failed(info, is_to_blame=name in self.blamed, now=now)
+            elif name in self.replies or name in self.holding:
+                retries.succeeded(name)
+
+    def result(self, *, epoch: int, total_s: float) -> PushResult:
+        """Return what became of it."""
+        return PushResult.of(
+            self.replies,
+            self.failed,
+            holding=self.holding,
+            left_out=self.failed.keys() - self.fleet.ready.keys(),
+            policy_version=self.policy_version,
+            epoch=epoch,
+            requirements=self.fleet.requirements,
+            total_s=total_s,
+            num_bytes=self.num_bytes,
+        )

@@ -1,0 +1,49 @@
+"""The checksum of weights, computed while they are sent: the trainer's end of services/generator/staged_weights.py."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from services.trainer.push.packing import NamedTensors
+from shared import weight_checksum
+
+_PENDING_BYTES = 512 * 1024 * 1024
+
+
+class SentDigests:
+    """Digests of what went by, computed in a thread of their own while it travels."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, Future[bytes]] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest weights")
+
+    def watching(self, weights: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+        """Yield ``weights``, and remember what they were."""
+        pending: deque[tuple[Future[bytes], int]] = deque()
+        for name, tensor in weights:
+            self._digests[name] = self._thread.submit(digest, tensor)
+            pending.append((self._digests[name], tensor.nbytes))
+            # Weights that were gathered or converted for this would pile up.
+            while sum(num_bytes for _, num_bytes in pending) > _PENDING_BYTES:
+                pending.popleft()[0].result()
+            yield name, tensor
+
+    def checksum(self) -> str:
+        """Wait for the last digest, and return the checksum of everything that went by."""
+        self._thread.shutdown()
+        return weight_checksum.checksum((name, found.result()) for name, found in self._digests.items())
+
+
+def digest(tensor: Tensor) -> bytes:
+    """Return the digest of a tensor's bytes, summed on its device."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if data.device.type == "cpu":
+        return weight_checksum.digest(data.numpy())
+    whole = data.numel() - data.numel() % (8 * weight_checksum.WORDS_A_ROW)
+    rows = data[:whole].view(torch.int64).view(-1, weight_checksum.WORDS_A_ROW)
+    # Signed sums wrap as unsigned ones do.
+    row_sums, column_sums = (rows.sum(dim).cpu().numpy().astype("<i8").tobytes() for dim in (1, 0))
+    return weight_checksum.digest_of_sums(data.numel(), row_sums, column_sums, data[whole:].cpu().numpy().tobytes())

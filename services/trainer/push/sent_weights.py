@@ -1,0 +1,128 @@
+"""Keeps a copy of the weights as they were sent last, and says what became of them since.
+
+    weights of version v --compare with the copy--> a delta for each parameter; the copy is now version v
+
+The copy is in the host's memory, as large as the weights in the dtype they are pushed in: 2 bytes a parameter in
+bfloat16. It is the first training rank's alone. A full set is sent from the copy too, so that the weights are read once
+a push, which costs a gather where they are sharded.
+"""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from services.trainer.push.delta_encoding import encode_delta
+from services.trainer.push.packing import Announcement, NamedTensors, checked
+from services.trainer.push.parcel import Parcel
+from shared.weight_checksum import checksum, digest
+
+Bytes = npt.NDArray[np.uint8]
+
+_MAX_THREADS = 8
+
+
+class SentWeights:
+    """What was sent last, and deltas against it. Blocks: called off the event loop, by one thread at a time.
+
+    Attributes:
+        checksum: Of what was sent last; None before the first push, or after one that broke off while it was read.
+        policy_version: Of the same.
+    """
+
+    def __init__(self) -> None:
+        self.checksum: str | None = None
+        self.policy_version: int | None = None
+        self._announced: Announcement | None = None
+        self._bytes: dict[str, Bytes] = {}
+        self._digests: dict[str, bytes] = {}
+
+    def update(
+        self, weights: NamedTensors, announced: Announcement, *, policy_version: int, is_compared: bool = True
+    ) -> Parcel:
+        """Take ``weights`` as the newest version, and return what changed: as deltas, or in full if there is no base.
+
+        Args:
+            weights: All of them.
+            announced: What they are.
+            policy_version: Optimizer steps contained in them.
+            is_compared: Whether to say what changed at all.
+
+        Raises:
+            PushError: ``weights`` are not what was announced.
+        """
+        base, self.checksum, self.policy_version = self.checksum, None, None
+        if announced != self._announced:
+            base, self._bytes, self._digests = None, {}, {}
+        if not is_compared:
+            base = None
+        self._announced = announced
+        blobs = dict(self._take(weights, announced, with_deltas=base is not None))
+        self.checksum, self.policy_version = checksum(self._digests.items()), policy_version
+        if base is None:
+            return self.full()
+        return Parcel(
+            policy_version=policy_version,
+            announced=announced,
+            encoding="delta",
+            # bytearray: torch warns of arrays that cannot be written to.
+            tensors=lambda: ((name, _tensor(np.frombuffer(bytearray(blob), np.uint8))) for name, blob in blobs.items()),
+            sizes=tuple(len(blobs[name]) for name in announced.names),
+            num_bytes=sum(map(len, blobs.values())),
+            base_checksum=base,
+            checksum=self.checksum,
+        )
+
+    def full(self) -> Parcel:
+        """Return everything that ``update`` took last."""
+        announced = self._announced
+        if announced is None or self.policy_version is None:
+            raise RuntimeError("there is no complete copy of the weights")
+        kinds = zip(announced.names, announced.dtypes, announced.shapes, strict=True)
+        described = [(name, dtype, shape) for name, dtype, shape in kinds]
+        return Parcel(
+            policy_version=self.policy_version,
+            announced=announced,
+            encoding="full",
+            tensors=lambda: (
+                (name, _tensor(self._bytes[name]).view(dtype).view(shape)) for name, dtype, shape in described
+            ),
+            sizes=None,
+            num_bytes=announced.num_bytes,
+            base_checksum=None,
+            checksum=self.checksum,
+        )
+
+    def _take(
+        self, weights: NamedTensors, announced: Announcement, *, with_deltas: bool
+    ) -> Iterator[tuple[str, bytes]]:
+        """Copy each parameter and yield its delta. numpy lets go of the interpreter: a few are done at a time."""
+        num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="compare weights") as threads:
+            under_way: list[tuple[str, Future[bytes]]] = []
+            for name, tensor in checked(weights, announced):
+                data = tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
+                work = threads.submit(self._compare, name, data, tensor.element_size(), with_deltas=with_deltas)
+                under_way.append((name, work))
+                if len(under_way) > num_threads:
+                    first, done = under_way.pop(0)
+                    yield first, done.result()
+            for name, done in under_way:
+                yield name, done.result()
+
+    def _compare(self, name: str, data: Bytes, item_bytes: int, *, with_deltas: bool) -> bytes:
+        self._digests[name] = digest(data)
+        before = self._bytes.get(name)
+        if before is None:
+            self._bytes[name] = data.copy()
+            return b""
+        delta = encode_delta(before, data, item_bytes=item_bytes) if with_deltas else b""
+        before[:] = data
+        return delta
+
+
+def _tensor(data: Bytes) -> torch.Tensor:
+    return torch.from_numpy(data) if data.size else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,104 @@
+"""Asks a living generator whether vLLM takes a run's options, so that a wrong one ends at submit and not in a run.
+
+    fleet in Redis --> each that is alive, until one answers --POST /internal/v1/engine/check--> errors, warnings
+
+Where none is alive yet, or none can say, nothing is refused: the run's view shows later what its generators say.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import msgspec
+from pydantic import ValidationError
+
+from services.trainer.settings import TrainerSettings
+from shared.engine_check import ENGINE_CHECK_PATH, EngineCheck, EngineVerdict
+from shared.keys import FLEET, FLEET_LEASES
+from shared.lease import alive
+from shared.redis_connection import Redis, patiently
+from shared.run_config import RunConfig
+
+_PATIENCE_S = 10.0
+
+
+class GeneratorAsker:
+    """Asks whichever generator answers first.
+
+    Args:
+        redis: Knows who is alive.
+        settings: Key and deadline.
+    """
+
+    def __init__(self, redis: Redis, settings: TrainerSettings) -> None:
+        self._redis = redis
+        self._key = settings.internal_key.get_secret_value()
+        self._timeout_s = settings.engine_check_timeout_s
+
+    async def check(self, config: RunConfig) -> EngineVerdict:
+        """Return what vLLM says of the run, or a warning that nobody could be asked."""
+        question = EngineCheck(config=config.model_dump(mode="json")).model_dump_json()
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        reasons: list[str] = []
+        ends_at = time.monotonic() + self._timeout_s
+        async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
+            for replica_id, url in sorted((await self._living()).items()):
+                answer = await _ask(client, url, question, timeout_s=max(1.0, ends_at - time.monotonic()))
+                if isinstance(answer, EngineVerdict):
+                    return answer
+                reasons.append(f"{replica_id} {answer}")
+        why = "; ".join(reasons) or "no generator is alive yet"
+        return EngineVerdict(
+            warnings=[f"vLLM's options were not checked: {why}. What it refuses is shown once the run is served"]
+        )
+
+    async def _living(self) -> dict[str, str]:
+        names = await alive(self._redis, leases=FLEET_LEASES)
+        entries: Mapping[bytes, bytes] = await patiently(
+            lambda: self._redis.hgetall(FLEET), what="reading the generators", timeout_s=_PATIENCE_S
+        )
+        return {
+            name.decode(): url for name, entry in entries.items() if name.decode() in names and (url := _url(entry))
+        }
+
+
+async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s: float) -> EngineVerdict | str:
+    """Return the verdict, or what the generator did instead."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            response = await client.post(f"{url.rstrip('/')}{ENGINE_CHECK_PATH}", content=question, timeout=timeout_s)
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        return f"did not answer ({type(error).__name__})"
+    if response.status_code != HTTPStatus.OK:
+        return f"answered {response.status_code}"
+    try:
+        return EngineVerdict.model_validate_json(response.content)
+    except ValidationError:
+        return "answered in a form unknown here; are both of the same headrace version?"
+
+
+def what_weakens_learning(config: RunConfig) -> list[str]:
+    """Return a warning if completions are sampled from less than the policy and weighed as wholes."""
+    restrictions = config.restrictions()
+    if not restrictions or not config.vllm_importance_sampling_correction:
+        return []
+    if not config.vllm_importance_sampling_mode.startswith("sequence"):
+        return []
+    return [
+        f"completions are sampled with {', '.join(restrictions)}: the trainer gives a completion less weight the less "
+        "likely the policy alone would have written it, and over a whole sequence that may be next to nothing. "
+        "vllm_importance_sampling_mode: token_truncate weighs token by token"
+    ]
+
+
+def _url(entry: bytes) -> str:
+    try:
+        found: Any = msgspec.json.decode(entry)
+        return str(found["url"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,118 @@
+"""How weights travel from the trainer to the generators, and what becomes of the engine meanwhile."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from shared.run_options.section import Positive, Section
+
+WantedTransport = Literal["auto", "nccl", "ipc", "gloo", "disk"]
+PushEncoding = Literal["auto", "full", "delta"]
+
+_SCHEMES = ("file", "s3", "gs", "gcs", "az", "abfs")
+"""What fsspec may be asked for: stores of files. Others of its schemes fetch from the web, or chain into each other."""
+_URL = re.compile(r"([a-z0-9]+)://(.+)")
+
+
+class PushingOptions(Section):
+    """Options of the weight push."""
+
+    weight_transport: WantedTransport = Field(
+        default="auto",
+        description="How weights travel: auto is ipc where both ends share one GPU, nccl where both have GPUs and the "
+        "same NCCL, else gloo; disk is a directory that both ends can reach",
+    )
+    weight_dir: str | None = Field(
+        default=None,
+        description="For disk: absolute path, or URL (s3://, gs://, az://), that trainer and generators can reach; "
+        "each run has a directory of its own in it",
+    )
+    push_encoding: PushEncoding = Field(
+        default="auto",
+        description="Send all weights (full), or the bits that changed since the last push (delta); auto is delta for "
+        "disk, and full elsewhere",
+    )
+    push_timeout_s: Positive = Field(default=60.0, description="Deadline of one weight push, all of it")
+    vllm_enable_sleep_mode: bool = Field(
+        default=False,
+        description="For ipc with max_staleness 0: vLLM gives its GPU memory to the optimizer between two batches",
+    )
+
+    push_staging: Literal["memory", "none"] = Field(
+        default="memory",
+        description="Receive into memory of its own while decoding goes on (memory), which takes room for the weights "
+        "once more in every vLLM worker, on its GPU if they fit there, else in the host's; or hold decoding for all of "
+        "the push (none)",
+    )
+    kv_after_push: Literal["recompute", "keep"] = Field(
+        default="recompute",
+        description="Keys and values of running requests after a push: computed anew under the new weights, or kept; "
+        "logprobs of what is sampled then are those of neither version",
+    )
+    push_probe_tolerance: Annotated[float, Field(gt=0)] | Literal["auto"] | None = Field(
+        default="auto",
+        description="After a push each generator scores a prompt, and is taken out if a logprob differs from the "
+        "trainer's by more, in nats; auto is 0.05 for float32, 1 for bfloat16, 4 for quantised weights; null asks none",
+    )
+
+    @field_validator("weight_dir")
+    @classmethod
+    def _the_directory_is_one_both_ends_can_find(cls, where: str | None) -> str | None:
+        if where is None or where.startswith("/"):
+            return where
+        url = _URL.fullmatch(where)
+        if url is None or "::" in where:
+            raise ValueError(f"{where!r} is neither an absolute path nor a URL such as s3://bucket/weights")
+        if url.group(1) not in _SCHEMES:
+            raise ValueError(f"weights are not kept at {url.group(1)}://; use a path, or one of {', '.join(_SCHEMES)}")
+        return where
+
+    @model_validator(mode="after")
+    def _the_directory_goes_with_disk(self) -> Self:
+        if self.weight_transport == "disk" and self.weight_dir is None:
+            raise ValueError("weight_transport is disk, so weight_dir must say where the weights are written")
+        if self.weight_transport != "disk" and self.weight_dir is not None:
+            raise ValueError(
+                f"weight_dir is set, but weight_transport is {self.weight_transport}; set weight_transport: disk"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_kept_aside_needs_room(self) -> Self:
+        if self.push_staging == "memory":
+            if self.vllm_enable_sleep_mode:
+                raise ValueError(
+                    "an engine that sleeps decodes nothing while it receives, and push_staging: memory would take what "
+                    "it gives away; set push_staging: none"
+                )
+            return self
+        if self.weight_transport == "disk":
+            raise ValueError("weights on disk are read into staging memory; leave push_staging out")
+        if self.push_encoding == "delta":
+            raise ValueError("a delta is applied in staging memory; leave push_staging out, or set push_encoding: full")
+        return self
+
+    @model_validator(mode="after")
+    def _a_delta_is_not_for_one_gpu(self) -> Self:
+        if self.push_encoding == "delta" and self.weight_transport == "ipc":
+            raise ValueError("within one GPU a delta takes longer to make than the weights take to copy; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _only_an_idle_engine_on_the_same_gpu_sleeps(self) -> Self:
+        if not self.vllm_enable_sleep_mode:
+            return self
+        if self.weight_transport not in ("auto", "ipc"):
+            raise ValueError(
+                "vllm_enable_sleep_mode gives the generator's memory to a trainer on the same GPU, and "
+                f"weight_transport is {self.weight_transport}; set weight_transport: ipc"
+            )
+        if self.kv_after_push == "keep":
+            raise ValueError("an engine that sleeps keeps no keys and values; leave kv_after_push out")
+        if getattr(self, "max_staleness", 0) > 0:
+            raise ValueError(
+                "vllm_enable_sleep_mode needs max_staleness: 0: with a higher one the generator works while the "
+                "optimizer does"
+            )
+        return self

@@ -1,0 +1,138 @@
+"""What a version of the weights consists of on disk. The manifest is written last: without one, there is no version.
+
+    <weight_dir>/<run id>/00000003-00000017-v42/      incarnation of the trainer, number within it, policy version
+        weights-00001-of-00002.safetensors            parameters (full), or their deltas as uint8 tensors (delta)
+        weights-00002-of-00002.safetensors
+        manifest.json                                 size and digest of each file, checksum of the whole set after it
+
+A delta names the directory it starts from. Following these names from any version leads to a full one.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Final, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from shared.errors import PushError
+from shared.weight_checksum import digest
+from shared.weight_places import VERSION_NAME, DiskPlace
+from shared.weight_store import WeightStore
+
+MANIFEST: Final = "manifest.json"
+RANGE_BYTES: Final = 16 << 20
+"""Of a file, read at a time: a fraction of a second over any network that weights are sent over."""
+_NAME: Final = re.compile(VERSION_NAME)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class WeightFile(_Body):
+    """One file of a version."""
+
+    name: str = Field(pattern=r"^weights-[0-9]{5}-of-[0-9]{5}\.safetensors$")
+    num_bytes: int = Field(ge=0)
+    digest: str = Field(pattern="^[0-9a-f]{32}$", description="shared/weight_checksum.py, of its bytes")
+
+
+class Manifest(_Body):
+    """One version."""
+
+    format_version: Literal[1] = 1
+    run_id: str
+    policy_version: int = Field(ge=0)
+    encoding: Literal["full", "delta"]
+    base: str | None = Field(default=None, pattern=f"^{VERSION_NAME}$", description="Directory a delta starts from")
+    base_checksum: str | None = Field(default=None, description="Checksum of the set a delta starts from")
+    checksum: str = Field(description="Checksum of the whole set, once this is applied")
+    files: list[WeightFile]
+
+    @model_validator(mode="after")
+    def _a_delta_has_a_base(self) -> Self:
+        if (self.encoding == "delta") != (self.base is not None and self.base_checksum is not None):
+            raise ValueError("a delta names what it starts from, and nothing else does")
+        return self
+
+
+def version_name(*, incarnation: int, number: int, policy_version: int) -> str:
+    """Return the directory of a version; names sort in the order of writing."""
+    return f"{incarnation:08d}-{number:08d}-v{policy_version}"
+
+
+def is_version_name(name: str) -> bool:
+    """Return whether a directory is one of these, and no one else's."""
+    return _NAME.fullmatch(name) is not None
+
+
+def file_name(index: int, count: int) -> str:
+    """Return the name of file ``index``, from 0, of ``count``."""
+    return f"weights-{index + 1:05d}-of-{count:05d}.safetensors"
+
+
+def describe_file(name: str, data: bytes) -> WeightFile:
+    """Return what the manifest says of a file."""
+    return WeightFile(name=name, num_bytes=len(data), digest=_digest(data))
+
+
+def write_manifest(store: WeightStore, directory: str, manifest: Manifest) -> DiskPlace:
+    """Write it, which publishes the version, and return where that is.
+
+    Raises:
+        PushError: It could not be written.
+    """
+    data = manifest.model_dump_json(indent=1).encode()
+    store.write(f"{directory}/{MANIFEST}", data)
+    return DiskPlace(name=directory, manifest_sha256=hashlib.sha256(data).hexdigest())
+
+
+def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = None) -> Manifest:
+    """Return the manifest of a version.
+
+    Raises:
+        PushError: There is none, it is damaged, or, given ``sha256``, it is not the one that is meant.
+    """
+    data = store.read(f"{directory}/{MANIFEST}")
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise PushError(f"{directory}/{MANIFEST} is not the one that the trainer wrote")
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        raise PushError(f"{directory}/{MANIFEST} is damaged: {error.error_count()} things in it are wrong") from error
+
+
+def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Callable[[], None]) -> bytes:
+    """Return a file that is what the manifest says.
+
+    Args:
+        store: Where it is.
+        directory: Of its version.
+        file: Its entry in the manifest.
+        check: Called before each range is read; what it raises ends the reading.
+
+    Raises:
+        PushError: It is missing or damaged.
+    """
+    path = f"{directory}/{file.name}"
+    ranges: list[bytes] = []
+    for start in range(0, file.num_bytes, RANGE_BYTES):
+        check()
+        is_last = file.num_bytes - start <= RANGE_BYTES
+        # A byte more than there should be shows a file that is too long; a range that begins at its end, stores refuse.
+        end = file.num_bytes + 1 if is_last else start + RANGE_BYTES
+        ranges.append(store.read_range(path, start, end))
+        if len(ranges[-1]) < min(RANGE_BYTES, file.num_bytes - start):
+            break
+    data = b"".join(ranges)
+    if len(data) != file.num_bytes:
+        raise PushError(f"{directory}/{file.name} has {len(data)} bytes and should have {file.num_bytes}")
+    if _digest(data) != file.digest:
+        raise PushError(f"{directory}/{file.name} is damaged: its checksum is not that of the manifest")
+    return data
+
+
+def _digest(data: bytes) -> str:
+    return digest(np.frombuffer(data, np.uint8)).hex()

@@ -1,0 +1,56 @@
+"""Where the weights of a push are, for the transports that move no bytes between two processes: bodies of control.py.
+
+    disk   a version's directory under the run's, which both ends can reach
+    ipc    a buffer in the memory of a GPU that both processes use
+
+What is written here is checked before it is used: a name has no path in it, and a handle is bytes and numbers.
+"""
+
+import base64
+import binascii
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_MAX_HANDLE_CHARS: Final = 1024
+
+
+def _is_base64(text: str) -> str:
+    try:
+        base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from error
+    return text
+
+
+Base64 = Annotated[str, Field(max_length=_MAX_HANDLE_CHARS), AfterValidator(_is_base64)]
+VERSION_NAME: Final = r"[0-9]{8}-[0-9]{8}-v[0-9]{1,12}"
+"""Directory of one version: incarnation of the trainer, number within it, policy version."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class DiskPlace(_Body):
+    """One version under the run's directory, which the join body names."""
+
+    name: str = Field(pattern=f"^{VERSION_NAME}$")
+    manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Of its manifest, so that it is the one meant")
+
+
+class IpcBuffer(_Body):
+    """CUDA memory that another process has exported: what torch's ``_share_cuda_`` returns, field by field.
+
+    Handles are opaque bytes of the driver; nothing of this is ever unpickled.
+    """
+
+    device_uuid: str = Field(pattern="^[0-9a-fA-F-]{32,36}$")
+    num_bytes: int = Field(ge=1, description="Size of the buffer")
+    handle: Base64
+    storage_bytes: int = Field(ge=1)
+    storage_offset_bytes: int = Field(ge=0, description="Where it begins in the driver's allocation")
+    ref_counter_handle: Base64
+    ref_counter_offset: int = Field(ge=0)
+    event_handle: Base64
+    event_sync_required: bool

@@ -1,0 +1,208 @@
+"""Small and large files of weights under one root: a local directory, or an object store through fsspec.
+
+    write(path, bytes)   appears whole or not at all      read(path)   all of it
+    names()              directories under the root       read_range(path, start, end)   some of it
+                                                          remove(name) a directory with all that is in it
+
+A local root needs no fsspec. Every call blocks, and an object store keeps its own deadlines.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from shared.errors import PushError, UserError
+
+Data = bytes | bytearray | memoryview
+
+_ASIDE: Final = ".part"
+
+
+class StoreError(PushError):
+    """The store could not be read or written now."""
+
+
+class WeightStore(Protocol):
+    """Where versions are kept. Paths are relative, ``directory/file``."""
+
+    def write(self, path: str, data: Data) -> None:
+        """Write a file whole, and in such a way that a crash leaves either all of it or nothing of that name.
+
+        Raises:
+            StoreError: It could not be written.
+        """
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Return a file.
+
+        Raises:
+            StoreError: It is not there, or cannot be read.
+        """
+        ...
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """Return bytes ``start`` to ``end`` of a file, the latter not included; fewer if it ends before.
+
+        Raises:
+            StoreError: It is not there, or cannot be read.
+        """
+        ...
+
+    def names(self) -> list[str]:
+        """Return the directories under the root.
+
+        Raises:
+            StoreError: The root cannot be read.
+        """
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a directory under the root, if it is there.
+
+        Raises:
+            StoreError: Some of it cannot be removed.
+        """
+        ...
+
+
+def open_store(root: str) -> WeightStore:
+    """Return the store at an absolute path or URL.
+
+    Raises:
+        UserError: fsspec has no package for such URLs here.
+    """
+    path = root.removeprefix("file://")
+    return FsspecStore(root) if "://" in path else LocalStore(Path(path))
+
+
+class LocalStore:
+    """A directory of this machine, or one that is mounted here."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def write(self, path: str, data: Data) -> None:
+        """See WeightStore. The bytes are on the disk before the name is."""
+        target = self._root / path
+        aside = target.with_name(f"{target.name}{_ASIDE}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with aside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(target)
+            _sync_directory(target.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink()
+            raise StoreError(f"weights cannot be written to {target}: {error.strerror or error}") from error
+
+    def read(self, path: str) -> bytes:
+        """See WeightStore."""
+        return self._read(path, 0, None)
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """See WeightStore."""
+        return self._read(path, start, end - start)
+
+    def _read(self, path: str, start: int, num_bytes: int | None) -> bytes:
+        try:
+            with (self._root / path).open("rb") as file:
+                file.seek(start)
+                return file.read(num_bytes)
+        except OSError as error:
+            raise StoreError(f"weights cannot be read from {self._root / path}: {error.strerror or error}") from error
+
+    def names(self) -> list[str]:
+        """See WeightStore."""
+        try:
+            return sorted(entry.name for entry in self._root.iterdir() if entry.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"{self._root} cannot be read: {error.strerror or error}") from error
+
+    def remove(self, name: str) -> None:
+        """See WeightStore."""
+        try:
+            shutil.rmtree(self._root / name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"{self._root / name} cannot be removed: {error.strerror or error}") from error
+
+
+class FsspecStore:
+    """An object store. Credentials and endpoints come from the environment, as its package documents."""
+
+    def __init__(self, root: str) -> None:
+        import fsspec  # pyright: ignore[reportMissingTypeStubs]
+
+        scheme = root.partition("://")[0]
+        try:
+            # Listings of its own would hide what another process has written since.
+            self._files: Any = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)  # pyright: ignore[reportUnknownMemberType]
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"weight_dir {root} cannot be opened: {error}. The trainer and every generator need the package",
+                field="weight_dir",
+            ) from error
+        self._root = root.rstrip("/")
+
+    def write(self, path: str, data: Data) -> None:
+        """See WeightStore. An object appears when all of it is there."""
+        where = f"{self._root}/{path}"
+        with _translated(f"weights cannot be written to {where}"):
+            self._files.pipe_file(where, bytes(data))
+
+    def read(self, path: str) -> bytes:
+        """See WeightStore."""
+        where = f"{self._root}/{path}"
+        with _translated(f"weights cannot be read from {where}"):
+            data: bytes = self._files.cat_file(where)
+        return data
+
+    def read_range(self, path: str, start: int, end: int) -> bytes:
+        """See WeightStore."""
+        where = f"{self._root}/{path}"
+        with _translated(f"weights cannot be read from {where}"):
+            data: bytes = self._files.cat_file(where, start=start, end=end)
+        return data
+
+    def names(self) -> list[str]:
+        """See WeightStore."""
+        found: list[dict[str, Any]] = []
+        with _translated(f"{self._root} cannot be read"), contextlib.suppress(FileNotFoundError):
+            found = self._files.ls(self._root, detail=True)
+        return sorted(
+            str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == "directory"
+        )
+
+    def remove(self, name: str) -> None:
+        """See WeightStore."""
+        where = f"{self._root}/{name}"
+        with _translated(f"{where} cannot be removed"), contextlib.suppress(FileNotFoundError):
+            self._files.rm(where, recursive=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Generator[None]:
+    """Make a sentence of whatever a store raises: each of fsspec's packages has errors of its own."""
+    try:
+        yield
+    except Exception as error:
+        words = f"{error.strerror}" if isinstance(error, OSError) and error.strerror else str(error)
+        raise StoreError(f"{what}: {(words.splitlines() or [type(error).__name__])[0]}") from error

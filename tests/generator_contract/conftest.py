@@ -1,0 +1,77 @@
+"""One generator of each kind for all tests of this folder, and runs for it."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from shared.redis_connection import Redis, connect, wait_until_ready
+from tests.conftest import RedisServer
+from tests.generator_contract.implementations import GeneratorProcess, Implementation, parameters
+from tests.generator_contract.played_trainer import PlayedTrainer, a_run
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session", params=parameters())
+def implementation(request: pytest.FixtureRequest) -> Implementation:
+    found: Implementation = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("contract") / "model")
+
+
+@pytest.fixture(scope="session")
+def contract_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Return a server that outlives the tests, as the generators do; every test has a run of its own."""
+    server = RedisServer(tmp_path_factory.mktemp("contract-redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def generator(
+    implementation: Implementation, contract_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GeneratorProcess]:
+    """Return the generator that most tests share."""
+    log = tmp_path_factory.mktemp("generator") / "log"
+    process = GeneratorProcess(implementation, contract_redis.url, "shared-generator", log)
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+async def redis(contract_redis: RedisServer) -> AsyncIterator[Redis]:
+    client = connect(contract_redis.url)
+    await wait_until_ready(client, timeout_s=10)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def lonely(tmp_path: Path) -> AsyncIterator[tuple[RedisServer, Redis]]:
+    """Return a server, and a client of it, that the shared generator knows nothing of."""
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    client = connect(server.url)
+    await wait_until_ready(client, timeout_s=10)
+    yield server, client
+    await client.aclose()
+    server.kill()
+
+
+@pytest.fixture
+async def trainer(
+    redis: Redis, model_dir: Path, implementation: Implementation, generator: GeneratorProcess
+) -> AsyncIterator[PlayedTrainer]:
+    """Return the trainer of a new run, whose model the shared generator has loaded; it holds no weights yet."""
+    async with a_run(redis, model_dir, implementation) as trainer:
+        await trainer.until_served_by(generator)
+        yield trainer

@@ -1,0 +1,149 @@
+"""The generators that the contract is checked on, and how one is started.
+
+To check another one, name its command in HEADRACE_CONTRACT_COMMAND, and what it receives weights over in
+HEADRACE_CONTRACT_TRANSPORT (gloo, or auto: what it says of itself). It is started with the environment of
+`python -m services.generator`, listens on HEADRACE_PORT, and ends at SIGTERM.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import pytest
+from _pytest.mark import ParameterSet
+
+from tests.conftest import free_port
+
+API_KEY, INTERNAL_KEY = "public", "internal"
+REPOSITORY = Path(__file__).parents[2]
+_VLLM = (sys.executable, "-m", "services.generator")
+_SIMULATED = (sys.executable, "-m", "services.generator.simulated")
+# Slow enough to be caught in the middle of a completion, fast enough for a test.
+_PACE = {"HEADRACE_SIMULATED_SPEED_UP": "3", "HEADRACE_SIMULATED_COMPLETION_TOKENS": "120"}
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to keep the contract."""
+
+    name: str
+    command: tuple[str, ...]
+    transport: Literal["auto", "gloo"] = "gloo"
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def _implementations() -> list[Implementation]:
+    named = os.environ.get("HEADRACE_CONTRACT_COMMAND")
+    if named is None:
+        over_gloo = _PACE | {"HEADRACE_SIMULATED_TRANSPORT": "gloo"}
+        return [
+            Implementation("simulated", _SIMULATED, "auto", _PACE),
+            Implementation("simulated over gloo", _SIMULATED, "gloo", over_gloo),
+            Implementation("vllm", _VLLM),
+        ]
+    is_gloo = os.environ.get("HEADRACE_CONTRACT_TRANSPORT", "gloo") == "gloo"
+    return [Implementation("yours", tuple(shlex.split(named)), "gloo" if is_gloo else "auto")]
+
+
+IMPLEMENTATIONS = _implementations()
+
+
+def parameters(*more_marks_on_vllm: pytest.MarkDecorator) -> list[ParameterSet]:
+    """Return all implementations as parameters of the fixture ``implementation``."""
+    on_vllm = (pytest.mark.vllm, pytest.mark.slow, *more_marks_on_vllm)
+    return [pytest.param(one, id=one.name, marks=on_vllm if one.name == "vllm" else ()) for one in IMPLEMENTATIONS]
+
+
+starts_engines = pytest.mark.parametrize("implementation", parameters(pytest.mark.long), indirect=True)
+"""For a test with engines of its own, which take vLLM a minute."""
+
+
+class GeneratorProcess:
+    """A generator, seen from outside.
+
+    Args:
+        implementation: Which.
+        redis_url: Where it meets everybody.
+        replica_id: Its stable name.
+        log: File for its output.
+    """
+
+    def __init__(self, implementation: Implementation, redis_url: str, replica_id: str, log: Path) -> None:
+        self.replica_id = replica_id
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                implementation.command,
+                cwd=REPOSITORY,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "HEADRACE_REDIS_URL": redis_url,
+                    "HEADRACE_HOST": "127.0.0.1",
+                    "HEADRACE_PORT": self.url.rpartition(":")[2],
+                    "HEADRACE_API_KEY": API_KEY,
+                    "HEADRACE_INTERNAL_KEY": INTERNAL_KEY,
+                    "HEADRACE_REPLICA_ID": replica_id,
+                    "HF_HUB_OFFLINE": "1",
+                    "OMP_NUM_THREADS": "1",
+                    **implementation.environment,
+                },
+            )
+
+    def client(self, key: str = "") -> httpx.AsyncClient:
+        """Return a client of its HTTP routes."""
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    async def reason(self) -> str:
+        """Return what /readyz says it waits for; empty if it is ready or does not answer."""
+        with contextlib.suppress(httpx.TransportError):
+            async with self.client() as client:
+                answer = await client.get("/readyz")
+            return str(answer.json().get("reason", ""))
+        return ""
+
+    async def is_ready(self) -> bool:
+        """Whether /readyz says yes."""
+        assert self.process.poll() is None, self.said()
+        with contextlib.suppress(httpx.TransportError):
+            async with self.client() as client:
+                return (await client.get("/readyz")).status_code == 200
+        return False
+
+    def said(self) -> str:
+        """Return the end of its log."""
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def kill(self) -> None:
+        """End it, and whatever it started, with SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=20)
+        self._wait_for_children()
+
+    def terminate(self, *, within_s: float) -> int:
+        """Ask it to stop, and return its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=within_s)
+
+    def _wait_for_children(self) -> None:
+        """Engines live in processes of their own sessions, perhaps, that end when their parent has."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(self.process.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.02)

@@ -1,0 +1,17 @@
+"""The launcher with a simulated generator in place of each real one: ``python simulated_launcher.py STATE_DIR``."""
+
+import sys
+from pathlib import Path
+
+from headrace import launcher
+from headrace.cli_up import say
+from headrace.service_specs import UpSettings, default_commands
+
+
+def main() -> int:
+    commands = default_commands() | {"generator": (sys.executable, "-m", "services.generator.simulated")}
+    return launcher.run(UpSettings(state_dir=Path(sys.argv[1]), commands=commands), say=say)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""`headrace scale` in the middle of a run: the run ends, every group is accounted for, and throughput follows."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.stack import Stack, assert_every_group_is_accounted_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+log = logging.getLogger(__name__)
+
+RunFile = Callable[..., dict[str, Any]]
+GROUPS_PER_STEP = 4
+GROUPS_COUNTED = 40
+"""For a rate: they are trained by fours, so it is right within a tenth or so."""
+LENGTH_REWARD = "def length(completion_ids, **columns):\n    return [float(len(set(ids))) for ids in completion_ids]\n"
+
+
+def scale(stack: Stack, count: int) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "headrace", "scale", str(count), "--state-dir", str(stack.state.path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        timeout=90,
+        check=True,
+    )
+
+
+def wait_for_generators(stack: Stack, run_id: str, count: int) -> None:
+    """Wait until that many have the newest weights."""
+    deadline = time.monotonic() + 180
+    while stack.client.get(run_id)["progress"]["num_generators"] != count:
+        assert time.monotonic() < deadline, stack.client.get(run_id)
+        time.sleep(0.1)
+
+
+def groups_per_s(stack: Stack, run_id: str) -> float:
+    """Return the rate at which the next groups are trained."""
+    before = stack.client.get(run_id)["progress"]
+    deadline = time.monotonic() + 120
+    while True:
+        run = stack.client.get(run_id)
+        now = run["progress"]
+        num_trained = int(now["groups_trained"]) - int(before["groups_trained"])
+        if num_trained >= GROUPS_COUNTED:
+            return num_trained / float(now["updated_at_s"] - before["updated_at_s"])
+        assert run["status"] == "running", run
+        assert time.monotonic() < deadline, now
+        time.sleep(0.1)
+
+
+def test_simulated_generators_scaled_from_one_to_four_and_down_to_two_change_the_rate_and_lose_nothing(
+    tmp_path: Path, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two groups at a time, of 48 tokens: 2 groups a second and replica.
+    for name, value in {"STEP_S": "0.02", "MAX_NUM_SEQS": "8", "COMPLETION_TOKENS": "1000"}.items():
+        monkeypatch.setenv(f"HEADRACE_SIMULATED_{name}", value)
+    for name in ("FIRST_TOKEN_S", "STEP_S_PER_SEQUENCE", "COMPLETION_TOKENS_SIGMA"):
+        monkeypatch.setenv(f"HEADRACE_SIMULATED_{name}", "0")
+    (tmp_path / "user_rewards.py").write_text(LENGTH_REWARD)
+    script = str(Path(__file__).with_name("simulated_launcher.py"))
+    with Stack(tmp_path, launcher=[script, str(tmp_path / "state")]) as stack:
+        stack.wait_for_rewarder()
+        # No more in hand than a replica works on, or the first one would hold what the others wait for.
+        balanced = {"max_inflight_groups": 2, "max_staleness": 3}
+        config = run_file(reward_funcs=["user_rewards:length"], max_steps=72, save_steps=30, **balanced)
+        run_id = stack.client.submit(config).run_id
+        rates: dict[int, float] = {}
+        stack.wait_for_step(run_id, 2)
+        for count in (1, 4, 2):
+            if count > 1:
+                scale(stack, count)
+            wait_for_generators(stack, run_id, count)
+            rates[count] = groups_per_s(stack, run_id)
+        run = stack.wait_for_end(run_id)
+    log.info("groups trained a second, by generators: %s", {count: round(rate, 2) for count, rate in rates.items()})
+    assert run["status"] == "finished", run
+    assert_every_group_is_accounted_for(run, groups_per_step=GROUPS_PER_STEP)
+    assert rates[1] < rates[2] < rates[4]
+    assert rates[4] >= 2 * rates[1]
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_vllm_generators_scaled_from_one_to_two_and_back_in_the_middle_of_a_run_lose_nothing(
+    stack: Stack, run_file: RunFile
+) -> None:
+    # A reward that takes its time leaves the cores to the generator that starts.
+    run_id = stack.client.submit(run_file(reward_funcs=["user_rewards:patient"], max_steps=60, save_steps=10)).run_id
+    stack.wait_for_step(run_id, 2)
+    scale(stack, 2)
+    wait_for_generators(stack, run_id, 2)
+    stack.wait_for_step(run_id, stack.client.get(run_id)["progress"]["step"] + 4)
+    scale(stack, 1)
+    wait_for_generators(stack, run_id, 1)
+    run = stack.wait_for_end(run_id)
+    assert run["status"] == "finished", run["reason"]
+    assert_every_group_is_accounted_for(run, groups_per_step=4)

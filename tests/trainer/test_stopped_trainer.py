@@ -1,0 +1,86 @@
+"""A trainer that was stopped, taken for dead and replaced, and wakes up: it changes nothing, and ends."""
+
+import asyncio
+import hashlib
+import json
+import signal
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from services.trainer.ranks.exit_status import ENDED, FENCED
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_store import RunStore
+from tests.eventually import eventually
+from tests.trainer.incarnations import json_lines, newest_ledger, rank_process, small_config, trained_groups
+from tests.trainer.scripted import ScriptedServices
+
+RUN = "run-stopped"
+WITHIN_S = 150
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("moment", ["between steps", "while it writes a checkpoint"])
+async def test_a_trainer_that_wakes_up_after_its_successor_took_over_writes_nothing_and_ends(
+    moment: str, redis: Redis, redis_url: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    config = small_config(tmp_path, tiny_model, max_steps=8, save_steps=1, save_total_limit=20)
+    keys, run_dir = RunKeys(RUN), tmp_path / RUN
+    checkpoints = run_dir / "checkpoints"
+    await RunStore(redis).create(RUN, config, run_dir=str(run_dir))
+    services = ScriptedServices(redis, RUN, config, seed=3)
+    services.publish_blocks(1 if moment == "between steps" else None)
+    playing = asyncio.create_task(services.play(), name="played services")
+
+    def is_moment() -> bool:
+        if moment == "between steps":
+            return (checkpoints / "step_00000002").is_dir()
+        return any(path.name.startswith(".writing") for path in checkpoints.glob(".writing*step_00000003*"))
+
+    try:
+        async with rank_process(redis_url, RUN, tmp_path) as old, asyncio.timeout(2 * WITHIN_S):
+            await eventually(is_moment, within_s=WITHIN_S)
+            old.send_signal(signal.SIGSTOP)
+            services.publish_blocks(None)
+            async with rank_process(redis_url, RUN, tmp_path) as new:
+                assert await new.wait() == ENDED, (tmp_path / f"{RUN}.log").read_text()
+            before = contents(checkpoints), await everything(redis, keys), trained_groups(run_dir)
+            old.send_signal(signal.SIGCONT)
+            assert await old.wait() == FENCED, (tmp_path / f"{RUN}.log").read_text()
+    finally:
+        playing.cancel()
+    assert (contents(checkpoints), await everything(redis, keys), trained_groups(run_dir)) == before
+    ledger = newest_ledger(run_dir)
+    assert (ledger["admitted"], ledger["trained"], ledger["dropped"]) == (16, [[0, 15]], {})
+    assert sorted(number for groups in trained_groups(run_dir).values() for number in groups) == list(range(16))
+    assert [line["step"] for line in json_lines(run_dir / "metrics.jsonl")] == list(range(1, 9))
+    incarnations = {
+        json.loads((path / "trainer_state.json").read_text())["incarnation"] for path in checkpoints.glob("step_*[5-8]")
+    }
+    assert incarnations == {2}
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """Return a digest of every file."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+async def content(redis: Any, name: bytes) -> Any:
+    """Return what a key holds; of a stream the entries and whose they are, not who looked at it when."""
+    if await redis.type(name) != b"stream":
+        return await redis.dump(name)
+    groups = [group["name"] for group in await redis.xinfo_groups(name)]
+    return await redis.xrange(name), [await redis.xpending_range(name, group, "-", "+", 1000) for group in groups]
+
+
+async def everything(redis: Redis, keys: RunKeys) -> dict[str, Any]:
+    """Return what Redis holds of the run; leases expire by themselves, and telemetry is nobody's authority."""
+    found: dict[str, Any] = {}
+    names: list[bytes] = await cast("Any", redis).keys(f"headrace:{{{keys.run_id}}}:*")
+    for name in sorted(names):
+        if b":leases:" not in name and not name.endswith(b":events"):
+            found[name.decode()] = await content(redis, name)
+    return found

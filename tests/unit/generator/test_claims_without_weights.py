@@ -1,0 +1,65 @@
+"""A group that was claimed when the weights went out of service: it begins with the next ones, under their name."""
+
+import asyncio
+
+import pytest
+
+from services.generator.generation_loop import GenerationLoop
+from services.generator.metrics import GeneratorMetrics
+from shared.keys import RunKeys
+from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from tests.eventually import eventually
+from tests.unit.generator.test_generation_loop import CommandedEngine, admit
+
+
+class Gate:
+    """A gate that a test opens and closes."""
+
+    def __init__(self) -> None:
+        self.held = LineageVersion(1, 3)
+        self.opened = asyncio.Event()
+        self.opened.set()
+
+    def close(self) -> None:
+        self.held = NO_WEIGHTS
+        self.opened.clear()
+
+    def open(self, version: LineageVersion) -> None:
+        self.held = version
+        self.opened.set()
+
+    async def wait_open(self, required: LineageVersion) -> None:
+        await self.opened.wait()
+        assert self.held.satisfies(required)
+
+
+async def test_no_group_is_noted_as_begun_without_weights(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, engine, metrics = Gate(), CommandedEngine(), GeneratorMetrics()
+    claimed = asyncio.Event()
+
+    def close_when_claimed() -> None:
+        gate.close()
+        claimed.set()
+
+    monkeypatch.setattr(metrics.inflight, "inc", close_when_claimed)
+    await admit(redis, run_keys, "00000000")
+    loop = GenerationLoop(
+        redis, keys=run_keys, config=run_config, engine=engine, gate=gate, replica_id="generator-0", metrics=metrics
+    )
+    task = asyncio.create_task(loop.run(), name="loop under test")
+    try:
+        await asyncio.wait_for(claimed.wait(), timeout=20)
+        for _ in range(20):
+            await asyncio.sleep(0.01)  # in which it would be noted
+        assert await redis.hgetall(run_keys.started) == {}
+        assert engine.started == []
+        gate.open(LineageVersion(1, 4))
+        await eventually(lambda: engine.started)
+        assert await redis.hgetall(run_keys.started) == {b"00000000": b"1:4"}
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

@@ -1,0 +1,55 @@
+"""The deadlines of the engine calls of a push."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from services.generator import guarded_engine
+from services.generator.guarded_engine import GuardedEngine
+from services.generator.receiving_engine import ReceivingEngine
+from services.generator.worker_reports import Progress
+from shared.control import BeginRequest
+from shared.errors import PushError, UnavailableError
+
+BODY = BeginRequest(
+    run_id="r", epoch=1, policy_version=1, names=["w"], dtype_names=["float32"], shapes=[[1]], timeout_s=0.1
+)
+
+
+class Workers:
+    """An engine of which only the progress is asked; it says what it is told to, after a pause."""
+
+    def __init__(self, *said: tuple[float, str, str | None]) -> None:
+        self._said = list(said)
+
+    async def progress(self, *, wait_s: float) -> Sequence[Progress]:
+        await asyncio.sleep(min(wait_s, 0.002))
+        pause_s, phase, failure = self._said.pop(0) if len(self._said) > 1 else self._said[0]
+        time.sleep(pause_s)  # noqa: ASYNC251  as a process that is stopped
+        return [Progress(phase, failure, None)]
+
+
+def guarded(workers: Workers) -> tuple[GuardedEngine, list[str]]:
+    fatal: list[str] = []
+    engine: Any = cast(ReceivingEngine, workers)
+    return GuardedEngine(engine, keep_cache=False, grace_s=0.1, on_fatal=fatal.append), fatal
+
+
+async def test_a_process_that_was_stopped_past_its_deadline_hears_what_its_workers_make_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guarded_engine, "_STOPPED_S", 0.3)
+    engine, fatal = guarded(Workers((0.5, "receiving", None), (0.0, "receiving", None), (0.0, "idle", "time is up")))
+    with pytest.raises(PushError, match="receiving weights failed: time is up"):
+        await engine.received(BODY)
+    assert fatal == []
+
+
+async def test_workers_that_are_still_at_it_after_their_deadline_are_fatal() -> None:
+    engine, fatal = guarded(Workers((0.0, "receiving", None)))
+    with pytest.raises(UnavailableError, match="receiving weights did not end within 0 s"):
+        await engine.received(BODY)
+    assert fatal == ["receiving weights did not end within 0 s"]

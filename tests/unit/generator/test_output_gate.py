@@ -1,0 +1,62 @@
+"""Tokens of weights that nobody has verified stay inside, whoever waits for them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from services.generator.output_gate import GatedClient, OutputGate, UnverifiedError
+
+
+class Client:
+    """An engine's client that streams letters, and notes when a stream is closed."""
+
+    name = "client"
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    async def generate(self, letters: str) -> AsyncGenerator[str]:
+        try:
+            for letter in letters:
+                yield letter
+        finally:
+            self.is_closed = True
+
+
+async def test_outputs_wait_while_the_gate_is_shut_and_go_out_when_it_opens() -> None:
+    gate = OutputGate()
+    stream = GatedClient(Client(), gate).generate("abc")
+    assert await anext(stream) == "a"
+    gate.shut()
+    waiting = asyncio.create_task(anext(stream), name="the next output")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.open()
+    assert await waiting == "b"
+    assert [letter async for letter in stream] == ["c"]
+
+
+async def test_a_refused_version_fails_what_is_under_way_and_nothing_that_begins_later() -> None:
+    gate, client = OutputGate(), Client()
+    stream = GatedClient(client, gate).generate("ab")
+    assert await anext(stream) == "a"
+    gate.shut()
+    waiting = asyncio.create_task(anext(stream), name="the next output")
+    await asyncio.sleep(0)
+    gate.refuse()
+    with pytest.raises(UnverifiedError):
+        await waiting
+    assert client.is_closed, "the request would go on in the engine"
+    assert [letter async for letter in GatedClient(client, gate).generate("xy")] == ["x", "y"]
+
+
+async def test_a_request_that_is_given_up_is_given_up_in_the_engine_too() -> None:
+    client = Client()
+    gated = GatedClient(client, OutputGate())
+    stream = gated.generate("ab")
+    assert await anext(stream) == "a"
+    await stream.aclose()
+    assert client.is_closed
+    assert gated.name == "client"

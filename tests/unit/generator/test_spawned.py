@@ -1,0 +1,17 @@
+"""A process that vLLM spawns ends with its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from services.generator.spawned import _PARENT  # pyright: ignore[reportPrivateUsage]
+
+CHILD = "import time; from services.generator.spawned import end_with_parent; end_with_parent(); time.sleep(60)"
+
+
+def test_a_child_whose_parent_was_gone_before_it_looked_ends() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    child = subprocess.run([sys.executable, "-c", CHILD], env={**os.environ, _PARENT: str(gone.pid)}, check=False)
+    assert child.returncode == -signal.SIGKILL

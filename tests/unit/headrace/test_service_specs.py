@@ -1,0 +1,60 @@
+"""Which processes `headrace up` starts, and what they are told."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import make_parser
+from headrace.launcher import announcement
+from headrace.service_specs import UpSettings, choose_addresses, service_specs
+from headrace.state_dir import Endpoint, ProcessMark, StateDir
+from headrace.supervised_process import ServiceSpec
+
+
+def specs_of(settings: UpSettings) -> dict[str, ServiceSpec]:
+    state = StateDir(settings.state_dir)
+    state.make()
+    addresses = choose_addresses(settings)
+    specs = service_specs(settings, state, keys=state.keys(), addresses=addresses, redis_url="redis://127.0.0.1:1/0")
+    return {spec.name: spec for spec in specs}
+
+
+def test_each_real_generator_is_a_process_of_its_own(tmp_path: Path) -> None:
+    specs = specs_of(UpSettings(tmp_path / "state", num_generators=2))
+    assert specs.keys() == {"trainer", "generator-0", "generator-1", "rewarder"}
+    assert specs["generator-1"].command[1:] == ("-m", "services.generator")
+
+
+def test_simulated_generators_share_one_process_and_one_port_and_are_all_there_is(tmp_path: Path) -> None:
+    specs = specs_of(UpSettings(tmp_path / "state", num_simulated=200))
+    assert specs.keys() == {"trainer", "simulated", "rewarder"}
+    spec = specs["simulated"]
+    assert spec.command[1:] == ("-m", "services.generator.simulated", "--replicas", "200")
+    assert spec.environment["HEADRACE_REPLICA_ID"] == "simulated"
+    assert int(spec.environment["HEADRACE_PORT"]) > 0
+
+
+def test_the_announcement_says_that_generators_are_simulated(tmp_path: Path) -> None:
+    def said(num_simulated: int) -> str:
+        urls = ("http://127.0.0.1:3",)
+        endpoint = Endpoint(
+            "http://127.0.0.1:1", "http://127.0.0.1:2", urls, ProcessMark(1, 1), {}, True, num_simulated
+        )
+        state = StateDir(tmp_path)
+        state.write_endpoint(endpoint)
+        assert state.endpoint() == endpoint
+        return "\n".join(announcement(state, endpoint))
+
+    assert "SIMULATED   50 simulated generators: tokens are random" in said(50)
+    assert "simulated" not in said(0).lower()
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [([], 0), (["--simulate"], 1), (["--simulate", "50"], 50)])
+def test_simulate_takes_a_number_or_is_one(arguments: list[str], expected: int) -> None:
+    assert make_parser().parse_args(["up", *arguments]).simulate == expected
+
+
+def test_simulated_and_real_generators_are_not_asked_for_together(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["up", "--simulate", "2", "--generators", "2"])
+    assert "not allowed with" in capsys.readouterr().err

@@ -1,0 +1,100 @@
+"""Who is left out of the next attempt when a step fails: who broke it, and nobody who only suffered from it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from services.trainer.push import push_attempt
+from services.trainer.push.communicator import NoWire
+from services.trainer.push.fleet import Requirements
+from services.trainer.push.packing import announce
+from services.trainer.push.parcel import Parcel
+from services.trainer.push.push_attempt import AttemptError, PushAttempt
+from services.trainer.push.replicas import Member, Replica
+from shared.control import BeginRequest, ReplicaInfo
+from shared.errors import PushError, UnavailableError
+
+Answer = Callable[[], Awaitable[ReplicaInfo]]
+
+INFO = ReplicaInfo(
+    replica_id="generator-1",
+    run_id="run",
+    model="tiny",
+    transports=["gloo"],
+    torch_version="2.13.0",
+    nccl_version=None,
+    num_workers=1,
+    dtype="float32",
+    epoch=1,
+    policy_version=0,
+    is_held=False,
+)
+
+
+class ScriptedReplica(Replica):
+    """Answers begin as told."""
+
+    def __init__(self, name: str, client: httpx.AsyncClient, answer: Answer) -> None:
+        super().__init__(name, "http://nowhere", client)
+        self._answer = answer
+
+    async def begin(self, body: BeginRequest, *, timeout_s: float) -> ReplicaInfo:
+        return await self._answer()
+
+
+async def well() -> ReplicaInfo:
+    return INFO
+
+
+async def silent() -> ReplicaInfo:
+    await asyncio.Event().wait()
+    return INFO
+
+
+async def dies() -> ReplicaInfo:
+    raise UnavailableError("it cannot be reached")
+
+
+async def says_no() -> ReplicaInfo:
+    raise PushError("out of memory")
+
+
+async def lets_go_at_last() -> ReplicaInfo:
+    await asyncio.sleep(0.05)
+    raise PushError("the connection broke")
+
+
+@pytest.mark.parametrize(
+    ("answers", "blamed"),
+    [
+        ({"victim": dies, "innocent": silent}, {"victim"}),
+        ({"victim": dies, "innocent": lets_go_at_last}, {"victim"}),
+        ({"victim": silent, "innocent": says_no}, {"victim"}),
+        ({"victim": says_no, "innocent": lets_go_at_last}, {"victim"}),
+        ({"victim": says_no, "innocent": well}, {"victim"}),
+        ({"victim": dies, "another": dies, "innocent": silent}, {"victim", "another"}),
+    ],
+)
+async def test_who_is_to_blame(answers: dict[str, Answer], blamed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_attempt, "SETTLE_S", 0.2)
+    named = [("norm", torch.zeros(3))]
+    announced = announce(named)
+    async with httpx.AsyncClient() as client:
+        attempt = PushAttempt(
+            requirements=Requirements("run", "disk", "2.13.0", None),
+            epoch=1,
+            communicator=NoWire(),
+            members={name: Member(ScriptedReplica(name, client, answer), INFO) for name, answer in answers.items()},
+            buffer_bytes=32,
+            deadline=time.monotonic() + 30.0,
+        )
+        with pytest.raises(AttemptError) as raised:
+            await attempt.begin(Parcel(1, announced, "full", lambda: named, announced.num_bytes))
+    assert set(raised.value.blamed) == blamed

@@ -1,0 +1,312 @@
+"""Weights on disk: what is read is what was written, and what is damaged, missing or half-written is not read."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from services.generator.disk_reader import DiskReader
+from services.generator.staged_weights import StagedWeights
+from services.trainer.push.disk_writer import DiskWriter
+from services.trainer.push.packing import Announcement, announce
+from services.trainer.push.parcel import Parcel
+from services.trainer.push.sent_weights import SentWeights
+from shared import weight_manifest
+from shared.errors import PushError, UserError
+from shared.weight_manifest import MANIFEST
+from shared.weight_store import LocalStore, WeightStore, open_store
+
+Named = list[tuple[str, torch.Tensor]]
+SHAPE = (64, 33)
+_NUMBERS = itertools.count()
+
+
+class Trainer:
+    """A trainer's end: weights that change a little from version to version."""
+
+    def __init__(self, root: str, *, incarnation: int = 1, max_chain: int = 16, file_bytes: int = 6_000) -> None:
+        self.sent = SentWeights()
+        self.store: WeightStore = open_store(root)
+        self.writer = DiskWriter(
+            self.store, run_id="run", incarnation=incarnation, max_chain=max_chain, file_bytes=file_bytes
+        )
+        torch.manual_seed(0)
+        self.weights: Named = [(f"layer.{index}", torch.randn(SHAPE).to(torch.bfloat16)) for index in range(3)]
+        self.announced: Announcement = announce(self.weights)
+
+    def parcel(self, version: int) -> Parcel:
+        self.weights = [(name, tensor.clone()) for name, tensor in self.weights]
+        self.weights[version % 3][1][version % 7] *= 1.5
+        parcel = self.sent.update(self.weights, self.announced, policy_version=version)
+        return self.sent.full() if self.writer.wants_full(parcel) else parcel
+
+    def staging(self) -> StagedWeights:
+        names = self.announced
+        return StagedWeights(zip(names.names, names.dtypes, names.shapes, strict=True))
+
+    def holds(self, staged: StagedWeights) -> bool:
+        return all(torch.equal(staged.tensors[name], tensor) for name, tensor in self.weights)
+
+
+@pytest.fixture(params=["local", "memory", "file"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return a directory, an object store of fsspec's, and a directory through fsspec."""
+    roots = {
+        "local": str(tmp_path / "weights"),
+        "memory": f"memory://bucket-{next(_NUMBERS)}/weights",
+        "file": f"file://{tmp_path}/weights",
+    }
+    if request.param != "local":
+        pytest.importorskip("fsspec")
+    return roots[request.param]
+
+
+def test_a_replica_that_follows_reads_deltas_and_a_late_one_all_of_the_chain(root: str) -> None:
+    trainer = Trainer(root)
+    follower, held = trainer.staging(), None
+    encodings: list[str] = []
+    for version in range(4):
+        parcel = trainer.parcel(version)
+        encodings.append(parcel.encoding)
+        place = trainer.writer.publish(parcel)
+        held = DiskReader(root).receive_into(follower, place, held=held, timeout_s=30)
+        assert trainer.holds(follower)
+        assert held == follower.checksum() == parcel.checksum
+        late = trainer.staging()
+        DiskReader(root).receive_into(late, place, held=None, timeout_s=30)
+        assert trainer.holds(late)
+    assert encodings == ["full", "delta", "delta", "delta"]
+
+
+def test_a_version_that_is_there_need_not_be_written_again(root: str) -> None:
+    trainer = Trainer(root)
+    assert trainer.writer.place_of(0) is None
+    place = trainer.writer.publish(trainer.parcel(0))
+    assert trainer.writer.place_of(0) == place
+    trainer.writer.publish(trainer.parcel(1))
+    assert trainer.writer.place_of(0) is None
+
+
+def test_a_chain_ends_with_a_full_version_before_it_is_too_long(root: str) -> None:
+    trainer = Trainer(root, max_chain=2)
+    encodings: list[str] = []
+    for version in range(7):
+        parcel = trainer.parcel(version)
+        encodings.append(parcel.encoding)
+        trainer.writer.publish(parcel)
+    assert encodings == ["full", "delta", "delta", "full", "delta", "delta", "full"]
+
+
+def test_a_chain_ends_when_its_deltas_are_no_smaller_than_the_weights(tmp_path: Path) -> None:
+    trainer = Trainer(str(tmp_path))
+    trainer.writer.publish(trainer.parcel(0))
+    torch.manual_seed(9)
+    trainer.weights = [(name, torch.randn(SHAPE).to(torch.bfloat16)) for name, _ in trainer.weights]
+    assert trainer.parcel(1).encoding == "full"
+
+
+def test_what_the_two_newest_versions_do_not_need_is_removed(root: str) -> None:
+    trainer = Trainer(root, max_chain=1)
+    places = [trainer.writer.publish(trainer.parcel(version)) for version in range(5)]
+    trainer.writer.remove_old()
+    # full 0, delta 1, full 2, delta 3, full 4: version 3 needs 2
+    assert trainer.store.names() == [place.name for place in places[2:]]
+    staged = trainer.staging()
+    DiskReader(root).receive_into(staged, places[4], held=None, timeout_s=30)
+    assert trainer.holds(staged)
+
+
+def test_the_next_trainer_removes_what_the_last_left_and_nothing_that_is_not_ours(tmp_path: Path) -> None:
+    first = Trainer(str(tmp_path))
+    first.writer.publish(first.parcel(0))
+    # A crash in the middle of a version: files, and no manifest.
+    LocalStore(tmp_path).write("00000001-00000002-v1/weights-00001-of-00002.safetensors", b"half")
+    LocalStore(tmp_path).write("00000003-00000001-v1/manifest.json", b"of a newer trainer")
+    (tmp_path / "photographs").mkdir()
+    heir = Trainer(str(tmp_path), incarnation=2)
+    place = heir.writer.publish(heir.parcel(7))
+    heir.writer.remove_old()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [place.name, "00000003-00000001-v1", "photographs"]
+
+
+def test_a_trainer_that_dies_while_it_writes_leaves_nothing_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(str(tmp_path))
+    trainer.writer.publish(trainer.parcel(0))
+    num_written = 0
+
+    def dies(path: Path, target: Path) -> Path:
+        nonlocal num_written
+        num_written += 1
+        if num_written == 2:
+            raise OSError(28, "No space left on device")
+        path.rename(target)
+        return target
+
+    parcel = trainer.parcel(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", dies)
+        with pytest.raises(PushError, match=r"cannot be written to .*: No space left on device"):
+            trainer.writer.publish(parcel)
+    (half,) = (path for path in tmp_path.iterdir() if path.name.endswith("-v1"))
+    assert [path.name for path in half.iterdir()] == ["weights-00001-of-00001.safetensors"]
+    # What was published still is, so the same delta can be tried again.
+    place = trainer.writer.publish(parcel)
+    staged = trainer.staging()
+    DiskReader(str(tmp_path)).receive_into(staged, place, held=None, timeout_s=30)
+    assert trainer.holds(staged)
+
+
+def first_file(directory: Path) -> Path:
+    return min(directory.glob("*.safetensors"))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 0x40
+    path.write_bytes(data)
+
+
+def lose_a_file(directory: Path) -> None:
+    first_file(directory).unlink()
+
+
+def flip_a_bit(directory: Path) -> None:
+    flip(first_file(directory))
+
+
+def cut_a_file(directory: Path) -> None:
+    first_file(directory).write_bytes(first_file(directory).read_bytes()[:-10])
+
+
+def lose_the_manifest(directory: Path) -> None:
+    (directory / MANIFEST).unlink()
+
+
+def flip_a_bit_of_the_manifest(directory: Path) -> None:
+    flip(directory / MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lose_a_file, "cannot be read .*: No such file"),
+        (flip_a_bit, "is damaged: its checksum is not that of the manifest"),
+        (cut_a_file, r"has \d+ bytes and should have \d+"),
+        (lose_the_manifest, "cannot be read .*: No such file"),
+        (flip_a_bit_of_the_manifest, "is not the one that the trainer wrote"),
+    ],
+)
+def test_damaged_or_missing_files_are_refused_and_a_full_version_heals(
+    tmp_path: Path, damage: Callable[[Path], None], complaint: str
+) -> None:
+    trainer = Trainer(str(tmp_path))
+    staged = trainer.staging()
+    held = DiskReader(str(tmp_path)).receive_into(
+        staged, trainer.writer.publish(trainer.parcel(0)), held=None, timeout_s=30
+    )
+    place = trainer.writer.publish(trainer.parcel(1))
+    damage(tmp_path / place.name)
+    with pytest.raises(PushError, match=complaint):
+        DiskReader(str(tmp_path)).receive_into(staged, place, held=held, timeout_s=30)
+    trainer.writer.distrust()
+    assert trainer.writer.place_of(1) is None
+    parcel = trainer.parcel(2)
+    assert parcel.encoding == "full"
+    place = trainer.writer.publish(parcel)
+    DiskReader(str(tmp_path)).receive_into(staged, place, held=None, timeout_s=30)
+    assert trainer.holds(staged)
+
+
+def test_a_delta_to_weights_that_are_not_staged_after_all_is_found_by_the_checksum(tmp_path: Path) -> None:
+    trainer = Trainer(str(tmp_path))
+    staged = trainer.staging()
+    held = DiskReader(str(tmp_path)).receive_into(
+        staged, trainer.writer.publish(trainer.parcel(0)), held=None, timeout_s=30
+    )
+    staged.tensors["layer.0"].view(torch.int16)[0, 0] += 1
+    staged.changed("layer.0")
+    place = trainer.writer.publish(trainer.parcel(1))
+    with pytest.raises(PushError, match="are not those that the trainer has"):
+        DiskReader(str(tmp_path)).receive_into(staged, place, held=held, timeout_s=30)
+
+
+def test_a_reader_stops_when_the_push_is_given_up_and_at_its_deadline(tmp_path: Path) -> None:
+    trainer = Trainer(str(tmp_path))
+    place = trainer.writer.publish(trainer.parcel(0))
+    reader = DiskReader(str(tmp_path))
+    with pytest.raises(PushError, match="took longer than 0 s"):
+        reader.receive_into(trainer.staging(), place, held=None, timeout_s=0)
+    reader.leave()
+    with pytest.raises(PushError, match="gave the push up"):
+        reader.receive_into(trainer.staging(), place, held=None, timeout_s=30)
+
+
+def test_a_push_is_given_up_in_the_middle_of_a_file(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(root, file_bytes=1 << 20)
+    place = trainer.writer.publish(trainer.parcel(0))
+    monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
+    staged = trainer.staging()
+    DiskReader(root).receive_into(staged, place, held=None, timeout_s=30)
+    assert trainer.holds(staged)
+    reader = DiskReader(root)
+    store = type(trainer.store)
+    read_range, num_read = store.read_range, 0
+
+    def give_up_at_the_third(*args: Any) -> bytes:
+        nonlocal num_read
+        num_read += 1
+        if num_read == 3:
+            reader.leave()
+        return read_range(*args)
+
+    monkeypatch.setattr(store, "read_range", give_up_at_the_third)
+    with pytest.raises(PushError, match="gave the push up"):
+        reader.receive_into(trainer.staging(), place, held=None, timeout_s=30)
+    assert num_read == 3
+
+
+def test_a_push_is_given_up_between_two_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(str(tmp_path), file_bytes=1 << 20)
+    place = trainer.writer.publish(trainer.parcel(0))
+    reader, staged = DiskReader(str(tmp_path)), trainer.staging()
+    put: list[str] = []
+
+    def give_up(name: str, _: torch.Tensor) -> None:
+        put.append(name)
+        reader.leave()
+
+    monkeypatch.setattr(staged, "put", give_up)
+    with pytest.raises(PushError, match="gave the push up"):
+        reader.receive_into(staged, place, held=None, timeout_s=30)
+    assert len(put) == 1
+
+
+@pytest.mark.parametrize("num_more", [-2500, -2000, -1, 1, 1000])
+def test_a_file_that_is_not_as_long_as_it_should_be_is_refused_however_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_more: int
+) -> None:
+    trainer = Trainer(str(tmp_path), file_bytes=1 << 20)
+    place = trainer.writer.publish(trainer.parcel(0))
+    path = first_file(tmp_path / place.name)
+    data = path.read_bytes()
+    monkeypatch.setattr(weight_manifest, "RANGE_BYTES", 1000)
+    path.write_bytes(data[:num_more] if num_more < 0 else data + bytes(num_more))
+    with pytest.raises(PushError, match=rf"should have {len(data)}"):
+        DiskReader(str(tmp_path)).receive_into(trainer.staging(), place, held=None, timeout_s=30)
+
+
+def test_a_store_whose_package_is_missing_says_which_setting_it_is_about() -> None:
+    pytest.importorskip("fsspec")
+    try:
+        import s3fs  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError:
+        with pytest.raises(UserError, match=r"weight_dir s3://bucket/weights cannot be opened: .*s3fs"):
+            open_store("s3://bucket/weights")

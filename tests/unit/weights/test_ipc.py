@@ -1,0 +1,197 @@
+"""The wire within one GPU, without the GPU: buffers are in the host's memory, the driver's handles are made up.
+
+The gloo group that says when bytes are there is a real one. What only a GPU can show is in
+tests/weights/test_ipc_gpu.py.
+"""
+
+import base64
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+pytest.importorskip("torch")
+
+import torch
+
+from services.generator import ipc_wire
+from services.generator.gloo_wire import TrainerGroup
+from services.generator.ipc_wire import IpcGroup, map_buffer
+from services.trainer.push import ipc_communicator
+from services.trainer.push.ipc_communicator import IpcCommunicator
+from services.trainer.push.packing import announce, pack
+from shared.errors import PushError
+from shared.weight_places import IpcBuffer
+
+UUID = "8a1c5f2e-0000-4000-8000-0123456789ab"
+BUFFER_BYTES = 1_000
+DEVICE = torch.device("cuda", 0)
+HANDLE, COUNTER, EVENT = b"h" * 66, b"/torch_41_99_0", b"e" * 64
+
+
+class Stream:
+    def __init__(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def properties_of(uuid: str) -> Callable[[torch.device], SimpleNamespace]:
+    def properties(_: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(uuid=uuid)
+
+    return properties
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Stand in for the driver: whoever exports or maps gets this one buffer."""
+    memory = torch.zeros(BUFFER_BYTES, dtype=torch.uint8)
+
+    def share(storage: Any) -> tuple[Any, ...]:
+        assert storage.data_ptr() == memory.untyped_storage().data_ptr()
+        return 0, HANDLE, BUFFER_BYTES, 512, COUNTER, 3, EVENT, True
+
+    def map_shared(*fields: Any) -> Any:
+        assert fields == (0, HANDLE, BUFFER_BYTES, 512, COUNTER, 3, EVENT, True)
+        return memory.untyped_storage()
+
+    def own_buffer(_device: torch.device, num_bytes: int) -> torch.Tensor:
+        assert num_bytes == BUFFER_BYTES
+        return memory
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_cuda_", share)
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", staticmethod(map_shared))
+    monkeypatch.setattr(ipc_communicator, "_buffer", own_buffer)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of(UUID))
+    return memory
+
+
+@pytest.fixture
+def communicator(gpu: torch.Tensor) -> Iterator[IpcCommunicator]:
+    assert gpu.numel() == BUFFER_BYTES
+    communicator = IpcCommunicator(address="127.0.0.1", buffer_bytes=BUFFER_BYTES)
+    yield communicator
+    communicator.close()
+
+
+def enter(communicator: IpcCommunicator) -> IpcGroup:
+    """Enter as a worker does that was sent the join body."""
+    place = IpcBuffer.model_validate_json(communicator.export().model_dump_json())
+    group = TrainerGroup(master_address="127.0.0.1", master_port=communicator.port, rank=1, world_size=2, timeout_s=20)
+    return IpcGroup(group, map_buffer(place, DEVICE))
+
+
+def test_what_goes_through_the_buffer_comes_out_in_whatever_pieces(communicator: IpcCommunicator) -> None:
+    torch.manual_seed(3)
+    # One is larger than the buffer, one ends in the middle of it, one has bytes that align with nothing.
+    weights = [("wide", torch.randn(40, 30)), ("codes", torch.arange(7, dtype=torch.int8)), ("last", torch.randn(11))]
+    announced = announce(weights)
+    specs = list(zip(announced.names, announced.dtypes, announced.shapes, strict=True))
+
+    def receive() -> dict[str, torch.Tensor]:
+        group = enter(communicator)
+        chunks = group.receive_chunks(specs, buffer_bytes=400, timeout_s=20)
+        received = {name: tensor for chunk in chunks for name, tensor in chunk}
+        group.leave()
+        return received
+
+    with ThreadPoolExecutor(1) as threads:
+        receiving = threads.submit(receive)
+        communicator.rendezvous(world_size=2, timeout_s=20)
+        for chunk in pack(weights, announced, buffer_bytes=400):
+            communicator.broadcast(chunk, timeout_s=20)
+        received = receiving.result(timeout=20)
+    assert all(torch.equal(received[name], tensor) for name, tensor in weights)
+
+
+def test_a_worker_that_leaves_in_the_middle_ends_the_trainers_wait(communicator: IpcCommunicator) -> None:
+    left = threading.Event()
+
+    def leave() -> None:
+        group = enter(communicator)
+        left.wait(20)
+        group.leave()
+
+    with ThreadPoolExecutor(1) as threads:
+        leaving = threads.submit(leave)
+        communicator.rendezvous(world_size=2, timeout_s=20)
+        left.set()
+        leaving.result(timeout=20)
+        with pytest.raises(PushError, match="broke off"):
+            communicator.broadcast(torch.zeros(2_000, dtype=torch.uint8), timeout_s=5)
+
+
+def test_a_size_that_was_not_announced_is_refused(communicator: IpcCommunicator) -> None:
+    def receive() -> None:
+        group = enter(communicator)
+        try:
+            for chunk in group.receive_chunks([("small", torch.uint8, [10])], buffer_bytes=400, timeout_s=20):
+                list(chunk)
+        finally:
+            group.leave()
+
+    with ThreadPoolExecutor(1) as threads:
+        receiving = threads.submit(receive)
+        communicator.rendezvous(world_size=2, timeout_s=20)
+        with contextlib.suppress(PushError):
+            communicator.broadcast(torch.zeros(20, dtype=torch.uint8), timeout_s=5)
+        with pytest.raises(RuntimeError, match="20 bytes are in its buffer, which is not what it announced"):
+            receiving.result(timeout=20)
+
+
+def place(**changes: Any) -> IpcBuffer:
+    fields: dict[str, Any] = {
+        "device_uuid": UUID,
+        "num_bytes": BUFFER_BYTES,
+        "handle": base64.b64encode(HANDLE).decode(),
+        "storage_bytes": BUFFER_BYTES,
+        "storage_offset_bytes": 512,
+        "ref_counter_handle": base64.b64encode(COUNTER).decode(),
+        "ref_counter_offset": 3,
+        "event_handle": base64.b64encode(EVENT).decode(),
+        "event_sync_required": True,
+    }
+    return IpcBuffer.model_validate(fields | changes)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"device_uuid": UUID.replace("8", "9")}, "ipc is for one GPU, set weight_transport: nccl"),
+        ({"num_bytes": BUFFER_BYTES + 1}, "1001 bytes cannot be in 1000 bytes"),
+        ({"handle": base64.b64encode(b"short").decode()}, "not that of a CUDA buffer"),
+        ({"event_handle": base64.b64encode(b"short").decode()}, "not that of a CUDA buffer"),
+        ({"ref_counter_handle": base64.b64encode(b"/../etc/passwd").decode()}, "not that of a CUDA buffer"),
+    ],
+)
+def test_fields_that_cannot_be_a_buffer_on_our_gpu_never_reach_the_driver(
+    changes: dict[str, Any], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def map_shared(*_: Any) -> Any:
+        raise AssertionError("the driver was asked")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", staticmethod(map_shared))
+    with pytest.raises(RuntimeError, match=complaint):
+        map_buffer(place(**changes), DEVICE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"handle": "not base64!"}, {"handle": "A" * 4_000}, {"device_uuid": "../x"}, {"num_bytes": 0}]
+)
+def test_a_join_body_with_other_fields_is_malformed(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        place(**changes)
+
+
+def test_both_ends_name_a_gpu_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of(f"GPU-{UUID}"))
+    assert ipc_wire.device_uuid(DEVICE) == ipc_communicator.device_uuid(DEVICE) == UUID

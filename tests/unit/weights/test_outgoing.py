@@ -1,0 +1,128 @@
+"""What is sent of a version: what changed, or everything, without a comparison that nobody asked for."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from services.trainer.push import delta_encoding, sent_weights
+from services.trainer.push.disk_writer import DiskWriter
+from services.trainer.push.outgoing import Outgoing
+from services.trainer.push.packing import announce
+from services.trainer.push.parcel import Parcel
+from shared.control import Transport
+from shared.run_options.pushing import PushEncoding
+from shared.weight_store import StoreError
+
+
+def weights(version: int) -> list[tuple[str, torch.Tensor]]:
+    wide = torch.zeros(100, 100)
+    wide[version] = 1.0
+    return [("wide", wide), ("norm", torch.zeros(3))]
+
+
+def prepare(
+    outgoing: Outgoing, version: int, *, transport: Transport = "disk", staged: tuple[str | None, ...] = ()
+) -> Parcel:
+    return outgoing.prepare(
+        lambda: weights(version),
+        announce(weights(version)),
+        policy_version=version,
+        transport=transport,
+        staged=staged,
+        deadline=time.monotonic() + 5.0,
+        given_up=threading.Event(),
+    )
+
+
+def write(outgoing: Outgoing, parcel: Parcel) -> Parcel:
+    return outgoing.write(parcel, incarnation=1, deadline=time.monotonic() + 5.0)
+
+
+@pytest.mark.parametrize(("encoding", "num_compared"), [("full", 0), ("auto", 4), ("delta", 4)])
+def test_nothing_is_compared_for_what_is_written_in_full(
+    encoding: PushEncoding, num_compared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[int] = []
+    encode = delta_encoding.encode_delta
+
+    def counted(before: sent_weights.Bytes, after: sent_weights.Bytes, *, item_bytes: int) -> bytes:
+        compared.append(item_bytes)
+        return encode(before, after, item_bytes=item_bytes)
+
+    monkeypatch.setattr(sent_weights, "encode_delta", counted)
+    outgoing = Outgoing(run_id="run", encoding=encoding, weight_dir=str(tmp_path))
+    parcels = [write(outgoing, prepare(outgoing, version)) for version in range(3)]
+    assert len(compared) == num_compared  # two parameters, two versions that have one before them
+    assert {parcel.encoding for parcel in parcels[1:]} == {"full" if encoding == "full" else "delta"}
+    assert len({parcel.checksum for parcel in parcels}) == 3
+
+
+def test_a_reading_that_was_given_up_ends_with_the_next_parameter_and_leaves_nothing_to_build_on(
+    tmp_path: Path,
+) -> None:
+    outgoing = Outgoing(run_id="run", encoding="delta", weight_dir=str(tmp_path))
+    write(outgoing, prepare(outgoing, 0))
+    given_up = threading.Event()
+    read: list[str] = []
+
+    def watched() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights(1):
+            read.append(name)
+            yield name, tensor
+            given_up.set()
+
+    with pytest.raises(StoreError, match="given up"):
+        outgoing.prepare(
+            watched,
+            announce(weights(1)),
+            policy_version=1,
+            transport="disk",
+            staged=(),
+            deadline=time.monotonic() + 5.0,
+            given_up=given_up,
+        )
+    assert read == ["wide", "norm"]
+    assert prepare(outgoing, 1).encoding == "full"
+
+
+def test_old_versions_are_never_removed_beside_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outgoing = Outgoing(run_id="run", encoding="auto", weight_dir=str(tmp_path))
+    write(outgoing, prepare(outgoing, 0))
+    is_removing, may_end = threading.Event(), threading.Event()
+
+    def slow(_: DiskWriter) -> None:
+        is_removing.set()
+        assert may_end.wait(10.0)
+
+    monkeypatch.setattr(DiskWriter, "remove_old", slow)
+    removing = threading.Thread(target=lambda: outgoing.remove_old(deadline=time.monotonic() + 5.0), daemon=True)
+    removing.start()
+    assert is_removing.wait(10.0)
+    parcel = Parcel(1, announce(weights(1)), "full", lambda: weights(1), 40_012, checksum="of version 1")
+    with pytest.raises(StoreError, match=r"still being written to .*, or old ones removed"):
+        outgoing.write(parcel, incarnation=1, deadline=time.monotonic() + 0.05)
+    may_end.set()
+    removing.join(10.0)
+    assert write(outgoing, parcel).place is not None
+
+
+def test_what_could_be_read_is_built_on_and_what_could_not_is_written_anew(tmp_path: Path) -> None:
+    outgoing = Outgoing(run_id="run", encoding="auto", weight_dir=str(tmp_path))
+    assert [write(outgoing, prepare(outgoing, version)).encoding for version in range(2)] == ["full", "delta"]
+    outgoing.distrust()
+    outgoing.remove_old(deadline=time.monotonic() + 5.0)
+    again = write(outgoing, prepare(outgoing, 1))
+    assert again.encoding == "full"
+    assert write(outgoing, prepare(outgoing, 2)).encoding == "delta"
+    outgoing.remove_old(deadline=time.monotonic() + 5.0)
+    assert [path.name for path in sorted((tmp_path / "run").iterdir())] == [
+        "00000001-00000003-v1",
+        "00000001-00000004-v2",
+    ]

@@ -1,0 +1,78 @@
+"""What the checksum of weights sees, and that both ends of the wire compute the same."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from services.generator.staged_weights import StagedWeights
+from services.generator.staged_weights import digest as digest_of_receiver
+from services.trainer.push.sent_digests import SentDigests
+from services.trainer.push.sent_digests import digest as digest_of_sender
+from shared.weight_checksum import WORDS_A_ROW, checksum, digest
+
+ROW_BYTES = 8 * WORDS_A_ROW
+
+
+def some_bytes(size: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+    return np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("size", [1, 7, ROW_BYTES, ROW_BYTES + 3, 70 * ROW_BYTES + 1])
+def test_every_flipped_bit_shows(size: int) -> None:
+    data = some_bytes(size)
+    whole = digest(data)
+    for place in {0, size // 2, size - 1, min(size - 1, ROW_BYTES - 1)}:
+        for bit in range(8):
+            data[place] ^= 1 << bit
+            assert digest(data) != whole
+            data[place] ^= 1 << bit
+    assert digest(data) == whole
+
+
+@pytest.mark.parametrize(("a", "b", "size"), [(0, 1, 8), (0, 7, ROW_BYTES), (3, 66, ROW_BYTES)])
+def test_blocks_that_trade_places_show(a: int, b: int, size: int) -> None:
+    data = some_bytes(80 * ROW_BYTES)
+    other = data.copy()
+    other[a * size : (a + 1) * size] = data[b * size : (b + 1) * size]
+    other[b * size : (b + 1) * size] = data[a * size : (a + 1) * size]
+    assert digest(other) != digest(data)
+
+
+def test_zeros_at_the_end_and_parameters_that_trade_names_show() -> None:
+    assert digest(np.zeros(ROW_BYTES, np.uint8)) != digest(np.zeros(2 * ROW_BYTES, np.uint8))
+    one, two = digest(some_bytes(5)), digest(some_bytes(6))
+    assert checksum([("a", one), ("b", two)]) != checksum([("a", two), ("b", one)])
+    assert checksum([("a", one), ("b", two)]) == checksum([("b", two), ("a", one)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_sender_and_receiver_say_the_same_of_the_same_weights(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weights = {
+        "matrix": (torch.randn(300, 70) * 100).to(dtype).t(),
+        "vector": (torch.randn(33) * 100).to(dtype),
+        "number": torch.tensor(3.0).to(dtype),
+        "nothing": torch.zeros(0, dtype=dtype),
+    }
+    sent = SentDigests()
+    staged = StagedWeights([(name, tensor.dtype, tensor.shape) for name, tensor in weights.items()])
+    for name, tensor in sent.watching(weights.items()):
+        staged.put(name, tensor)
+        assert digest_of_sender(tensor) == digest_of_receiver(staged.tensors[name])
+    assert staged.checksum() == sent.checksum()
+    staged.tensors["matrix"][2, 5] += 1
+    staged.changed("matrix")
+    assert staged.checksum() != sent.checksum()
+
+
+def test_only_what_was_announced_is_staged() -> None:
+    staged = StagedWeights([("a", torch.float32, (2, 3))])
+    assert staged.is_for([("a", torch.float32, [2, 3])])
+    assert not staged.is_for([("a", torch.float32, [3, 2])])
+    with pytest.raises(ValueError, match="was not announced"):
+        staged.put("b", torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="was not announced"):
+        staged.put("a", torch.zeros(2, 3, dtype=torch.bfloat16))

@@ -1,0 +1,34 @@
+"""A worker's end of the wire within one GPU; run as a process of its own.
+
+Reads one JSON line with the join body's place and the announcement, prints one with the sum of every parameter.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from services.generator.disk_reader import DiskReader
+from services.generator.weight_wires import open_wire
+
+
+def main() -> None:
+    order: dict[str, Any] = json.loads(sys.stdin.readline())
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    wire = open_wire(order["where"], rank=0, device=device)
+    assert not isinstance(wire, DiskReader)
+    specs = [(name, torch.float32, shape) for name, shape in order["shapes"].items()]
+    sums: dict[str, float] = {}
+    for chunk in wire.receive_chunks(specs, buffer_bytes=order["where"]["buffer_bytes"], timeout_s=60.0):
+        for name, tensor in chunk:
+            assert tensor.device == device
+            sums[name] = float(tensor.sum())
+    wire.leave()
+    sys.stdout.write(json.dumps(sums) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Compares what replicas sampled with what transformers says of the weights that they name, token by token.
+
+A completion is cut into spans, one a version that sampled it. Together they must cover it, each token once, and the
+logprob of each token must be the one that the weights of its span give it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import torch
+
+from tests.weights.known_weights import PROMPT_IDS, logprobs_of
+from tests.weights.replica import ReplicaProcess, Sample
+
+log = logging.getLogger(__name__)
+
+MAX_DIFFERENCE = 1e-3
+"""In nats, between two implementations in float32."""
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A prompt and what a replica sampled after it."""
+
+    prompt_ids: list[int]
+    sample: Sample
+
+
+@dataclass
+class Checked:
+    """What a check of spans has seen.
+
+    Attributes:
+        worst: Largest difference between the logprob of a token and what its version gives it, in nats.
+        versions: Those that sampled a token.
+    """
+
+    num_completions: int
+    num_tokens: int = 0
+    num_spans: int = 0
+    worst: float = 0.0
+    versions: set[int] = field(default_factory=set[int])
+
+    @property
+    def num_crossings(self) -> int:
+        """How often the version changed within a completion."""
+        return self.num_spans - self.num_completions
+
+
+def worst(sample: Sample, expected: Sequence[float], *, start: int = 0, end: int | None = None) -> float:
+    """Return the largest difference between the logprobs of a span of the sample and those ``expected`` of it."""
+    return max(abs(mine - theirs) for mine, theirs in zip(sample.logprobs[start:end], expected, strict=True))
+
+
+async def check(replica: ReplicaProcess, policy: Any, *, version: int, max_difference: float = MAX_DIFFERENCE) -> None:
+    """Assert that the replica samples from ``policy``, and calls it ``version``."""
+    sample = await replica.sample(PROMPT_IDS, max_tokens=48)
+    difference = worst(sample, logprobs_of(policy, PROMPT_IDS, sample.token_ids))
+    log.info("%s, version %d: largest difference of logprobs %.2e", replica.replica_id, version, difference)
+    assert sample.spans == [(version, 0, 48)]
+    assert difference <= max_difference
+
+
+@contextlib.asynccontextmanager
+async def kept_busy(
+    replica: ReplicaProcess, *, num_requests: int = 8, max_tokens: int = 200, refusals: list[int] | None = None
+) -> AsyncGenerator[list[Completion]]:
+    """Have the replica sample so many completions at a time; all of them are there at the end.
+
+    Requests are never refused, unless ``refusals`` is given: it gets the status of each refusal.
+    """
+    completions: list[Completion] = []
+    is_over = asyncio.Event()
+
+    async def keep_sampling(prompt_ids: list[int]) -> None:
+        while not is_over.is_set():
+            try:
+                sample = await replica.sample(prompt_ids, max_tokens=max_tokens)
+            except httpx.HTTPStatusError as error:
+                if refusals is None:
+                    raise
+                refusals.append(error.response.status_code)
+                continue
+            assert len(sample.token_ids) == len(sample.logprobs) == max_tokens
+            completions.append(Completion(prompt_ids, sample))
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(num_requests):
+            tasks.create_task(keep_sampling([*PROMPT_IDS, 5 + number]), name=f"keep {replica.replica_id} sampling")
+        try:
+            yield completions
+        finally:
+            is_over.set()
+
+
+def check_spans(completions: Sequence[Completion], policy_of: Callable[[int], Any]) -> Checked:
+    """Assert that every token of every completion is in one span, and compare its logprob with that of its version.
+
+    ``policy_of`` returns the policy of a version, and raises if there is no such version. A policy is asked for once.
+    """
+    checked = Checked(num_completions=len(completions))
+    of_version: dict[int, list[tuple[Completion, int, int]]] = defaultdict(list)
+    for completion in completions:
+        _assert_covered(completion.sample)
+        for version, start, end in completion.sample.spans:
+            of_version[version].append((completion, start, end))
+    for version, spans in of_version.items():
+        policy = policy_of(version)
+        checked.versions.add(version)
+        checked.num_spans += len(spans)
+        for first in range(0, len(spans), _BATCH):
+            some = spans[first : first + _BATCH]
+            expected = _logprobs(policy, [completion for completion, _, _ in some])
+            for (completion, start, end), logprobs in zip(some, expected, strict=True):
+                checked.num_tokens += end - start
+                checked.worst = max(checked.worst, worst(completion.sample, logprobs[start:end], start=start, end=end))
+    log.info("%s", checked)
+    return checked
+
+
+def _assert_covered(sample: Sample) -> None:
+    """Each token is in one span, and its logprob is a number: ``max`` takes no notice of NaN."""
+    edges = [0]
+    for _, start, end in sample.spans:
+        assert start == edges[-1] < end, sample.spans
+        edges.append(end)
+    assert edges[-1] == len(sample.token_ids), sample.spans
+    assert all(math.isfinite(logprob) for logprob in sample.logprobs)
+
+
+def _logprobs(policy: Any, completions: Sequence[Completion]) -> list[list[float]]:
+    """Return log p of each token of each completion; see known_weights.logprobs_of, which takes one at a time.
+
+    The shorter ones are filled up at their ends, which no token before them sees.
+    """
+    rows = [torch.tensor(completion.prompt_ids + completion.sample.token_ids) for completion in completions]
+    ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    with torch.no_grad():
+        logits: torch.Tensor = policy(ids_BT[:, :-1]).logits
+    logprobs_BTV = torch.log_softmax(logits.double(), dim=-1)
+    logprobs_BT = logprobs_BTV.gather(-1, ids_BT[:, 1:, None])[..., 0]
+    found: list[list[float]] = []
+    for logprobs_T, completion in zip(logprobs_BT, completions, strict=True):
+        first = len(completion.prompt_ids) - 1
+        ours: Any = logprobs_T[first : first + len(completion.sample.token_ids)]
+        found.append([float(logprob) for logprob in ours])
+    return found

@@ -1,0 +1,152 @@
+"""Who is pushed to again, and who no longer pushes: retries, takeovers, and the probe beside it all."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from services.trainer.push.epochs import Epochs
+from services.trainer.push.prober import Prober
+from services.trainer.push.push_attempt import PushAttempt
+from services.trainer.push.weight_sender import WeightSender
+from shared.errors import FencedError, PushError
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from tests.weights.conftest import make_quick_sender
+from tests.weights.fake_engine import PROBE_LOGPROBS
+from tests.weights.replica import RUN_ID
+from tests.weights.served_receiver import ServedReceiver, serve
+from tests.weights.small_pushes import holds, required, weights
+from tests.weights.test_sleep import SleepyEngine
+
+
+@pytest.fixture
+async def sleepy(redis: Redis, run_keys: RunKeys) -> AsyncIterator[ServedReceiver]:
+    async with serve("generator-1", engine=SleepyEngine()) as served:
+        await served.register(redis, run_keys)
+        yield served
+
+
+async def test_a_sleeping_replica_that_missed_a_push_is_pushed_to(
+    quick_sender: WeightSender, sleepy: ServedReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await quick_sender.push(weights(0.0), policy_version=0)
+    monkeypatch.setattr(Epochs, "transport", "ipc")  # there is no GPU here
+    await quick_sender.let_sleep()
+    assert sleepy.receiver.info().is_asleep
+    assert not await quick_sender.needs_push()
+    # As after a push that it never heard of, and whose abort it never heard of either.
+    monkeypatch.setattr(quick_sender, "_pushed_version", 1)
+    assert await quick_sender.needs_push()
+
+
+async def test_a_replica_that_failed_is_left_alone_for_a_while_unless_its_engine_is_another(
+    quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
+) -> None:
+    two.engine.failing = {"load"}
+    assert set((await quick_sender.push(weights(0.0), policy_version=0)).failed) == {"generator-2"}
+    assert not await quick_sender.needs_push()
+    two.engine.failing = set()
+    two.receiver.attach(two.engine, run_id=RUN_ID, model="tiny", dtype="float32")
+    assert await quick_sender.needs_push()
+    assert (await quick_sender.push(weights(0.0), policy_version=0)).failed == {}
+    assert not await quick_sender.needs_push()
+
+
+async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
+    redis: Redis,
+    run_keys: RunKeys,
+    quick_sender: WeightSender,
+    one: ServedReceiver,
+    incarnation: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await quick_sender.push(weights(0.0), policy_version=0)
+    broadcast = PushAttempt.broadcast
+
+    async def then_an_heir_takes_over(attempt: PushAttempt, parcel: Any) -> str:
+        checksum = await broadcast(attempt, parcel)
+        await redis.set(run_keys.epoch, incarnation + 1)
+        return checksum
+
+    monkeypatch.setattr(PushAttempt, "broadcast", then_an_heir_takes_over)
+    with pytest.raises(FencedError, match="superseded"):
+        await quick_sender.push(weights(1.0), policy_version=1)
+    assert holds(one, 0.0)
+    info = one.receiver.info()
+    assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False), "it was told not to wait"
+    assert await required(redis, run_keys) == 0
+
+
+class SlowProber(Prober):
+    """Computes until it is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__(self._wait, token_ids=[5, 6, 7, 8], tolerance=0.5)
+        self.may_end = threading.Event()
+        self.is_computing = False
+
+    def _wait(self, _: Sequence[int]) -> list[float]:
+        self.is_computing = True
+        try:
+            self.may_end.wait(20.0)
+        finally:
+            self.is_computing = False
+        return PROBE_LOGPROBS
+
+
+async def test_replicas_join_and_get_ready_while_the_probe_is_computed_and_weights_are_read_afterwards(
+    quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    prober = SlowProber()
+    readings: list[bool] = []
+
+    def watched() -> Iterator[tuple[str, torch.Tensor]]:
+        readings.append(prober.is_computing)
+        yield from weights(0.5)()
+
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+        pushing = tasks.create_task(quick_sender.push(watched, policy_version=0, prober=prober), name="push")
+        while "receive" not in one.engine.calls:  # noqa: ASYNC110  the fake has no event for it
+            await asyncio.sleep(0.01)
+        done, _ = await asyncio.wait({pushing}, timeout=0.5)
+        assert not done
+        assert prober.is_computing
+        assert len(readings) == 1, "to announce them"
+        prober.may_end.set()
+    assert pushing.result().is_confirmed
+    assert pushing.result().probe_max_diff == 0.0
+    assert readings == [False, False]
+    assert holds(one, 0.5)
+
+
+async def test_a_push_that_fails_does_not_return_while_the_probe_is_computed(
+    quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    prober = SlowProber()
+    one.engine.failing = {"enter"}
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+        pushing = tasks.create_task(quick_sender.push(weights(0.0), policy_version=0, prober=prober), name="push")
+        while "enter" not in one.engine.calls:  # noqa: ASYNC110  the fake has no event for it
+            await asyncio.sleep(0.01)
+        done, _ = await asyncio.wait({pushing}, timeout=1.0)
+        assert not done
+        prober.may_end.set()
+    assert set(pushing.result().failed) == {"generator-1"}
+
+
+async def test_a_trainer_that_cannot_compute_the_probe_in_time_is_stuck_and_says_so(
+    redis: Redis, incarnation: int, one: ServedReceiver
+) -> None:
+    sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=0.5), SlowProber()
+    started = time.monotonic()
+    with pytest.raises(PushError, match=r"\(push_timeout_s\): it is stuck"):
+        await sender.push(weights(0.0), policy_version=0, prober=prober)
+    assert time.monotonic() - started < 2 * (0.5 + 3.0 + 5.0) + 2 * 3.0
+    prober.may_end.set()
+    await sender.close()
+    assert "load" not in one.engine.calls

@@ -1,0 +1,222 @@
+"""Every way a push can fail, with the real wire, real HTTP and real Redis, and engines without a model."""
+
+import asyncio
+import time
+
+import pytest
+
+from services.trainer.push.weight_sender import WeightSender
+from shared.errors import FencedError, PushError, StateLostError
+from shared.keys import RunKeys
+from shared.lineage import NO_WEIGHTS
+from shared.redis_connection import Redis
+from tests.weights.conftest import make_quick_sender
+from tests.weights.replica import RUN_ID
+from tests.weights.served_receiver import ServedReceiver, serve
+from tests.weights.small_pushes import holds, many_weights, required, weights
+from tests.weights.uncommitted import abort, attempt_on, begin
+
+
+async def test_one_replica_that_cannot_load_costs_the_others_nothing_and_is_out_until_a_later_epoch(
+    quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
+) -> None:
+    assert (await quick_sender.push(weights(1.0), policy_version=0)).members == ("generator-1", "generator-2")
+    two.engine.failing = {"load"}
+    result = await quick_sender.push(weights(2.0), policy_version=1)
+    assert result.members == ("generator-1",)
+    assert "out of memory" in result.failed["generator-2"]
+    assert not result.is_confirmed
+    assert holds(one, 2.0)
+    assert one.engine.calls.count("load") == 2
+    assert one.receiver.info().epoch == result.epoch
+    assert (two.receiver.policy_version, two.receiver.is_held, two.engine.is_paused) == (-1, True, True)
+    assert not two.receiver.fatal.is_set()
+    two.engine.failing = set()
+    healed = await quick_sender.push(weights(2.0), policy_version=1)
+    assert healed.members == ("generator-1", "generator-2")
+    assert healed.epoch > result.epoch
+    assert holds(two, 2.0)
+    assert not two.engine.is_paused
+
+
+async def test_a_replica_whose_engine_does_not_take_the_version_ends_its_process(
+    quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    one.engine.failing = {"read_version"}
+    result = await quick_sender.push(weights(2.0), policy_version=1)
+    assert "out of memory" in result.failed["generator-1"]
+    assert one.receiver.is_held
+    assert one.receiver.fatal.is_set()
+
+
+async def test_a_replica_that_cannot_enter_does_not_keep_the_others_waiting(
+    redis: Redis, incarnation: int, one: ServedReceiver, two: ServedReceiver
+) -> None:
+    two.engine.failing = {"enter"}
+    patient_sender = make_quick_sender(redis, incarnation, push_timeout_s=90.0)
+    async with asyncio.timeout(45):
+        result = await patient_sender.push(weights(2.0), policy_version=1)
+    await patient_sender.close()
+    assert result.members == ("generator-1",)
+    assert set(result.failed) == {"generator-2"}
+    assert holds(one, 2.0)
+
+
+async def test_a_replica_that_never_enters_costs_one_deadline_and_is_to_blame(
+    quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
+) -> None:
+    two.engine.hanging = {"enter"}
+    started = time.monotonic()
+    result = await quick_sender.push(weights(2.0), policy_version=1)
+    assert time.monotonic() - started < 2 * 4.0 + 4.0
+    assert result.members == ("generator-1",)
+    assert set(result.failed) == {"generator-2"}
+    assert holds(one, 2.0)
+
+
+async def test_a_replica_whose_worker_stops_receiving_ends_its_process_and_the_push_ends_in_time(
+    quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    one.engine.hanging = {"receive"}
+    started = time.monotonic()
+    result = await quick_sender.push(weights(2.0), policy_version=1)
+    assert time.monotonic() - started < 2 * 4.0 + 3 * 3.0
+    assert result.members == ()
+    assert not result.is_confirmed
+    assert set(result.failed) == {"generator-1"}
+    async with asyncio.timeout(10):
+        await one.receiver.fatal.wait()
+    assert "receiving weights did not end within" in one.receiver.fatal_reason
+
+
+@pytest.mark.parametrize("failing", ["failing", "failing_late"])
+async def test_a_transfer_that_failed_leaves_the_old_weights_serving_under_their_own_version(
+    failing: str, redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    assert (await quick_sender.push(weights(0.0), policy_version=0)).is_confirmed
+    setattr(one.engine, failing, {"receive"})
+    result = await quick_sender.push(weights(1.0), policy_version=1)
+    assert not result.is_confirmed
+    assert "out of memory" in result.failed["generator-1"]
+    assert holds(one, 0.0)
+    assert one.engine.version.endswith(":0")
+    assert (one.receiver.policy_version, one.receiver.is_held, one.engine.is_paused) == (0, False, False)
+    assert one.engine.calls.count("pause") == 1
+    assert await required(redis, run_keys) == 1
+    assert not one.receiver.is_open(one.receiver.held._replace(policy_version=1)), "so no prompts are taken"
+    setattr(one.engine, failing, set[str]())
+    assert (await quick_sender.push(weights(1.0), policy_version=1)).is_confirmed
+    assert holds(one, 1.0)
+    assert one.receiver.is_open(one.receiver.held)
+
+
+async def test_without_staging_decoding_is_held_from_begin_on_and_a_failed_transfer_spoils(
+    redis: Redis, run_keys: RunKeys, quick_sender: WeightSender
+) -> None:
+    async with serve("generator-1", push_staging="none") as one:
+        await one.register(redis, run_keys)
+        result = await quick_sender.push(weights(0.0), policy_version=0)
+        assert result.is_confirmed
+        assert not one.engine.announced["staging"]
+        moves = [call for call in one.engine.calls if call in ("pause", "receive", "load", "resume")]
+        assert moves == ["pause", "receive", "load", "resume"]
+        assert result.standstill_s >= result.receive_s
+        one.engine.failing_late = {"receive"}
+        result = await quick_sender.push(weights(1.0), policy_version=1)
+        assert not result.is_confirmed
+        assert "out of memory" in result.failed["generator-1"]
+        assert (one.receiver.policy_version, one.receiver.is_held, one.engine.is_paused) == (-1, True, True)
+        one.engine.failing_late = set()
+        assert (await quick_sender.push(weights(1.0), policy_version=1)).is_confirmed
+        assert holds(one, 1.0)
+        assert not one.engine.is_paused
+
+
+async def test_a_replica_that_fails_while_it_receives_is_found_long_before_the_deadline(
+    redis: Redis, incarnation: int, one: ServedReceiver, two: ServedReceiver
+) -> None:
+    two.engine.failing_late = {"receive"}
+    sender = make_quick_sender(redis, incarnation, push_timeout_s=40.0)
+    result = await sender.push(many_weights(), policy_version=1)
+    await sender.close()
+    assert result.total_s < 10.0
+    assert result.members == ("generator-1",)
+    assert "out of memory" in result.failed["generator-2"]
+    assert not two.receiver.is_held
+    assert not two.receiver.fatal.is_set()
+
+
+async def test_a_replica_that_answers_but_no_longer_receives_ends_the_push_at_its_deadline(
+    quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
+) -> None:
+    two.engine.hanging = {"receive"}
+    result = await quick_sender.push(many_weights(), policy_version=1)
+    assert result.total_s < 2 * 4.0 + 3 * 3.0
+    assert "any more" in result.failed["generator-2"]
+    assert not two.receiver.is_open(NO_WEIGHTS)
+
+
+async def test_bytes_that_all_came_but_were_never_confirmed_are_not_served(
+    quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    assert (await quick_sender.push(weights(0.0), policy_version=0)).is_confirmed
+    async with attempt_on(one) as attempt:
+        await attempt.broadcast(await begin(attempt, weights(0.5)))
+        info = await abort(attempt)
+    assert holds(one, 0.0)
+    assert one.engine.version.endswith(":0")
+    assert (info.epoch, info.policy_version, info.is_held) == (0, 0, False)
+    assert not one.engine.is_paused
+
+
+async def test_a_replica_whose_address_does_not_answer_is_reported_and_costs_little(
+    redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    async with serve("generator-gone") as gone:
+        await gone.register(redis, run_keys)
+    result = await quick_sender.push(weights(1.0), policy_version=1)
+    assert result.members == ("generator-1",)
+    assert "cannot be reached" in result.failed["generator-gone"]
+    assert result.is_confirmed
+
+
+async def test_a_superseded_trainer_does_not_push(
+    redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    await quick_sender.push(weights(0.0), policy_version=0)
+    await redis.incr(run_keys.epoch)
+    with pytest.raises(FencedError, match="superseded"):
+        await quick_sender.push(weights(1.0), policy_version=1)
+    assert one.receiver.policy_version == 0
+    assert await required(redis, run_keys) == 0
+
+
+async def test_a_redis_that_forgot_this_trainer_is_lost_state_and_no_newer_trainer(
+    redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, incarnation: int
+) -> None:
+    await redis.set(run_keys.epoch, incarnation - 1)
+    with pytest.raises(StateLostError, match=f"at epoch {incarnation - 1} there, and was at {incarnation}"):
+        await quick_sender.push(weights(0.0), policy_version=0)
+    assert await required(redis, run_keys) is None
+
+
+async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch, redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    assert (await quick_sender.push(weights(0.0), policy_version=0)).is_confirmed
+    one.receiver.attach(one.engine, run_id=RUN_ID, model="tiny", dtype="float32")
+    opened: list[str] = []
+
+    def refuse(transport: str, *, address: str, buffer_bytes: int) -> None:
+        opened.append(f"{transport} {address}")
+        raise PushError("no port is left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("services.trainer.push.epochs.open_communicator", refuse)
+        result = await quick_sender.push(weights(1.0), policy_version=1)
+    assert opened == ["gloo 127.0.0.1"] * 2  # nobody was to blame, so the second attempt had the same member
+    assert not result.is_confirmed
+    assert result.failed == {"generator-1": "no port is left"}
+    assert await required(redis, run_keys) == 1
+    assert (await quick_sender.push(weights(1.0), policy_version=1)).is_confirmed
+    assert holds(one, 1.0)

@@ -1,0 +1,145 @@
+"""What is kept of each push: a line in the run's directory, counts that outlive the trainer, what "confirmed" means."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.trainer.push.fleet import Requirements
+from services.trainer.push.prober import Prober
+from services.trainer.push.push_log import PushLog
+from services.trainer.push.push_result import PushResult
+from services.trainer.telemetry.run_log import RunLog
+from shared.control import CommitReply
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+
+REQUIREMENTS = Requirements("run-test", "gloo", "2.13.0", None, why_transport="there is no GPU")
+PROBER = Prober(lambda _: [-1.0], token_ids=[5, 6], tolerance=0.5)
+
+
+def reply(replica_id: str, probe_failure: str | None = None) -> CommitReply:
+    return CommitReply(
+        replica_id=replica_id,
+        policy_version=3,
+        receive_s=0.5,
+        load_s=0.25,
+        standstill_s=0.375,
+        probe_s=0.125,
+        probe_max_diff=7.0 if probe_failure else 0.001,
+        probe_failure=probe_failure,
+    )
+
+
+def result(failed: dict[str, str], *replies: CommitReply, holding: tuple[str, ...] = ()) -> PushResult:
+    return PushResult.of(
+        {answer.replica_id: answer for answer in replies},
+        failed,
+        holding=holding,
+        left_out=[name for name in failed if name.startswith("gone")],
+        policy_version=3,
+        epoch=1,
+        requirements=REQUIREMENTS,
+        total_s=1.5,
+        num_bytes=68,
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_confirmed"),
+    [
+        (result({}, reply("a"), reply("b")), True),
+        (result({"b": "commit: out of memory"}, reply("a")), False),
+        (result({"b": "after the push ..."}, reply("a"), reply("b", "off by 7 nats")), False),
+        (result({"gone": "cannot be reached"}, reply("a")), True),
+        (result({"gone": "cannot be reached"}), False),
+        (result({}, holding=("a",)), True),
+        (result({"b": "no port is left"}, holding=("a",)), False),
+        (result({}), False),
+    ],
+)
+def test_a_push_is_confirmed_if_every_member_of_its_last_attempt_has_the_version(
+    outcome: PushResult, is_confirmed: bool
+) -> None:
+    assert outcome.is_confirmed is is_confirmed
+
+
+class ScriptedSender:
+    """Has these results, one a push."""
+
+    def __init__(self, *results: PushResult, asking_s: float = 0.0) -> None:
+        self._results = list(results)
+        self._asking_s = asking_s
+        self.num_asked = 0
+
+    async def needs_push(self) -> bool:
+        self.num_asked += 1
+        await asyncio.sleep(self._asking_s)
+        return False
+
+    async def push(
+        self, weights: Callable[[], Iterable[Any]], *, policy_version: int, prober: Prober | None = None
+    ) -> PushResult:
+        return self._results.pop(0)
+
+    async def let_sleep(self) -> None:
+        return
+
+
+async def test_every_push_is_a_line_and_counts_go_on_where_the_trainer_before_ended(
+    redis: Redis, run_keys: RunKeys, tmp_path: Path
+) -> None:
+    run_log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
+    outcomes = (result({"b": "the probe"}, reply("a"), reply("b", "off by 7 nats")), result({}, reply("a"), reply("b")))
+    pushes = PushLog(
+        ScriptedSender(*outcomes),
+        run_log=run_log,
+        prober=PROBER,
+        num_pushes=10,
+        num_confirmed=9,
+        num_probes_failed=2,
+    )
+    assert pushes.metrics() == {"push/count": 10.0, "push/confirmed": 9.0, "push/probe_failed": 2.0}
+    for version in range(2):
+        await pushes.push_if_needed(list, policy_version=version)
+    counts = {"push/count": 12.0, "push/confirmed": 10.0, "push/probe_failed": 3.0}
+    assert pushes.metrics().items() >= counts.items()
+    assert (pushes.num_pushes, pushes.num_confirmed, pushes.num_probes_failed) == (12, 10, 3)
+
+    run_log.cut_back_to(0)
+    first, second = [json.loads(line) for line in (tmp_path / "pushes.jsonl").read_text().splitlines()]
+    assert first.pop("at_s") <= second["at_s"]
+    assert first == {
+        "policy_version": 0,
+        "epoch": 1,
+        "transport": "gloo",
+        "members": ["a"],
+        "failed": {"b": "the probe"},
+        "total_s": 1.5,
+        "standstill_s": 0.375,
+        "receive_s": 0.5,
+        "load_s": 0.25,
+        "probe_s": 0.125,
+        "probe_max_diff": 7.0,
+        "num_probes_failed": 1,
+        "num_bytes": 68,
+        "is_confirmed": False,
+    }
+    assert (second["failed"], second["is_confirmed"]) == ({}, True)
+
+
+@pytest.mark.parametrize(("asking_s", "at_least", "at_most"), [(0.0, 4, 1000), (0.1, 1, 3)])
+async def test_a_fleet_that_takes_long_to_ask_is_asked_less_often(
+    asking_s: float, at_least: int, at_most: int, redis: Redis, run_keys: RunKeys, tmp_path: Path
+) -> None:
+    sender = ScriptedSender(result({}, reply("a")), asking_s=asking_s)
+    pushes = PushLog(sender, run_log=RunLog(redis, keys=run_keys, run_dir=tmp_path))
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        await pushes.push_if_needed(list, policy_version=0)
+        await asyncio.sleep(0.02)
+    assert at_least <= sender.num_asked <= at_most

@@ -1,0 +1,87 @@
+"""Weights that are received straight into a real vLLM's model: damage on the way is found before they are served."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from services.trainer.push.fleet import Requirements
+from services.trainer.push.packing import Weights, announce
+from services.trainer.push.parcel import Parcel
+from services.trainer.push.push_attempt import PushAttempt
+from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.sent_digests import SentDigests
+from services.trainer.push.transports import open_communicator, own_abilities
+from services.trainer.push.weight_sender import WeightSender
+from shared.keys import RunKeys
+from shared.lineage import epoch_of
+from shared.redis_connection import Redis
+from tests.weights.known_weights import PROMPT_IDS, logprobs_of, make_policy, weights_of
+from tests.weights.replica import HEADERS, RUN_ID, ReplicaProcess
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+async def test_damage_spoils_the_replica_until_the_next_push(
+    redis: Redis, run_keys: RunKeys, sender: WeightSender, incarnation: int, replica: ReplicaProcess, model_dir: Path
+) -> None:
+    await replica.register(redis, run_keys)
+    await replica.attach(push_staging="none")
+    first = make_policy(model_dir, seed=1)
+    assert (await sender.push(weights_of(first), policy_version=1)).is_confirmed
+    assert replica.info().staged_checksum is None
+
+    second = make_policy(model_dir, seed=2)
+    reason = await push_damaged(replica, weights_of(second), epoch=epoch_of(incarnation, 1000))
+    assert "is not what the trainer sent: the checksum is" in reason
+    info = replica.info()
+    assert (info.policy_version, info.is_held) == (-1, True)
+
+    await replica.attach(push_staging="none")  # the epoch above is newer than any of the sender's
+    result = await sender.push(weights_of(second), policy_version=2)
+    assert result.failed == {}
+    sample = await replica.sample(PROMPT_IDS, max_tokens=16)
+    expected = logprobs_of(second, PROMPT_IDS, sample.token_ids)
+    assert max(abs(mine - theirs) for mine, theirs in zip(sample.logprobs, expected, strict=True)) < 1e-3
+
+
+async def push_damaged(replica: ReplicaProcess, weights: Weights, *, epoch: int) -> str:
+    """Push with a byte changed on its way, and return why the replica refuses to commit."""
+    own, announced = own_abilities(), announce(weights())
+
+    def damaged() -> Iterator[tuple[str, torch.Tensor]]:
+        for number, (name, tensor) in enumerate(weights()):
+            one = tensor.detach().clone()
+            if number == 3:
+                one.view(-1)[0] += 1
+            yield name, one
+
+    communicator = open_communicator("gloo", address="127.0.0.1", buffer_bytes=20_000)
+    async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as client:
+        attempt = PushAttempt(
+            requirements=Requirements(RUN_ID, "gloo", own.torch_version, own.nccl_version),
+            epoch=epoch,
+            communicator=communicator,
+            members={replica.replica_id: Member(Replica(replica.replica_id, replica.url, client), replica.info())},
+            buffer_bytes=20_000,
+            deadline=time.monotonic() + 20.0,
+        )
+        await attempt.join(address="127.0.0.1", weight_dir=None)
+        parcel = Parcel(2, announced, "full", damaged, announced.num_bytes)
+        await attempt.begin(parcel)
+        whole = Parcel(2, announced, "full", weights, announced.num_bytes)
+        await attempt.broadcast(parcel)
+        _, failed = await attempt.commit(policy_version=2, checksum=checksum_of(whole), probe=None)
+    communicator.close()
+    return failed[replica.replica_id]
+
+
+def checksum_of(parcel: Parcel) -> str:
+    """Return the checksum of what a parcel brings."""
+    digests = SentDigests()
+    for _ in digests.watching(parcel.tensors()):
+        pass
+    return digests.checksum()

@@ -1,0 +1,180 @@
+"""What a worker does in a push, on a machine without a GPU and with no model behind it."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from services.generator.staged_weights import Spec, StagedWeights
+
+if TYPE_CHECKING:
+    from services.generator.worker_transfer import WorkerTransfer
+
+NAMED = {"embed": torch.arange(10, dtype=torch.float32).view(2, 5), "norm": torch.ones(3)}
+
+
+class NamedWire:
+    """Sends one chunk, and the last byte of it changed if it is damaged."""
+
+    is_damaged = False
+
+    def receive_chunks(
+        self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
+    ) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        sent = {name: tensor.clone() for name, tensor in NAMED.items()}
+        sent["norm"].view(torch.uint8)[-1] ^= self.is_damaged
+        yield iter(sent.items())
+
+    def leave(self) -> None:
+        pass
+
+
+class Reload:
+    """In place of CheckedReload: what was loaded and not put to use."""
+
+    def __init__(self, *_: Any) -> None:
+        self.loaded: dict[str, Tensor] = {}
+
+    def start(self) -> None:
+        pass
+
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        self.loaded |= dict(named)
+
+    def check_complete(self) -> None:
+        assert self.loaded.keys() == NAMED.keys()
+
+    def finish(self) -> None:
+        pass
+
+
+class CountedCuda:
+    """In place of torch.cuda."""
+
+    def __init__(self) -> None:
+        self.num_streams = 0
+
+    def Stream(self, _: torch.device) -> Any:
+        self.num_streams += 1
+        return SimpleNamespace(synchronize=lambda: None)
+
+    def stream(self, _: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def set_device(self, _: torch.device) -> None:
+        pass
+
+
+def giving(value: object) -> Callable[..., object]:
+    """Return a function that returns ``value``, whatever it is called with."""
+
+    def function(*_: object, **__: object) -> object:
+        return value
+
+    return function
+
+
+@pytest.fixture(autouse=True)
+def vllm_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep vLLM from compiling as it is imported, which it warns about."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> NamedWire:
+    """Return what every worker gets for its wire."""
+    from services.generator import worker_transfer
+
+    wire = NamedWire()
+    monkeypatch.setattr(worker_transfer, "open_wire", giving(wire))
+    monkeypatch.setattr(worker_transfer, "CheckedReload", Reload)
+    monkeypatch.setattr(worker_transfer, "FullSet", giving(SimpleNamespace(check=giving(None))))
+    monkeypatch.setattr(worker_transfer, "set_current_vllm_config", giving(nullcontext()))
+    return wire
+
+
+def a_worker(device: str = "cpu") -> "WorkerTransfer":
+    from services.generator.worker_transfer import WorkerTransfer
+
+    config: Any = SimpleNamespace(model_config=None)
+    return WorkerTransfer(model=None, vllm_config=config, device=torch.device(device), rank=0)
+
+
+def until_idle(worker: "WorkerTransfer") -> None:
+    for thread in threading.enumerate():
+        if thread.name == "weight push":
+            thread.join(timeout=20)
+    assert worker.progress().phase == "idle"
+    assert worker.progress().failure is None
+
+
+def receive_directly(worker: "WorkerTransfer") -> str | None:
+    worker.enter({"buffer_bytes": 1000})
+    until_idle(worker)
+    worker.receive(
+        {
+            "names": list(NAMED),
+            "dtype_names": ["float32", "float32"],
+            "shapes": [list(tensor.shape) for tensor in NAMED.values()],
+            "adapter": None,
+            "staging": False,
+            "timeout_s": 5.0,
+        }
+    )
+    until_idle(worker)
+    return worker.progress().checksum
+
+
+def test_what_is_received_straight_into_the_model_has_the_checksum_of_its_bytes(wire: NamedWire) -> None:
+    staged = StagedWeights([(name, tensor.dtype, tensor.shape) for name, tensor in NAMED.items()])
+    for name, tensor in NAMED.items():
+        staged.put(name, tensor)
+    worker = a_worker()
+    assert receive_directly(worker) == staged.checksum()
+    worker.load()
+    wire.is_damaged = True
+    assert receive_directly(worker) not in (None, staged.checksum())
+    worker.forget()
+    with pytest.raises(RuntimeError, match="no complete weights"):
+        worker.load()
+
+
+def test_every_job_of_a_worker_runs_on_one_stream(wire: NamedWire, monkeypatch: pytest.MonkeyPatch) -> None:
+    from services.generator import worker_transfer
+
+    del wire
+    cuda = CountedCuda()
+    monkeypatch.setattr(worker_transfer, "cuda", cuda)
+    worker = a_worker("cuda:0")
+    for _ in range(3):
+        worker.enter({"buffer_bytes": 1000})
+        until_idle(worker)
+    assert cuda.num_streams == 1
+
+
+def test_leaving_nccl_does_not_wait_for_the_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    from services.generator import nccl_wire
+
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    class Group:
+        def destroy(self) -> None:
+            assert may_end.wait(timeout=20)
+            has_ended.set()
+
+    nccl: Any = SimpleNamespace(decode_nccl_unique_id=giving("id"), uid_init_process_group=giving(Group()))
+    monkeypatch.setattr(nccl_wire, "rendezvous", nccl)
+    wire = nccl_wire.NcclWire(unique_id="", rank=1, world_size=2, device=torch.device("cuda", 0))
+    leaving = threading.Thread(target=wire.leave, name="worker's main loop")
+    leaving.start()
+    leaving.join(timeout=2)
+    is_waiting = leaving.is_alive()
+    may_end.set()
+    leaving.join(timeout=20)
+    assert not is_waiting
+    assert has_ended.wait(timeout=20)

@@ -1,0 +1,57 @@
+"""Many rounds of joining, giving up and pushing: nothing grows, neither in the trainer nor in the replicas."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from shared import lease
+from shared.keys import GENERATORS, RunKeys
+from shared.redis_connection import Redis
+from tests.weights.forked import TRANSFER, forked, receiver, trainer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+log = logging.getLogger(__name__)
+
+WARM_UP = 20
+MEGABYTE = 1024 * 1024
+
+
+@pytest.mark.parametrize("num_rounds", [30, pytest.param(100, marks=pytest.mark.long)])
+async def test_rounds_of_join_abort_and_push_leave_nothing_behind(
+    num_rounds: int, redis: Redis, redis_url: str, run_keys: RunKeys, model_dir: Path, incarnation: int
+) -> None:
+    with (
+        forked(trainer, redis_url, str(model_dir), incarnation, 10.0) as pushing,
+        forked(receiver, "generator-1", str(model_dir)) as stays,
+        forked(receiver, "generator-2", str(model_dir)) as comes_and_goes,
+    ):
+        urls = {"generator-1": await stays.answer(within_s=60), "generator-2": await comes_and_goes.answer(within_s=60)}
+        for name in urls:
+            await lease.renew(redis, leases=run_keys.leases(GENERATORS), consumer=name, lease_s=3600)
+        await redis.hset(run_keys.generators, "generator-1", f'{{"url": "{urls["generator-1"]}"}}')
+        processes = (pushing, stays, comes_and_goes)
+        before: list[tuple[int, int, int]] = []
+        for number in range(WARM_UP + num_rounds):
+            if number == WARM_UP:
+                before = [await process.ask("vitals") for process in processes]
+            if number % 2:
+                await redis.hset(run_keys.generators, "generator-2", f'{{"url": "{urls["generator-2"]}"}}')
+            else:
+                await redis.hdel(run_keys.generators, "generator-2")
+            if number % 5 == 0:
+                # The first try breaks off in the middle of the transfer, and is given up.
+                pushing.tell("push", number, number % 2, TRANSFER)
+                assert await pushing.answer(within_s=30) == ("held",)
+                pushing.tell("break off")
+                _, failed, members, _ = await pushing.answer(within_s=30)
+            else:
+                _, failed, members, _ = await pushing.ask("push", number, number % 2, None)
+            assert (failed, len(members)) == ({}, 1 + number % 2)
+        after = [await process.ask("vitals") for process in processes]
+    log.info("memory, descriptors, threads after %d rounds: %s; %d later: %s", WARM_UP, before, num_rounds, after)
+    for (memory, files, threads), (memory_then, files_then, threads_then) in zip(after, before, strict=True):
+        assert files <= files_then + 2
+        assert threads <= threads_then + 2
+        # What the allocator may keep, and less a round than a communicator or the weights.
+        assert memory - memory_then <= 4 * MEGABYTE + num_rounds * MEGABYTE // 8
