@@ -62,15 +62,17 @@ def interrupted(
 ) -> Callable[[], Iterator[tuple[str, torch.Tensor]]]:
     """Return the same weights, calling ``by`` before parameter ``at`` is sent for the first time.
 
-    The first pass over them announces and sends nothing.
+    The first pass over them announces and sends nothing. An attempt may break off before it comes that far.
     """
     num_passes = 0
+    is_called = False
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        nonlocal num_passes
+        nonlocal num_passes, is_called
         num_passes += 1
         for index, named in enumerate(policy.named_parameters()):
-            if num_passes == 2 and index == at:
+            if num_passes > 1 and index == at and not is_called:
+                is_called = True
                 by()
             yield named
 
