@@ -19,6 +19,7 @@ from services.generator.engine_config import known_engine_args, make_vllm_config
 from services.generator.engine_failure import root_cause
 from services.generator.engine_spec import EngineSpec, check_engine_args
 from services.generator.inflight_window import EngineLoad, first_size
+from services.generator.lone_worker import cores_of_worker
 from services.generator.probe_place import num_places
 from services.generator.rollouts import Completion
 from shared.errors import HeadraceError, MessageError, UnavailableError
@@ -187,7 +188,8 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
 
     engine_failure.prepare()
     try:
-        return SaltedLLM.from_vllm_config(config, stat_loggers=[LoadRecorder], disable_log_stats=True)
+        with cores_of_worker(config):
+            return SaltedLLM.from_vllm_config(config, stat_loggers=[LoadRecorder], disable_log_stats=True)
     except RuntimeError as error:
         kill_children()
         options = f" and {', '.join(sorted(spec.of_run))}" if spec.of_run else ""

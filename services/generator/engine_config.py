@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.generator.engine_spec import EngineSpec, refuse_auto_map, unknown_args
+from services.generator.lone_worker import keep_in_core
 from services.generator.probe_place import reserve_place
 from shared.errors import UserError
 from shared.run_config import RunConfig
@@ -57,6 +58,8 @@ def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cud
     if spec.adapter is not None:
         _check_adapters(config.model_config)
     reserve_place(config.scheduler_config)
+    if not has_cuda:
+        keep_in_core(config)
     return config
 
 

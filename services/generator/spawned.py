@@ -2,7 +2,7 @@
 
     python -m services.generator      watch_children()
      +-- EngineCore (spawned)         imports this module as __mp_main__: end_with_parent(), tell_failures()
-          +-- Worker (spawned)        the same
+          +-- Worker (spawned)        the same; where there are several (lone_worker.py)
 
 By itself vLLM's engine core outlives a parent that was killed with SIGKILL, and keeps the GPU and gigabytes of memory.
 Its plugins are no place for this: it loads them only after minutes of waiting for a parent that is gone.

@@ -164,7 +164,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert weights.json()["run_id"] == "run-2"
     assert weights.json()["transports"] == ["gloo", "disk"]
     first_engine = generator.engine()
-    assert len(first_engine) == 2, "the engine core and its worker"
+    assert len(first_engine) == 1, "the engine core, which is its own worker"
 
     # The same model again: the engine stays. Longer completions: it must go.
     await point_fleet_at(redis, "run-3", a_config(model, learning_rate=0.1))
@@ -216,10 +216,13 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     start: Callable[..., Generator], redis: Redis, tmp_path: Path
 ) -> None:
     keys = await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
-    generator = start()
+    core = max(os.sched_getaffinity(0))
+    generator = start(VLLM_CPU_OMP_THREADS_BIND=str(core))
     generator.until(lambda: generator.reason() == "waiting for weights")
-    (worker,) = [pid for pid in generator.descendants() if "Worker" in _title(pid)]
-    os.kill(worker, signal.SIGKILL)
+    (engine,) = generator.engine()
+    assert "EngineCore" in _title(engine), "it is its own worker"
+    assert os.sched_getaffinity(engine) == {core}, "it computes where it was told to"
+    os.kill(engine, signal.SIGKILL)
     assert generator.ended(within_s=30) == 1
     assert "vLLM's engine died" in generator.log.read_text()
     (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
