@@ -29,7 +29,11 @@ CONFORMANCE = "conformance with TRL"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Have one process run all that starts real engines, one after the other, and the others a file at a time."""
+    """Have one process run all that starts real engines, one after the other, and the others a file at a time.
+
+    The engines come first: begun later, they would be at work alone in the end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("vllm") is None)
     for item in items:
         group = "engines" if item.get_closest_marker("vllm") else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))

@@ -15,7 +15,7 @@ from typing import Any
 def has_lone_worker(vllm_config: Any) -> bool:
     """Whether an engine has one core with one worker."""
     parallel = vllm_config.parallel_config
-    return parallel.world_size == 1 and parallel.data_parallel_size == 1
+    return bool(parallel.world_size == parallel.data_parallel_size == 1)
 
 
 def keep_in_core(vllm_config: Any) -> None:

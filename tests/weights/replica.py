@@ -23,7 +23,7 @@ RUN_ID = "run-test"
 KEY = "key of the tests"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 START_TIMEOUT_S = 240.0
-_LEASE_S = 600.0
+_LEASE_S = 3600.0
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes 0.1 s a client
 
 
