@@ -50,7 +50,11 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class RewardOutcome(msgspec.Struct, frozen=True):
-    """What one reward function said of one completion. Only ``scored`` carries a value."""
+    """What one reward function said of one completion. Only ``scored`` carries a value.
+
+    ``components`` are what the value was made of, where the function says so. ``version`` is of the function: the same
+    code, or the same endpoint, has the same; empty if it is not known.
+    """
 
     name: str
     outcome: Outcome
@@ -58,6 +62,8 @@ class RewardOutcome(msgspec.Struct, frozen=True):
     weight: float
     detail: str = ""
     latency_s: float = 0.0
+    components: dict[str, float] = {}
+    version: str = ""
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):

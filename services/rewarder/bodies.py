@@ -114,6 +114,8 @@ class OutcomeBody(Body):
     weight: float
     detail: str
     latency_s: float
+    components: dict[str, float] = Field(description="What the value was made of, where the function says so")
+    version: str = Field(description="Of the function: the same code or endpoint has the same")
 
 
 class ScoreReply(Body):

@@ -52,6 +52,7 @@ class Verdict(msgspec.Struct, frozen=True):
     outcome: Outcome
     value: float | None = None
     detail: str = ""
+    components: dict[str, float] = {}
 
 
 class CallError(Exception):

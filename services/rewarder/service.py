@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from services.rewarder.app import build_app
 from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.reward_worker import Limits
@@ -54,13 +55,13 @@ class RewarderService:
             metrics=self._metrics,
         )
         self._loop_functions = LoopFunctions(reward_path=reward_path, import_timeout_s=settings.import_timeout_s)
-        self._scorer = Scorer(
+        self._functions = PythonFunctions(
             self._pool,
             loop_functions=self._loop_functions,
             import_timeout_s=settings.import_timeout_s,
             check_timeout_s=settings.check_timeout_s,
-            metrics=self._metrics,
         )
+        self._scorer = Scorer(self._functions, metrics=self._metrics)
         self._reward_loop = RewardLoop(
             self._redis,
             self._scorer,
@@ -130,7 +131,7 @@ class RewarderService:
                 await self._reward_loop.run()
             finally:
                 self._starting = "stopping"
-                await self._scorer.close()
+                await self._functions.close()
 
     async def _stop(self, work: "asyncio.Task[None]") -> None:
         if self._starting is None:

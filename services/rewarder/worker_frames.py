@@ -23,7 +23,7 @@ from services.rewarder.reward_call import Verdict
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 128 * 1024 * 1024
-Kind = Literal["built-in", "sync", "async"]
+Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
@@ -53,10 +53,11 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """One verdict a completion; ``trace`` is for the log if the function raised."""
+    """One verdict a completion; ``trace`` is for the log if the function raised, ``version`` of what answered."""
 
     verdicts: list[Verdict]
     trace: str = ""
+    version: str = ""
 
 
 class Inspected(msgspec.Struct, frozen=True, tag=True):

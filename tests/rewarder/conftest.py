@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
@@ -102,11 +103,9 @@ async def pool_and_scorer(
     async with WorkerPool(
         num_workers=2, limits=limits, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
     ) as pool:
-        scorer = Scorer(
-            pool, loop_functions=loop_functions, import_timeout_s=20.0, check_timeout_s=20.0, metrics=metrics
-        )
-        yield pool, scorer
-        await scorer.close()
+        functions = PythonFunctions(pool, loop_functions=loop_functions, import_timeout_s=20.0, check_timeout_s=20.0)
+        yield pool, Scorer(functions, metrics=metrics)
+        await functions.close()
         assert await loop_functions.close()
     sys.modules.pop(MODULE, None)
 
