@@ -80,6 +80,7 @@ class BareVllm:
     def close(self) -> None:
         """Stop the engine."""
         self._client.shutdown()
+        del self._client  # its destructor does not work once Python is ending
 
 
 class Service:
