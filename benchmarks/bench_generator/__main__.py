@@ -3,9 +3,9 @@
     same prompts, same lengths --> bare vLLM's AsyncLLM in this process ----+
                                --> prompts stream .. completions stream ----+--> in turn; medians of the ratios
 
-At 1, 8 and 64 groups of 8 completions in flight. Both engines have the same arguments, model and cores, and are warm;
-one is idle while the other works. Both sides sample exactly the same number of tokens for each prompt, which is
-checked. The last line is one JSON object.
+At 1, 8 and 64 groups of 8 completions in flight. Both engines have the same arguments, model, cores and processes, and
+are warm; one is idle while the other works. Both sides sample exactly the same number of tokens for each prompt, which
+is checked. The last line is one JSON object.
 """
 
 import argparse
@@ -64,6 +64,11 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=9, help="measured pairs of rounds a load (9)")
     parser.add_argument("--loads", type=int, nargs="+", default=list(GROUPS), choices=list(GROUPS), metavar="N")
+    parser.add_argument(
+        "--as-it-comes",
+        action="store_true",
+        help="without a GPU, leave bare vLLM's worker in its own process",
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     local_generator.end_in_order()
@@ -72,11 +77,18 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     set_environment(os.environ, is_cpu=is_cpu_build(), log_level="ERROR")
     with tempfile.TemporaryDirectory(prefix="bench_generator-") as scratch:
-        results = asyncio.run(measure(Path(scratch), loads=arguments.loads, num_pairs=arguments.pairs))
+        results = asyncio.run(
+            measure(
+                Path(scratch),
+                loads=arguments.loads,
+                num_pairs=arguments.pairs,
+                is_as_it_comes=arguments.as_it_comes,
+            )
+        )
     print(json.dumps(results))
 
 
-async def measure(scratch: Path, *, loads: list[int], num_pairs: int) -> dict[str, Any]:
+async def measure(scratch: Path, *, loads: list[int], num_pairs: int, is_as_it_comes: bool) -> dict[str, Any]:
     """Measure every load."""
     from benchmarks.bench_generator import end_at_length
     from benchmarks.bench_generator.sides import BareVllm
@@ -95,7 +107,7 @@ async def measure(scratch: Path, *, loads: list[int], num_pairs: int) -> dict[st
         engine_args["gpu_memory_utilization"] = 0.4  # there are two
     _describe(workload, has_cuda=has_cuda)
     config = run_config(model, workload, num_inflight=max(loads), has_cuda=has_cuda)
-    bare = await asyncio.to_thread(BareVllm, config, engine_args, has_cuda=has_cuda)
+    bare = await asyncio.to_thread(BareVllm, config, engine_args, has_cuda=has_cuda, is_as_it_comes=is_as_it_comes)
     try:
         async with local_generator.redis_server(scratch) as (redis, url):
             with local_generator.generator(scratch, redis_url=url, engine_args=engine_args) as running:
@@ -111,6 +123,7 @@ async def measure(scratch: Path, *, loads: list[int], num_pairs: int) -> dict[st
     return {
         "device": "GPU" if has_cuda else f"CPU, {os.cpu_count()} cores",
         "pairs": num_pairs,
+        "bare": "as it comes" if is_as_it_comes else "processes as ours",
         "engine_efficiency": {str(load): round(found.efficiency(), 3) for load, found in measured.items()},
         "cpu_efficiency": {str(load): round(found.cpu_efficiency(), 3) for load, found in measured.items()},
         "tokens_per_s": {

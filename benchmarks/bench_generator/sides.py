@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks import local_generator
 from services.generator.engine_config import sampling_arguments
 from services.generator.engine_spec import spec_for
+from services.generator.lone_worker import cores_of_worker, keep_in_core
 from shared.keys import RunKeys
 from shared.messages import decode_completed_group
 from shared.redis_connection import Redis
@@ -32,9 +33,12 @@ class BareVllm:
         config: Of the run that the service serves.
         engine_args: Of the service's generator.
         has_cuda: Whether vLLM runs on a GPU.
+        is_as_it_comes: Whether its processes are as vLLM has them without a GPU; else as ours (lone_worker.py).
     """
 
-    def __init__(self, config: RunConfig, engine_args: Mapping[str, Any], *, has_cuda: bool) -> None:
+    def __init__(
+        self, config: RunConfig, engine_args: Mapping[str, Any], *, has_cuda: bool, is_as_it_comes: bool
+    ) -> None:
         from vllm import AsyncEngineArgs
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -42,7 +46,11 @@ class BareVllm:
         args = spec_for(config, has_cuda=has_cuda).engine_args(engine_args, has_cuda=has_cuda)
         for name in _FOR_PUSHES:
             del args[name]
-        self._client = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+        vllm_config = AsyncEngineArgs(**args).create_engine_config()
+        if not has_cuda and not is_as_it_comes:
+            keep_in_core(vllm_config)
+        with cores_of_worker(vllm_config):
+            self._client = AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
         self._params: Any = SamplingParams(**sampling_arguments(config, num_completions=config.num_generations))
         self._count = 0
 
@@ -72,6 +80,7 @@ class BareVllm:
     def close(self) -> None:
         """Stop the engine."""
         self._client.shutdown()
+        del self._client  # its destructor does not work once Python is ending
 
 
 class Service:

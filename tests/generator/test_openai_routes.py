@@ -9,7 +9,7 @@ import importlib
 import json
 import pkgutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
@@ -164,15 +164,32 @@ async def test_a_request_in_flight_when_its_engine_is_replaced_gets_an_answer(en
     assert all("the engine is being stopped or replaced" in answer.text for answer in answers)
 
 
+class WatchedGate(OutputGate):
+    """Says when something has come to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_reached = asyncio.Event()
+
+    async def passing(self, outputs: AsyncGenerator[Any]) -> AsyncGenerator[Any]:
+        async def watched() -> AsyncGenerator[Any]:
+            async for output in outputs:
+                self.is_reached.set()
+                yield output
+
+        async for output in super().passing(watched()):
+            yield output
+
+
 async def test_a_request_whose_weights_were_refused_meanwhile_is_to_be_asked_again(engine: Engine) -> None:
-    gate = OutputGate()
+    gate = WatchedGate()
     routes = OpenAiRoutes(lambda: None, policy_version=lambda: 0)
     await routes.open(Engine(GatedClient(engine.client, gate), engine.spec))
     gate.shut()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(routes), base_url="http://generator") as strangers:
         request = {"model": "policy", "prompt": "abc", "max_tokens": 2}
         asked = asyncio.create_task(strangers.post("/v1/completions", json=request))
-        await eventually(lambda: engine.client.get_num_unfinished_requests() == 1)
+        await asyncio.wait_for(gate.is_reached.wait(), timeout=30)
         gate.refuse()
         answer = await asyncio.wait_for(asked, timeout=30)
     assert answer.status_code == 503
