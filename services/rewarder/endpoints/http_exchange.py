@@ -9,6 +9,7 @@ turned off, do not exist there. The deadline is the caller's, around all of this
 read, and a server that sends a byte now and then never meets them.
 """
 
+import logging
 import os
 import ssl
 from collections.abc import Mapping
@@ -54,6 +55,8 @@ class HttpExchange:
     """
 
     def __init__(self, network: PinnedNetwork, *, max_answer_bytes: int, ca_file: Path | None = None) -> None:
+        # At DEBUG it logs the headers of answers, and a server may send back those of the request.
+        logging.getLogger("httpcore").setLevel(logging.WARNING)
         self._max_answer_bytes = max_answer_bytes
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=ssl_context(ca_file),
@@ -143,10 +146,16 @@ def ssl_context(ca_file: Path | None) -> ssl.SSLContext:
 
 def _reason(error: BaseException) -> str:
     cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    while (deeper := _cause(cause)) is not None:
+        cause = deeper
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {cause.verify_message}"
     if isinstance(cause, OSError) and cause.errno:
         return os.strerror(cause.errno)  # without the address, which asyncio puts into its own text
     return str(error) or type(error).__name__
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """Return what an error was raised from; the pool of httpcore forgets it, but for the argument."""
+    argument: object = error.args[0] if error.args else None
+    return error.__cause__ or (argument if isinstance(argument, BaseException) else None)

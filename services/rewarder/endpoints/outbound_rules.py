@@ -105,7 +105,7 @@ class OutboundRules:
     def _check_port(self, host: str, port: int) -> None:
         if any(first <= port <= last for first, last in self.ports):
             return
-        if any(allowed.port in (port, 0) for allowed in self.hosts if allowed.covers(host)):
+        if 1 <= port <= 65535 and any(allowed.port in (port, 0) for allowed in self.hosts if allowed.covers(host)):
             return
         raise ForbiddenTargetError(
             f"port {port} is not one that reward endpoints may have; an operator allows it with "

@@ -38,7 +38,7 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
     def __init__(self, rules: OutboundRules, *, resolve: "Resolve | None" = None) -> None:
         self._rules = rules
         self._resolve = resolve if resolve is not None else Resolver()
-        self._network: httpcore.AsyncNetworkBackend = httpcore.AnyIOBackend()
+        self._network = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
 
     async def connect_tcp(
         self,

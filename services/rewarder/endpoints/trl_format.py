@@ -16,7 +16,6 @@ from services.rewarder.endpoints.wire_formats import (
     InvalidAnswerError,
     RequestContext,
     WireRequest,
-    as_object,
     parse_json,
 )
 from services.rewarder.reward_call import NOT_COLUMNS, RewardCall, Verdict, judge
@@ -42,9 +41,10 @@ class TrlFormat:
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
         """Return the verdicts by the rules for functions in Python."""
         answer: object = parse_json(body)
-        if not isinstance(answer, list):
-            found = as_object(answer, what="the answer")
+        rewards = answer
+        if isinstance(answer, dict):
+            found = cast("dict[str, object]", answer)
             if "rewards" not in found:
                 raise InvalidAnswerError("the answer is neither a list nor an object with rewards")
-            answer = found["rewards"]
-        return judge(cast("object", answer), len(call.completions))
+            rewards = found["rewards"]
+        return judge(rewards, len(call.completions))
