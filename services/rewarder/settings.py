@@ -1,6 +1,7 @@
 """Settings of the rewarder, read once from ``HEADRACE_*`` variables."""
 
 import os
+import ssl
 from pathlib import Path
 from typing import Annotated
 
@@ -62,6 +63,16 @@ class RewarderSettings(ServiceSettings):
             text
         )
         return text
+
+    @field_validator("reward_ca_file")
+    @classmethod
+    def _the_certificates_can_be_read(cls, path: Path | None) -> Path | None:
+        try:
+            if path is not None:
+                ssl.create_default_context(cafile=str(path))
+        except OSError as error:  # SSLError is one
+            raise ValueError(f"{path} holds no certificates that can be read") from error
+        return path
 
     @field_validator("reward_secrets_dir")
     @classmethod

@@ -69,11 +69,7 @@ class Endpoints:
 
     @classmethod
     def from_settings(cls, settings: RewarderSettings, *, redis: Redis, metrics: RewarderMetrics) -> Self:
-        """Return the endpoints of a rewarder.
-
-        Raises:
-            UserError: The file with certificates cannot be used.
-        """
+        """Return the endpoints of a rewarder."""
         return cls(
             redis,
             rules=settings.outbound_rules(),

@@ -21,7 +21,6 @@ import httpx
 
 from services.rewarder.endpoints.outbound_rules import DEFAULT_PORTS
 from services.rewarder.endpoints.pinned_network import CONNECT_TIMEOUT_S, PinnedNetwork
-from shared.errors import UserError
 
 _MAX_IDLE_CONNECTIONS = 64
 _KEEP_IDLE_S = 30.0
@@ -59,7 +58,7 @@ class HttpExchange:
         logging.getLogger("httpcore").setLevel(logging.WARNING)
         self._max_answer_bytes = max_answer_bytes
         self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context(ca_file),
+            ssl_context=_ssl_context(ca_file),
             max_connections=None,
             max_keepalive_connections=_MAX_IDLE_CONNECTIONS,
             keepalive_expiry=_KEEP_IDLE_S,
@@ -130,18 +129,10 @@ class HttpExchange:
         return HttpAnswer(response.status, headers, bytes(body))
 
 
-def ssl_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Return what servers' certificates are checked with.
-
-    Raises:
-        UserError: The file holds no certificates.
-    """
+def _ssl_context(ca_file: Path | None) -> ssl.SSLContext:
     if ca_file is None:
         return httpx.create_ssl_context(trust_env=False)
-    try:
-        return ssl.create_default_context(cafile=str(ca_file))
-    except OSError as error:  # SSLError is one
-        raise UserError(f"HEADRACE_REWARD_CA_FILE={ca_file} holds no certificates: {error.strerror}") from error
+    return ssl.create_default_context(cafile=str(ca_file))
 
 
 def _reason(error: BaseException) -> str:
