@@ -99,7 +99,9 @@ class Endpoints:
         try:
             client = await self.client(name)
             await self.check(client.spec)
-        except (RewardFailure, UserError) as error:
+        except RewardFailure as failure:
+            return Refused(failure.detail)
+        except UserError as error:
             return Refused(f"endpoint {name}: {error}")
         columns = client.wire_format.required_columns(client.spec)
         return Inspected("endpoint", client.spec.summary or f"an endpoint at {client.spec.url}", columns)
@@ -123,7 +125,7 @@ class Endpoints:
             raise RewardFailure("error", str(error)) from error
         spec = registered.specs.get(name)
         if spec is None:
-            raise RewardFailure("error", self._why_not_there(name, registered))
+            raise RewardFailure("error", f"endpoint {name}: {self._why_not_there(name, registered)}")
         return self._client(name, spec)
 
     async def clients(self) -> list[EndpointClient]:

@@ -5,7 +5,7 @@ import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpcore
 import pytest
@@ -52,7 +52,8 @@ class Dialled(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         self.hosts.append(host)
-        return await httpcore.AnyIOBackend().connect_tcp(host, port, timeout, local_address, socket_options)
+        network = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
+        return await network.connect_tcp(host, port, timeout, local_address, socket_options)
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ async def test_the_resolver_asks_once_for_many_who_wait_and_outlives_those_who_l
 async def tls_server() -> AsyncIterator[tuple[int, list[str | None]]]:
     """Speaks TLS as judge.example, or as old.example with a certificate that has expired; tells the names asked for."""
     seen: list[str | None] = []
-    contexts = {}
+    contexts: dict[str, ssl.SSLContext] = {}
     for host in ("judge", "old"):
         contexts[f"{host}.example"] = context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(HERE / "certificates" / f"{host}.pem")
@@ -183,7 +184,7 @@ async def tls_server() -> AsyncIterator[tuple[int, list[str | None]]]:
 
     door = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     door.load_cert_chain(HERE / "certificates" / "judge.pem")
-    door.sni_callback = choose  # type: ignore[assignment]
+    door.sni_callback = choose
     server = MisbehavingServer()
     server.on("/", closing)
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=door)
