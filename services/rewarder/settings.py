@@ -41,7 +41,7 @@ class RewarderSettings(ServiceSettings):
     reward_allowed_ports: str = Field(default="80,443", description="Ports of reward endpoints, such as 443,8000-8999")
     reward_secrets_dir: Path | None = Field(default=None, description="Directory with one file a secret for endpoints")
     reward_ca_file: Path | None = Field(default=None, description="Certificates that endpoints are checked against")
-    reward_max_answer_bytes: int = Field(default=4 * MIB, ge=1024, description="Longer answers of endpoints: `invalid`")
+    reward_max_answer_bytes: int = Field(default=MIB, ge=1024, description="Longer answers of endpoints: `invalid`")
 
     def outbound_rules(self) -> OutboundRules:
         """Return where reward endpoints may be; raises ValueError."""

@@ -82,6 +82,7 @@ class Endpoints:
 
     async def aclose(self) -> None:
         """Close the connections to all endpoints."""
+        await self.registry.aclose()
         await self._exchange.aclose()
 
     async def knows(self, name: str) -> bool:

@@ -19,11 +19,12 @@ from pathlib import Path
 import httpcore
 import httpx
 
+from services.rewarder.endpoints.connections import Connections
 from services.rewarder.endpoints.outbound_rules import DEFAULT_PORTS
 from services.rewarder.endpoints.pinned_network import CONNECT_TIMEOUT_S, PinnedNetwork
 
-_MAX_IDLE_CONNECTIONS = 64
-_KEEP_IDLE_S = 30.0
+_MAX_PIECES = 4096
+"""Of one answer: a server that sends a byte at a time would keep the event loop busy with each of them."""
 USER_AGENT = "headrace-rewarder"
 
 
@@ -57,13 +58,7 @@ class HttpExchange:
         # At DEBUG it logs the headers of answers, and a server may send back those of the request.
         logging.getLogger("httpcore").setLevel(logging.WARNING)
         self._max_answer_bytes = max_answer_bytes
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=_ssl_context(ca_file),
-            max_connections=None,
-            max_keepalive_connections=_MAX_IDLE_CONNECTIONS,
-            keepalive_expiry=_KEEP_IDLE_S,
-            network_backend=network,
-        )
+        self._connections = Connections(network, ssl_context=_ssl_context(ca_file))
 
     async def post(self, url: httpx.URL, *, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
         """Return the answer, whatever its status.
@@ -89,19 +84,13 @@ class HttpExchange:
             "content-length": str(len(body)),
             **headers,
         }
-        limits = {
-            "connect": min(CONNECT_TIMEOUT_S, timeout_s),
-            "read": timeout_s,
-            "write": timeout_s,
-            "pool": timeout_s,
-        }
+        limits = {"connect": min(CONNECT_TIMEOUT_S, timeout_s), "read": timeout_s, "write": timeout_s}
         port = DEFAULT_PORTS[url.scheme] if url.port is None else url.port
         target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=port, target=url.raw_path)
         pairs = [(name.encode("ascii"), value.encode("ascii")) for name, value in sent.items()]
+        request = httpcore.Request("POST", target, headers=pairs, content=body, extensions={"timeout": limits})
         try:
-            async with self._pool.stream(
-                "POST", target, headers=pairs, content=body, extensions={"timeout": limits}
-            ) as response:
+            async with self._connections.send(request) as response:
                 return await self._read(response)
         except httpcore.ConnectTimeout as error:
             raise ConnectionLostError(f"no connection within {limits['connect']:g} s") from error
@@ -109,21 +98,24 @@ class HttpExchange:
             raise TimeoutError from error
         except httpcore.ConnectError as error:
             raise ConnectionLostError(f"no connection: {_reason(error)}") from error
-        except (httpcore.NetworkError, httpcore.RemoteProtocolError, OSError) as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             raise ConnectionLostError(f"the connection broke: {_reason(error)}") from error
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._pool.aclose()
+        await self._connections.aclose()
 
     async def _read(self, response: httpcore.Response) -> HttpAnswer:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
         encoding = headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             raise RefusedAnswerError("the answer is compressed, although 'Accept-Encoding: identity' was sent")
-        body = bytearray()
+        body, num_pieces = bytearray(), 0
         async for part in response.aiter_stream():
             body += part
+            num_pieces += 1
+            if num_pieces > _MAX_PIECES:
+                raise RefusedAnswerError(f"the answer comes in more than {_MAX_PIECES} pieces")
             if len(body) > self._max_answer_bytes:
                 raise RefusedAnswerError(f"the answer has more than {self._max_answer_bytes} bytes")
         return HttpAnswer(response.status, headers, bytes(body))
@@ -141,12 +133,12 @@ def _reason(error: BaseException) -> str:
         cause = deeper
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {cause.verify_message}"
-    if isinstance(cause, OSError) and cause.errno:
+    if isinstance(cause, OSError) and (cause.errno or 0) > 0:  # the resolver's are negative
         return os.strerror(cause.errno)  # without the address, which asyncio puts into its own text
     return str(error) or type(error).__name__
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return what an error was raised from; the pool of httpcore forgets it, but for the argument."""
+    """Return what an error was raised from; in httpcore that may be its argument alone."""
     argument: object = error.args[0] if error.args else None
     return error.__cause__ or (argument if isinstance(argument, BaseException) else None)

@@ -45,6 +45,7 @@ class Registry:
         self._gone: set[str] = set()
         self._read_at = -REREAD_AFTER_S
         self._reading: asyncio.Task[None] | None = None
+        self._one_at_a_time = asyncio.Lock()
 
     async def registered(self) -> Registered:
         """Return what is registered, at most about a second old while Redis answers.
@@ -65,9 +66,12 @@ class Registry:
         return name in self._gone
 
     async def read(self) -> None:
-        """Read the hash now; what was read before stays if Redis does not answer."""
+        """Read the hash now; what was read before stays if Redis does not answer.
+
+        One read at a time: an older one that ended later would bring back what was deleted since.
+        """
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with self._one_at_a_time, asyncio.timeout(_PATIENCE_S):
                 found = await self._redis.hgetall(REWARD_ENDPOINTS)
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             log.warning("the registered reward endpoints cannot be read: %s", error)
@@ -113,6 +117,12 @@ class Registry:
             UnavailableError: Redis did not answer.
         """
         return bool(await self._asked(lambda: self._redis.hdel(REWARD_ENDPOINTS, name), "deleting a reward endpoint"))
+
+    async def aclose(self) -> None:
+        """End a read that is under way."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _asked(self, make: object, what: str) -> object:
         try:

@@ -101,6 +101,8 @@ class EndpointSpec(Body):
             text = value if isinstance(value, str) else value.prefix
             if len(text) > 2000 or not _HEADER_VALUE.fullmatch(text):
                 raise ValueError(f"the value of {name} must be printable ASCII, at most 2000 characters of it")
+            if text.startswith(" ") or (isinstance(value, str) and text.endswith(" ")):
+                raise ValueError(f"the value of {name} begins or ends with a space, which no header can carry")
             lowered[name.lower()] = value
         return lowered
 

@@ -36,6 +36,8 @@ class MisbehavingServer:
     port: int = 0
     received: list[Received] = field(default_factory=list[Received])
     num_bytes_sent: int = 0
+    num_connections: int = 0
+    num_open: int = 0
     _behaviours: dict[str, list[Behaviour]] = field(default_factory=dict[str, list[Behaviour]])
 
     def on(self, path: str, *behaviours: Behaviour) -> str:
@@ -49,6 +51,14 @@ class MisbehavingServer:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
+        self.num_connections += 1
+        self.num_open += 1
+        try:
+            await self._answer(reader, writer)
+        finally:
+            self.num_open -= 1
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 request = await _read(reader)
@@ -133,6 +143,15 @@ async def drips(_request: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(b" ")
         await writer.drain()
         await asyncio.sleep(0.02)
+
+
+async def sends_crumbs(_request: Received, writer: asyncio.StreamWriter) -> None:
+    """Answer in chunks of one byte."""
+    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(100):
+        writer.write(b"1\r\n \r\n" * 1000)
+        await writer.drain()
+    writer.write(b"8\r\n[1.0, 2]\r\n0\r\n\r\n")
 
 
 async def closes(_request: Received, writer: asyncio.StreamWriter) -> None:

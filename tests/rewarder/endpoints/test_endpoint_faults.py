@@ -19,6 +19,7 @@ from tests.rewarder.endpoints.conftest import MAX_ANSWER_BYTES, SECRET, ask, end
 from tests.rewarder.endpoints.misbehaving_server import (
     Behaviour,
     MisbehavingServer,
+    Received,
     answers,
     closes,
     closes_mid_body,
@@ -26,6 +27,7 @@ from tests.rewarder.endpoints.misbehaving_server import (
     echoes,
     gzip_bomb,
     hangs,
+    sends_crumbs,
     sends_plain,
     talks_nonsense,
 )
@@ -55,6 +57,7 @@ GOOD = answers([1.0, 0.5])
         (answers(b"[" * 100_000), "invalid", "the answer is no JSON"),
         (answers(b""), "invalid", "the answer is no JSON at character 0"),
         (gzip_bomb(600_000_000), "invalid", "the answer is compressed, although 'Accept-Encoding: identity' was sent"),
+        (sends_crumbs, "invalid", "the answer comes in more than 4096 pieces"),
         (answers(b"oops", status=500), "error", "it answered 500: oops"),
         (answers(b"no such route", status=404), "error", "it answered 404: no such route"),
         (answers({"error": "bad\nkey"}, status=401), "error", 'it answered 401: {"error": "bad\\nkey"}'),
@@ -284,6 +287,48 @@ async def test_who_waits_too_long_for_a_turn_is_told_so(
         await asyncio.gather(first, return_exceptions=True)
     assert second[0].outcome == "overload"
     assert second[0].detail == "endpoint judge: waited 0.5 s for one of its 1 requests at a time"
+
+
+async def test_connections_are_used_again_and_a_broken_one_is_not(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", GOOD), max_concurrency=4)
+    for _ in range(3):
+        await asyncio.gather(*(ask(endpoints, "judge", CALL) for _ in range(8)))
+    assert server.num_connections <= 4
+    before = server.num_connections
+    await register(endpoints, "judge", server.on("/bad", closes_mid_body, sends_crumbs, hangs, GOOD), timeout_s=0.5)
+    outcomes = [(await ask(endpoints, "judge", CALL))[0].outcome for _ in range(6)]
+    assert outcomes == ["error", "invalid", "timeout", "scored", "scored", "scored"]
+    assert server.num_connections <= before + 3
+
+
+async def test_a_connection_that_the_server_closed_meanwhile_costs_nobody_an_answer(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    async def answers_and_closes(request: Received, writer: asyncio.StreamWriter) -> None:
+        await GOOD(request, writer)
+        writer.close()
+
+    await register(endpoints, "judge", server.on("/judge", answers_and_closes), max_retries=1)
+    for number in range(1, 6):
+        assert (await ask(endpoints, "judge", CALL))[0].outcome == "scored"
+        assert server.num_connections == number
+
+
+async def test_connections_that_nobody_needs_any_more_are_closed(
+    endpoints: Endpoints, server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", GOOD))
+    monkeypatch.setattr("services.rewarder.endpoints.connections._KEEP_IDLE_S", 0.0)
+    monkeypatch.setattr("services.rewarder.endpoints.connections._SWEEP_EVERY_S", 0.0)
+    await ask(endpoints, "judge", CALL)
+    await eventually(lambda: server.num_open == 0)
+    monkeypatch.undo()
+    await ask(endpoints, "judge", CALL)
+    assert server.num_open == 1, "it is kept for the next request"
+    await endpoints.aclose()
+    await eventually(lambda: server.num_open == 0)
 
 
 async def test_a_group_is_split_and_one_bad_part_costs_no_other(

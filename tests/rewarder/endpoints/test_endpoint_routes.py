@@ -181,6 +181,7 @@ def test_a_url_that_may_not_be_called_is_refused_with_a_sentence(client: httpx.C
         ({"headers": {"Host": "inside"}}, "Host is not yours to set"),
         ({"headers": {"accept-encoding": "gzip"}}, "accept-encoding is not yours to set"),
         ({"headers": {"x-a": "b\r\nx-c: d"}}, "must be printable ASCII"),
+        ({"headers": {"x-a": " b"}}, "begins or ends with a space"),
         ({"headers": {"x a": "b"}}, "a header's name has letters"),
         ({"headers": {"x-a": "b", "X-A": "c"}}, "X-A is there twice"),
         ({"signing_secret": "no-such"}, "there is no secret 'no-such'"),
