@@ -87,13 +87,15 @@ class EndpointClient:
         """Return the request for a slice that goes out now.
 
         Raises:
-            RewardFailure: The call lacks what the wire format needs.
+            RewardFailure: The call lacks what the wire format needs, or JSON cannot hold it.
         """
         context = RequestContext(uuid.uuid4().hex, run_id, time.time() + timeout_s)
         try:
             return self.wire_format.encode(call, spec=self.spec, context=context), context
         except CallError as error:
             raise RewardFailure("error", str(error)) from error
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RewardFailure("error", f"the completions or columns cannot be sent as JSON: {error}") from error
 
     def decode(self, answer: HttpAnswer, call: RewardCall) -> list[Verdict]:
         """Return the verdicts in an answer.

@@ -166,6 +166,40 @@ def test_other_urls_are_refused_with_a_sentence(url: str, why: str) -> None:
         PUBLIC.parse(url)
 
 
+URL_PARTS = st.sampled_from(
+    [
+        "http",
+        "https",
+        "://",
+        ":",
+        "/",
+        "\\",
+        "@",
+        "[",
+        "]",
+        "::1",
+        "127.0.0.1",
+        "judge.example",
+        "%",
+        "#",
+        "?",
+        "443",
+        ".",
+    ]
+)
+
+
+@given(st.text(max_size=20) | st.lists(URL_PARTS | st.text(max_size=2), max_size=8).map("".join))
+def test_any_text_is_a_url_or_refused(text: str) -> None:
+    try:
+        url = PUBLIC.parse(text)
+    except ForbiddenTargetError:
+        return
+    assert url.scheme in ("http", "https")
+    assert url.host
+    assert url.port in (None, 80, 443)
+
+
 def test_an_operator_allows_ports_and_hosts() -> None:
     rules = OutboundRules(
         hosts=parse_hosts("judge.internal:8080, *.svc.cluster.local:*,[::1]:9000"),
