@@ -14,7 +14,6 @@ import httpcore
 
 from services.rewarder.endpoints.endpoint_client import EndpointClient
 from services.rewarder.endpoints.http_exchange import HttpExchange
-from services.rewarder.endpoints.known_formats import FORMATS
 from services.rewarder.endpoints.outbound_rules import DEFAULT_PORTS, OutboundRules
 from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.pinned_network import PinnedNetwork, Resolve
@@ -144,8 +143,6 @@ class Endpoints:
         Raises:
             UserError: The URL is not allowed, or a secret cannot be used.
         """
-        if spec.wire_format not in FORMATS:
-            raise UserError(f"this rewarder does not speak {spec.wire_format}")
         url = self.requests.check(spec)
         port = DEFAULT_PORTS[url.scheme] if url.port is None else url.port
         try:

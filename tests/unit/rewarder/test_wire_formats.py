@@ -7,9 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.rewarder.endpoints.http_exchange import HttpExchange
 from services.rewarder.endpoints.known_formats import FORMATS
+from services.rewarder.endpoints.outbound_rules import OutboundRules
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
+from services.rewarder.endpoints.pinned_network import PinnedNetwork
+from services.rewarder.endpoints.secret_files import SecretFiles
 from services.rewarder.endpoints.spec import EndpointSpec, WireFormatName
-from services.rewarder.endpoints.wire_formats import InvalidAnswerError, RequestContext, slices
+from services.rewarder.endpoints.trl_format import TrlFormat
+from services.rewarder.endpoints.wire_formats import (
+    InvalidAnswerError,
+    RequestContext,
+    WireRequest,
+    batch_size,
+    slices,
+)
 from services.rewarder.reward_call import CallError, RewardCall, TrainerState, Verdict
 
 CONTEXT = RequestContext("r-1", "run-a", 1795174943.5)
@@ -164,6 +176,26 @@ def test_openrlhf_s_answer() -> None:
     assert read("openrlhf", {"rewards": [[1.0], [0.0]]})[0].outcome == "invalid"
     with pytest.raises(InvalidAnswerError, match="neither rewards nor scores"):
         read("openrlhf", {"reward": [1.0]})
+
+
+def test_a_format_may_take_less_than_a_specification_allows() -> None:
+    class OneEach(TrlFormat):
+        max_batch = 1
+
+    assert batch_size(spec("trl"), FORMATS["trl"]) is None
+    assert batch_size(spec("trl", batch_size=4), FORMATS["trl"]) == 4
+    assert batch_size(spec("trl", batch_size=4), OneEach()) == 1
+    assert batch_size(spec("trl"), OneEach()) == 1
+
+
+async def test_a_format_may_use_a_path_below_the_url() -> None:
+    rules = OutboundRules()
+    exchange = HttpExchange(PinnedNetwork(rules), max_answer_bytes=1024)
+    requests = OutgoingRequests(exchange, rules=rules, secrets=SecretFiles(None))
+    made = spec("trl").model_copy(update={"url": "https://judge.example/v1/?team=a"})
+    shown = requests.shown(made, WireRequest(b"{}", path="/chat/completions"), CONTEXT)
+    assert shown.url == "https://judge.example/v1/chat/completions?team=a"
+    await exchange.aclose()
 
 
 def test_a_call_is_cut_into_slices() -> None:
