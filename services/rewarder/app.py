@@ -181,7 +181,11 @@ async def _user_error(_request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(_request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
-    return _problem(known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json.")
+    response = _problem(
+        known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json."
+    )
+    response.headers.update(known.headers or {})  # Allow, of a 405
+    return response
 
 
 async def _bug(_request: Request, error: Exception) -> JSONResponse:

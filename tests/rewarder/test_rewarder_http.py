@@ -262,6 +262,7 @@ def test_a_body_that_is_too_large_is_413(client: httpx.Client) -> None:
 def test_an_unknown_route_and_a_wrong_method_are_problems(client: httpx.Client) -> None:
     for reply, status in ((client.get("/v1/nothing"), 404), (client.get("/v1/score"), 405)):
         assert (reply.status_code, reply.headers["content-type"]) == (status, "application/problem+json")
+    assert client.get("/v1/score").headers["allow"] == "POST"
 
 
 def test_the_metrics_count_outcomes_by_function(rewarder: RewarderProcess, client: httpx.Client) -> None:

@@ -71,6 +71,10 @@ class EndpointClient:
         )
         self._requests = requests
         self._metrics = metrics
+        # Read when they are asked for; those of the client that was made last for a name count.
+        metrics.endpoint_in_flight.labels(name).set_function(lambda: self.turnstile.num_in_flight)
+        metrics.endpoint_queued.labels(name).set_function(lambda: self.turnstile.num_queued)
+        metrics.endpoint_breaker.labels(name).set_function(lambda: _BREAKER_STATES[self.breaker.state])
 
     async def call(
         self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
@@ -136,11 +140,9 @@ class EndpointClient:
             await self.turnstile.enter(lane=lane, tokens=tokens)
             started_at = time.monotonic()
             try:
-                self._note_state()
                 verdicts = await self._judged(call, min(timeout_s, self.spec.timeout_s), run_id, tokens)
             finally:
                 self.turnstile.leave()
-                self._note_state()
         except RewardFailure as failure:
             verdicts = everyone(len(call.completions), failure.outcome, f"endpoint {self.name}: {failure.detail}")
         return verdicts, time.monotonic() - started_at
@@ -175,11 +177,6 @@ class EndpointClient:
         why_not = self.breaker.why_not(time.monotonic())
         if why_not is not None:
             raise RewardFailure("overload", why_not)
-
-    def _note_state(self) -> None:
-        self._metrics.endpoint_in_flight.labels(self.name).set(self.turnstile.num_in_flight)
-        self._metrics.endpoint_queued.labels(self.name).set(self.turnstile.num_queued)
-        self._metrics.endpoint_breaker.labels(self.name).set(_BREAKER_STATES[self.breaker.state])
 
 
 def _refusal(answer: HttpAnswer) -> str:

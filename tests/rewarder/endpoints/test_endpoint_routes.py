@@ -74,6 +74,8 @@ def rewarder(
     finally:
         if rewarder.process.poll() is None:
             rewarder.kill()
+        with redis.Redis.from_url(redis_server.url) as stored:
+            stored.delete(REWARD_ENDPOINTS)
 
 
 @pytest.fixture

@@ -43,13 +43,23 @@ async def test_no_more_requests_than_allowed_are_under_way_and_too_many_waiting_
 async def test_who_waits_too_long_for_a_turn_is_told_so(
     redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer
 ) -> None:
+    def gauge(name: str) -> float | None:
+        labels = {"endpoint": "judge"}
+        return metrics.registry.get_sample_value(f"headrace_reward_endpoint_requests_{name}", labels)
+
     async with endpoints_on(redis, metrics=metrics, queue_timeout_s=0.5) as endpoints:
         await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=1, timeout_s=600)
         first = asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600))
         await eventually(lambda: server.received)
+        waiting = asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600))
+        await eventually(lambda: gauge("queued") == 1.0)
+        assert gauge("in_flight") == 1.0
         second = await ask(endpoints, "judge", CALL)
         first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+        await asyncio.gather(first, waiting, return_exceptions=True)
+        await endpoints.registry.delete("judge")
+        assert await endpoints.knows("judge")
+        assert gauge("in_flight") is None, "a deleted endpoint is shown no more"
     assert second[0].outcome == "overload"
     assert second[0].detail == "endpoint judge: waited 0.5 s for one of its 1 requests at a time"
 
