@@ -6,6 +6,7 @@
     headrace:leases:fleet              sorted set: the same by lease expiry (ms, server clock)
     headrace:submit:HASH               what a submit with that Idempotency-Key led to; expires
     headrace:refusals                  hash: replica -> why it ended before it followed any run; expires
+    headrace:reward_endpoints          hash: name -> specification of a reward endpoint (services/rewarder/endpoints)
     headrace:{RUN}:run                 hash: config, status, desired, reason, progress
     headrace:{RUN}:epoch               counter: trainer incarnations; only rises
     headrace:{RUN}:prompts             stream    read by consumer group "generators"
@@ -32,6 +33,7 @@ SUBMIT = "headrace:submit"
 FLEET = "headrace:fleet"
 FLEET_LEASES = "headrace:leases:fleet"
 REFUSALS = "headrace:refusals"
+REWARD_ENDPOINTS = "headrace:reward_endpoints"
 
 GENERATORS = "generators"
 REWARDERS = "rewarders"

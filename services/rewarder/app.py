@@ -1,6 +1,6 @@
 """The rewarder's HTTP side: look at reward functions, check them before a run starts, score a batch now.
 
-    GET  /v1/rewards         the built-in functions
+    /v1/rewards              built-in functions and endpoints: endpoints/routes.py
     POST /v1/rewards/check   can these be called, and what do they need?
     POST /v1/score           outcomes and weighted sums for a batch
     GET  /livez, /readyz     open, without data
@@ -9,7 +9,7 @@ Runs need none of this but the check at submit: their groups come and go over st
 and never repeat what was sent.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 import msgspec
@@ -20,7 +20,6 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from services.rewarder.bodies import (
-    ChatMessage,
     CheckRequest,
     Health,
     OutcomeBody,
@@ -30,8 +29,9 @@ from services.rewarder.bodies import (
     ScoreReply,
     ScoreRequest,
 )
-from services.rewarder.built_in_rewards import BUILT_INS
-from services.rewarder.reward_call import RewardCall, printable
+from services.rewarder.endpoints.endpoint_source import Endpoints
+from services.rewarder.endpoints.routes import add_reward_routes
+from services.rewarder.reward_call import printable
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.worker_frames import Inspected, Refused
 from shared.errors import UserError
@@ -44,7 +44,7 @@ NotReady = Callable[[], Awaitable[str | None]]
 """Answers why the service is not ready, or None."""
 
 
-def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
+def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady) -> FastAPI:
     """Return the application, to be wrapped in HttpGuard."""
     app = FastAPI(title="headrace rewarder", version="1", summary="Scores completions with TRL's reward functions")
     app.router.route_class = _JsonRoute
@@ -75,20 +75,6 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
             return _problem(503, "Not ready", reason)
         return JSONResponse({"status": "ready"})
 
-    @app.get("/v1/rewards", summary="Built-in reward functions", responses={401: errors[401]})
-    async def list_rewards() -> RewardFunctions:
-        return RewardFunctions(
-            reward_funcs=[
-                RewardFunctionInfo(
-                    name=name,
-                    kind="built-in",
-                    summary=known.summary,
-                    required_columns=[list(columns) for columns in known.columns],
-                )
-                for name, known in BUILT_INS.items()
-            ]
-        )
-
     @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=errors)
     async def check_rewards(body: CheckRequest) -> RewardFunctions:
         found = await scorer.check(list(dict.fromkeys(body.reward_funcs)))
@@ -110,12 +96,13 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
         functions = [
             WeightedFunction(name, weight) for name, weight in zip(body.reward_funcs, body.weights(), strict=True)
         ]
-        outcomes = await scorer.score(_call(body), functions, timeout_s=body.timeout_s, lane=LANE)
+        outcomes = await scorer.score(body.call(), functions, timeout_s=body.timeout_s, lane=LANE)
         return ScoreReply(
             outcomes=[[OutcomeBody(**msgspec.structs.asdict(outcome)) for outcome in row] for row in outcomes],
             rewards=[weighted_sum(row) for row in outcomes],
         )
 
+    add_reward_routes(app, endpoints, errors=errors)
     return app
 
 
@@ -163,22 +150,6 @@ class UnknownRewardsError(UserError):
         self.refused = refused
 
 
-def _call(body: ScoreRequest) -> RewardCall:
-    return RewardCall(
-        prompts=[_plain(prompt) for prompt in body.prompts],
-        completions=[_plain(completion) for completion in body.completions],
-        columns=body.columns,
-        completion_ids=body.completion_ids,
-        max_completion_length=body.max_completion_length,
-    )
-
-
-def _plain(text: str | Sequence[ChatMessage]) -> str | list[dict[str, str]]:
-    if isinstance(text, str):
-        return text
-    return [{"role": message.role, "content": message.content} for message in text]
-
-
 def _problem(status: int, title: str, detail: str, **more: object) -> JSONResponse:
     return JSONResponse(problem(status, title, detail, **more), status_code=status, media_type=PROBLEM_JSON)
 
@@ -210,7 +181,11 @@ async def _user_error(_request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(_request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
-    return _problem(known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json.")
+    response = _problem(
+        known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json."
+    )
+    response.headers.update(known.headers or {})  # Allow, of a 405
+    return response
 
 
 async def _bug(_request: Request, error: Exception) -> JSONResponse:

@@ -4,6 +4,7 @@ from typing import Any, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from services.rewarder.reward_call import RewardCall
 from services.rewarder.worker_frames import Kind
 from shared.messages import Outcome
 
@@ -46,11 +47,9 @@ class ChatMessage(Body):
     content: str
 
 
-class ScoreRequest(Body):
-    """Completions to score now. Every list has one entry a completion."""
+class Rows(Body):
+    """Completions to score. Every list has one entry a completion."""
 
-    reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
-    reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
     prompts: list[str | list[ChatMessage]] = Field(min_length=1, max_length=MAX_COMPLETIONS)
     completions: list[str | list[ChatMessage]]
     completion_ids: list[list[int]] | None = None
@@ -81,14 +80,6 @@ class ScoreRequest(Body):
         return columns
 
     @model_validator(mode="after")
-    def _one_weight_a_function(self) -> Self:
-        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
-            raise ValueError(
-                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _one_entry_a_completion(self) -> Self:
         lists = {"completions": self.completions, "completion_ids": self.completion_ids, **self.columns}
         wrong = [
@@ -98,6 +89,37 @@ class ScoreRequest(Body):
         ]
         if wrong:
             raise ValueError(f"there are {len(self.prompts)} prompts, but {', '.join(wrong)}")
+        return self
+
+    def call(self) -> RewardCall:
+        """Return what reward functions are called with."""
+        return RewardCall(
+            prompts=[_plain(prompt) for prompt in self.prompts],
+            completions=[_plain(completion) for completion in self.completions],
+            columns=self.columns,
+            completion_ids=self.completion_ids,
+            max_completion_length=self.max_completion_length,
+        )
+
+
+def _plain(text: str | list[ChatMessage]) -> str | list[dict[str, str]]:
+    if isinstance(text, str):
+        return text
+    return [{"role": message.role, "content": message.content} for message in text]
+
+
+class ScoreRequest(Rows):
+    """Completions to score now, and what with."""
+
+    reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+    reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
+
+    @model_validator(mode="after")
+    def _one_weight_a_function(self) -> Self:
+        if self.reward_weights is not None and len(self.reward_weights) != len(self.reward_funcs):
+            raise ValueError(
+                f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs"
+            )
         return self
 
     def weights(self) -> list[float]:

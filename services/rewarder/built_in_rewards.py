@@ -92,5 +92,5 @@ def unknown_name(name: str) -> UserError:
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(
         f"'{name}' is no built-in reward.{hint} Built in are: {known}. A function of your own is named "
-        "'package.module:function'"
+        "'package.module:function'; an endpoint is registered with POST /v1/rewards"
     )

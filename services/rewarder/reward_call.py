@@ -23,7 +23,7 @@ Completion = str | list[dict[str, str]]
 RewardFunction = Callable[..., Any]
 MAX_DETAIL_CHARS = 300
 
-_NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
+NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on, because the call has them under these or similar names."""
 _GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 
@@ -36,7 +36,10 @@ class TrainerState(msgspec.Struct, frozen=True):
 
 
 class RewardCall(msgspec.Struct, frozen=True):
-    """One call for all completions at once; every list has one entry a completion."""
+    """One call for all completions at once; every list has one entry a completion.
+
+    ``group_id`` and ``policy_version``, that of the group's oldest token, are null outside of runs.
+    """
 
     prompts: list[Prompt]
     completions: list[Completion]
@@ -44,6 +47,8 @@ class RewardCall(msgspec.Struct, frozen=True):
     completion_ids: list[list[int]] | None = None
     trainer_state: TrainerState = TrainerState()
     max_completion_length: int | None = None
+    group_id: str | None = None
+    policy_version: int | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -65,7 +70,7 @@ def arguments_for(function: RewardFunction, call: RewardCall, *, is_built_in: bo
     Raises:
         CallError: It requires an argument that neither the call nor the dataset has.
     """
-    arguments: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in _NOT_COLUMNS}
+    arguments: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in NOT_COLUMNS}
     arguments |= {
         "prompts": call.prompts,
         "completions": call.completions,

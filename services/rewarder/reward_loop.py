@@ -194,6 +194,8 @@ def call_for(group: CompletedGroup, *, state: TrainerState, max_completion_lengt
         completion_ids=[rollout.completion_ids().tolist() for rollout in group.rollouts],
         trainer_state=state,
         max_completion_length=max_completion_length,
+        group_id=prompt.group_id,
+        policy_version=min(rollout.oldest_policy_version() for rollout in group.rollouts),
     )
 
 

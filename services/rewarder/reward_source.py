@@ -23,7 +23,7 @@ class RewardSource(Protocol):
         Args:
             name: One that this source knows.
             call: Not to be changed: other functions are called with it at the same time.
-            timeout_s: Deadline of all of it.
+            timeout_s: Deadline of the work; waiting for a turn at what is scarce has its own.
             lane: The run, or the HTTP routes; lanes take turns at what is scarce.
 
         Raises:

@@ -17,6 +17,7 @@ import uvicorn
 from redis.exceptions import RedisError
 
 from services.rewarder.app import build_app
+from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall
@@ -61,7 +62,8 @@ class RewarderService:
             import_timeout_s=settings.import_timeout_s,
             check_timeout_s=settings.check_timeout_s,
         )
-        self._scorer = Scorer(self._functions, metrics=self._metrics)
+        self._endpoints = Endpoints.from_settings(settings, redis=self._redis, metrics=self._metrics)
+        self._scorer = Scorer(self._functions, metrics=self._metrics, sources=[self._endpoints])
         self._reward_loop = RewardLoop(
             self._redis,
             self._scorer,
@@ -88,7 +90,7 @@ class RewarderService:
             server = _Server(
                 uvicorn.Config(
                     HttpGuard(
-                        build_app(self._scorer, why_not_ready=self._why_not_ready),
+                        build_app(self._scorer, endpoints=self._endpoints, why_not_ready=self._why_not_ready),
                         keys={"/": self._settings.api_key.get_secret_value()},
                     ),
                     log_config=None,
@@ -111,6 +113,7 @@ class RewarderService:
                 await asyncio.gather(http, return_exceptions=True)
                 stop.cancel()
                 await self._say_why_it_ended(work)
+                await self._endpoints.aclose()
                 await self._redis.aclose()
         if not work.cancelled():
             work.result()

@@ -1,12 +1,14 @@
 """Settings of the rewarder, read once from ``HEADRACE_*`` variables."""
 
 import os
+import ssl
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
+from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
 from shared.settings import ServiceSettings
 
 MIB = 1024 * 1024
@@ -32,10 +34,52 @@ class RewarderSettings(ServiceSettings):
     poll_every_s: float = Field(default=0.25, gt=0, description="How often to look for runs")
     drain_s: float = Field(default=5.0, ge=0, description="How long running groups may finish after SIGTERM")
 
+    reward_allowed_hosts: str = Field(
+        default="", description="Hosts of reward endpoints that may be internal: name, name:port, name:*, *.domain"
+    )
+    reward_allowed_networks: str = Field(default="", description="Networks that reward endpoints may be in")
+    reward_allowed_ports: str = Field(default="80,443", description="Ports of reward endpoints, such as 443,8000-8999")
+    reward_secrets_dir: Path | None = Field(default=None, description="Directory with one file a secret for endpoints")
+    reward_ca_file: Path | None = Field(default=None, description="Certificates that endpoints are checked against")
+    reward_max_answer_bytes: int = Field(default=MIB, ge=1024, description="Longer answers of endpoints: `invalid`")
+
+    def outbound_rules(self) -> OutboundRules:
+        """Return where reward endpoints may be; raises ValueError."""
+        return OutboundRules(
+            hosts=parse_hosts(self.reward_allowed_hosts),
+            networks=parse_networks(self.reward_allowed_networks),
+            ports=parse_ports(self.reward_allowed_ports),
+        )
+
     @field_validator("reward_path", mode="before")
     @classmethod
     def _split_like_path(cls, raw: object) -> object:
         return tuple(part for part in raw.split(os.pathsep) if part) if isinstance(raw, str) else raw
+
+    @field_validator("reward_allowed_hosts", "reward_allowed_networks", "reward_allowed_ports")
+    @classmethod
+    def _what_is_allowed_can_be_read(cls, text: str, info: ValidationInfo) -> str:
+        {"hosts": parse_hosts, "networks": parse_networks, "ports": parse_ports}[str(info.field_name).split("_")[-1]](
+            text
+        )
+        return text
+
+    @field_validator("reward_ca_file")
+    @classmethod
+    def _the_certificates_can_be_read(cls, path: Path | None) -> Path | None:
+        try:
+            if path is not None:
+                ssl.create_default_context(cafile=str(path))
+        except OSError as error:  # SSLError is one
+            raise ValueError(f"{path} holds no certificates that can be read") from error
+        return path
+
+    @field_validator("reward_secrets_dir")
+    @classmethod
+    def _the_secrets_are_in_a_directory(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_dir():
+            raise ValueError(f"{path} is no directory; name one with one file a secret")
+        return path
 
     @field_validator("reward_path")
     @classmethod

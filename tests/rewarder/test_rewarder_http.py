@@ -38,7 +38,10 @@ def score(client: httpx.Client, **body: Any) -> httpx.Response:
 
 def test_every_route_but_health_asks_for_the_key(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {"/livez", "/readyz", "/v1/rewards", "/v1/rewards/check", "/v1/score"}
+    assert set(paths) == {
+        "/livez", "/readyz", "/v1/rewards", "/v1/rewards/check", "/v1/rewards/{name}", "/v1/rewards/{name}/test",
+        "/v1/score",
+    }  # fmt: skip
     routes = [(method, path) for path, methods in paths.items() for method in methods]
     for method, path in [*routes, ("get", "/openapi.json"), ("get", "/docs"), ("get", "/nowhere")]:
         reply = client.request(method, path, headers={"Authorization": "Bearer another"})
@@ -259,6 +262,7 @@ def test_a_body_that_is_too_large_is_413(client: httpx.Client) -> None:
 def test_an_unknown_route_and_a_wrong_method_are_problems(client: httpx.Client) -> None:
     for reply, status in ((client.get("/v1/nothing"), 404), (client.get("/v1/score"), 405)):
         assert (reply.status_code, reply.headers["content-type"]) == (status, "application/problem+json")
+    assert client.get("/v1/score").headers["allow"] == "POST"
 
 
 def test_the_metrics_count_outcomes_by_function(rewarder: RewarderProcess, client: httpx.Client) -> None:

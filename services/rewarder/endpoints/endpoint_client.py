@@ -1,0 +1,198 @@
+"""Calls one registered endpoint: everything between a group and its verdicts.
+
+    call --slices--> each: breaker --> turn (turnstile.py) --> [ send --> retry? ] within the deadline --> decode
+                              |          |                          |                                       |
+                          overload   overload           timeout, overload, error, invalid                invalid
+
+A slice that fails costs its own completions and no others. The deadline begins when a request may go out: waiting for
+its turn, like waiting for a worker, has a limit of its own.
+"""
+
+import asyncio
+import time
+import uuid
+
+from services.rewarder.endpoints.breaker import Breaker
+from services.rewarder.endpoints.http_exchange import HttpAnswer, RefusedAnswerError
+from services.rewarder.endpoints.known_formats import FORMATS
+from services.rewarder.endpoints.outbound_rules import ForbiddenTargetError
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
+from services.rewarder.endpoints.retries import EndpointDown, outcome_of_status, with_retries
+from services.rewarder.endpoints.secret_files import SecretError
+from services.rewarder.endpoints.spec import EndpointSpec
+from services.rewarder.endpoints.turnstile import Turnstile
+from services.rewarder.endpoints.wire_formats import (
+    InvalidAnswerError,
+    RequestContext,
+    WireRequest,
+    batch_size,
+    slices,
+)
+from services.rewarder.reward_call import CallError, RewardCall, Verdict, everyone
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.worker_pool import RewardFailure
+
+_CHARACTERS_A_TOKEN = 4
+_SHOWN_OF_A_REFUSAL = 120
+_BREAKER_STATES = {"closed": 0, "half-open": 1, "open": 2}
+
+
+class EndpointClient:
+    """One version of one endpoint, with its limits and its breaker.
+
+    Args:
+        name: What it is registered as.
+        spec: What was registered.
+        requests: Sends.
+        queue_timeout_s: Longest wait for a turn.
+        metrics: Counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: EndpointSpec,
+        *,
+        requests: OutgoingRequests,
+        queue_timeout_s: float,
+        metrics: RewarderMetrics,
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.wire_format = FORMATS[spec.wire_format]
+        self.breaker = Breaker(max_failures=spec.breaker_failures, pause_s=spec.breaker_pause_s)
+        self.turnstile = Turnstile(
+            max_concurrency=spec.max_concurrency,
+            max_queued=spec.max_queued,
+            requests_per_minute=spec.requests_per_minute,
+            tokens_per_minute=spec.tokens_per_minute,
+            queue_timeout_s=queue_timeout_s,
+            now=time.monotonic,
+        )
+        self._requests = requests
+        self._metrics = metrics
+        # Read when they are asked for; those of the client that was made last for a name count.
+        metrics.endpoint_in_flight.labels(name).set_function(lambda: self.turnstile.num_in_flight)
+        metrics.endpoint_queued.labels(name).set_function(lambda: self.turnstile.num_queued)
+        metrics.endpoint_breaker.labels(name).set_function(lambda: _BREAKER_STATES[self.breaker.state])
+
+    async def call(
+        self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
+    ) -> tuple[list[Verdict], float]:
+        """Return one verdict a completion, and the seconds the longest request took."""
+        parts = slices(call, batch_size(self.spec, self.wire_format))
+        answers = await asyncio.gather(
+            *(self._slice(part, timeout_s=timeout_s, run_id=run_id, lane=lane) for part in parts)
+        )
+        verdicts = [verdict for found, _ in answers for verdict in found]
+        return verdicts, max(seconds for _, seconds in answers)
+
+    def encode(self, call: RewardCall, *, timeout_s: float, run_id: str | None) -> tuple[WireRequest, RequestContext]:
+        """Return the request for a slice that goes out now.
+
+        Raises:
+            RewardFailure: The call lacks what the wire format needs, or JSON cannot hold it.
+        """
+        context = RequestContext(uuid.uuid4().hex, run_id, time.time() + timeout_s)
+        try:
+            return self.wire_format.encode(call, spec=self.spec, context=context), context
+        except CallError as error:
+            raise RewardFailure("error", str(error)) from error
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RewardFailure("error", f"the completions or columns cannot be sent as JSON: {error}") from error
+
+    def decode(self, answer: HttpAnswer, call: RewardCall) -> list[Verdict]:
+        """Return the verdicts in an answer.
+
+        Raises:
+            RewardFailure: It is no success, or not what the wire format asks for.
+        """
+        if not 200 <= answer.status < 300:
+            raise RewardFailure(outcome_of_status(answer.status), _refusal(answer))
+        try:
+            return self.wire_format.decode(answer.body, call=call, spec=self.spec)
+        except InvalidAnswerError as error:
+            raise RewardFailure("invalid", str(error)) from error
+
+    async def try_once(self, request: WireRequest, context: RequestContext, *, timeout_s: float) -> HttpAnswer:
+        """Send, without retries.
+
+        Raises:
+            TimeoutError: No whole answer within ``timeout_s``.
+            ConnectionLostError: Another try may do better.
+            RewardFailure: None will.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._requests.send(self.spec, request, context, timeout_s=timeout_s)
+        except RefusedAnswerError as error:
+            raise RewardFailure("invalid", str(error)) from error
+        except (ForbiddenTargetError, SecretError) as error:
+            raise RewardFailure("error", f"nothing was sent: {error}") from error
+
+    async def _slice(
+        self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
+    ) -> tuple[list[Verdict], float]:
+        started_at = time.monotonic()
+        try:
+            tokens = _tokens(call)
+            self._refuse_if_open()  # before it waits among those that do not know yet
+            await self.turnstile.enter(lane=lane, tokens=tokens)
+            started_at = time.monotonic()
+            try:
+                verdicts = await self._judged(call, min(timeout_s, self.spec.timeout_s), run_id, tokens)
+            finally:
+                self.turnstile.leave()
+        except RewardFailure as failure:
+            verdicts = everyone(len(call.completions), failure.outcome, f"endpoint {self.name}: {failure.detail}")
+        return verdicts, time.monotonic() - started_at
+
+    async def _judged(self, call: RewardCall, timeout_s: float, run_id: str | None, tokens: int) -> list[Verdict]:
+        self._refuse_if_open()
+        request, context = self.encode(call, timeout_s=timeout_s, run_id=run_id)
+
+        def before_retry(reason: str) -> None:
+            self._metrics.endpoint_retries.labels(self.name, reason).inc()
+            self.turnstile.count_retry(tokens)
+
+        is_probe = self.breaker.starts()
+        try:
+            answer = await with_retries(
+                lambda left_s: self.try_once(request, context, timeout_s=left_s),
+                max_retries=self.spec.max_retries,
+                timeout_s=timeout_s,
+                before_retry=before_retry,
+                detail_of=_refusal,
+            )
+        except EndpointDown as failure:
+            self.breaker.failed(failure.detail, time.monotonic(), is_probe=is_probe)
+            raise
+        except BaseException:  # nothing was judged, and not for its being down; or the run is over
+            self.breaker.gave_up(is_probe=is_probe)
+            raise
+        self.breaker.answered()
+        return self.decode(answer, call)
+
+    def _refuse_if_open(self) -> None:
+        why_not = self.breaker.why_not(time.monotonic())
+        if why_not is not None:
+            raise RewardFailure("overload", why_not)
+
+
+def _refusal(answer: HttpAnswer) -> str:
+    if 300 <= answer.status < 400:
+        return f"it answered {answer.status}, a redirect, which is never followed; register the address it leads to"
+    text = " ".join(answer.body.decode("utf-8", "replace")[: 4 * _SHOWN_OF_A_REFUSAL].split())
+    return f"it answered {answer.status}" + (f": {text[:_SHOWN_OF_A_REFUSAL]}" if text else "")
+
+
+def _tokens(call: RewardCall) -> int:
+    """Estimate the tokens that a judge reads: completion ids where there are some, else a token every 4 characters."""
+    characters = sum(_length(prompt) for prompt in call.prompts)
+    if call.completion_ids is not None:
+        return characters // _CHARACTERS_A_TOKEN + sum(len(ids) for ids in call.completion_ids)
+    return (characters + sum(_length(completion) for completion in call.completions)) // _CHARACTERS_A_TOKEN
+
+
+def _length(text: str | list[dict[str, str]]) -> int:
+    return len(text) if isinstance(text, str) else sum(len(message.get("content", "")) for message in text)

@@ -1,0 +1,144 @@
+"""One POST to somebody else's server, of which nothing is believed: the whole answer within a size, or a reason.
+
+    POST --> connect (pinned_network.py) --> status, headers --> body, raw, under a byte cap
+      |            |                           |                    |
+      Refused: forbidden   ConnectionLost      Refused: encoded     Refused: too long
+
+It is httpcore, the layer below httpx: redirects, cookies, proxies, .netrc and decompression, which would all have to be
+turned off, do not exist there. The deadline is the caller's, around all of this: the time-outs of httpcore bound each
+read, and a server that sends a byte now and then never meets them.
+"""
+
+import logging
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpcore
+import httpx
+
+from services.rewarder.endpoints.connections import Connections
+from services.rewarder.endpoints.outbound_rules import DEFAULT_PORTS
+from services.rewarder.endpoints.pinned_network import CONNECT_TIMEOUT_S, PinnedNetwork
+
+_MAX_PIECES = 4096
+"""Of one answer: a server that sends a byte at a time would keep the event loop busy with each of them."""
+USER_AGENT = "headrace-rewarder"
+
+
+class ConnectionLostError(Exception):
+    """No connection, or it broke before the answer was whole: worth another try."""
+
+
+class RefusedAnswerError(Exception):
+    """The server answered what is not read: too long, or compressed."""
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """A whole answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class HttpExchange:
+    """The connections to all endpoints; endpoints bound how many each of them has.
+
+    Args:
+        network: Opens connections.
+        max_answer_bytes: Longer bodies are refused before they are read.
+        ca_file: Certificates that servers are checked against; those of the certifi package if None.
+    """
+
+    def __init__(self, network: PinnedNetwork, *, max_answer_bytes: int, ca_file: Path | None = None) -> None:
+        # At DEBUG it logs the headers of answers, and a server may send back those of the request.
+        logging.getLogger("httpcore").setLevel(logging.WARNING)
+        self._max_answer_bytes = max_answer_bytes
+        self._connections = Connections(network, ssl_context=_ssl_context(ca_file))
+
+    async def post(self, url: httpx.URL, *, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
+        """Return the answer, whatever its status.
+
+        Args:
+            url: As OutboundRules.parse returned it.
+            body: JSON.
+            headers: Besides those that are always sent.
+            timeout_s: Of each read and write; not of the whole.
+
+        Raises:
+            ConnectionLostError: See there.
+            RefusedAnswerError: See there.
+            ForbiddenTargetError: The host has an address that is not allowed.
+            TimeoutError: A read or write took too long.
+        """
+        sent = {
+            "host": url.netloc.decode("ascii"),
+            "user-agent": USER_AGENT,
+            "accept": "application/json",
+            "accept-encoding": "identity",
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            **headers,
+        }
+        limits = {"connect": min(CONNECT_TIMEOUT_S, timeout_s), "read": timeout_s, "write": timeout_s}
+        port = DEFAULT_PORTS[url.scheme] if url.port is None else url.port
+        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=port, target=url.raw_path)
+        pairs = [(name.encode("ascii"), value.encode("ascii")) for name, value in sent.items()]
+        request = httpcore.Request("POST", target, headers=pairs, content=body, extensions={"timeout": limits})
+        try:
+            async with self._connections.send(request) as response:
+                return await self._read(response)
+        except httpcore.ConnectTimeout as error:
+            raise ConnectionLostError(f"no connection within {limits['connect']:g} s") from error
+        except httpcore.TimeoutException as error:
+            raise TimeoutError from error
+        except httpcore.ConnectError as error:
+            raise ConnectionLostError(f"no connection: {_reason(error)}") from error
+        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
+            raise ConnectionLostError(f"the connection broke: {_reason(error)}") from error
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._connections.aclose()
+
+    async def _read(self, response: httpcore.Response) -> HttpAnswer:
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise RefusedAnswerError("the answer is compressed, although 'Accept-Encoding: identity' was sent")
+        body, num_pieces = bytearray(), 0
+        async for part in response.aiter_stream():
+            body += part
+            num_pieces += 1
+            if num_pieces > _MAX_PIECES:
+                raise RefusedAnswerError(f"the answer comes in more than {_MAX_PIECES} pieces")
+            if len(body) > self._max_answer_bytes:
+                raise RefusedAnswerError(f"the answer has more than {self._max_answer_bytes} bytes")
+        return HttpAnswer(response.status, headers, bytes(body))
+
+
+def _ssl_context(ca_file: Path | None) -> ssl.SSLContext:
+    if ca_file is None:
+        return httpx.create_ssl_context(trust_env=False)
+    return ssl.create_default_context(cafile=str(ca_file))
+
+
+def _reason(error: BaseException) -> str:
+    cause: BaseException = error
+    while (deeper := _cause(cause)) is not None:
+        cause = deeper
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {cause.verify_message}"
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:  # the resolver's are negative
+        return os.strerror(cause.errno)  # without the address, which asyncio puts into its own text
+    return str(error) or type(error).__name__
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    """Return what an error was raised from; in httpcore that may be its argument alone."""
+    argument: object = error.args[0] if error.args else None
+    return error.__cause__ or (argument if isinstance(argument, BaseException) else None)

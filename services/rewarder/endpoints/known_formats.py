@@ -1,0 +1,13 @@
+"""The wire formats there are, by name."""
+
+from services.rewarder.endpoints.headrace_format import HeadraceFormat
+from services.rewarder.endpoints.openrlhf_format import OpenRlhfFormat
+from services.rewarder.endpoints.spec import WireFormatName
+from services.rewarder.endpoints.trl_format import TrlFormat
+from services.rewarder.endpoints.wire_formats import WireFormat
+
+FORMATS: dict[WireFormatName, WireFormat] = {
+    "headrace": HeadraceFormat(),
+    "trl": TrlFormat(),
+    "openrlhf": OpenRlhfFormat(),
+}

@@ -1,0 +1,103 @@
+"""Makes one try of a request: the address, the headers with their secrets, the signature; and cleans what comes back.
+
+    specification (names of secrets) --> headers (values) --> POST --> answer --> the same without the values
+
+Nothing after this module has seen a secret: an endpoint that sends its headers back puts none into a log or a reply.
+"""
+
+import time
+from dataclasses import dataclass
+
+import httpx
+
+from services.rewarder.endpoints.http_exchange import HttpAnswer, HttpExchange
+from services.rewarder.endpoints.outbound_rules import OutboundRules
+from services.rewarder.endpoints.secret_files import REDACTED, SecretError, SecretFiles, redacted
+from services.rewarder.endpoints.signing import signature_headers
+from services.rewarder.endpoints.spec import CARRIES_A_SECRET, EndpointSpec
+from services.rewarder.endpoints.wire_formats import RequestContext, WireRequest
+
+
+@dataclass(frozen=True)
+class ShownRequest:
+    """A request as people may see it."""
+
+    url: str
+    headers: dict[str, str]
+    body: str
+
+
+class OutgoingRequests:
+    """Sends what it is given to where a specification says, and nowhere else."""
+
+    def __init__(self, exchange: HttpExchange, *, rules: OutboundRules, secrets: SecretFiles) -> None:
+        self._exchange = exchange
+        self._rules = rules
+        self._secrets = secrets
+
+    async def send(
+        self, spec: EndpointSpec, request: WireRequest, context: RequestContext, *, timeout_s: float
+    ) -> HttpAnswer:
+        """Make one try, signed now; return the answer without secrets.
+
+        Raises:
+            ForbiddenTargetError: The URL, or an address of its host, is not allowed.
+            SecretError: A secret cannot be used.
+            ConnectionLostError, RefusedAnswerError, TimeoutError: See HttpExchange.post.
+        """
+        url = self._address(spec, request)
+        values = self._secret_values(spec, url)
+        headers = {"idempotency-key": context.request_id}
+        for name, value in spec.headers.items():
+            headers[name] = value if isinstance(value, str) else value.prefix + values[value.secret]
+        if spec.signing_secret is not None:
+            headers |= signature_headers(request.body, secret=values[spec.signing_secret], at_s=time.time())
+        answer = await self._exchange.post(url, body=request.body, headers=headers, timeout_s=timeout_s)
+        return _clean(answer, set(values.values()))
+
+    def shown(self, spec: EndpointSpec, request: WireRequest, context: RequestContext) -> ShownRequest:
+        """Return the request for people: what is secret, or signed with a secret, is not in it."""
+        headers = {"content-type": "application/json", "idempotency-key": context.request_id}
+        for name, value in spec.headers.items():
+            headers[name] = value if isinstance(value, str) else value.prefix + REDACTED
+        if spec.signing_secret is not None:
+            headers |= dict.fromkeys(signature_headers(b"", secret="", at_s=0), REDACTED)
+        return ShownRequest(str(self._address(spec, request)), headers, request.body.decode())
+
+    def check(self, spec: EndpointSpec) -> httpx.URL:
+        """Return the parsed URL if everything that can be known without a connection is in order.
+
+        Raises:
+            ForbiddenTargetError: The URL is not allowed.
+            SecretError: A secret cannot be used, or would go out in the clear.
+        """
+        url = self._rules.parse(spec.url)
+        telling = [name for name in url.params if CARRIES_A_SECRET.search(name)]
+        if telling:
+            raise SecretError(
+                f"the URL has '{telling[0]}' in its query, where all can read it; send it as a header with a secret"
+            )
+        self._secret_values(spec, url)
+        return url
+
+    def _address(self, spec: EndpointSpec, request: WireRequest) -> httpx.URL:
+        url = self._rules.parse(spec.url)
+        return url.copy_with(path=url.path.rstrip("/") + request.path) if request.path else url
+
+    def _secret_values(self, spec: EndpointSpec, url: httpx.URL) -> dict[str, str]:
+        sent = [value.secret for value in spec.headers.values() if not isinstance(value, str)]
+        if sent and url.scheme != "https" and not self._rules.is_named_by_operator(url.host):
+            raise SecretError(
+                f"secret '{sent[0]}' would be sent over plain http://; use https://, or have an operator name the host "
+                "in HEADRACE_REWARD_ALLOWED_HOSTS"
+            )
+        return {name: self._secrets.read(name, host=url.host) for name in spec.secret_names}
+
+
+def _clean(answer: HttpAnswer, secrets: set[str]) -> HttpAnswer:
+    if not secrets:
+        return answer
+    headers = {redacted(name, secrets): redacted(value, secrets) for name, value in answer.headers.items()}
+    text = answer.body.decode("latin-1")  # each byte as it is: secrets are ASCII
+    cleaned = redacted(text, secrets)
+    return HttpAnswer(answer.status, headers, answer.body if cleaned == text else cleaned.encode("latin-1"))

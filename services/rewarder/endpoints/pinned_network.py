@@ -1,0 +1,146 @@
+"""Connects to reward endpoints: resolves the name once, judges all its addresses, and dials one of those addresses.
+
+    host --resolve--> addresses --all allowed?--> dial the address     (TLS and Host still name the host)
+
+Between the check and the connection nobody is asked again, so a name that changes its mind (DNS rebinding) gains
+nothing. Unix sockets are refused. A name server that hangs costs the caller its deadline and holds up nobody else.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
+
+import httpcore
+
+from services.rewarder.endpoints.addresses import Address
+from services.rewarder.endpoints.outbound_rules import ForbiddenTargetError, OutboundRules
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""Returns the addresses of a host, as text, in the order in which to try them; raises OSError."""
+
+CONNECT_TIMEOUT_S = 10.0
+_NEXT_ADDRESS_AFTER_S = 2.0
+"""A host with several addresses is given this long for each but the last."""
+
+
+class PinnedNetwork(httpcore.AsyncNetworkBackend):
+    """What httpcore opens connections with.
+
+    Args:
+        rules: Which addresses are allowed.
+        resolve: Asks for the addresses of a name.
+    """
+
+    def __init__(self, rules: OutboundRules, *, resolve: "Resolve | None" = None) -> None:
+        self._rules = rules
+        self._resolve = resolve if resolve is not None else Resolver()
+        self._network = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109  httpcore's signature
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Return a connection to an allowed address of ``host``.
+
+        Raises:
+            ForbiddenTargetError: One of its addresses is not allowed.
+            httpcore.ConnectError: It has none, or none answers.
+            httpcore.ConnectTimeout: None answered in time.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                addresses = await self.allowed_addresses(host, port)
+                return await self._dial(addresses, port, local_address, socket_options)
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout(f"no connection within {timeout:g} s") from error
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109  httpcore's signature
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Refuse."""
+        raise ForbiddenTargetError("reward endpoints cannot be Unix sockets")
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+    async def allowed_addresses(self, host: str, port: int) -> list[Address]:
+        """Return the addresses of ``host``, all of which are allowed.
+
+        Raises:
+            ForbiddenTargetError: One of them is not.
+            httpcore.ConnectError: There is none.
+        """
+        try:
+            texts = await self._resolve(host, port)
+            addresses = [ipaddress.ip_address(text) for text in dict.fromkeys(texts)]
+        except (OSError, ValueError) as error:
+            raise httpcore.ConnectError("its name cannot be resolved") from error
+        if not addresses:
+            raise httpcore.ConnectError("its name has no address")
+        self._rules.check_addresses(host, addresses)
+        return addresses
+
+    async def _dial(
+        self, addresses: list[Address], port: int, local_address: str | None, socket_options: Iterable[Any] | None
+    ) -> httpcore.AsyncNetworkStream:
+        for address in addresses[:-1]:
+            with contextlib.suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await self._network.connect_tcp(
+                    str(address), port, _NEXT_ADDRESS_AFTER_S, local_address, socket_options
+                )
+        return await self._network.connect_tcp(str(addresses[-1]), port, None, local_address, socket_options)
+
+
+class Resolver:
+    """Asks the system, in a thread for each name that is being asked for, so that a slow answer holds up no other."""
+
+    def __init__(self) -> None:
+        self._asking: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """See Resolve."""
+        key = (host, port)
+        if key not in self._asking:
+            answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(lambda done: self._forget(key, done))
+            self._asking[key] = answer
+            # A daemon: the process does not wait for a name server when it ends.
+            threading.Thread(target=_ask, args=(host, port, answer), name=f"resolve {host}", daemon=True).start()
+        return await asyncio.shield(self._asking[key])
+
+    def _forget(self, key: tuple[str, int], done: "asyncio.Future[list[str]]") -> None:
+        self._asking.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # nobody may be waiting any more
+
+
+def _ask(host: str, port: int, answer: "asyncio.Future[list[str]]") -> None:
+    found: list[str] | OSError
+    try:
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = [cast("str", entry[4][0]) for entry in entries]
+    except (OSError, UnicodeError) as error:
+        found = error if isinstance(error, OSError) else OSError(str(error))
+
+    def tell() -> None:
+        if answer.done():
+            return
+        if isinstance(found, OSError):
+            answer.set_exception(found)
+        else:
+            answer.set_result(found)
+
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        answer.get_loop().call_soon_threadsafe(tell)

@@ -1,0 +1,98 @@
+"""Whether a request is worth another try, and when: only where nothing was judged, and never past the deadline.
+
+    connection error, 429, 502, 503, 504 --> wait (full jitter, or what Retry-After asks for) --> again
+    any other status, a time-out, an answer that cannot be read --> that was it
+
+Full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015): uniform between nothing and a bound that doubles, so
+that a thousand groups that failed together do not come back together.
+"""
+
+import asyncio
+import email.utils
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from services.rewarder.endpoints.http_exchange import ConnectionLostError, HttpAnswer
+from services.rewarder.worker_pool import RewardFailure
+from shared.messages import Outcome
+
+RETRIED_STATUSES = frozenset({429, 502, 503, 504})
+_OVERLOADED = frozenset({429, 503})
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.25, 10.0
+
+
+class EndpointDown(RewardFailure):
+    """A failure of the endpoint itself, which its breaker counts."""
+
+
+async def with_retries(
+    try_once: Callable[[float], Awaitable[HttpAnswer]],
+    *,
+    max_retries: int,
+    timeout_s: float,
+    before_retry: Callable[[str], None],
+    detail_of: Callable[[HttpAnswer], str],
+) -> HttpAnswer:
+    """Return the first answer that is final: of an endpoint that is up, whatever it says.
+
+    Args:
+        try_once: Makes one try within the seconds it is given.
+        max_retries: After the first.
+        timeout_s: Of all tries and waits.
+        before_retry: Told what came of the last try: ``connection`` or a status.
+        detail_of: Says what an answer is that is no success.
+
+    Raises:
+        EndpointDown: It is not there, or not up to it.
+        RewardFailure: It asks to be called later, or ``try_once`` says that another try is of no use.
+    """
+    give_up_at, num_tries, before = time.monotonic() + timeout_s, 0, ""
+    while True:
+        num_tries += 1
+        headers: Mapping[str, str] = {}
+        try:
+            answer = await try_once(max(0.0, give_up_at - time.monotonic()))
+        except ConnectionLostError as error:
+            outcome, detail, reason = outcome_of_status(0), str(error), "connection"
+        except TimeoutError as error:
+            raise EndpointDown("timeout", f"it did not answer within {timeout_s:g} s{before}") from error
+        else:
+            if answer.status >= 500 and answer.status not in RETRIED_STATUSES:
+                raise EndpointDown("error", detail_of(answer))
+            if answer.status not in RETRIED_STATUSES:
+                return answer
+            headers, reason = answer.headers, str(answer.status)
+            outcome, detail = outcome_of_status(answer.status), f"it answered {answer.status}"
+        wait_s = backoff_s(num_tries, headers, now_s=time.time())
+        tries = f"{num_tries} tries" if num_tries > 1 else "1 try"
+        ended = RewardFailure if reason == "429" else EndpointDown
+        if num_tries > max_retries:
+            raise ended(outcome, f"{detail} (after {tries})")
+        if time.monotonic() + wait_s >= give_up_at:
+            late = f"after {tries}; the next, in {wait_s:.3g} s, would be past the deadline of {timeout_s:g} s"
+            raise ended(outcome, f"{detail} ({late})")
+        before = f"; the try before: {detail}"
+        before_retry(reason)
+        await asyncio.sleep(wait_s)
+
+
+def backoff_s(num_tries: int, headers: Mapping[str, str], *, now_s: float) -> float:
+    """Return how long to wait after ``num_tries`` tries; ``now_s`` is in Unix seconds."""
+    jitter_s = random.uniform(0.0, min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (num_tries - 1)))
+    return max(jitter_s, _asked_for_s(headers.get("retry-after", ""), now_s))
+
+
+def outcome_of_status(status: int) -> Outcome:
+    """Return what an answer that is no success means for its completions."""
+    return "overload" if status in _OVERLOADED else "error"
+
+
+def _asked_for_s(retry_after: str, now_s: float) -> float:
+    text = retry_after.strip()
+    if text.isascii() and text.isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - now_s)
+    except (ValueError, OverflowError):
+        return 0.0

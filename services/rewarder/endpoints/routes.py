@@ -1,0 +1,153 @@
+"""The routes for reward endpoints.
+
+    POST   /v1/rewards               register a URL under a name
+    GET    /v1/rewards               what runs can name without a module: built-ins and endpoints
+    GET    /v1/rewards/{name}        one of them: what was registered, and how it is doing
+    DELETE /v1/rewards/{name}        forget an endpoint
+    POST   /v1/rewards/{name}/test   call it once, and show what was said
+
+What is registered is checked first: a URL that may not be called, or a secret that is not there, is refused.
+"""
+
+from typing import Any, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+
+from services.rewarder.bodies import RewardFunctionInfo, RewardFunctions
+from services.rewarder.built_in_rewards import BUILT_INS, built_in
+from services.rewarder.endpoints.endpoint_bodies import (
+    EndpointState,
+    RegisterRequest,
+    RewardDetails,
+    TrialReply,
+    TrialRequest,
+)
+from services.rewarder.endpoints.endpoint_client import EndpointClient
+from services.rewarder.endpoints.endpoint_source import Endpoints
+from services.rewarder.endpoints.registry import MAX_ENDPOINTS
+from services.rewarder.endpoints.trial import trial
+from services.rewarder.reward_call import printable
+from shared.errors import UnavailableError
+from shared.http_guard import problem
+
+_PROBLEM_JSON = "application/problem+json"
+Errors = dict[int | str, dict[str, Any]]
+
+
+class RewardProblem(Exception):  # noqa: N818  an answer, and no failure of ours
+    """What a route answers instead."""
+
+    def __init__(self, status: int, title: str, detail: str) -> None:
+        super().__init__(detail)
+        self.body = problem(status, title, detail)
+
+
+def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors) -> None:
+    """Add the routes to the application, whose route class and error handlers hold for them too.
+
+    Args:
+        app: The rewarder's.
+        endpoints: What they are about.
+        errors: Problems that routes with a body can answer, for the OpenAPI document.
+    """
+    app.add_exception_handler(RewardProblem, _reward_problem)
+    app.add_exception_handler(UnavailableError, _unavailable)
+    read: Errors = {
+        401: errors[401],
+        404: {**errors[422], "description": "No such reward"},
+        503: _without_redis(errors),
+    }
+    write: Errors = {**errors, 404: read[404], 409: {**errors[422], "description": "The name is taken"}, 503: read[503]}
+
+    @app.get(
+        "/v1/rewards", summary="Built-in reward functions and endpoints", responses={401: read[401], 503: read[503]}
+    )
+    async def list_rewards() -> RewardFunctions:
+        found = [_info(client) for client in await endpoints.clients()]
+        return RewardFunctions(reward_funcs=[_built_in(name) for name in BUILT_INS] + found)
+
+    @app.post("/v1/rewards", summary="Register a reward endpoint", responses={**write, 201: {"model": RewardDetails}})
+    async def register(body: RegisterRequest, response: Response) -> RewardDetails:
+        written = await endpoints.register(body.name, body.spec(), replace=body.replace)
+        if written == "different":
+            detail = f'Another endpoint is registered as {body.name}. Choose another name, or send "replace": true.'
+            raise RewardProblem(409, "Endpoint exists", detail)
+        if written == "too-many":
+            raise RewardProblem(409, "Too many endpoints", f"There are {MAX_ENDPOINTS} of them already; delete some.")
+        if written == "created":
+            response.status_code = 201
+            response.headers["Location"] = f"/v1/rewards/{body.name}"
+        return _details(endpoints, await _client(endpoints, body.name))
+
+    @app.get("/v1/rewards/{name}", summary="One built-in function or endpoint", responses=read)
+    async def get_reward(name: str) -> RewardDetails:
+        if built_in(name) is not None:
+            return RewardDetails(**dict(_built_in(name)))
+        return _details(endpoints, await _client(endpoints, name))
+
+    @app.delete(
+        "/v1/rewards/{name}", status_code=204, summary="Forget an endpoint", responses={**read, 409: write[409]}
+    )
+    async def delete_reward(name: str) -> None:
+        if built_in(name) is not None:
+            raise RewardProblem(409, "Built-in reward", f"{name} is built in and cannot be deleted.")
+        if not await endpoints.registry.delete(name):
+            raise _no_such(name)
+
+    @app.post("/v1/rewards/{name}/test", summary="Call an endpoint once and show what was said", responses=write)
+    async def try_reward(name: str, body: TrialRequest) -> TrialReply:
+        client = await _client(endpoints, name)
+        return await trial(client, body.call(), requests=endpoints.requests, timeout_s=body.timeout_s)
+
+
+def _built_in(name: str) -> RewardFunctionInfo:
+    known = built_in(name)
+    assert known is not None
+    columns = [list(choice) for choice in known.columns]
+    return RewardFunctionInfo(name=name, kind="built-in", summary=known.summary, required_columns=columns)
+
+
+async def _client(endpoints: Endpoints, name: str) -> EndpointClient:
+    for client in await endpoints.clients():
+        if client.name == name:
+            return client
+    raise _no_such(name)
+
+
+def _no_such(name: str) -> RewardProblem:
+    detail = f"There is no reward endpoint {printable(name)!r}. GET /v1/rewards lists them."
+    return RewardProblem(404, "No such reward", detail)
+
+
+def _info(client: EndpointClient) -> RewardFunctionInfo:
+    return RewardFunctionInfo(
+        name=client.name,
+        kind="endpoint",
+        summary=client.spec.summary,
+        required_columns=client.wire_format.required_columns(client.spec),
+    )
+
+
+def _details(endpoints: Endpoints, client: EndpointClient) -> RewardDetails:
+    state = EndpointState(
+        breaker=client.breaker.state,
+        detail=endpoints.breaker_detail(client),
+        requests_in_flight=client.turnstile.num_in_flight,
+        requests_queued=client.turnstile.num_queued,
+    )
+    return RewardDetails(**dict(_info(client)), version=client.spec.version, endpoint=client.spec, state=state)
+
+
+def _without_redis(errors: Errors) -> dict[str, Any]:
+    return {**errors[422], "description": "Redis does not answer"}
+
+
+async def _reward_problem(_request: Request, error: Exception) -> JSONResponse:
+    body = cast("RewardProblem", error).body
+    return JSONResponse(body, status_code=body["status"], media_type=_PROBLEM_JSON)
+
+
+async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
+    body = problem(503, "Unavailable", f"{error}. Try again.")
+    return JSONResponse(body, status_code=503, media_type=_PROBLEM_JSON, headers={"Retry-After": "2"})

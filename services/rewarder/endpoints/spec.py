@@ -1,0 +1,142 @@
+"""What a user registers: where an endpoint is, how it is spoken to, and how much it is asked at a time.
+
+Strict and without secrets: a header names a secret, whose value only the rewarder has (secret_files.py). A wire format
+that has options of its own has a section here, named after it.
+"""
+
+import hashlib
+import json
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from services.rewarder.bodies import Body
+from services.rewarder.built_in_rewards import ALIASES, BUILT_INS
+from services.rewarder.endpoints.outbound_rules import MAX_URL_CHARACTERS
+from services.rewarder.endpoints.secret_files import SECRET_NAME
+from services.rewarder.endpoints.signing import SIGNATURE_HEADER, TIMESTAMP_HEADER
+
+NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
+MAX_HEADERS = 32
+VERSION_CHARACTERS = 12
+WireFormatName = Literal["headrace", "trl", "openrlhf"]
+SECTIONS: dict[str, str] = {"openrlhf": "openrlhf"}
+"""Wire formats with options of their own, and the field that holds them."""
+
+_RESERVED_NAMES = frozenset({"check"})
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
+OURS = frozenset(
+    {
+        "host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "keep-alive",
+        "upgrade", "te", "trailer", "expect", "accept", "accept-encoding", "idempotency-key", "proxy-authorization",
+        "proxy-connection", "cookie", TIMESTAMP_HEADER, SIGNATURE_HEADER,
+    }
+)  # fmt: skip
+"""Headers that the rewarder sets itself, or never sends."""
+CARRIES_A_SECRET = re.compile(r"auth|key|token|secret|passw|signature|credential", re.IGNORECASE)
+"""Names of headers and query parameters whose value is one, and so does not belong into a specification."""
+
+SecretName = Annotated[str, Field(pattern=f"^{SECRET_NAME}$")]
+
+
+class SecretHeader(Body):
+    """A header whose value is a secret of the rewarder, after ``prefix``."""
+
+    secret: SecretName
+    prefix: str = Field(default="", max_length=100, description="Sent before the secret, such as 'Bearer '")
+
+
+class OpenRlhfOptions(Body):
+    """What OpenRLHF's shape leaves open."""
+
+    label_column: str | None = Field(
+        default=None, max_length=200, description="Data set column sent as `labels`; without it every label is ''"
+    )
+
+
+class EndpointSpec(Body):
+    """A reward endpoint."""
+
+    url: str = Field(max_length=MAX_URL_CHARACTERS, description="https://, or http:// to a host the operator allows")
+    wire_format: WireFormatName = Field(default="headrace", description="How requests and answers look")
+    summary: str = Field(default="", max_length=300, description="One line for people")
+    timeout_s: float = Field(
+        default=30.0, gt=0, le=600, description="Deadline of a request with its retries; the run's own holds too"
+    )
+    max_retries: int = Field(default=2, ge=0, le=10, description="After connection errors, 429, 502, 503 and 504")
+    batch_size: int | None = Field(
+        default=None, ge=1, le=4096, description="Completions in a request; null is the whole group"
+    )
+    max_concurrency: int = Field(default=16, ge=1, le=1024, description="Requests at a time, of one rewarder")
+    max_queued: int = Field(
+        default=10_000, ge=0, le=1_000_000, description="Requests that may wait for their turn; more are `overload`"
+    )
+    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000, description="Of one rewarder")
+    tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12, description="Of one rewarder, estimated")
+    headers: dict[str, str | SecretHeader] = Field(default={}, max_length=MAX_HEADERS)
+    signing_secret: SecretName | None = Field(default=None, description="Secret that bodies are signed with")
+    send_completion_ids: bool = Field(default=True, description="Send token ids where the wire format has them")
+    breaker_failures: int = Field(default=5, ge=1, le=1000, description="In a row, after which it is left alone")
+    breaker_pause_s: float = Field(default=30.0, gt=0, le=3600, description="How long it is left alone")
+    openrlhf: OpenRlhfOptions | None = Field(default=None, description="Options of the wire format of that name")
+
+    @field_validator("headers")
+    @classmethod
+    def _headers_are_headers(cls, headers: dict[str, str | SecretHeader]) -> dict[str, str | SecretHeader]:
+        lowered: dict[str, str | SecretHeader] = {}
+        for name, value in headers.items():
+            if not _HEADER_NAME.fullmatch(name):
+                raise ValueError("a header's name has letters, digits and '-', at most 100 of them")
+            if name.lower() in OURS:
+                raise ValueError(f"{name} is not yours to set: the rewarder sets it, or never sends it")
+            if isinstance(value, str) and CARRIES_A_SECRET.search(name):
+                raise ValueError(
+                    f"the value of {name} would stand here for all to read; put it into a secret of the rewarder and "
+                    'name that: {"secret": "judge-key", "prefix": "Bearer "}'
+                )
+            if name.lower() in lowered:
+                raise ValueError(f"{name} is there twice")
+            text = value if isinstance(value, str) else value.prefix
+            if len(text) > 2000 or not _HEADER_VALUE.fullmatch(text):
+                raise ValueError(f"the value of {name} must be printable ASCII, at most 2000 characters of it")
+            if text.startswith(" ") or (isinstance(value, str) and text.endswith(" ")):
+                raise ValueError(f"the value of {name} begins or ends with a space, which no header can carry")
+            lowered[name.lower()] = value
+        return lowered
+
+    @model_validator(mode="after")
+    def _only_the_section_of_its_wire_format(self) -> Self:
+        wrong = [
+            section
+            for wire_format, section in SECTIONS.items()
+            if wire_format != self.wire_format and getattr(self, section) is not None
+        ]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} is for that wire format, and wire_format is {self.wire_format}")
+        return self
+
+    @property
+    def version(self) -> str:
+        """The first digits of a sha256 of all that was set: the same endpoint has the same."""
+        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:VERSION_CHARACTERS]
+
+    @property
+    def secret_names(self) -> list[str]:
+        """The secrets that are read for a request."""
+        named = [value.secret for value in self.headers.values() if isinstance(value, SecretHeader)]
+        return named + ([self.signing_secret] if self.signing_secret is not None else [])
+
+
+def why_no_name(name: str) -> str | None:
+    """Return why an endpoint cannot be called ``name``, or None if it can."""
+    if not re.fullmatch(NAME, name):
+        return (
+            "an endpoint's name has lower-case letters, digits, '_' and '-', begins with a letter or digit, and has at "
+            "most 64 characters"
+        )
+    if name in BUILT_INS or name in ALIASES:
+        return f"'{name}' is a built-in reward; choose another name"
+    return f"'{name}' is the name of a route; choose another name" if name in _RESERVED_NAMES else None

@@ -1,0 +1,50 @@
+"""The arguments of a TRL reward function as one JSON object, and what it returns as a list.
+
+    {"prompts": [...], "completions": [...], "completion_ids": [...], "answer": [...], "trainer_state": {...}}
+    -->
+    [1.0, null, 0.5]   or   {"rewards": [1.0, null, 0.5]}          null is not applicable
+
+TRL defines a function and no wire; this is its signature, with every data set column under its own name.
+"""
+
+from typing import Any, cast
+
+import msgspec
+
+from services.rewarder.endpoints.spec import EndpointSpec
+from services.rewarder.endpoints.wire_formats import (
+    InvalidAnswerError,
+    RequestContext,
+    WireRequest,
+    parse_json,
+)
+from services.rewarder.reward_call import NOT_COLUMNS, RewardCall, Verdict, judge
+
+
+class TrlFormat:
+    """See WireFormat."""
+
+    max_batch: int | None = None
+
+    def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
+        """Return none: the endpoint does not say what it reads."""
+        return []
+
+    def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
+        """Return the keyword arguments of the function."""
+        body: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in NOT_COLUMNS}
+        body |= {"prompts": call.prompts, "completions": call.completions, "trainer_state": call.trainer_state}
+        if call.completion_ids is not None and spec.send_completion_ids:
+            body["completion_ids"] = call.completion_ids
+        return WireRequest(msgspec.json.encode(body))
+
+    def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
+        """Return the verdicts by the rules for functions in Python."""
+        answer: object = parse_json(body)
+        rewards = answer
+        if isinstance(answer, dict):
+            found = cast("dict[str, object]", answer)
+            if "rewards" not in found:
+                raise InvalidAnswerError("the answer is neither a list nor an object with rewards")
+            rewards = found["rewards"]
+        return judge(rewards, len(call.completions))

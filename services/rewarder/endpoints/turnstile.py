@@ -1,0 +1,156 @@
+"""Lets requests to one endpoint through: so many at a time, so many a minute, and the lanes in turn.
+
+    lane A: [request, request] --+
+    lane B: [request] -----------+--> free slot, and room in the last minute? --> goes out --> leaves
+    lane C: [request] -----------+    lanes take turns                            a retry counts, too
+
+The minute is a window that slides: of no 60 seconds do more than the limit go out. A request with more tokens than the
+limit goes out when nothing else did for a minute.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.rewarder.worker_pool import RewardFailure
+
+WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiter:
+    tokens: int
+    admitted: "asyncio.Future[None]"
+
+
+class Turnstile:
+    """Of one endpoint.
+
+    Args:
+        max_concurrency: Requests at a time.
+        max_queued: Requests that wait; the next is turned away.
+        requests_per_minute: None is no limit.
+        tokens_per_minute: None is no limit.
+        queue_timeout_s: Longest wait.
+        now: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_concurrency: int,
+        max_queued: int,
+        requests_per_minute: int | None = None,
+        tokens_per_minute: int | None = None,
+        queue_timeout_s: float,
+        now: Callable[[], float],
+    ) -> None:
+        self._max_concurrency = max_concurrency
+        self._max_queued = max_queued
+        self._max_requests = requests_per_minute
+        self._max_tokens = tokens_per_minute
+        self._queue_timeout_s = queue_timeout_s
+        self._now = now
+        self._lanes: dict[str, deque[_Waiter]] = {}
+        self._sent: deque[tuple[float, int]] = deque()
+        self._tokens_sent = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.num_in_flight = 0
+        self.num_queued = 0
+
+    async def enter(self, *, lane: str, tokens: int) -> None:
+        """Wait for the turn of a request; ``leave`` must follow.
+
+        Raises:
+            RewardFailure: ``overload``: too many wait, or it has waited too long.
+        """
+        if self.num_queued >= self._max_queued and not self._has_room(tokens):
+            raise RewardFailure("overload", f"{self.num_queued} requests wait for this endpoint already")
+        waiter = _Waiter(tokens, asyncio.get_running_loop().create_future())
+        self._lanes.setdefault(lane, deque()).append(waiter)
+        self.num_queued += 1
+        self._let_through()
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                await waiter.admitted
+        except BaseException as error:
+            if waiter.admitted.done() and not waiter.admitted.cancelled():
+                self.leave()
+            else:
+                self._withdraw(lane, waiter)
+            if isinstance(error, TimeoutError):
+                detail = f"waited {self._queue_timeout_s:g} s for one of its {self._max_concurrency} requests at a time"
+                raise RewardFailure("overload", detail) from error
+            raise
+
+    def leave(self) -> None:
+        """Give the slot back."""
+        self.num_in_flight -= 1
+        self._let_through()
+
+    def count_retry(self, tokens: int) -> None:
+        """Count one more request of who is inside; those that wait, wait longer."""
+        self._count(tokens)
+
+    def _let_through(self) -> None:
+        while self._lanes:
+            lane, queue = next(iter(self._lanes.items()))
+            if not self._has_room(queue[0].tokens):
+                self._come_back(queue[0].tokens)
+                return
+            waiter = queue.popleft()
+            self.num_queued -= 1
+            del self._lanes[lane]
+            if queue:
+                self._lanes[lane] = queue  # at the end: the lanes take turns
+            if waiter.admitted.done():  # cancelled, and its task has not run since
+                continue
+            self.num_in_flight += 1
+            self._count(waiter.tokens)
+            waiter.admitted.set_result(None)
+
+    def _withdraw(self, lane: str, waiter: _Waiter) -> None:
+        queue = self._lanes.get(lane)
+        if queue is None or waiter not in queue:
+            return
+        queue.remove(waiter)
+        self.num_queued -= 1
+        if not queue:
+            del self._lanes[lane]
+        self._let_through()
+
+    def _has_room(self, tokens: int) -> bool:
+        return self.num_in_flight < self._max_concurrency and self._wait_s(tokens) <= 0
+
+    def _wait_s(self, tokens: int) -> float:
+        """Return how long until the last minute has room for one more request of ``tokens``."""
+        now = self._now()
+        while self._sent and self._sent[0][0] <= now - WINDOW_S:
+            self._tokens_sent -= self._sent.popleft()[1]
+        requests, total = len(self._sent), self._tokens_sent
+        for sent_at, sent_tokens in self._sent:
+            if self._fits(requests, total, tokens):
+                return 0.0
+            requests, total = requests - 1, total - sent_tokens
+            if self._fits(requests, total, tokens):
+                return sent_at + WINDOW_S - now
+        return 0.0
+
+    def _fits(self, num_requests: int, num_tokens: int, tokens: int) -> bool:
+        has_requests = self._max_requests is None or num_requests < self._max_requests
+        has_tokens = self._max_tokens is None or num_tokens == 0 or num_tokens + tokens <= self._max_tokens
+        return has_requests and has_tokens
+
+    def _count(self, tokens: int) -> None:
+        if self._max_requests is not None or self._max_tokens is not None:
+            self._sent.append((self._now(), tokens))
+            self._tokens_sent += tokens
+
+    def _come_back(self, tokens: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wait_s = self._wait_s(tokens)
+        if wait_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._let_through)

@@ -1,0 +1,149 @@
+"""Endpoints that hang, drip, fail or are gone: each has its outcome, and a good one answers meanwhile. Real HTTP."""
+
+import asyncio
+import time
+
+import pytest
+
+from services.rewarder.endpoints.endpoint_source import Endpoints
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from tests.conftest import free_port
+from tests.eventually import eventually
+from tests.rewarder.conftest import call_with
+from tests.rewarder.endpoints.conftest import ask, register
+from tests.rewarder.endpoints.misbehaving_server import (
+    Behaviour,
+    MisbehavingServer,
+    answers,
+    closes,
+    closes_mid_body,
+    drips,
+    hangs,
+)
+
+CALL = call_with("a", "b", answer="42")
+GOOD = answers([1.0, 0.5])
+
+
+@pytest.mark.parametrize("behaviour", [hangs, drips])
+async def test_a_silent_or_slow_endpoint_times_out_and_a_good_one_answers_meanwhile(
+    endpoints: Endpoints, server: MisbehavingServer, behaviour: Behaviour
+) -> None:
+    await register(endpoints, "bad", server.on("/bad", behaviour), timeout_s=600)
+    await register(endpoints, "good", server.on("/good", GOOD))
+    slow = [asyncio.create_task(ask(endpoints, "bad", CALL, timeout_s=600)) for _ in range(32)]
+    await eventually(lambda: len(server.received) >= 16)
+    for _ in range(20):
+        assert [verdict.value for verdict in await ask(endpoints, "good", CALL)] == [1.0, 0.5]
+    assert not any(task.done() for task in slow), "the good ones waited for the bad ones"
+    for task in slow:
+        task.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+    verdicts = await ask(endpoints, "bad", CALL, timeout_s=0.5)
+    assert {verdict.outcome for verdict in verdicts} == {"timeout"}
+    assert verdicts[0].detail == "endpoint bad: it did not answer within 0.5 s"
+
+
+async def test_the_endpoint_s_own_deadline_holds_where_it_is_shorter(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", hangs), timeout_s=0.5)
+    verdicts = await ask(endpoints, "judge", CALL, timeout_s=60)
+    assert (verdicts[0].outcome, verdicts[0].detail) == ("timeout", "endpoint judge: it did not answer within 0.5 s")
+
+
+async def test_a_port_where_nobody_listens_is_an_error_and_is_tried_again(
+    endpoints: Endpoints, metrics: RewarderMetrics
+) -> None:
+    await register(endpoints, "judge", f"http://127.0.0.1:{free_port()}/", max_retries=2)
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert verdicts[0].outcome == "error"
+    assert verdicts[0].detail == "endpoint judge: no connection: Connection refused (after 3 tries)"
+    assert metrics.registry.get_sample_value(
+        "headrace_reward_endpoint_retries_total", {"endpoint": "judge", "reason": "connection"}
+    ) == 2.0  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [closes, closes_mid_body, answers(b"", status=503), answers(b"", status=429)])
+async def test_what_failed_before_anything_was_judged_is_sent_again_as_the_same_request(
+    endpoints: Endpoints, server: MisbehavingServer, first: Behaviour
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", first, GOOD), max_retries=1)
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert [verdict.value for verdict in verdicts] == [1.0, 0.5]
+    tries = server.received_at("/judge")
+    assert len(tries) == 2
+    assert len({request.headers["idempotency-key"] for request in tries}) == 1
+    assert tries[0].body == tries[1].body
+
+
+@pytest.mark.parametrize("status", [500, 501, 505, 400, 404, 408, 409, 422])
+async def test_other_statuses_are_not_tried_again(endpoints: Endpoints, server: MisbehavingServer, status: int) -> None:
+    await register(endpoints, "judge", server.on("/judge", answers(b"", status=status), GOOD), max_retries=3)
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert (verdicts[0].outcome, verdicts[0].detail) == ("error", f"endpoint judge: it answered {status}")
+    assert len(server.received) == 1
+    assert (await ask(endpoints, "judge", CALL))[0].value == 1.0
+
+
+async def test_retry_after_is_waited_for(endpoints: Endpoints, server: MisbehavingServer) -> None:
+    busy = answers(b"", status=429, headers={"Retry-After": "1"})
+    await register(endpoints, "judge", server.on("/judge", busy, GOOD), max_retries=1)
+    started_at = time.monotonic()
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert verdicts[0].value == 1.0
+    assert time.monotonic() - started_at >= 1.0
+
+
+async def test_a_retry_after_beyond_the_deadline_ends_it_at_once(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    busy = answers(b"", status=503, headers={"Retry-After": "3600"})
+    await register(endpoints, "judge", server.on("/judge", busy), max_retries=5)
+    started_at = time.monotonic()
+    verdicts = await ask(endpoints, "judge", CALL, timeout_s=60)
+    assert verdicts[0].outcome == "overload"
+    assert "the next, in 3.6e+03 s, would be past the deadline of 30 s" in verdicts[0].detail
+    assert time.monotonic() - started_at < 20
+    assert len(server.received) == 1
+
+
+async def test_the_breaker_opens_after_failures_in_a_row_and_a_probe_closes_it(
+    endpoints: Endpoints, server: MisbehavingServer, metrics: RewarderMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down = answers(b"", status=500)
+    url = server.on("/judge", down, down, down, GOOD)
+    await register(endpoints, "judge", url, breaker_failures=2, breaker_pause_s=3600)
+
+    def state() -> float | None:
+        return metrics.registry.get_sample_value("headrace_reward_endpoint_breaker_state", {"endpoint": "judge"})
+
+    for _ in range(2):
+        assert (await ask(endpoints, "judge", CALL))[0].outcome == "error"
+    assert state() == 2.0
+    (verdict, _) = await ask(endpoints, "judge", CALL)
+    assert verdict.outcome == "overload"
+    assert verdict.detail.startswith(
+        "endpoint judge: it failed 2 times in a row (it answered 500) and is left alone; it is tried again in 3"
+    )
+    assert len(server.received) == 2, "nothing was sent"
+    breaker = (await endpoints.client("judge")).breaker
+    monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)
+    assert (await ask(endpoints, "judge", CALL))[0].outcome == "error", "the probe failed"
+    assert state() == 2.0
+    assert (await ask(endpoints, "judge", CALL))[0].outcome == "overload"
+    assert len(server.received) == 3
+    monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert [verdict.value for verdict in verdicts] == [1.0, 0.5]
+    assert state() == 0.0
+
+
+async def test_a_judge_that_says_no_is_there_and_opens_no_breaker(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    for path, behaviour in (("/a", answers(b"", status=400)), ("/b", answers([1.0])), ("/c", answers(b"", status=429))):
+        await register(endpoints, "judge", server.on(path, behaviour), breaker_failures=1)
+        for _ in range(3):
+            await ask(endpoints, "judge", CALL)
+        assert len(server.received_at(path)) == 3

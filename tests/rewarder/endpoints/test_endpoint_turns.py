@@ -1,0 +1,182 @@
+"""How many requests go to an endpoint at a time, over which connections, and with which secrets. Real HTTP."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.rewarder.endpoints.endpoint_source import Endpoints
+from services.rewarder.endpoints.outbound_rules import OutboundRules
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.worker_pool import RewardFailure
+from shared.redis_connection import Redis
+from tests.eventually import eventually
+from tests.rewarder.conftest import call_with
+from tests.rewarder.endpoints.conftest import SECRET, ask, endpoints_on, register
+from tests.rewarder.endpoints.misbehaving_server import (
+    MisbehavingServer,
+    Received,
+    answers,
+    closes,
+    closes_mid_body,
+    echoes,
+    hangs,
+    sends_crumbs,
+)
+
+CALL = call_with("a", "b", answer="42")
+GOOD = answers([1.0, 0.5])
+
+
+async def test_no_more_requests_than_allowed_are_under_way_and_too_many_waiting_are_turned_away(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=2, max_queued=3, timeout_s=0.5)
+    verdicts = await asyncio.gather(*(ask(endpoints, "judge", CALL) for _ in range(6)))
+    outcomes = [found[0].outcome for found in verdicts]
+    assert outcomes.count("overload") == 1, "two are out, three wait, and one is too many"
+    assert outcomes.count("timeout") == 5
+    assert verdicts[-1][0].detail == "endpoint judge: 3 requests wait for this endpoint already"
+
+
+async def test_who_waits_too_long_for_a_turn_is_told_so(
+    redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer
+) -> None:
+    def gauge(name: str) -> float | None:
+        labels = {"endpoint": "judge"}
+        return metrics.registry.get_sample_value(f"headrace_reward_endpoint_requests_{name}", labels)
+
+    async with endpoints_on(redis, metrics=metrics, queue_timeout_s=0.5) as endpoints:
+        await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=1, timeout_s=600)
+        first = asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600))
+        await eventually(lambda: server.received)
+        waiting = asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600))
+        await eventually(lambda: gauge("queued") == 1.0)
+        assert gauge("in_flight") == 1.0
+        second = await ask(endpoints, "judge", CALL)
+        first.cancel()
+        await asyncio.gather(first, waiting, return_exceptions=True)
+        await endpoints.registry.delete("judge")
+        assert await endpoints.knows("judge")
+        assert gauge("in_flight") is None, "a deleted endpoint is shown no more"
+    assert second[0].outcome == "overload"
+    assert second[0].detail == "endpoint judge: waited 0.5 s for one of its 1 requests at a time"
+
+
+async def test_connections_are_used_again_and_a_broken_one_is_not(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", GOOD), max_concurrency=4)
+    for _ in range(3):
+        await asyncio.gather(*(ask(endpoints, "judge", CALL) for _ in range(8)))
+    assert server.num_connections <= 4
+    before = server.num_connections
+    await register(endpoints, "judge", server.on("/bad", closes_mid_body, sends_crumbs, hangs, GOOD), timeout_s=0.5)
+    outcomes = [(await ask(endpoints, "judge", CALL))[0].outcome for _ in range(6)]
+    assert outcomes == ["error", "invalid", "timeout", "scored", "scored", "scored"]
+    assert server.num_connections <= before + 3
+
+
+async def test_a_connection_that_the_server_closed_meanwhile_costs_nobody_an_answer(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    async def answers_and_closes(request: Received, writer: asyncio.StreamWriter) -> None:
+        await GOOD(request, writer)
+        writer.close()
+
+    await register(endpoints, "judge", server.on("/judge", answers_and_closes), max_retries=1)
+    for number in range(1, 6):
+        assert (await ask(endpoints, "judge", CALL))[0].outcome == "scored"
+        assert server.num_connections == number
+
+
+async def test_connections_that_nobody_needs_any_more_are_closed(
+    endpoints: Endpoints, server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", GOOD))
+    monkeypatch.setattr("services.rewarder.endpoints.connections._KEEP_IDLE_S", 0.0)
+    monkeypatch.setattr("services.rewarder.endpoints.connections._SWEEP_EVERY_S", 0.0)
+    await ask(endpoints, "judge", CALL)
+    await eventually(lambda: server.num_open == 0)
+    monkeypatch.undo()
+    await ask(endpoints, "judge", CALL)
+    assert server.num_open == 1, "it is kept for the next request"
+    await endpoints.aclose()
+    await eventually(lambda: server.num_open == 0)
+
+
+async def test_a_group_is_split_and_one_bad_part_costs_no_other(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    async def by_prompt(request: Any, writer: asyncio.StreamWriter) -> None:
+        completions = request.json()["completions"]
+        if "b" in completions:
+            await closes(request, writer)
+        else:
+            await answers([float(len(completions))] * len(completions))(request, writer)
+
+    await register(endpoints, "judge", server.on("/judge", by_prompt), batch_size=2)
+    verdicts = await ask(endpoints, "judge", call_with("a", "b", "c", "d", "e", answer="42"))
+    assert [(verdict.outcome, verdict.value) for verdict in verdicts] == [
+        ("error", None), ("error", None), ("scored", 2.0), ("scored", 2.0), ("scored", 1.0),
+    ]  # fmt: skip
+
+
+async def test_a_cancelled_call_frees_its_turn(endpoints: Endpoints, server: MisbehavingServer) -> None:
+    await register(endpoints, "judge", server.on("/judge", hangs, GOOD), max_concurrency=1, breaker_failures=1)
+    first = asyncio.create_task(ask(endpoints, "judge", CALL))
+    await eventually(lambda: server.received)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert (await ask(endpoints, "judge", CALL))[0].value == 1.0
+
+
+async def test_secrets_reach_the_endpoint_and_come_back_to_nobody(
+    endpoints: Endpoints, server: MisbehavingServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    header = {"secret": "judge-key", "prefix": "Bearer "}
+    await register(endpoints, "judge", server.on("/judge", echoes()), headers={"Authorization": header})
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert server.received[0].headers["authorization"] == f"Bearer {SECRET}"
+    assert verdicts[0].outcome == "invalid"
+    leak = answers(f"your key is {SECRET}".encode(), status=403)
+    await register(endpoints, "judge", server.on("/leak", leak), headers={"authorization": header})
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert verdicts[0].detail == "endpoint judge: it answered 403: your key is [secret]"
+    assert SECRET not in caplog.text
+
+
+async def test_a_secret_that_is_gone_is_an_error_and_nothing_is_sent(
+    endpoints: Endpoints, server: MisbehavingServer, secrets_dir: Path
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", GOOD), headers={"authorization": {"secret": "judge-key"}})
+    (secrets_dir / "judge-key").unlink()
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert verdicts[0].outcome == "error"
+    assert verdicts[0].detail.startswith("endpoint judge: nothing was sent: there is no secret 'judge-key'")
+    assert server.received == []
+
+
+async def test_an_endpoint_that_was_deleted_is_an_error_with_a_sentence(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    await register(endpoints, "judge", server.on("/judge", GOOD))
+    assert await endpoints.knows("judge")
+    assert await endpoints.registry.delete("judge")
+    assert await endpoints.knows("judge"), "or a run that names it would be told that it is no built-in reward"
+    with pytest.raises(RewardFailure, match="it was deleted; register it again with POST /v1/rewards") as failure:
+        await ask(endpoints, "judge", CALL)
+    assert failure.value.outcome == "error"
+    assert not await endpoints.knows("never-there")
+
+
+async def test_loopback_is_refused_where_nobody_allowed_it(redis: Redis, metrics: RewarderMetrics) -> None:
+    async with endpoints_on(redis, metrics=metrics, rules=OutboundRules()) as endpoints:
+        for host in ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f000001", "0", "[::1]"):
+            with pytest.raises(Exception, match=r"has an address that is (loopback|unspecified)"):
+                await register(endpoints, "judge", f"http://{host}/")
+        for host in ("[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "169.254.169.254", "10.0.0.1"):
+            with pytest.raises(Exception, match="which reward endpoints may not have"):
+                await register(endpoints, "judge", f"http://{host}/")

@@ -1,0 +1,210 @@
+"""Turns, minutes, breakers and retries of an endpoint, by a clock of the test's."""
+
+import asyncio
+import random
+import time
+from collections import deque
+
+import pytest
+
+from services.rewarder.endpoints.breaker import Breaker
+from services.rewarder.endpoints.retries import backoff_s, outcome_of_status
+from services.rewarder.endpoints.turnstile import Turnstile
+from services.rewarder.worker_pool import RewardFailure
+
+
+def turnstile(
+    *, now: float = 0.0, max_concurrency: int = 2, max_queued: int = 10, rpm: int | None = None, tpm: int | None = None
+) -> tuple[Turnstile, list[float]]:
+    clock = [now]
+    return (
+        Turnstile(
+            max_concurrency=max_concurrency,
+            max_queued=max_queued,
+            requests_per_minute=rpm,
+            tokens_per_minute=tpm,
+            queue_timeout_s=60.0,
+            now=lambda: clock[0],
+        ),
+        clock,
+    )
+
+
+async def turn_loop() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def entering(gate: Turnstile, lane: str, order: list[str], *, tokens: int = 0) -> "asyncio.Task[None]":
+    async def enter() -> None:
+        await gate.enter(lane=lane, tokens=tokens)
+        order.append(lane)
+
+    return asyncio.create_task(enter())
+
+
+async def test_lanes_take_turns() -> None:
+    gate, _ = turnstile(max_concurrency=1)
+    order: list[str] = []
+    tasks = [entering(gate, lane, order) for lane in ("a", "a", "a", "b", "c")]
+    for _ in tasks:
+        await turn_loop()
+        gate.leave()
+    await asyncio.gather(*tasks)
+    assert order == ["a", "a", "b", "c", "a"]
+    assert (gate.num_in_flight, gate.num_queued) == (0, 0)
+
+
+async def test_one_too_many_is_turned_away_at_once() -> None:
+    gate, _ = turnstile(max_concurrency=1, max_queued=1)
+    order: list[str] = []
+    tasks = [entering(gate, "a", order) for _ in range(2)]
+    await turn_loop()
+    with pytest.raises(RewardFailure, match="1 requests wait for this endpoint already"):
+        await gate.enter(lane="b", tokens=0)
+    gate.leave()
+    await asyncio.gather(*tasks)
+
+
+async def test_who_is_cancelled_while_waiting_takes_no_turn() -> None:
+    gate, _ = turnstile(max_concurrency=1)
+    order: list[str] = []
+    tasks = [entering(gate, lane, order) for lane in ("a", "b", "c")]
+    await turn_loop()
+    tasks[1].cancel()
+    gate.leave()  # in the same moment
+    await turn_loop()
+    assert order == ["a", "c"]
+    gate.leave()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (gate.num_in_flight, gate.num_queued) == (0, 0)
+
+
+async def test_no_minute_has_more_requests_than_the_limit() -> None:
+    gate, clock = turnstile(max_concurrency=100, rpm=2)
+    order: list[str] = []
+    tasks = [entering(gate, "a", order) for _ in range(5)]
+    await turn_loop()
+    assert len(order) == 2
+    for now, num_out in ((59.9, 2), (60.0, 4), (119.0, 4), (120.0, 5)):
+        clock[0] = now
+        gate.num_in_flight += 1
+        gate.leave()
+        await turn_loop()
+        assert len(order) == num_out, now
+    await asyncio.gather(*tasks)
+
+
+async def test_tokens_count_too_and_a_giant_goes_out_when_nothing_else_did() -> None:
+    gate, clock = turnstile(max_concurrency=100, tpm=100)
+    order: list[str] = []
+    tasks = [entering(gate, "a", order, tokens=tokens) for tokens in (60, 40, 1000, 1)]
+    await turn_loop()
+    assert len(order) == 2
+    for now, num_out in ((60.0, 3), (119.0, 3), (120.0, 4)):
+        clock[0] = now
+        gate.num_in_flight += 1
+        gate.leave()
+        await turn_loop()
+        assert len(order) == num_out, now
+    await asyncio.gather(*tasks)
+
+
+async def test_a_retry_takes_from_the_minute_as_well() -> None:
+    gate, _ = turnstile(max_concurrency=100, rpm=2)
+    await gate.enter(lane="a", tokens=0)
+    gate.count_retry(0)
+    order: list[str] = []
+    waiting = entering(gate, "a", order)
+    await turn_loop()
+    assert order == []
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_the_minute_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Turnstile(max_concurrency=9, max_queued=9, requests_per_minute=1, queue_timeout_s=60, now=time.monotonic)
+    monkeypatch.setattr(gate, "_sent", deque([(time.monotonic() - 59.9, 0)]))
+    async with asyncio.timeout(30):
+        await gate.enter(lane="a", tokens=0)
+
+
+def test_a_breaker_opens_after_failures_in_a_row_only() -> None:
+    breaker = Breaker(max_failures=2, pause_s=10)
+    for now in (0.0, 1.0, 2.0):
+        breaker.failed("it answered 500", now, is_probe=breaker.starts())
+        breaker.answered()
+    assert breaker.why_not(2.0) is None
+    for now in (3.0, 4.0):
+        assert breaker.why_not(now) is None
+        breaker.failed("it answered 500", now, is_probe=breaker.starts())
+    assert breaker.state == "open"
+    assert breaker.why_not(5.0) == (
+        "it failed 2 times in a row (it answered 500) and is left alone; it is tried again in 9 s"
+    )
+
+
+def test_one_probe_goes_out_and_decides() -> None:
+    breaker = Breaker(max_failures=1, pause_s=10)
+    breaker.failed("down", 0.0, is_probe=breaker.starts())
+    assert breaker.why_not(9.9) is not None
+    assert breaker.why_not(10.0) is None
+    is_probe = breaker.starts()
+    assert (is_probe, breaker.state) == (True, "half-open")
+    assert str(breaker.why_not(10.0)).endswith("it is being tried again now")
+    breaker.failed("down", 11.0, is_probe=is_probe)
+    assert breaker.state == "open"
+    assert breaker.why_not(20.9) is not None
+    is_probe = breaker.starts()
+    breaker.gave_up(is_probe=is_probe)
+    assert breaker.why_not(21.0) is None, "a probe that was cancelled is made again"
+    breaker.starts()
+    breaker.answered()
+    assert (breaker.state, breaker.why_not(21.0)) == ("closed", None)
+
+
+def test_late_failures_do_not_make_the_pause_longer() -> None:
+    breaker = Breaker(max_failures=1, pause_s=10)
+    first, second = breaker.starts(), breaker.starts()
+    breaker.failed("down", 0.0, is_probe=first)
+    breaker.failed("down", 9.0, is_probe=second)
+    assert breaker.why_not(10.0) is None
+    probe = breaker.starts()
+    breaker.failed("down", 10.0, is_probe=False)
+    assert breaker.state == "half-open", "the probe is still out"
+    assert probe
+
+
+def test_backoff_is_full_jitter_under_a_bound_that_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[tuple[float, float]] = []
+
+    def uniform(low: float, high: float) -> float:
+        bounds.append((low, high))
+        return high
+
+    monkeypatch.setattr(random, "uniform", uniform)
+    waits = [backoff_s(num_tries, {}, now_s=0.0) for num_tries in (1, 2, 3, 6, 7, 50)]
+    assert waits == [0.25, 0.5, 1.0, 8.0, 10.0, 10.0]
+    assert {low for low, _ in bounds} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("header", "wait_s"),
+    [
+        ("3", 3.0), (" 3 ", 3.0), ("0", 0.0), ("Sun, 22 Nov 2026 09:00:10 GMT", 10.0), ("soon", 0.0), ("-1", 0.0),
+        ("Sun, 22 Nov 2020 09:00:10 GMT", 0.0), ("9" * 400, 999_999_999.0), ("²", 0.0), ("", 0.0),
+    ],
+)  # fmt: skip
+def test_retry_after_is_seconds_or_a_date(header: str, wait_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_jitter(low: float, high: float) -> float:
+        return 0.0 * low * high
+
+    monkeypatch.setattr(random, "uniform", no_jitter)
+    nine_o_clock = 1795338000.0
+    assert backoff_s(1, {"retry-after": header}, now_s=nine_o_clock) == wait_s
+
+
+def test_statuses_mean_overload_or_error() -> None:
+    assert {status: outcome_of_status(status) for status in (400, 404, 429, 500, 502, 503, 504)} == {
+        400: "error", 404: "error", 429: "overload", 500: "error", 502: "error", 503: "overload", 504: "error",
+    }  # fmt: skip

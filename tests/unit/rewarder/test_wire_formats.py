@@ -1,0 +1,232 @@
+"""What reward endpoints are sent, in each wire format, and how their answers are read."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.rewarder.endpoints.http_exchange import HttpExchange
+from services.rewarder.endpoints.known_formats import FORMATS
+from services.rewarder.endpoints.outbound_rules import OutboundRules
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
+from services.rewarder.endpoints.pinned_network import PinnedNetwork
+from services.rewarder.endpoints.secret_files import SecretFiles
+from services.rewarder.endpoints.spec import EndpointSpec, WireFormatName
+from services.rewarder.endpoints.trl_format import TrlFormat
+from services.rewarder.endpoints.wire_formats import (
+    InvalidAnswerError,
+    RequestContext,
+    WireRequest,
+    batch_size,
+    slices,
+)
+from services.rewarder.reward_call import CallError, RewardCall, TrainerState, Verdict
+
+CONTEXT = RequestContext("r-1", "run-a", 1795174943.5)
+CALL = RewardCall(
+    prompts=["6*7?", "6*7?"],
+    completions=["42", "41"],
+    columns={"answer": ["42", "42"], "prompt": ["no", "no"]},
+    completion_ids=[[1, 2], [3]],
+    trainer_state=TrainerState(3, 9),
+    max_completion_length=10,
+    group_id="00000001",
+    policy_version=2,
+)
+TALK = RewardCall(
+    prompts=[[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6*7?"}]],
+    completions=[[{"role": "assistant", "content": "42"}]],
+    columns={},
+)
+
+
+def spec(wire_format: WireFormatName, **fields: Any) -> EndpointSpec:
+    return EndpointSpec.model_validate({"url": "https://judge.example/", "wire_format": wire_format, **fields})
+
+
+def sent(wire_format: WireFormatName, call: RewardCall = CALL, **fields: Any) -> Any:
+    request = FORMATS[wire_format].encode(call, spec=spec(wire_format, **fields), context=CONTEXT)
+    assert request.path == ""
+    return json.loads(request.body)
+
+
+def read(wire_format: WireFormatName, answer: object, call: RewardCall = CALL) -> list[Verdict]:
+    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    return FORMATS[wire_format].decode(body, call=call, spec=spec(wire_format))
+
+
+def test_trl_s_body_is_the_arguments_of_a_function() -> None:
+    assert sent("trl") == {
+        "prompts": ["6*7?", "6*7?"],
+        "completions": ["42", "41"],
+        "completion_ids": [[1, 2], [3]],
+        "answer": ["42", "42"],
+        "trainer_state": {"global_step": 3, "max_steps": 9},
+    }
+    assert "completion_ids" not in sent("trl", send_completion_ids=False)
+    assert sent("trl", TALK)["prompts"] == TALK.prompts
+
+
+def test_our_body_says_who_asks_and_until_when() -> None:
+    assert sent("headrace") == {
+        "request_id": "r-1",
+        "run_id": "run-a",
+        "group_id": "00000001",
+        "policy_version": 2,
+        "trainer_state": {"global_step": 3, "max_steps": 9},
+        "max_completion_length": 10,
+        "deadline_at_s": 1795174943.5,
+        "items": [
+            {"index": 0, "prompt": "6*7?", "completion": "42", "completion_ids": [1, 2],
+             "columns": {"answer": "42", "prompt": "no"}},
+            {"index": 1, "prompt": "6*7?", "completion": "41", "completion_ids": [3],
+             "columns": {"answer": "42", "prompt": "no"}},
+        ],
+    }  # fmt: skip
+
+
+def test_openrlhf_s_body_is_queries_prompts_and_labels() -> None:
+    assert sent("openrlhf", openrlhf={"label_column": "answer"}) == {
+        "query": ["6*7?42", "6*7?41"],
+        "prompts": ["6*7?", "6*7?"],
+        "labels": ["42", "42"],
+    }
+    assert sent("openrlhf")["labels"] == ["", ""]
+    assert sent("openrlhf", TALK)["query"] == ["Be brief.\n\n6*7?\n\n42"]
+
+
+def test_openrlhf_s_labels_need_their_column() -> None:
+    with pytest.raises(CallError, match="needs the column 'gold' for its labels; the columns are: answer, prompt"):
+        sent("openrlhf", openrlhf={"label_column": "gold"})
+    needed = spec("openrlhf", openrlhf={"label_column": "gold"})
+    assert FORMATS["openrlhf"].required_columns(needed) == [["gold"]]
+
+
+def test_our_answer_has_a_status_for_each_completion() -> None:
+    scored = {"index": 1, "status": "scored", "score": 0.5, "components": {"style": 1, "length": -2.0}, "detail": "ok"}
+    assert read("headrace", {"items": [scored, {"index": 0, "status": "timeout", "detail": "judge asleep"}]}) == [
+        Verdict("timeout", None, "judge asleep"),
+        Verdict("scored", 0.5, "ok", {"style": 1.0, "length": -2.0}),
+    ]
+    assert read("headrace", {"items": [{"score": 1}, {"score": None}]}) == [
+        Verdict("scored", 1.0),
+        Verdict("not_applicable"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ([], "the answer is list, not an object"),
+        ({}, "the answer has no list called items"),
+        ({"items": {}}, "the answer has no list called items"),
+        ({"items": [{"score": 1}]}, "returned 1 items for 2 completions; return one for each"),
+        ({"items": [{"score": 1}] * 3}, "returned 3 items for 2 completions"),
+        ({"items": [1.0, 2.0]}, "an item of the answer is float, not an object"),
+        ({"items": [{"index": 0, "score": 1}, {"index": 0, "score": 1}]}, "index 0 is there twice"),
+        ({"items": [{"index": 0, "score": 1}, {"index": 2, "score": 1}]}, "an item has no index from 0 to 1"),
+        ({"items": [{"index": 0, "score": 1}, {"score": 1}]}, "an item has no index from 0 to 1"),
+        ({"items": [{"index": True, "score": 1}, {"index": 0, "score": 1}]}, "an item has no index from 0 to 1"),
+    ],
+)
+def test_an_answer_that_is_none_of_ours_is_invalid_for_all(answer: object, why: str) -> None:
+    with pytest.raises(InvalidAnswerError) as error:
+        read("headrace", answer)
+    assert str(error.value).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("item", "detail"),
+    [
+        (b'{"score": NaN}', "returned nan; return None for"),
+        (b'{"score": 1e400}', "returned inf; return None for"),
+        (b'{"score": "1.0"}', "returned str where a number belongs"),
+        (b'{"status": "scored"}', "returned status 'scored' without a score"),
+        (b'{"status": "fine", "score": 1}', "returned status 'fine'; use one of scored, not_applicable, timeout"),
+        (b'{"status": ["scored"], "score": 1}', "returned status list; use one of"),
+        (b'{"score": 1, "components": {"a": NaN}}', "component 'a' is no finite number"),
+        (b'{"score": 1, "components": {"a": "x"}}', "component 'a' is no finite number"),
+        (b'{"score": 1, "components": [1]}', "components is list, not an object"),
+    ],
+)
+def test_an_item_that_makes_no_sense_is_invalid_alone(item: bytes, detail: str) -> None:
+    bad, good = read("headrace", b'{"items": [' + item + b', {"score": 1.0}]}')
+    assert (bad.outcome, bad.value) == ("invalid", None)
+    assert bad.detail.startswith(detail)
+    assert good == Verdict("scored", 1.0)
+
+
+def test_a_failure_never_carries_the_score_that_came_with_it() -> None:
+    verdicts = read(
+        "headrace", {"items": [{"status": "error", "score": 1.0}, {"status": "not_applicable", "score": 1}]}
+    )
+    assert [(verdict.outcome, verdict.value) for verdict in verdicts] == [("error", None), ("not_applicable", None)]
+
+
+def test_openrlhf_s_answer() -> None:
+    logs = {"format": [1.0, 0.0], "ratio": 0.5, "text": ["a", "b"], "short": [1.0]}
+    assert read("openrlhf", {"rewards": [0.5, -1], "scores": [9, 9], "extra_logs": logs}) == [
+        Verdict("scored", 0.5, components={"format": 1.0}),
+        Verdict("scored", -1.0, components={"format": 0.0}),
+    ]
+    assert read("openrlhf", {"scores": [1, 0]}) == [Verdict("scored", 1.0), Verdict("scored", 0.0)]
+    assert read("openrlhf", {"rewards": 0.25}, TALK) == [Verdict("scored", 0.25)]
+    assert read("openrlhf", {"rewards": [[1.0], [0.0]]})[0].outcome == "invalid"
+    with pytest.raises(InvalidAnswerError, match="neither rewards nor scores"):
+        read("openrlhf", {"reward": [1.0]})
+
+
+def test_a_format_may_take_less_than_a_specification_allows() -> None:
+    class OneEach(TrlFormat):
+        max_batch = 1
+
+    assert batch_size(spec("trl"), FORMATS["trl"]) is None
+    assert batch_size(spec("trl", batch_size=4), FORMATS["trl"]) == 4
+    assert batch_size(spec("trl", batch_size=4), OneEach()) == 1
+    assert batch_size(spec("trl"), OneEach()) == 1
+
+
+async def test_a_format_may_use_a_path_below_the_url() -> None:
+    rules = OutboundRules()
+    exchange = HttpExchange(PinnedNetwork(rules), max_answer_bytes=1024)
+    requests = OutgoingRequests(exchange, rules=rules, secrets=SecretFiles(None))
+    made = spec("trl").model_copy(update={"url": "https://judge.example/v1/?team=a"})
+    shown = requests.shown(made, WireRequest(b"{}", path="/chat/completions"), CONTEXT)
+    assert shown.url == "https://judge.example/v1/chat/completions?team=a"
+    await exchange.aclose()
+
+
+def test_a_call_is_cut_into_slices() -> None:
+    first, second = slices(CALL, 1)
+    assert (first.completions, second.completions) == (["42"], ["41"])
+    assert second.columns == {"answer": ["42"], "prompt": ["no"]}
+    assert second.completion_ids == [[3]]
+    assert second.group_id == "00000001"
+    assert slices(CALL, None) == slices(CALL, 2) == [CALL]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+ITEM = st.dictionaries(st.sampled_from(["index", "status", "score", "detail", "components"]), JSON)
+ANSWER = JSON | st.fixed_dictionaries({"items": st.lists(ITEM | JSON, max_size=3)}) | st.fixed_dictionaries(
+    {"rewards": JSON | st.lists(JSON, min_size=2, max_size=2), "extra_logs": JSON | st.dictionaries(st.text(), JSON)}
+)  # fmt: skip
+
+
+@given(ANSWER | st.binary(max_size=50))
+def test_whatever_an_endpoint_sends_becomes_an_outcome(answer: object) -> None:
+    for name in FORMATS:
+        try:
+            verdicts = read(name, answer)
+        except InvalidAnswerError:
+            continue
+        assert len(verdicts) == 2
+        for verdict in verdicts:
+            assert (verdict.value is not None) == (verdict.outcome == "scored")
+            verdict.detail.encode()
+            assert all(isinstance(number, float) for number in verdict.components.values())
