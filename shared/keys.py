@@ -6,7 +6,7 @@
     headrace:leases:fleet              sorted set: the same by lease expiry (ms, server clock)
     headrace:submit:HASH               what a submit with that Idempotency-Key led to; expires
     headrace:refusals                  hash: replica -> why it ended before it followed any run; expires
-    headrace:{RUN}:run                 hash: config, status, desired, reason, progress
+    headrace:{RUN}:run                 hash: config, status, desired, num_resumes, reason, pause, progress
     headrace:{RUN}:epoch               counter: trainer incarnations; only rises
     headrace:{RUN}:prompts             stream    read by consumer group "generators"
     headrace:{RUN}:completions         stream    read by consumer group "rewarders"

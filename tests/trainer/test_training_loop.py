@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from services.trainer.loop.training_loop import Parts
+from services.trainer.loop.parts import Parts
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.policy_core import PolicyCore
 from shared.keys import RunKeys
@@ -105,7 +105,7 @@ async def test_a_stopped_run_drops_what_is_in_flight_with_that_reason(
     sender = FakeSender(redis)
     run = asyncio.create_task(train(redis, played=PlayedServices(redis), sender=sender), name="run")
     await sender.reached(2)
-    await RunStore(redis).ask_to_stop(RUN_ID)
+    await RunStore(redis).ask_to(RUN_ID, "stop")
     ending, loop = await run
     assert ending == "stopped"
     ledger = loop.ledger
@@ -216,7 +216,7 @@ async def test_whoever_ends_a_run_within_a_batch_gets_the_whole_batch(
     )
     await sender.reached(4)
     if how == "stop":
-        await RunStore(redis).ask_to_stop(RUN_ID)
+        await RunStore(redis).ask_to(RUN_ID, "stop")
     else:
         terminate.set()
     ending, loop = await run
