@@ -137,18 +137,6 @@ async def test_groups_without_signal_are_dropped_if_the_run_says_so(
     assert dropped == len([n for n in range(loop.ledger.admitted) if n % 3 == 0])
 
 
-async def test_while_every_reward_fails_only_a_probe_is_generated_and_the_run_recovers_with_the_rewards(
-    redis: Redis, config: RunConfig, tmp_path: Path
-) -> None:
-    """Groups 0 to 3 are the first window; 4 and 5 are probes, and the second finds the reward function mended."""
-    await create(redis, config, tmp_path)
-    played = PlayedServices(redis, reward=lambda label, branch: None if int(label) < 5 else float(branch % 2))
-    ending, loop = await train(redis, played=played, sender=FakeSender(redis))
-    assert ending == "finished"
-    assert loop.ledger.dropped_by_reason() == {"unscorable": 5}
-    assert loop.ledger.num_trained == 12
-
-
 async def test_a_batch_of_several_steps_trains_each_minibatch_as_often_as_asked_and_pushes_once(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ some completions each, or none may apply to any. A probe is judged by the same t
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.trainer.objective.advantages import GroupOutcomes, is_failure
@@ -55,9 +56,14 @@ class RewardFailures:
         self._config = config
         self._judged: deque[_Judged] = deque(maxlen=config.reward_failure_window)
         self._last_failures: dict[str, str] = {}
+        self._left_out: set[int] = set()
         self._probe: int | None = None
         self.has_recovered = False
         """Whether the probe came back, and nothing is wrong with it."""
+
+    def leave_out(self, numbers: Iterable[int]) -> None:
+        """Do not count these groups: a trainer before this one may have, and what they say may be old."""
+        self._left_out.update(numbers)
 
     def note(self, number: int, outcomes: GroupOutcomes, *, is_scorable: bool) -> None:
         """Take in a group that was judged.
@@ -67,6 +73,8 @@ class RewardFailures:
             outcomes: What the functions said of its completions.
             is_scorable: Whether enough of them were scored.
         """
+        if number in self._left_out:
+            return
         judged = _judged(outcomes, is_scorable=is_scorable)
         for outcome in _failures(outcomes):
             self._last_failures[outcome.name] = _said(outcome)

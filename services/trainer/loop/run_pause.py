@@ -75,7 +75,7 @@ class RunPause:
         if self._pause.by == "user":
             return "somebody to resume it"
         name = self._pause.reward_func
-        said = self._failures.last_failure()
+        said = self._failures.last_failure() or self._pause.last_failure
         return (
             f"{f'reward function {name}' if name else 'a reward function'} to work again; one group every "
             f"{probe_every_s:.0f} s tries it{f' (last failure: {said})' if said else ''}. Mend it, then submit a "

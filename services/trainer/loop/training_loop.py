@@ -93,7 +93,9 @@ class TrainingLoop:
 
     async def _train(self, tasks: asyncio.TaskGroup) -> Ending:
         parts = self._parts
-        for waiting in await parts.scored.recover(considered_to=parts.considered_to):
+        recovered = await parts.scored.recover(considered_to=parts.considered_to)
+        parts.batches.failures.leave_out(parts.scored.numbers())
+        for waiting in recovered:
             parts.batches.judge(waiting)
         while parts.core.policy_version < parts.total_steps:
             batch = await self._wait_for_batch(tasks)
