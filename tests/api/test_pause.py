@@ -65,11 +65,12 @@ async def shown(client: httpx.AsyncClient, run_id: str) -> Run:
 async def test_a_run_is_asked_to_pause_and_shown_as_paused_once_its_rank_says_so(
     client: httpx.AsyncClient, run_id: str, store: RunStore
 ) -> None:
-    for _ in range(2):
-        asked = await client.post(f"/v1/runs/{run_id}/pause")
-        assert asked.status_code == 202
-        assert (asked.json()["status"], asked.json()["desired"]) == ("running", "pause")
-        assert asked.json()["waiting_for"] == "its training rank to finish its batch and pause"
+    asked = await client.post(f"/v1/runs/{run_id}/pause")
+    again = await client.post(f"/v1/runs/{run_id}/pause")
+    for reply in (asked, again):
+        assert reply.status_code == 202
+        assert (reply.json()["status"], reply.json()["desired"]) == ("running", "pause")
+        assert reply.json()["waiting_for"] == "its training rank to finish its batch and pause"
     assert await store.wishes(run_id) == Wishes("pause", 0)
 
     await store.write_pause(run_id, ASKED)

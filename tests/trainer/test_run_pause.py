@@ -145,8 +145,9 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_su
         now = await watcher.reports(1)
         assert now.progress.step == 0
         assert now.progress.waiting_for.startswith(
-            "reward function parity to work again; one group every 0 s tries it (last failure: error). Mend it, "
+            "reward function parity to work again; one group every 0 s tries it. Mend it, "
         )
+        assert now.progress.waiting_for.endswith(" unscorable (last failure: parity: error)")
         in_flight = now.progress.groups_admitted - sum(now.progress.groups_dropped.values())
         assert in_flight <= 1, "a probe at a time"
         grader.works = True
@@ -198,8 +199,9 @@ async def test_while_rewards_fail_for_some_completions_whole_batches_of_what_is_
         paused = await watcher.paused("rewards")
         assert paused.pause is not None
         assert paused.pause.failed_ratio == pytest.approx(0.6)
-        before = (await watcher.reports(1)).progress.groups_admitted
-        await watcher.until(lambda it: it.progress.groups_admitted >= before + 3)
+        before = (await watcher.reports(1)).progress
+        assert " tries it (last failure: error). Mend it, " in before.waiting_for
+        await watcher.until(lambda it: it.progress.groups_admitted >= before.groups_admitted + 3)
         assert (await watcher.record()).status == "paused"
         grader.works = True
         await watcher.until(lambda it: it.status == "running")

@@ -76,10 +76,11 @@ class RunPause:
             return "somebody to resume it"
         name = self._pause.reward_func
         said = self._failures.last_failure() or self._pause.last_failure
+        last_failure = f" (last failure: {said})" if said and said not in batch_waits_for else ""
         return (
             f"{f'reward function {name}' if name else 'a reward function'} to work again; one group every "
-            f"{probe_every_s:.0f} s tries it{f' (last failure: {said})' if said else ''}. Mend it, then submit a "
-            f"dry run, which takes its new code in; or resume or stop the run. Meanwhile {batch_waits_for}"
+            f"{probe_every_s:.0f} s tries it{last_failure}. Mend it, then submit a dry run, which takes its new code "
+            f"in; or resume or stop the run. Meanwhile {batch_waits_for}"
         )
 
     def _why_over(self, pause: Pause, wishes: Wishes) -> str:
