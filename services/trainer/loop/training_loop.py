@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 Ending = Literal["finished", "stopped", "terminated"]
 
 _RECEIVE_BLOCK_S = 0.2
+_REPORT_EVERY_S = 1.0
 _MAX_UNACKED_WHILE_PAUSED = 256
 """Failed probes that may wait on their stream for the next step's checkpoint, which is long in coming."""
 RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
@@ -268,7 +269,7 @@ class TrainingLoop:
     async def _report_for_ever(self) -> None:
         while True:
             await self._write_progress()
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_REPORT_EVERY_S)
 
     async def _write_progress(self) -> None:
         parts = self._parts
