@@ -1,25 +1,21 @@
 """A run is paused, by its rewards or by somebody, and goes on: with the real loop, Redis and checkpoints."""
 
 import asyncio
-import json
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.parts import Parts
-from services.trainer.loop.training_loop import Ending, TrainingLoop
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
-from shared.run_store import RunRecord, RunStore
 from tests.eventually import eventually
-from tests.trainer.incarnations import create, json_lines, newest_ledger, small_config, train, trained_groups
-from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
+from tests.trainer.incarnations import create, json_lines, small_config
+from tests.trainer.pause_rig import Grader, Watcher, assert_exact, training
+from tests.trainer.played import RUN_ID
 
 LONG: dict[str, Any] = {"max_steps": 100_000, "save_steps": 100_000}
 
@@ -37,98 +33,9 @@ def config(tmp_path: Path, tiny_model: Path) -> RunConfig:
     return small_config(tmp_path, tiny_model, reward_failure_window=4)
 
 
-class Grader:
-    """A reward function that can be broken and mended, and knows which groups it failed."""
-
-    def __init__(self, *, works: bool = True) -> None:
-        self.works = works
-        self.failed: set[int] = set()
-
-    def __call__(self, label: str, branch: int) -> float | None:
-        if self.works:
-            return float(branch % 2)
-        self.failed.add(int(label))
-        return None
-
-
-class Watcher:
-    """Looks at the run from outside, as its API does."""
-
-    def __init__(self, redis: Redis) -> None:
-        self.redis = redis
-        self.store = RunStore(redis)
-
-    async def record(self) -> RunRecord:
-        found = await self.store.get(RUN_ID)
-        assert found is not None
-        return found
-
-    async def until(self, is_so: Callable[[RunRecord], bool]) -> RunRecord:
-        """Wait until something is true of the record."""
-        found: list[RunRecord] = []
-
-        async def look() -> bool:
-            found[:] = [await self.record()]
-            return is_so(found[0])
-
-        await eventually(look, within_s=50)
-        return found[0]
-
-    async def paused(self, by: str) -> RunRecord:
-        return await self.until(lambda it: it.pause is not None and it.pause.by == by)
-
-    async def reports(self, count: int) -> RunRecord:
-        """Wait for so many more reports of the rank; each says what was true after this was called."""
-        for _ in range(count):
-            last = (await self.record()).progress.updated_at_s
-            await self.until(lambda it, last=last: it.progress.updated_at_s > last)  # type: ignore[misc]
-        return await self.record()
-
-    async def statuses(self) -> list[dict[str, Any]]:
-        """Return what watchers were told of pauses."""
-        entries: Any = await self.redis.xrange(RunKeys(RUN_ID).events)
-        return [json.loads(fields[b"data"]) for _, fields in entries if fields[b"kind"] == b"status"]
-
-
 @pytest.fixture
 def watcher(redis: Redis) -> Watcher:
     return Watcher(redis)
-
-
-Training = Awaitable[tuple[Ending, TrainingLoop]]
-
-
-@asynccontextmanager
-async def training(
-    redis: Redis,
-    grader: Grader,
-    *,
-    terminate: asyncio.Event | None = None,
-    meddle: Callable[[Parts], None] = lambda parts: None,
-) -> AsyncGenerator[Training]:
-    """Run one incarnation beside the test, which waits for its end itself."""
-    played = PlayedServices(redis, reward=grader)
-    task = asyncio.create_task(
-        train(redis, played=played, sender=FakeSender(redis), terminate=terminate, meddle=meddle), name="training"
-    )
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def assert_exact(ledger: Ledger, *, run_dir: Path, failed: set[int]) -> None:
-    """Check that every admitted group was trained once or dropped once, those and only those that failed."""
-    kept = newest_ledger(run_dir)
-    assert Ledger.from_json(kept).to_json() == ledger.to_json(), "the last checkpoint has the last word"
-    trained = [number for groups in trained_groups(run_dir).values() for number in groups]
-    assert len(trained) == len(set(trained)) == ledger.num_trained
-    dropped = ledger.dropped_by_reason()
-    assert dropped.get("unscorable", 0) == len(failed)
-    assert not failed & set(trained)
-    assert ledger.num_in_flight == 0
-    assert ledger.admitted == ledger.num_trained + ledger.num_dropped
 
 
 async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_succeeds_lets_it_go_on(
@@ -148,7 +55,7 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_su
             "reward_failure_threshold=0.5; it last said: error"
         )
         at_first = (await watcher.reports(1)).progress
-        await watcher.until(lambda it: it.progress.groups_dropped["unscorable"] >= at_first.groups_admitted + 3)
+        await watcher.until(lambda it: sum(it.progress.groups_dropped.values()) >= at_first.groups_admitted + 3)
         now = await watcher.reports(1)
         assert now.progress.step == 0
         assert now.progress.waiting_for.startswith(
@@ -209,8 +116,8 @@ async def test_while_rewards_fail_for_some_completions_whole_batches_of_what_is_
         paused = await watcher.paused("rewards")
         assert paused.pause is not None
         assert paused.pause.failed_ratio == pytest.approx(0.6)
-        before = (await watcher.reports(1)).progress
-        assert " tries it (last failure: error). Mend it, " in before.waiting_for
+        probing = " tries it (last failure: error). Mend it, "
+        before = (await watcher.until(lambda it: probing in it.progress.waiting_for)).progress
         await watcher.until(lambda it: it.progress.groups_admitted >= before.groups_admitted + 3)
         assert (await watcher.record()).status == "paused"
         grader.works = True
@@ -276,10 +183,10 @@ async def test_a_probe_does_not_end_a_pause_that_was_asked_for(
 
 
 async def test_somebody_who_resumes_a_run_need_not_wait_for_a_probe_and_it_pauses_again_if_rewards_still_fail(
-    redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path
+    redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_probes(parts: Parts) -> None:
-        parts.pace.probe_every_s = 3600.0
+        monkeypatch.setattr(parts.pace, "_next_probe_at", math.inf)
 
     await create(redis, config, tmp_path)
     grader = Grader(works=False)
@@ -290,6 +197,9 @@ async def test_somebody_who_resumes_a_run_need_not_wait_for_a_probe_and_it_pause
         again = await watcher.until(lambda it: it.pause is not None and it.pause.since_s > first.since_s)
         assert again.pause is not None
         assert again.pause.num_resumes == 1
+        # What failed before does not come back after the rewards were mended.
+        await watcher.reports(1)
+        await watcher.until(lambda it: it.progress.groups_admitted == sum(it.progress.groups_dropped.values()))
         grader.works = True
         await watcher.store.ask_to(RUN_ID, "run")
         ending, loop = await run
