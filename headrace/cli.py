@@ -1,7 +1,8 @@
 """The command line: arguments in, a command called, errors out as sentences.
 
     up, scale, down, demo                            cli_up.py, demo/command.py   processes on this machine
-    submit, runs, show, watch, stop, rollouts        cli_runs.py                  HTTP, wherever the service is
+    submit, runs, show, watch, rollouts,             cli_runs.py                  HTTP, wherever the service is
+    pause, resume, stop                              cli_runs.py                  the same
     export                                           cli_export.py                files on this machine
 
 Nothing heavy is imported before a command is known, so that `--help` is instant.
@@ -101,6 +102,8 @@ def _add_run_commands(add_parser: AddParser) -> None:
     for name, text in (
         ("show", "show one run: where it stands and what it is waiting for"),
         ("watch", "follow a run live; Ctrl-C ends the watching, not the run"),
+        ("pause", "pause a run after the batch it is in, until it is resumed; what is under way waits"),
+        ("resume", "let a paused run go on, whether somebody paused it or its rewards did"),
         ("stop", "stop a run after the step it is in; it keeps a checkpoint"),
         ("rollouts", "show what the model wrote in a step, with rewards"),
     ):

@@ -1,4 +1,4 @@
-"""The commands that talk to a running service: submit, runs, show, watch, stop, rollouts."""
+"""The commands that talk to a running service: submit, runs, show, watch, pause, resume, stop, rollouts."""
 
 import argparse
 import time
@@ -66,6 +66,8 @@ def runs(arguments: argparse.Namespace) -> int:
         )
     _console().print(table)
     for watch in map(RunWatch, found):
+        if watch.is_paused:
+            _out(f"{watch.run_id} is paused: {watch.reason}")
         if watch.waiting_for:
             _out(f"{watch.run_id} waits for {watch.waiting_for}")
     return 0
@@ -88,6 +90,31 @@ def watch(arguments: argparse.Namespace) -> int:
     """Follow a run until it ends."""
     with service_finder.connect(arguments) as client:
         return _watch(client, service_finder.choose_run(client, arguments.run))
+
+
+def pause(arguments: argparse.Namespace) -> int:
+    """Ask a run to pause."""
+    with service_finder.connect(arguments) as client:
+        run = client.pause(service_finder.choose_run(client, arguments.run))
+    if run["status"] == "queued":
+        _out(f"{run['run_id']} had not begun, and does not until `headrace resume {run['run_id']}`")
+    else:
+        _out(
+            f"{run['run_id']} pauses after the batch it is in, until `headrace resume {run['run_id']}`; meanwhile it "
+            "keeps the generators"
+        )
+    return 0
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Ask a paused run to go on."""
+    with service_finder.connect(arguments) as client:
+        run_id = service_finder.choose_run(client, arguments.run)
+        before = client.get(run_id)
+        run = client.resume(run_id)
+    was_paused = before["status"] == "paused" or before["desired"] == "pause"
+    _out(f"{run_id} goes on" if was_paused else f"{run_id} is not paused: it is {run['status']}")
+    return 0
 
 
 def stop(arguments: argparse.Namespace) -> int:

@@ -72,7 +72,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened in a run: kind metrics, push, progress, status or log."""
+    """One thing that happened in a run: kind metrics, evaluation, push, progress, status or log."""
 
     id: str
     kind: str
@@ -138,6 +138,14 @@ class HeadraceClient:
     def stop(self, run_id: str) -> Run:
         """Ask a run to stop after the step it is in; it keeps a checkpoint. Asking twice is harmless."""
         return self._object("POST", f"/v1/runs/{_quoted(run_id)}/stop")
+
+    def pause(self, run_id: str) -> Run:
+        """Ask a run to pause after the batch it is in. Asking twice is harmless."""
+        return self._object("POST", f"/v1/runs/{_quoted(run_id)}/pause")
+
+    def resume(self, run_id: str) -> Run:
+        """Ask a paused run to go on, whoever paused it. Asking twice is harmless."""
+        return self._object("POST", f"/v1/runs/{_quoted(run_id)}/resume")
 
     def metrics(self, run_id: str) -> Rows:
         """Return the metrics of every optimizer step so far, oldest first."""

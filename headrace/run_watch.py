@@ -49,6 +49,9 @@ class RunWatch:
             self.take_metrics(event.data)
         elif event.kind == "log" and isinstance(event.data.get("message"), str):
             self.messages.append(event.data["message"])
+        elif event.kind == "status" and event.data.get("status") in ("paused", "running"):
+            goes_on = "goes on" if event.data["status"] == "running" else "paused"
+            self.messages.append(f"{goes_on}: {event.data.get('reason', '')}")
         elif event.kind == "push" and event.data.get("failed"):
             failed = cast("dict[str, Any]", event.data["failed"])
             self.messages += [f"push to {replica} failed: {reason}" for replica, reason in failed.items()]
@@ -68,6 +71,21 @@ class RunWatch:
     def status(self) -> str:
         """Its status."""
         return str(self.run["status"])
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it stands still until somebody resumes it, or its rewards work again."""
+        return self.status == "paused"
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, or is paused; empty if there is nothing to say."""
+        return str(self.run.get("reason") or "")
+
+    @property
+    def paused_s(self) -> float:
+        """How long it was paused so far."""
+        return float(self._progress().get("paused_s", 0.0) or 0.0)
 
     @property
     def has_ended(self) -> bool:
@@ -96,7 +114,8 @@ class RunWatch:
             return f"step {self.step} of {self.max_steps}"
         if self.step:
             return f"step {self.step}"
-        return {"queued": "not started yet", "running": "starting"}.get(self.status, "no step was made")
+        words = {"queued": "not started yet", "running": "starting", "paused": "no step yet"}
+        return words.get(self.status, "no step was made")
 
     @property
     def queues(self) -> str:
@@ -148,9 +167,10 @@ class RunWatch:
         return None if started is None else max(0.0, float(ended or now_s) - float(started))
 
     def seconds_left(self) -> float | None:
-        """Return an estimate from the pace of the newest steps; None while there are too few."""
-        times = self.series("at_s")[-_RATE_STEPS:]
-        if self.has_ended or len(times) < 2 or not self.max_steps:
+        """Return an estimate from the pace of the newest steps, without pauses; None while it cannot be told."""
+        rows = [row for _, row in sorted(self.by_step.items()) if "at_s" in row][-_RATE_STEPS:]
+        times = [row["at_s"] - row.get("paused_s", 0.0) for row in rows]
+        if self.has_ended or self.is_paused or len(times) < 2 or not self.max_steps:
             return None
         return (self.max_steps - self.step) * (times[-1] - times[0]) / (len(times) - 1)
 

@@ -31,7 +31,7 @@ def follow(client: HeadraceClient, run_id: str, *, console: Console, stall_s: fl
         client: Of the run API.
         run_id: The run.
         console: Where to draw.
-        stall_s: Give up when nothing was trained for so long; None never does.
+        stall_s: Give up when nothing was trained for so long, and the run is not paused; None never does.
 
     Raises:
         HeadraceApiError: The API was away for a minute, or the run is gone, or it stalled.
@@ -100,7 +100,7 @@ class _Follower:
 
     def _notice_stall(self) -> None:
         now = time.monotonic()
-        if self.watch.step != self._seen_step:
+        if self.watch.step != self._seen_step or self.watch.is_paused:
             self._seen_step, self._moved_at = self.watch.step, now
         if self._stall_s is not None and now - self._moved_at > self._stall_s and not self.watch.has_ended:
             raise HeadraceApiError(

@@ -17,7 +17,9 @@ MAX_WIDTH = 100
 _PLOT_HEIGHT = 7
 _AXIS_WIDTH = 7
 _LABEL_WIDTH, _VALUE_WIDTH = 10, 36
-_STATUS_STYLE = {"running": "green", "finished": "bold green", "stopped": "yellow", "failed": "bold red"}
+_STATUS_STYLE = {
+    "running": "green", "paused": "bold yellow", "finished": "bold green", "stopped": "yellow", "failed": "bold red",
+}  # fmt: skip
 
 
 def status_style(status: str) -> str:
@@ -68,6 +70,8 @@ def state(watch: RunWatch) -> str:
     left_s = watch.seconds_left()
     if left_s is not None:
         parts.append(f"{clock(left_s)} left")
+    if watch.is_paused:
+        parts.append(f"because {watch.reason}")
     if watch.waiting_for:
         parts.append(f"waiting for {watch.waiting_for}")
     return "  ".join([watch.status, *parts, *watch.refusals])
@@ -149,12 +153,14 @@ def _foot(watch: RunWatch) -> list[RenderableType]:
         table.add_row("queues", watch.queues)
     table.add_row("groups", groups)
     table.add_row("generators", versions)
+    if watch.paused_s >= 1:
+        table.add_row("paused", f"{clock(watch.paused_s)} so far")
     if watch.waiting_for:
         table.add_row("waiting", Text(f"for {watch.waiting_for}", style="yellow"))
     for refusal in watch.refusals:
         table.add_row("", Text(refusal, style="red"))
-    if watch.run.get("reason"):
-        table.add_row("reason", Text(str(watch.run["reason"]), style=status_style(watch.status)))
+    if watch.reason:
+        table.add_row("reason", Text(watch.reason, style=status_style(watch.status)))
     for message in watch.messages:
         table.add_row("", Text(message, style="grey50"))
     return [table]

@@ -49,6 +49,13 @@ class RunConfig(
     )
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
     reward_timeout_s: Positive = Field(default=30.0, description="Deadline of one function for one group")
+    min_scored_completions: int = Field(
+        default=2, ge=2, description="A group with fewer scored completions is dropped (counted)"
+    )
+    reward_failure_threshold: float = Field(
+        default=0.5, ge=0, lt=1, description="The run pauses when a function fails for a larger share of completions"
+    )
+    reward_failure_window: int = Field(default=16, ge=1, description="Newest groups over which that share is taken")
 
     # Asynchrony
     max_staleness: int = Field(default=2, ge=0, description="Optimizer steps; no group older than this is trained on")
@@ -78,6 +85,15 @@ class RunConfig(
             raise ValueError(
                 f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs; "
                 "give one weight a function, or leave reward_weights out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_group_can_have_enough_scored_completions(self) -> Self:
+        if self.min_scored_completions > self.num_generations:
+            raise ValueError(
+                f"min_scored_completions={self.min_scored_completions} is more than num_generations="
+                f"{self.num_generations}: every group would be dropped; lower it to at most {self.num_generations}"
             )
         return self
 

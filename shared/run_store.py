@@ -1,6 +1,7 @@
 """The record of each run in Redis: what is wanted, what is, and why it is waiting.
 
-    POST /v1/runs --create--> queued --> running --> finished
+    POST /v1/runs --create--> queued --> running <-> paused     (desired: pause, or its rewards fail; pause.py)
+                                 |          |------> finished
                                  |          |------> stopped    (desired: stop)
                                  +----------+------> failed     (with the reason)
 
@@ -17,10 +18,11 @@ from redis.exceptions import ResponseError
 from shared.errors import StateLostError, UserError
 from shared.keys import CURRENT_RUN, RUNS, RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.pause import Desired, Pause, Wishes
 from shared.redis_connection import Redis, call, patiently
 from shared.run_config import RunConfig, parse_run_config
 
-Status = Literal["queued", "running", "finished", "stopped", "failed"]
+Status = Literal["queued", "running", "paused", "finished", "stopped", "failed"]
 TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
 _PATIENCE_S = 60.0
 
@@ -45,6 +47,8 @@ class Progress(msgspec.Struct, frozen=True):
     pushes_confirmed: int = 0
     probes_failed: int = 0
     """Generators that were taken out by the probe after a push."""
+    paused_s: float = 0.0
+    """How long the run was paused so far, over all of its trainers."""
     updated_at_s: float = 0.0
 
 
@@ -54,13 +58,15 @@ class RunRecord(msgspec.Struct, frozen=True):
     run_id: str
     config: dict[str, Any]
     status: Status
-    desired: Literal["run", "stop"]
+    desired: Desired
     reason: str
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None
     run_dir: str
     progress: Progress
+    pause: Pause | None = None
+    """Why it is paused; None unless its status says so."""
 
     def parsed_config(self) -> RunConfig:
         """Return the config as it was validated at submit.
@@ -120,6 +126,7 @@ class RunStore:
         if not fields or b"config" not in fields:
             return None
         text = {name.decode(): value for name, value in fields.items()}
+        status = text["status"].decode()
 
         def seconds(name: str) -> float | None:
             return float(text[name]) if name in text else None
@@ -127,7 +134,7 @@ class RunStore:
         return RunRecord(
             run_id=run_id,
             config=msgspec.json.decode(text["config"]),
-            status=text["status"].decode(),
+            status=status,
             desired=text["desired"].decode(),
             reason=text["reason"].decode(),
             created_at_s=float(text["created_at_s"]),
@@ -135,6 +142,7 @@ class RunStore:
             ended_at_s=seconds("ended_at_s"),
             run_dir=text["run_dir"].decode(),
             progress=msgspec.json.decode(text["progress"], type=Progress),
+            pause=msgspec.json.decode(text["pause"], type=Pause) if status == "paused" else None,
         )
 
     async def list_ids(self) -> list[str]:
@@ -156,16 +164,34 @@ class RunStore:
             fields["ended_at_s"] = repr(time.time())
         await self._write(run_id, fields, what="writing the status")
 
-    async def ask_to_stop(self, run_id: str) -> None:
-        """Write that the run shall stop; its training rank sees it between two steps."""
-        await self._patiently(lambda: self._redis.hset(RunKeys(run_id).run, "desired", "stop"), "asking to stop")
+    async def write_pause(self, run_id: str, pause: Pause | None) -> None:
+        """Write that the run is paused and why, or that it goes on."""
+        fields: dict[Any, Any] = {"status": "running", "reason": ""}
+        if pause is not None:
+            fields = {"status": "paused", "reason": pause.reason, "pause": msgspec.json.encode(pause)}
+        await self._write(run_id, fields, what="writing the pause")
 
-    async def should_stop(self, run_id: str) -> bool:
-        """Return whether somebody asked the run to stop. A vanished record is an error, not a no."""
-        desired = await self._patiently(lambda: self._redis.hget(RunKeys(run_id).run, "desired"), "reading the run")
+    async def ask_to(self, run_id: str, desired: Desired) -> None:
+        """Write what is wanted of the run; its training rank sees it between two batches."""
+        key = RunKeys(run_id).run
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.hset(key, "desired", desired)
+                if desired == "run":
+                    pipe.hincrby(key, "num_resumes", 1)
+                await pipe.execute()
+
+        await self._patiently(write, f"asking the run to {desired}")
+
+    async def wishes(self, run_id: str) -> Wishes:
+        """Return what is wanted of the run. A vanished record is an error, not a wish."""
+        desired, num_resumes = await self._patiently(
+            lambda: self._redis.hmget(RunKeys(run_id).run, ["desired", "num_resumes"]), "reading the run"
+        )
         if desired is None:
             raise StateLostError(f"run {run_id} is no longer in Redis")
-        return bool(desired == b"stop")
+        return Wishes(desired=desired.decode(), num_resumes=int(num_resumes or 0))
 
     async def write_progress(self, run_id: str, progress: Progress) -> None:
         """Overwrite the progress of the run."""

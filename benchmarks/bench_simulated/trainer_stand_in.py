@@ -135,7 +135,7 @@ class TrainerStandIn:
     async def _turn(self) -> None:
         await self._push_if_needed()
         count = self._pace.num_to_admit(
-            num_unadmitted=0, num_waiting=len(self._scored.numbers()), num_steps_left=_STEPS_LEFT, unscorable_in_a_row=0
+            num_unadmitted=0, num_waiting=len(self._scored.numbers()), num_steps_left=_STEPS_LEFT, paused_by=None
         )
         await self._admission.admit(count)
         self.seen.max_in_flight = max(self.seen.max_in_flight, self._ledger.num_in_flight)

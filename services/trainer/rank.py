@@ -33,7 +33,8 @@ from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_store import RunRecord, RunStore
 
 if TYPE_CHECKING:
-    from services.trainer.loop.training_loop import Ending, Parts
+    from services.trainer.loop.parts import Parts
+    from services.trainer.loop.training_loop import Ending
     from services.trainer.ranks.lead import Lead
 
 log = logging.getLogger("services.trainer.rank")

@@ -80,6 +80,8 @@ async def test_a_service_that_is_stopping_is_not_ready(client: httpx.AsyncClient
         ("GET", "/v1/runs/run-none/dead_letters", 404),
         ("POST", "/v1/runs/run-none/dead_letters/1-0/replay", 404),
         ("POST", "/v1/runs/run-none/stop", 404),
+        ("POST", "/v1/runs/run-none/pause", 404),
+        ("POST", "/v1/runs/run-none/resume", 404),
         ("DELETE", "/v1/runs/run-none", 404),
         ("PUT", "/v1/runs", 405),
         ("GET", "/v1/runs?limit=0", 422),

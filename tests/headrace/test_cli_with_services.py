@@ -120,7 +120,7 @@ def test_a_run_is_submitted_shown_waiting_stopped_and_watched_to_its_end(rig: La
 
 
 def test_an_unknown_run_is_a_sentence(rig: LauncherRig) -> None:
-    for command in ("show", "watch", "stop", "rollouts"):
+    for command in ("show", "watch", "pause", "resume", "stop", "rollouts"):
         done = headrace(rig, command, "run-nothing")
         assert done.returncode == 1
         assert done.stderr == "headrace: there is no run run-nothing; `headrace runs` lists them\n"

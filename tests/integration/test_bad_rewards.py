@@ -1,4 +1,4 @@
-"""A reward function that raises, hangs or lies about its length: a counted reason, no zero, no hang."""
+"""A reward function that raises, hangs or lies about its length: a pause with the reason, no zero, no hang."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,18 +11,21 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("name", ["raises", "wrong_length", "hangs"])
-def test_a_run_whose_reward_always_fails_drops_groups_and_can_be_stopped(
+def test_a_run_whose_reward_always_fails_drops_groups_is_paused_and_can_be_stopped(
     name: str, stack: Stack, run_file: Callable[..., dict[str, Any]]
 ) -> None:
-    config = run_file(reward_funcs=[f"user_rewards:{name}"], reward_timeout_s=0.5)
+    config = run_file(reward_funcs=[f"user_rewards:{name}"], reward_timeout_s=0.5, reward_failure_window=8)
     run_id = stack.client.submit(config).run_id
     waiting_for = ""
     for event in stack.client.events(run_id):
         waiting_for = str(event.data.get("waiting_for", "")) if event.kind == "progress" else waiting_for
-        if waiting_for.startswith("a reward function to work again; one group every 5 s tries it"):
+        if waiting_for.startswith(f"reward function user_rewards:{name} to work again; one group every 5 s tries it"):
             break
     assert "unscorable" in waiting_for
-    assert f"user_rewards:{name}" in waiting_for
+    paused = stack.client.get(run_id)
+    assert paused["status"] == "paused"
+    assert paused["pause"]["by"] == "rewards"
+    assert (paused["pause"]["reward_func"], paused["pause"]["failed_ratio"]) == (f"user_rewards:{name}", 1.0)
     stack.client.stop(run_id)
     run = stack.wait_for_end(run_id)
 

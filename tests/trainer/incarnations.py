@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.assembly import assemble
+from services.trainer.loop.parts import Parts
 from services.trainer.loop.reconcile import take_over
-from services.trainer.loop.training_loop import Ending, Parts, TrainingLoop
+from services.trainer.loop.training_loop import Ending, TrainingLoop
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
@@ -58,7 +58,7 @@ async def train(
     assert record is not None
     epoch = await take_over(redis, RunKeys(RUN_ID))
     parts = await assemble(redis, store, record, sender, epoch=epoch)
-    parts.pace = AdmissionPace(parts.config, ledger=parts.ledger, probe_every_s=0.2)
+    parts.pace.probe_every_s = 0.2
     meddle(parts)
     loop = TrainingLoop(parts, terminate=terminate or asyncio.Event())
     services = asyncio.create_task(played.play(), name="played services")

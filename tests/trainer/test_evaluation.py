@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.trainer.loop.training_loop import Parts
+from services.trainer.loop.parts import Parts
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig

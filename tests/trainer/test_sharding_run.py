@@ -128,7 +128,7 @@ async def test_a_run_on_two_ranks_survives_the_end_of_each_and_leaves_no_process
         await run.restarts(len(victims) + 1)
         terminated_at = (await run.record()).progress.step
         await run.reaches(terminated_at + 1)
-        await run.store.ask_to_stop(RUN_ID)
+        await run.store.ask_to(RUN_ID, "stop")
         run.supervisor.wake()
         ended = await run.ends()
     assert (ended.status, ended.reason) == ("stopped", "")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from services.trainer.loop.training_loop import Parts
+from services.trainer.loop.parts import Parts
 from services.trainer.policy.core_results import NonFiniteError
 from services.trainer.policy.policy_core import PolicyCore
 from shared.keys import RunKeys
@@ -105,7 +105,7 @@ async def test_a_stopped_run_drops_what_is_in_flight_with_that_reason(
     sender = FakeSender(redis)
     run = asyncio.create_task(train(redis, played=PlayedServices(redis), sender=sender), name="run")
     await sender.reached(2)
-    await RunStore(redis).ask_to_stop(RUN_ID)
+    await RunStore(redis).ask_to(RUN_ID, "stop")
     ending, loop = await run
     assert ending == "stopped"
     ledger = loop.ledger
@@ -135,18 +135,6 @@ async def test_groups_without_signal_are_dropped_if_the_run_says_so(
     dropped = loop.ledger.dropped_by_reason()["zero_std"]
     assert loop.ledger.admitted == 12 + dropped
     assert dropped == len([n for n in range(loop.ledger.admitted) if n % 3 == 0])
-
-
-async def test_while_every_reward_fails_only_a_probe_is_generated_and_the_run_recovers_with_the_rewards(
-    redis: Redis, config: RunConfig, tmp_path: Path
-) -> None:
-    """Groups 0 to 3 are the first window; 4 and 5 are probes, and the second finds the reward function mended."""
-    await create(redis, config, tmp_path)
-    played = PlayedServices(redis, reward=lambda label, branch: None if int(label) < 5 else float(branch % 2))
-    ending, loop = await train(redis, played=played, sender=FakeSender(redis))
-    assert ending == "finished"
-    assert loop.ledger.dropped_by_reason() == {"unscorable": 5}
-    assert loop.ledger.num_trained == 12
 
 
 async def test_a_batch_of_several_steps_trains_each_minibatch_as_often_as_asked_and_pushes_once(
@@ -216,7 +204,7 @@ async def test_whoever_ends_a_run_within_a_batch_gets_the_whole_batch(
     )
     await sender.reached(4)
     if how == "stop":
-        await RunStore(redis).ask_to_stop(RUN_ID)
+        await RunStore(redis).ask_to(RUN_ID, "stop")
     else:
         terminate.set()
     ending, loop = await run

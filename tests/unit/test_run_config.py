@@ -52,6 +52,13 @@ def test_a_config_survives_being_stored_as_json() -> None:
         ({"learning_rate": float("nan")}, "learning_rate: must be a finite number$"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights has 2 entries for 1 reward_funcs"),
         ({"reward_funcs": ["a:f", "a:f"]}, "a:f is listed twice"),
+        ({"min_scored_completions": 1}, "min_scored_completions: must be at least 2"),
+        (
+            {"min_scored_completions": 9, "num_generations": 8},
+            "min_scored_completions=9 is more than num_generations=8: every group would be dropped; lower it to at",
+        ),
+        ({"reward_failure_threshold": 1.0}, "reward_failure_threshold: must be less than 1"),
+        ({"reward_failure_window": 0}, "reward_failure_window: must be at least 1"),
         ({"reward_funcs": []}, "reward_funcs: .*at least 1 item"),
         ({"epsilon": 0.3, "epsilon_high": 0.2}, "epsilon_high=0.2 is below epsilon=0.3"),
         ({"max_steps": 0}, "max_steps=0 trains nothing"),

@@ -77,6 +77,11 @@ class CheckpointSaver:
         """The step of the checkpoint begun last, or resumed from."""
         return self._saved_step
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is on its way to the disk, or its groups are not acked yet."""
+        return self._pending is not None and not self._pending.done()
+
     async def begin(
         self, tasks: asyncio.TaskGroup, torch_thread: ThreadPoolExecutor, extra: Callable[[], dict[str, Any]]
     ) -> None:

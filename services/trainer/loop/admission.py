@@ -118,14 +118,16 @@ class Admission:
         """Put groups of which no trace is left before all others; they take their turn within the same bound."""
         self._again.extend(numbers)
 
-    async def admit(self, count: int) -> None:
-        """Admit the next ``count`` usable groups. Unusable rows in between are dropped with their reason.
+    async def admit(self, count: int) -> list[int]:
+        """Admit the next ``count`` usable groups, and return their numbers.
+
+        Unusable rows in between are dropped with their reason.
 
         Raises:
             UserError: So many rows in a row were unusable that the data set cannot be meant.
         """
-        admitted = 0
-        while admitted < count:
+        admitted: list[int] = []
+        while len(admitted) < count:
             if self._unusable_in_a_row >= _MAX_UNUSABLE_IN_A_ROW:
                 raise UserError(
                     f"the last {self._unusable_in_a_row} rows of the data set could not be used; "
@@ -133,12 +135,16 @@ class Admission:
                     field="dataset_name",
                 )
             if self._again:
-                admitted += await self._add("headrace_readmit", self._again[0])
+                number = self._again[0]
+                is_usable = await self._add("headrace_readmit", number)
                 self._again.popleft()
-                continue
-            number = self._ledger.admitted
-            admitted += await self._add("headrace_admit", number)
-            self._ledger.admitted = max(number + 1, self._ledger.admitted)
+            else:
+                number = self._ledger.admitted
+                is_usable = await self._add("headrace_admit", number)
+                self._ledger.admitted = max(number + 1, self._ledger.admitted)
+            if is_usable:
+                admitted.append(number)
+        return admitted
 
     async def _add(self, function: str, number: int) -> bool:
         """Put group ``number`` on the stream; False if its row cannot be used."""

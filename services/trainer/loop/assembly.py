@@ -19,11 +19,12 @@ from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
 from services.trainer.loop.evaluation import Evaluations, refuse_without_usable_prompts
 from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.parts import Parts
 from services.trainer.loop.probe_prompt import make_prober
 from services.trainer.loop.reconcile import check_not_fenced, missing_groups
+from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.schedule import total_steps
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
-from services.trainer.loop.training_loop import Parts
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.push_log import PushLog
 from services.trainer.ranks.lead import Lead
@@ -80,6 +81,7 @@ async def assemble(
     )
     admission.admit_again(await missing_groups(redis, keys, ledger))
     scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
+    batches = BatchBuilder(config, scored=scored, ledger=ledger)
     reports = Reports(config, run_id=keys.run_id, run_dir=files.run_dir, resumed_step=core.policy_version)
     pushes = PushLog(
         sender,
@@ -98,9 +100,10 @@ async def assemble(
         ledger=ledger,
         admission=admission,
         pace=AdmissionPace(config, ledger=ledger),
+        pause=RunPause(store, run_log=run_log, record=record, failures=batches.failures),
         scored=scored,
         considered_to=considered_to,
-        batches=BatchBuilder(config, scored=scored, ledger=ledger),
+        batches=batches,
         evaluations=Evaluations(
             redis,
             keys=keys,

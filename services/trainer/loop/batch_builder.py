@@ -15,6 +15,7 @@ import numpy as np
 
 from services.trainer.loop.group_ids import group_id
 from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.reward_failures import RewardFailures, first_failure
 from services.trainer.loop.schedule import BatchShape
 from services.trainer.loop.scored_groups import ScoredGroups, WaitingGroup
 from services.trainer.loop.staleness import is_too_stale, stragglers
@@ -42,6 +43,9 @@ class BatchBuilder:
         config: Of the run.
         scored: The waiting groups.
         ledger: Told of every drop.
+
+    Attributes:
+        failures: What the reward functions failed at lately.
     """
 
     def __init__(self, config: RunConfig, *, scored: ScoredGroups, ledger: Ledger) -> None:
@@ -52,21 +56,24 @@ class BatchBuilder:
         self._rewards: dict[int, Rewards] = {}
         self._dropped_since_batch: dict[str, int] = {}
         self._last_failure = ""
-        self.unscorable_in_a_row = 0
+        self.failures = RewardFailures(config)
 
     def judge(self, waiting: WaitingGroup) -> None:
         """Look at the rewards of a group that may be chosen from now on, or drop it."""
         rollouts = waiting.group.rollouts
-        rewards_G = combined_rewards([rollout.rewards for rollout in rollouts])
-        if not is_scorable(rewards_G):
-            self.unscorable_in_a_row += 1
-            self._last_failure = first_failure(waiting)
+        outcomes = [rollout.rewards for rollout in rollouts]
+        rewards_G = combined_rewards(outcomes)
+        min_scored = self._config.min_scored_completions
+        has_enough = is_scorable(rewards_G, min_scored=min_scored)
+        self.failures.note(waiting.number, outcomes, is_scorable=has_enough)
+        if not has_enough:
+            self._last_failure = first_failure(outcomes) or "no reward function applies to it"
             log.warning(
-                "group %s has fewer than two scored completions: %s", group_id(waiting.number), self._last_failure
-            )
+                "group %s has fewer than %d scored completions: %s",
+                group_id(waiting.number), min_scored, self._last_failure,
+            )  # fmt: skip
             self.drop(waiting.number, UNSCORABLE)
             return
-        self.unscorable_in_a_row = 0
         if self._config.drop_zero_std_groups and (reason := self._why_no_signal(waiting, rewards_G)):
             self.drop(waiting.number, reason)
             return
@@ -165,12 +172,3 @@ class BatchBuilder:
         counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped_since_batch.items())
         why = f" (last failure: {self._last_failure})" if UNSCORABLE in self._dropped_since_batch else ""
         return f"; groups dropped since the last batch: {counts}{why}"
-
-
-def first_failure(waiting: WaitingGroup) -> str:
-    """Return what the first failed reward of a group said."""
-    for rollout in waiting.group.rollouts:
-        for reward in rollout.rewards:
-            if reward.outcome not in {"scored", "not_applicable"}:
-                return f"{reward.name}: {reward.outcome} {reward.detail}".strip()
-    return "no reward function applies to it"

@@ -1,6 +1,6 @@
-"""Sees what others did to a run while it was training: took it over, asked it to stop, began groups, buried them.
+"""Sees what others did to a run while it was training: took it over, asked something of it, began groups, buried them.
 
-    epoch, desired state, started, dead  --look--> should_stop, started; drops in the ledger, losses of an evaluation
+    epoch, wishes, started, dead  --look--> wishes, started; drops in the ledger, losses of an evaluation
 
 Asked twice a second at most: a batch is chosen on what was true half a second ago, but for ``started``, which is read
 again right before.
@@ -16,6 +16,7 @@ from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.telemetry.run_log import RunLog
 from shared.keys import RunKeys
 from shared.lineage import LineageVersion
+from shared.pause import Wishes
 from shared.redis_connection import Redis, patiently
 from shared.run_store import RunStore
 
@@ -28,7 +29,7 @@ class Surroundings:
     Args:
         redis: Client of redis_connection.py.
         keys: Keys of the run.
-        store: Has the desired state.
+        store: Has the wishes.
         epoch: This trainer's incarnation.
         ledger: Told of buried groups.
         scored: Knows which groups are here, whatever was buried of them.
@@ -48,7 +49,7 @@ class Surroundings:
         evaluations: Evaluations,
         log: RunLog,
     ) -> None:
-        self.should_stop = False
+        self.wishes = Wishes()
         self.started: dict[int, int] = {}
         """Groups being sampled or scored, or here: number -> version at which sampling began."""
         self._redis = redis
@@ -62,6 +63,11 @@ class Surroundings:
         self._last_dead_letter = "-"
         self._looked_at = 0.0
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether somebody asked the run to stop."""
+        return self.wishes.desired == "stop"
+
     async def look(self) -> bool:
         """Return whether it was time to look.
 
@@ -73,7 +79,7 @@ class Surroundings:
             return False
         self._looked_at = time.monotonic()
         await check_not_fenced(self._redis, self._keys, self._epoch)
-        self.should_stop = await self._store.should_stop(self._keys.run_id)
+        self.wishes = await self._store.wishes(self._keys.run_id)
         await self._note_dead_letters()
         await self.read_started()
         return True

@@ -6,75 +6,35 @@
 
 Who blocks whom: a batch waits for its groups and for stragglers (staleness.py); a push waits for the generators,
 bounded by push_timeout_s; nothing waits for watchers or evaluations. Generation goes on meanwhile, within the admission
-bound. Weights are pushed, and checkpoints written, between batches alone: a crash within one repeats it from its
-beginning, and who asks a run to end waits for the batch. A group counts as trained when a checkpoint with it in the
-ledger is on disk; only then is its entry acked.
+bound, but for pauses (run_pause.py). Weights are pushed, and checkpoints written, between batches alone: a crash
+within one repeats it from its beginning, and who asks a run to end or to pause waits for the batch. A group counts as
+trained when a checkpoint with it in the ledger is on disk; only then is its entry acked.
 """
 
 import asyncio
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
-from services.trainer.loop.admission import Admission
-from services.trainer.loop.admission_pace import AdmissionPace
-from services.trainer.loop.batch_builder import Batch, BatchBuilder
+from services.trainer.loop.batch_builder import Batch
 from services.trainer.loop.batch_trainer import BatchTrainer
-from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.parts import Parts
 from services.trainer.loop.reconcile import check_not_fenced
-from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.loop.surroundings import Surroundings
 from services.trainer.policy.core_results import NonFiniteError
-from services.trainer.policy.training_core import TrainingCore
-from services.trainer.push.push_log import PushLog
-from services.trainer.run_files import RunFiles
-from services.trainer.telemetry.reports import Reports
-from services.trainer.telemetry.run_log import RunLog
-from services.trainer.telemetry.step_report import StepReport
-from shared.keys import RunKeys
-from shared.redis_connection import Redis
-from shared.run_config import RunConfig
-from shared.run_store import Progress, RunStore
+from shared.run_store import Progress
 
 log = logging.getLogger(__name__)
 
 Ending = Literal["finished", "stopped", "terminated"]
 
 _RECEIVE_BLOCK_S = 0.2
+_REPORT_EVERY_S = 1.0
+_MAX_UNACKED_WHILE_PAUSED = 256
+"""Failed probes that may wait on their stream for the next step's checkpoint, which is long in coming."""
 RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
-
-
-@dataclass
-class Parts:
-    """What the loop drives; made by assembly.py."""
-
-    redis: Redis
-    keys: RunKeys
-    config: RunConfig
-    store: RunStore
-    core: TrainingCore
-    ledger: Ledger
-    admission: Admission
-    pace: AdmissionPace
-    scored: ScoredGroups
-    considered_to: str
-    """Up to where the checkpoint that was resumed from had considered the scored stream."""
-    batches: BatchBuilder
-    evaluations: Evaluations
-    pushes: PushLog
-    saver: CheckpointSaver
-    report: StepReport
-    reports: Reports
-    files: RunFiles
-    log: RunLog
-    tokenizer: Any
-    replica_id: str
-    epoch: int
-    total_steps: int
 
 
 class TrainingLoop:
@@ -134,10 +94,12 @@ class TrainingLoop:
 
     async def _train(self, tasks: asyncio.TaskGroup) -> Ending:
         parts = self._parts
-        for waiting in await parts.scored.recover(considered_to=parts.considered_to):
+        recovered = await parts.scored.recover(considered_to=parts.considered_to)
+        parts.batches.failures.leave_out(parts.scored.numbers())
+        for waiting in recovered:
             parts.batches.judge(waiting)
         while parts.core.policy_version < parts.total_steps:
-            batch = await self._wait_for_batch()
+            batch = await self._wait_for_batch(tasks)
             if batch is None:
                 return await self._end_early(tasks)
             await self._train_on(batch)
@@ -176,28 +138,39 @@ class TrainingLoop:
             self._waiting_for = evaluations.waiting_for()
             await self._parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
 
-    async def _wait_for_batch(self) -> Batch | None:
+    async def _wait_for_batch(self, tasks: asyncio.TaskGroup) -> Batch | None:
         """Return the next batch, or None if the run or this process shall end."""
         parts = self._parts
         while True:
+            began_at = time.monotonic()
             await self._look_around()
             if self._terminate.is_set() or self._surroundings.should_stop:
                 return None
+            await parts.pause.heed(self._surroundings.wishes)
             await self._admit()
             await self._evaluate()
-            batch = self._choose()
-            if batch.groups:
-                # Sampling may have begun since the last look; decide on what is true now.
-                await self._surroundings.read_started()
-                batch = self._choose()
+            batch = await self._next_batch()
             if batch.groups:
                 return batch
-            self._waiting_for = parts.pushes.waiting_for() or parts.pace.waiting_for(batch.waiting_for)
+            waiting_for = parts.pause.waiting_for(batch.waiting_for, probe_every_s=parts.pace.probe_every_s)
+            self._waiting_for = parts.pushes.waiting_for() or waiting_for
             # One arrival at a time: what is chosen must not depend on how many came at once.
             if not self._consider_next():
                 await parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
             while parts.batches.num_missing(num_steps_left=self._num_steps_left()) and self._consider_next():
                 pass
+            await self._keep_the_stream_short(tasks)
+            parts.report.waited(time.monotonic() - began_at, is_paused=parts.pause.by is not None)
+
+    async def _next_batch(self) -> Batch:
+        if self._parts.pause.by == "user":
+            return Batch(())
+        batch = self._choose()
+        if batch.groups:
+            # Sampling may have begun since the last look; decide on what is true now.
+            await self._surroundings.read_started()
+            batch = self._choose()
+        return batch
 
     def _consider_next(self) -> bool:
         waiting = self._parts.scored.consider()
@@ -231,10 +204,13 @@ class TrainingLoop:
             num_unadmitted=parts.admission.num_unadmitted,
             num_waiting=len(parts.scored.numbers()),
             num_steps_left=self._num_steps_left(),
-            unscorable_in_a_row=parts.batches.unscorable_in_a_row,
+            paused_by=parts.pause.by,
         )
-        if count:
-            await parts.admission.admit(count)
+        if not count:
+            return
+        numbers = await parts.admission.admit(count)
+        if parts.pause.by == "rewards":
+            parts.batches.failures.expect_probe(numbers[-1])
 
     async def _evaluate(self) -> None:
         """Begin an evaluation that is due, and bring the one under way forward."""
@@ -247,8 +223,8 @@ class TrainingLoop:
             await parts.report.evaluation(result)
 
     def _is_evaluation_due(self) -> bool:
-        """Whether one is to begin; not while no reward function works."""
-        return self._parts.evaluations.is_due(self._parts.core.policy_version) and not self._parts.pace.is_probing
+        """Whether one is to begin; not while the run is paused."""
+        return self._parts.evaluations.is_due(self._parts.core.policy_version) and self._parts.pause.by is None
 
     async def _train_on(self, batch: Batch) -> None:
         """Make the steps of one batch; its groups are settled, and its weights pushed, with the last of them."""
@@ -263,14 +239,25 @@ class TrainingLoop:
             if planned.is_last:
                 parts.batches.take(batch)
                 await self._push_if_needed()
+                await self._look_around()
+                if self._num_steps_left():
+                    await parts.pause.heed(self._surroundings.wishes)
                 await self._admit()
             # A trainer that was stopped for a while must not write into its successor's files.
             await check_not_fenced(parts.redis, parts.keys, parts.epoch)
-            await parts.report.step(batch, trained, parts.saver.metrics())
+            await parts.report.step(batch, trained, parts.saver.metrics() | {"paused_s": parts.pause.total_s()})
 
     async def _save(self, tasks: asyncio.TaskGroup) -> None:
         """Copy the weights and the ledger for a checkpoint, which is written while training goes on."""
         await self._parts.saver.begin(tasks, self._torch, self._extra)
+
+    async def _keep_the_stream_short(self, tasks: asyncio.TaskGroup) -> None:
+        """Let failed probes go from their stream although no step is made: a pause may last for days."""
+        parts = self._parts
+        if parts.pause.by is None or parts.saver.is_writing:
+            return
+        if len(parts.scored.settled()) >= _MAX_UNACKED_WHILE_PAUSED:
+            await self._save(tasks)
 
     def _extra(self) -> dict[str, Any]:
         return {
@@ -282,7 +269,7 @@ class TrainingLoop:
     async def _report_for_ever(self) -> None:
         while True:
             await self._write_progress()
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_REPORT_EVERY_S)
 
     async def _write_progress(self) -> None:
         parts = self._parts
@@ -298,6 +285,7 @@ class TrainingLoop:
             pushes=parts.pushes.num_pushes,
             pushes_confirmed=parts.pushes.num_confirmed,
             probes_failed=parts.pushes.num_probes_failed,
+            paused_s=parts.pause.total_s(),
             updated_at_s=time.time(),
         )
         await parts.store.write_progress(parts.keys.run_id, progress)

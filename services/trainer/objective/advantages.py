@@ -43,9 +43,14 @@ def combined_rewards(rewards: GroupOutcomes) -> Rewards:
     return rewards_G
 
 
-def is_scorable(rewards_G: Rewards) -> bool:
-    """Whether at least two completions are scored, so that one can be told from another."""
-    return int(np.isfinite(rewards_G).sum()) >= 2
+def is_failure(outcome: RewardOutcome) -> bool:
+    """Whether a function should have said something of a completion, and could not."""
+    return outcome.outcome not in _HARMLESS
+
+
+def is_scorable(rewards_G: Rewards, *, min_scored: int = 2) -> bool:
+    """Whether enough completions are scored; two are the least of which one can be told from another."""
+    return int(np.isfinite(rewards_G).sum()) >= min_scored
 
 
 def teaches(rewards: GroupOutcomes, *, aggregation: Aggregation) -> bool:
@@ -127,7 +132,7 @@ def _values_and_weights(rewards: GroupOutcomes) -> tuple[Rewards, Rewards]:
     values_GF = np.array(
         [
             [
-                np.nan if outcome.value is None or any(o.outcome not in _HARMLESS for o in outcomes) else outcome.value
+                np.nan if outcome.value is None or any(is_failure(o) for o in outcomes) else outcome.value
                 for outcome in outcomes
             ]
             for outcomes in rewards

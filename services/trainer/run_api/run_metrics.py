@@ -1,7 +1,7 @@
 """Prometheus metrics of the trainer service, on a port of their own.
 
     headrace_runs{status}            headrace_rank_up  headrace_rank_restarts_total
-    headrace_run_*{run_id}           the current run: step, policy version, groups, streams, generators
+    headrace_run_*{run_id}           the current run: step, policy version, groups, streams, generators, pauses
     headrace_training_*{run_id}      its newest training metrics: training_gauges.py
 
 Only the current run has series, so that their number stays bounded however many runs there were.
@@ -48,10 +48,15 @@ class RunMetrics:
         self._probes_failed = self._gauge("headrace_run_probes_failed", "Generators taken out by the probe", "run_id")
         self._depth = self._gauge("headrace_run_stream_depth", "Groups waiting or in work", "run_id", "stream")
         self._generators = self._gauge("headrace_run_generators_alive", "Generators with a living lease", "run_id")
+        self._paused = self._gauge(
+            "headrace_run_paused", "1 while it is paused, by a user or its rewards", "run_id", "by"
+        )
+        self._paused_s = self._gauge("headrace_run_paused_seconds", "How long it was paused so far", "run_id")
         self._training = TrainingGauges()
         self.registry.register(self._training)
         self._of_the_current_run = (
             self._step, self._version, self._groups, self._pushes, self._probes_failed, self._depth, self._generators,
+            self._paused, self._paused_s,
         )  # fmt: skip
 
     async def refresh_for_ever(self) -> None:
@@ -69,7 +74,7 @@ class RunMetrics:
         self._restarts.set(self._supervisor.num_restarts)
         records = [await self._store.get(run_id) for run_id in await self._store.list_ids()]
         counts = Counter(record.status for record in records if record is not None)
-        for status in ("queued", "running", "finished", "stopped", "failed"):
+        for status in ("queued", "running", "paused", "finished", "stopped", "failed"):
             self._runs.labels(status).set(counts[status])
         for gauge in self._of_the_current_run:
             gauge.clear()
@@ -97,6 +102,9 @@ class RunMetrics:
         for stream, depth in around.queues.model_dump().items():
             self._depth.labels(run_id, stream).set(depth)
         self._generators.labels(run_id).set(sum(generator.is_alive for generator in around.generators))
+        for by in ("user", "rewards"):
+            self._paused.labels(run_id, by).set(record.pause is not None and record.pause.by == by)
+        self._paused_s.labels(run_id).set(progress.paused_s)
         # What is of the rollouts stands only in the line of the step that began their batch.
         num_lines = record.parsed_config().steps_per_batch()
         run_dir = Path(record.run_dir)

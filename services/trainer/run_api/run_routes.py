@@ -1,4 +1,4 @@
-"""Routes that submit, show, stop and delete runs."""
+"""Routes that submit, show, pause, resume, stop and delete runs."""
 
 import asyncio
 import base64
@@ -152,6 +152,22 @@ async def stop_run(run_id: str, api: Api) -> RunDetail:
     return await _detail(api, await existing_run(api, run_id))
 
 
+@router.post("/{run_id}/pause", status_code=202, response_model=RunDetail, responses=documented(404, 409))
+async def pause_run(run_id: str, api: Api) -> RunDetail:
+    """Ask a run to pause after its current batch, until it is resumed. What is under way waits for it."""
+    _refuse_ended(await existing_run(api, run_id))
+    await api.supervisor.pause_run(run_id)
+    return await _detail(api, await existing_run(api, run_id))
+
+
+@router.post("/{run_id}/resume", status_code=202, response_model=RunDetail, responses=documented(404, 409))
+async def resume_run(run_id: str, api: Api) -> RunDetail:
+    """Ask a paused run to go on, whether somebody paused it or its rewards did. Another run is as it was."""
+    _refuse_ended(await existing_run(api, run_id))
+    await api.supervisor.resume_run(run_id)
+    return await _detail(api, await existing_run(api, run_id))
+
+
 @router.delete("/{run_id}", status_code=204, responses=documented(404, 409))
 async def delete_run(run_id: str, api: Api) -> Response:
     """Forget a run that has ended. Its directory, with checkpoints and model, stays."""
@@ -175,6 +191,11 @@ async def existing_run(api: TrainerApi, run_id: str) -> RunRecord:
     return record
 
 
+def _refuse_ended(record: RunRecord) -> None:
+    if record.status in TERMINAL:
+        raise Problem(409, "Run ended", f"The run is {record.status}, and stays so.", run_id=record.run_id)
+
+
 def is_run_id(text: str) -> bool:
     """Whether ``text`` could name a run; anything else never reaches Redis."""
     return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
@@ -187,7 +208,7 @@ async def _detail(api: TrainerApi, record: RunRecord) -> RunDetail:
 
 async def _listed(api: TrainerApi, record: RunRecord, current_run: str | None) -> ListedRun:
     around = Surroundings(current_run)
-    if record.status == "running":
+    if record.status in ("running", "paused"):
         around = await look_around(api.redis, record, current_run=current_run)
     return ListedRun(**summary(record).model_dump(), waiting_for=_waiting_for(api, record, around))
 

@@ -1,6 +1,7 @@
 """Gives the generator fleet to one run at a time, and keeps that run's training rank alive.
 
     queued --oldest first--> running --rank exits 0, having written how it ended--> the next one
+      (not those asked to pause)
                                |  ^
                        crash   |  |  again, after 0.5 s .. 10 s
                                +--+
@@ -15,13 +16,13 @@ this process is asked to stop, the rank is too, and its run stays ``running`` fo
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from services.trainer.run_api.first_of import first_of
 from services.trainer.run_api.rank_command import rank_command
 from services.trainer.run_api.rank_process import RankProcess, last_line
+from services.trainer.run_api.restarts import Restarts
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
 from shared.run_config import parse_run_config
@@ -33,38 +34,6 @@ FINISHED, USER_ERROR, FENCED = 0, 2, 3
 """Exit statuses of a rank; every other one is a crash."""
 _IDLE_S = 5.0
 """How often to look for runs that nobody told this process about."""
-
-
-@dataclass
-class Restarts:
-    """Counts crashes since a run last made progress, and says how long to wait before the next start.
-
-    Args:
-        max_without_progress: Restarts allowed without a new step.
-        first_backoff_s: Pause before the first restart; doubles.
-        last_backoff_s: Longest pause.
-    """
-
-    max_without_progress: int
-    first_backoff_s: float
-    last_backoff_s: float
-    best_step: int = 0
-    without_progress: int = 0
-    total: int = 0
-
-    def next_backoff_s(self, step: int) -> float | None:
-        """Return the pause after a crash at ``step``, or None when it is time to give up.
-
-        Only a step never reached before is progress: a run that falls back to its checkpoint and dies at the same
-        place again makes none.
-        """
-        if step > self.best_step:
-            self.best_step, self.without_progress = step, 0
-        self.without_progress += 1
-        if self.without_progress > self.max_without_progress:
-            return None
-        self.total += 1
-        return min(self.first_backoff_s * 2.0 ** (self.without_progress - 1), self.last_backoff_s)
 
 
 class RunSupervisor:
@@ -101,9 +70,24 @@ class RunSupervisor:
             record = await self._store.get(run_id)
             if record is None or record.status in TERMINAL:
                 return
-            await self._store.ask_to_stop(run_id)
+            await self._store.ask_to(run_id, "stop")
             if record.status == "queued":
                 await self._store.set_status(run_id, "stopped", reason="stopped before it started")
+        self.wake()
+
+    async def pause_run(self, run_id: str) -> None:
+        """Ask a run to pause. A queued one lets others go first; asking twice changes nothing."""
+        await self._ask_unless_stopping(run_id, "pause")
+
+    async def resume_run(self, run_id: str) -> None:
+        """Ask a run to go on, whoever paused it; of one that is not paused nothing changes."""
+        await self._ask_unless_stopping(run_id, "run")
+
+    async def _ask_unless_stopping(self, run_id: str, desired: Literal["run", "pause"]) -> None:
+        async with self._changing:
+            record = await self._store.get(run_id)
+            if record is not None and record.desired != "stop":
+                await self._store.ask_to(run_id, desired)
         self.wake()
 
     async def supervise(self) -> None:
@@ -127,11 +111,11 @@ class RunSupervisor:
         """Return the run the fleet is given to, having written so, or None."""
         async with self._changing:
             active = await self._store.active()
-            current = next((record for record in active if record.status == "running"), None)
+            current = next((record for record in active if record.status != "queued"), None)
             for record in [] if current else active:
                 if record.desired == "stop":
                     await self._store.set_status(record.run_id, "stopped", reason="stopped before it started")
-                else:
+                elif record.desired == "run":
                     current = record
                     break
             if await self._store.current_run() != (current.run_id if current else None):

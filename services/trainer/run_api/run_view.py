@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from shared.keys import GENERATORS, REFUSALS, REWARDERS, RunKeys
 from shared.lease import alive
+from shared.pause import Pause, PausedBy
 from shared.redis_connection import Redis, patiently
 from shared.refusals import Kind, Refusal, decode_refusals
 from shared.registration import decode_registration
@@ -25,17 +26,28 @@ _RECENT_S = 600.0
 """How long what a replica said before it ended is shown although others serve the run."""
 
 
+class PauseView(BaseModel):
+    """Why a run is paused."""
+
+    by: PausedBy = Field(description="user: until it is resumed. rewards: also until a group that tries them succeeds")
+    since_s: float
+    reward_func: str | None = Field(description="The function that failed most; null if none did")
+    failed_ratio: float = Field(description="Share of its outcomes that were failures when the pause began")
+    last_failure: str = Field(description="What the last of them said")
+
+
 class RunSummary(BaseModel):
     """One run in a list. Times are Unix seconds."""
 
     run_id: str
     name: str | None
-    status: str = Field(description="queued, running, finished, stopped or failed")
-    desired: str = Field(description="run, or stop once somebody asked for it")
-    reason: str = Field(description="Why it ended as it did")
+    status: str = Field(description="queued, running, paused, finished, stopped or failed")
+    desired: str = Field(description="run, or pause or stop once somebody asked for it")
+    reason: str = Field(description="Why it ended as it did, or is paused")
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None
+    pause: PauseView | None = Field(description="Null unless it is paused")
     run_dir: str = Field(description="Directory of checkpoints, metrics, rollouts and rank.log")
     progress: dict[str, Any] = Field(description="Counts of the surviving lineage, about a second old")
 
@@ -124,6 +136,7 @@ def summary(record: RunRecord) -> RunSummary:
         created_at_s=record.created_at_s,
         started_at_s=record.started_at_s,
         ended_at_s=record.ended_at_s,
+        pause=None if record.pause is None else _pause(record.pause),
         run_dir=record.run_dir,
         progress=msgspec.to_builtins(progress),
     )
@@ -203,6 +216,16 @@ def still_true(
 def replica_name(kind: Kind, replica_id: str) -> str:
     """Return what people call a replica: ``generator-0``, but ``generator gpu-node-3``."""
     return replica_id if replica_id.startswith(kind) else f"{kind} {replica_id}"
+
+
+def _pause(pause: Pause) -> PauseView:
+    return PauseView(
+        by=pause.by,
+        since_s=pause.since_s,
+        reward_func=pause.reward_func or None,
+        failed_ratio=pause.failed_ratio,
+        last_failure=pause.last_failure,
+    )
 
 
 def _generator(replica_id: str, entry: bytes, *, is_alive: bool) -> GeneratorView:

@@ -26,6 +26,8 @@ def waiting_for(
     if record.status in TERMINAL:
         return None
     if record.status == "queued":
+        if record.desired == "pause":
+            return "somebody to resume it: it was paused before it started"
         if around.current_run is not None and around.current_run != record.run_id:
             return f"run {around.current_run} to end: the generator fleet serves one run at a time"
         return "its training rank to be started"
@@ -36,6 +38,10 @@ def waiting_for(
         return _silent_rank(record, _more_than(silent_s, at_least_s=stale_after_s))
     if record.desired == "stop":
         return "its training rank to finish its step and stop"
+    if record.pause is not None and record.pause.by == "user":
+        return "its training rank to go on" if record.desired == "run" else "somebody to resume it"
+    if record.desired == "pause":
+        return "its training rank to finish its batch and pause"
     return _generator(around) or _rank_or_rewarder(record, around)
 
 

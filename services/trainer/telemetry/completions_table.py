@@ -1,8 +1,10 @@
 """The table of what the model wrote in a batch: printed into the rank's log, and sent to trackers that show tables.
 
     step  prompt  completion  FUNCTION...  advantage          columns as TRL has them, one row a completion
+    FUNCTION/COMPONENT...  FUNCTION/version...                after them, where functions say so
 
-Text is the model's: characters that would move a terminal's cursor are replaced.
+In print the versions stand below the table, each once. Text is the model's: characters that would move a terminal's
+cursor are replaced.
 """
 
 import io
@@ -19,6 +21,7 @@ from services.trainer.telemetry.step_metrics import TrainedGroup, metric_names, 
 from shared.messages import Prompt
 
 _WIDTH = 140
+_VERSION = "/version"
 Cell = str | float | None
 
 
@@ -32,8 +35,11 @@ class CompletionsTable:
 
 def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_prompts: bool = False) -> CompletionsTable:
     """Return one row a completion, or the first one of each prompt."""
-    outcomes = rollouts_of(groups)[0].rewards
-    names = metric_names([outcome.name for outcome in outcomes])
+    rollouts = rollouts_of(groups)
+    names = metric_names([outcome.name for outcome in rollouts[0].rewards])
+    outcomes = [outcome for rollout in rollouts for outcome in rollout.rewards]
+    components = list(dict.fromkeys((names[outcome.name], part) for outcome in outcomes for part in outcome.components))
+    versioned = list(dict.fromkeys(names[outcome.name] for outcome in outcomes if outcome.version))
     rows: list[tuple[Cell, ...]] = []
     seen: set[str] = set()
     for entered in groups:
@@ -42,9 +48,15 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
             if unique_prompts and prompt in seen:
                 continue
             seen.add(prompt)
+            said = {names[outcome.name]: outcome for outcome in rollout.rewards}
             values = [outcome.value for outcome in rollout.rewards]
-            rows.append((step, prompt, rollout.completion, *values, advantage))
-    columns = ("step", "prompt", "completion", *(names[outcome.name] for outcome in outcomes), "advantage")
+            parts = [said[name].components.get(part) for name, part in components]
+            of_versions = [said[name].version for name in versioned]
+            rows.append((step, prompt, rollout.completion, *values, advantage, *parts, *of_versions))
+    columns = (
+        "step", "prompt", "completion", *names.values(), "advantage",
+        *(f"{name}/{part}" for name, part in components), *(f"{name}{_VERSION}" for name in versioned),
+    )  # fmt: skip
     return CompletionsTable(columns, tuple(rows))
 
 
@@ -60,16 +72,29 @@ def rendered(table: CompletionsTable, *, step: int, num_rows: int | None = None)
     rows = list(table.rows)
     if num_rows is not None and num_rows < len(rows):
         rows = [rows[index] for index in sorted(random.Random(step).sample(range(len(rows)), num_rows))]
-    drawn = Table(show_header=True, expand=True)
-    for name in table.columns[1:]:
+    shown = [index for index, name in enumerate(table.columns) if index and not name.endswith(_VERSION)]
+    versions = _versions(table, rows)
+    drawn = Table(show_header=True, expand=True, caption=Text(versions) if versions else None, caption_justify="left")
+    for index in shown:
+        name = table.columns[index]
         drawn.add_column(name.capitalize() if name in {"prompt", "completion", "advantage"} else name)
     for row in rows:
-        drawn.add_row(*(_cell(cell) for cell in row[1:]))
+        drawn.add_row(*(_cell(row[index]) for index in shown))
         drawn.add_section()
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(Panel(drawn, expand=False, title=f"Step {step}"))
     return captured.get()
+
+
+def _versions(table: CompletionsTable, rows: Sequence[tuple[Cell, ...]]) -> str:
+    """Return which version of each function the rows have; two, where its file was edited meanwhile."""
+    found: list[str] = []
+    for index, name in enumerate(table.columns):
+        versions = dict.fromkeys(str(row[index]) for row in rows if row[index])
+        if name.endswith(_VERSION) and versions:
+            found.append(f"{name.removesuffix(_VERSION)}: version {', '.join(versions)}")
+    return "; ".join(found)
 
 
 def _cell(cell: Cell) -> Text:

@@ -87,8 +87,9 @@ METRICS = (
     Metric("step", "steps", "Optimizer steps done", is_latest=True),
     Metric("at_s", "seconds", "When the step ended, in Unix time", is_latest=True),
     _trl("num_tokens", "tokens", "Tokens trained on so far: every completion with its prompt", is_latest=True),
-    _trl("step_time", "seconds", "From the end of the step before to the end of this one, waiting included"),
+    _trl("step_time", "seconds", "From the end of the step before to the end of this one: with waiting, not pauses"),
     Metric("train_time", "seconds", "Of it, forward and backward passes and the optimizer step"),
+    Metric("paused_s", "seconds", "How long the run was paused so far, all pauses together", is_latest=True),
     # What the generators wrote
     _trl("completions/mean_length", "tokens", "Mean length of the completions"),
     _trl("completions/min_length", "tokens", "Shortest completion"),

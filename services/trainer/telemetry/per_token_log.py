@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from services.trainer.loop.staleness import staleness
 from services.trainer.telemetry.step_metrics import TrainedGroup, rollouts_of
-from shared.messages import Rollout, Stamp
+from shared.messages import RewardOutcome, Rollout, Stamp
 
 _DIGITS = 5
 
@@ -80,10 +80,7 @@ def rollout_rows(
                 "completion": rollout.completion,
                 "reward": None if np.isnan(reward) else reward,
                 "advantage": advantage,
-                "rewards": {
-                    outcome.name: {"outcome": outcome.outcome, "value": outcome.value, "detail": outcome.detail}
-                    for outcome in rollout.rewards
-                },
+                "rewards": {outcome.name: _outcome(outcome) for outcome in rollout.rewards},
                 "staleness": age,
                 "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans],
                 "num_tokens": int(rollout.completion_ids().size),
@@ -95,6 +92,17 @@ def rollout_rows(
                 row["per_token"] = _token_lists(rollout, arrays, advantage)
             rows.append(row)
     return rows
+
+
+def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
+    """Return what a function said, and in which version; what its value was made of, where it says so."""
+    row: dict[str, Any] = {
+        "outcome": outcome.outcome,
+        "value": outcome.value,
+        "detail": outcome.detail,
+        "version": outcome.version,
+    }
+    return row | ({"components": outcome.components} if outcome.components else {})
 
 
 def _token_lists(rollout: Rollout, arrays: TokenArrays, advantage: float) -> dict[str, list[int] | list[float | None]]:

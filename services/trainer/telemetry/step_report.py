@@ -72,7 +72,16 @@ class StepReport:
         self._replica_id = replica_id
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._arrivals = RecentRate()
+        self._num_arrived_tokens = 0
         self._step_began_at = time.monotonic()
+
+    def waited(self, waited_s: float, *, is_paused: bool) -> None:
+        """Note that nothing was trained for so long; a pause is in no time and no rate, nor is what arrived in it."""
+        num_tokens = self._scored.take_arrived_tokens()
+        if is_paused:
+            self._step_began_at += waited_s
+        else:
+            self._num_arrived_tokens += num_tokens
 
     async def step(self, batch: Batch, trained: TrainedStep, more: dict[str, float]) -> None:
         """Write down a step.
@@ -124,14 +133,14 @@ class StepReport:
     async def _of_pipeline(self, trained: TrainedStep) -> dict[str, float]:
         now = time.monotonic()
         elapsed_s, self._step_began_at = now - self._step_began_at, now
+        num_tokens = self._num_arrived_tokens + self._scored.take_arrived_tokens()
+        self._num_arrived_tokens = 0
         depths = await patiently(self._queue_depths, what="reading queue depths", timeout_s=60)
         return {
             "num_tokens": float(self.seen_tokens),
             "step_time": elapsed_s,
             "train_time": trained.train_s,
-            "throughput/generated_tokens_per_s": self._arrivals.add(
-                self._scored.take_arrived_tokens(), elapsed_s=elapsed_s
-            ),
+            "throughput/generated_tokens_per_s": self._arrivals.add(num_tokens, elapsed_s=elapsed_s),
             "throughput/tokens_per_pass": trained.tokens_per_pass,
             "throughput/trained_tokens_per_s": trained.planned.minibatch.num_tokens / trained.train_s,
             **group_metrics(self._ledger),

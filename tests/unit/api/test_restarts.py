@@ -1,6 +1,6 @@
 """How often and after what pause a crashed rank is started again."""
 
-from services.trainer.run_api.run_supervisor import Restarts
+from services.trainer.run_api.restarts import Restarts
 
 
 def make(max_without_progress: int = 3, *, best_step: int = 0) -> Restarts:

@@ -6,6 +6,7 @@ import pytest
 
 from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, still_true
 from services.trainer.run_api.waiting import waiting_for
+from shared.pause import Pause
 from shared.refusals import Kind, Refusal
 from shared.run_store import Progress, RunRecord
 
@@ -143,6 +144,21 @@ def test_a_refusal_is_shown_until_others_have_long_taken_the_place_of_the_replic
     assert shown(living=set(), is_served=False) == ["old", "new"]
     assert shown(living=set(), is_served=True) == ["new"]
     assert shown(living={"a"}, is_served=True) == ["old", "new"]
+
+
+def test_a_paused_run_waits_for_whoever_can_let_it_go_on() -> None:
+    by_user, by_rewards = (Pause(by, "a reason", 990.0) for by in ("user", "rewards"))
+    assert reason(record(desired="pause")) == "its training rank to finish its batch and pause"
+    held = record(status="paused", desired="pause", pause=by_user)
+    assert reason(held) == reason(held, surroundings(generators=[])) == "somebody to resume it"
+    assert reason(record(status="paused", pause=by_user)) == "its training rank to go on"
+    failing = record(status="paused", pause=by_rewards)
+    assert reason(failing) == "scored groups", "what its rank says: which function is tried, and how often"
+    assert (reason(failing, surroundings(generators=[])) or "").startswith("a generator: none"), "nothing tries it"
+    queued = record(status="queued", desired="pause", started_at_s=None, progress=Progress())
+    assert reason(queued) == "somebody to resume it: it was paused before it started"
+    silent = record(status="paused", pause=by_rewards, progress=Progress(updated_at_s=900.0))
+    assert "has not reported" in (reason(silent) or "")
 
 
 def test_a_run_asked_to_stop_says_so() -> None:

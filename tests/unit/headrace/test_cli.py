@@ -10,7 +10,7 @@ import pytest
 
 from headrace import cli, process_table
 from headrace.state_dir import Endpoint, StateDir
-from tests.headrace.scripted_api import Answer, problem, serving
+from tests.headrace.scripted_api import Answer, Asked, problem, serving
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("command", ["runs", "show", "watch", "stop", "rollouts"])
+@pytest.mark.parametrize("command", ["runs", "show", "watch", "pause", "resume", "stop", "rollouts"])
 def test_without_a_service_every_command_says_where_it_looked_and_what_to_do(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,7 +54,7 @@ def test_a_service_elsewhere_needs_a_key(capsys: pytest.CaptureFixture[str], mon
     assert "no http:// or https:// address" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["show", "watch", "stop", "rollouts", "export"])
+@pytest.mark.parametrize("command", ["show", "watch", "pause", "resume", "stop", "rollouts", "export"])
 def test_a_run_that_is_not_there_is_refused_in_the_words_of_the_command_line(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +104,60 @@ def test_runs_that_wait_are_listed_with_what_for(
     assert shown.endswith(f"run-b waits for run run-a to end\nrun-a waits for {probing}\n")
 
 
+def test_a_paused_run_is_listed_with_why_and_with_what_it_waits_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = {"run_id": "run-a", "status": "paused", "name": None, "started_at_s": 5.0, "progress": {"step": 3}}
+    run = paused | {"reason": "reward function judge failed", "waiting_for": "reward function judge to work again"}
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(lambda _: {"runs": [run], "next_cursor": None}) as api:
+        assert cli.main(["runs", "--url", api.url]) == 0
+    assert capsys.readouterr().out.endswith(
+        "run-a is paused: reward function judge failed\nrun-a waits for reward function judge to work again\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "before", "after", "said"),
+    [
+        ("pause", "running", "running", "run-a pauses after the batch it is in, until `headrace resume run-a`"),
+        ("pause", "queued", "queued", "run-a had not begun, and does not until `headrace resume run-a`"),
+        ("resume", "paused", "paused", "run-a goes on"),
+        ("resume", "running", "running", "run-a is not paused: it is running"),
+    ],
+)
+def test_a_run_is_paused_and_resumed_by_its_commands(
+    command: str,
+    before: str,
+    after: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def script(asked: Asked) -> dict[str, Any]:
+        return {"run_id": "run-a", "desired": "run", "status": after if asked.method == "POST" else before}
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        assert cli.main([command, "run-a", "--url", api.url]) == 0
+        assert [asked.path for asked in api.asked if asked.method == "POST"] == [f"/v1/runs/run-a/{command}"]
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_a_run_that_ended_is_not_paused_and_the_refusal_is_the_services(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def script(asked: Asked) -> Any:
+        if asked.method == "POST":
+            return problem(409, "The run is finished, and stays so.")
+        return {"run_id": "run-a", "desired": "run", "status": "finished"}
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        assert cli.main(["pause", "run-a", "--url", api.url]) == 1
+    assert capsys.readouterr().err == "headrace: The run is finished, and stays so.\n"
+
+
 def test_rollouts_say_which_versions_of_which_trainer_sampled_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,5 +199,5 @@ def test_help_names_every_command_at_once(capsys: pytest.CaptureFixture[str]) ->
     assert asked.value.code == 0
     assert time.process_time() - began < 0.5
     shown = capsys.readouterr().out
-    for command in ("up", "down", "submit", "runs", "show", "watch", "stop", "rollouts", "demo"):
+    for command in ("up", "down", "submit", "runs", "show", "watch", "pause", "resume", "stop", "rollouts", "demo"):
         assert f"\n    {command} " in shown

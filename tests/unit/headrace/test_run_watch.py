@@ -62,6 +62,32 @@ def test_time_left_is_the_pace_of_the_steps_so_far_times_those_to_come() -> None
     assert "1:05 gone, about 0:14 left" in drawn(watch)
 
 
+def test_a_pause_is_in_no_pace_and_while_it_lasts_no_time_is_left() -> None:
+    watch = RunWatch(make_run())
+    for step, paused_s in ((1, 0.0), (2, 0.0), (3, 1.0)):
+        watch.take_event(metrics(step, paused_s=paused_s))
+    # Four seconds by the clock, of which one was a pause.
+    assert watch.seconds_left() == (10 - 3) * 1.5
+    watch.take_run(make_run(status="paused", reason="somebody asked for it"))
+    assert watch.seconds_left() is None
+
+
+def test_a_paused_run_says_why_and_since_when_and_when_it_went_on() -> None:
+    progress = make_run()["progress"] | {"paused_s": 62.0}
+    changes = {"reason": "reward function judge failed", "waiting_for": "it to work again", "progress": progress}
+    watch = RunWatch(make_run(status="paused", **changes))
+    picture = drawn(watch)
+    for words in ("paused", "1:02 so far", "reward function judge failed", "for it to work again"):
+        assert words in picture
+    line = watch_view.line(watch, now_s=1065.0)
+    assert "paused  step 2/10" in line
+    assert line.endswith("because reward function judge failed  waiting for it to work again")
+    watch.take_event(Event(id="1-0", kind="status", data={"status": "paused", "by": "user", "reason": "asked"}))
+    watch.take_event(Event(id="2-0", kind="status", data={"status": "running", "reason": "resumed"}))
+    watch.take_event(Event(id="3-0", kind="status", data={"status": "finished"}))
+    assert list(watch.messages) == ["paused: asked", "goes on: resumed"]
+
+
 def test_a_step_made_again_after_a_crash_replaces_the_first_try_and_what_came_after_it() -> None:
     watch = RunWatch(make_run())
     for step, reward in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25)):

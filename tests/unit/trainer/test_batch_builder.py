@@ -94,6 +94,23 @@ def test_a_group_with_one_scored_completion_is_dropped_and_the_failure_is_told(r
     assert "1 unscorable (last failure: exact: timeout took longer than 1 s)" in batch.waiting_for
 
 
+def test_a_group_with_fewer_scored_completions_than_the_run_asks_for_is_dropped(run_config: RunConfig) -> None:
+    rig = Rig(run_config, groups_per_step=1, min_scored_completions=3)
+    rig.arrive(0, failed(scored_group(rewards=(0.0, 1.0, 1.0)), 2))
+    assert rig.ledger.dropped_by_reason() == {"unscorable": 1}
+    rig.arrive(1, failed(scored_group("00000001", rewards=(0.0, 1.0, 1.0, 0.0)), 3))
+    assert rig.choose() == [1]
+
+
+def test_what_the_functions_failed_at_is_counted_once_a_group(run_config: RunConfig) -> None:
+    rig = Rig(run_config, reward_failure_window=2, reward_failure_threshold=0.4)
+    rig.arrive(0, failed(scored_group(rewards=(0.0, 1.0)), 1))
+    rig.arrive(1, failed(scored_group("00000001", rewards=(0.0, 1.0)), 0))
+    verdict = rig.batches.failures.verdict()
+    assert verdict is not None
+    assert (verdict.reward_func, verdict.failed_ratio) == ("exact", 0.5)
+
+
 def test_a_failed_completion_leaves_the_mean_and_the_others_stay(run_config: RunConfig) -> None:
     rig = Rig(run_config, groups_per_step=1)
     rig.arrive(0, failed(scored_group(rewards=(0.0, 1.0, 1.0)), 2))

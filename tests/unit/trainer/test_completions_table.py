@@ -1,5 +1,7 @@
 """The table of what the model wrote: every completion in a row, and nothing in it that moves a terminal's cursor."""
 
+import dataclasses
+
 import msgspec
 import numpy as np
 
@@ -27,6 +29,29 @@ def test_there_is_a_row_a_completion_with_what_every_function_said() -> None:
     table = completions_table([group(0)], step=7)
     assert table.columns == ("step", "prompt", "completion", "exact", "style", "advantage")
     assert table.rows == ((7, "abc", "42", 0.25, None, -1.5), (7, "abc", "42", 1.0, None, 1.5))
+
+
+def test_components_and_versions_have_columns_where_functions_tell_them() -> None:
+    entered = group(0)
+    (exact, style), (plain, other) = (rollout.rewards for rollout in entered.waiting.group.rollouts)
+    told = msgspec.structs.replace(exact, components={"format": 0.5, "answer": 0.0}, version="3f2a")
+    newer = msgspec.structs.replace(plain, components={"answer": 1.0}, version="9c1b")
+    first, second = entered.waiting.group.rollouts
+    rollouts = (
+        msgspec.structs.replace(first, rewards=(told, style)),
+        msgspec.structs.replace(second, rewards=(newer, other)),
+    )
+    scored = msgspec.structs.replace(entered.waiting.group, rollouts=rollouts)
+    table = completions_table([dataclasses.replace(entered, waiting=WaitingGroup(0, scored, 0))], step=7)
+    assert table.columns[3:] == ("exact", "style", "advantage", "exact/format", "exact/answer", "exact/version")
+    assert [row[3:] for row in table.rows] == [
+        (0.25, None, -1.5, 0.5, 0.0, "3f2a"),
+        (1.0, None, 1.5, None, 1.0, "9c1b"),
+    ]
+    drawn = rendered(table, step=7)
+    assert "exact/format" in drawn
+    assert "exact: version 3f2a, 9c1b" in drawn
+    assert "exact/version" not in drawn
 
 
 def test_unique_prompts_keep_the_first_completion_of_each() -> None:

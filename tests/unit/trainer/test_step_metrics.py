@@ -1,5 +1,6 @@
 """The metrics of a batch's rollouts are TRL's numbers, and every rollout is in the log with what was known of it."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -207,12 +208,27 @@ def test_a_row_of_the_rollout_log_says_what_was_written_what_it_got_and_by_which
     assert (first["step"], first["group_id"], first["branch"]) == (3, "00000007", 0)
     assert (first["prompt"], first["completion"], first["num_tokens"]) == ("abc", "42", 2)
     assert first["reward"] is None
-    assert first["rewards"]["style"] == {"outcome": "timeout", "value": None, "detail": "too slow"}
+    assert first["rewards"]["style"] == {
+        "outcome": "timeout", "value": None, "detail": "too slow", "version": "",
+    }  # fmt: skip
     assert (second["reward"], second["advantage"]) == (0.75, 1.0)
     assert second["policy_versions"] == [[1, 0, 2, 0]]
     assert second["staleness"] == 1
     assert second["stamps"][-1] == ["trained", 9.0, "trainer-0"]
     assert "per_token" not in first
+
+
+def test_a_row_says_which_version_of_a_function_spoke_and_what_its_value_was_made_of() -> None:
+    group = trained(7, exact(1.0, 0.0))
+    told = RewardOutcome("exact", "scored", 1.0, 1.0, components={"answer": 1.0, "format": 0.5}, version="3f2a")
+    first, second = group.waiting.group.rollouts
+    scored = msgspec.structs.replace(
+        group.waiting.group, rollouts=(msgspec.structs.replace(first, rewards=(told,)), second)
+    )
+    row, other = rows(dataclasses.replace(group, waiting=dataclasses.replace(group.waiting, group=scored)))
+    assert row["rewards"]["exact"]["version"] == "3f2a"
+    assert row["rewards"]["exact"]["components"] == {"answer": 1.0, "format": 0.5}
+    assert "components" not in other["rewards"]["exact"]
 
 
 def test_per_token_arrays_stand_beside_the_generators_with_five_digits() -> None:

@@ -1,0 +1,53 @@
+"""What the training loop of one run drives; made by assembly.py."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.trainer.checkpoints.checkpoint_saver import CheckpointSaver
+from services.trainer.loop.admission import Admission
+from services.trainer.loop.admission_pace import AdmissionPace
+from services.trainer.loop.batch_builder import BatchBuilder
+from services.trainer.loop.evaluation import Evaluations
+from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.run_pause import RunPause
+from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.policy.training_core import TrainingCore
+from services.trainer.push.push_log import PushLog
+from services.trainer.run_files import RunFiles
+from services.trainer.telemetry.reports import Reports
+from services.trainer.telemetry.run_log import RunLog
+from services.trainer.telemetry.step_report import StepReport
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+
+
+@dataclass
+class Parts:
+    """Everything around the loop."""
+
+    redis: Redis
+    keys: RunKeys
+    config: RunConfig
+    store: RunStore
+    core: TrainingCore
+    ledger: Ledger
+    admission: Admission
+    pace: AdmissionPace
+    pause: RunPause
+    scored: ScoredGroups
+    considered_to: str
+    """Up to where the checkpoint that was resumed from had considered the scored stream."""
+    batches: BatchBuilder
+    evaluations: Evaluations
+    pushes: PushLog
+    saver: CheckpointSaver
+    report: StepReport
+    reports: Reports
+    files: RunFiles
+    log: RunLog
+    tokenizer: Any
+    replica_id: str
+    epoch: int
+    total_steps: int

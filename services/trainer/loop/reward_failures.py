@@ -1,0 +1,162 @@
+"""Counts how often each reward function failed lately, and says when it is too often to go on.
+
+    judged groups --note--> [the newest reward_failure_window] --verdict--> which function, how often, what it said
+    the probe     --note--> has_recovered
+
+A function fails too often when a larger share of its outcomes than ``reward_failure_threshold`` are failures, over a
+window that is full. So does a run of which a whole window was unscorable, whatever the shares: functions may fail for
+some completions each, or none may apply to any. A probe is judged by the same two rules, alone.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.trainer.objective.advantages import GroupOutcomes, is_failure
+from shared.messages import RewardOutcome
+from shared.run_config import RunConfig
+
+_MAX_DETAIL = 300
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a run should not go on.
+
+    Attributes:
+        reason: A sentence without its full stop.
+        reward_func: The function that failed most; empty if none did.
+        failed_ratio: Share of its outcomes that were failures, from 0 to 1.
+        last_failure: What the last of them said; empty if none failed.
+    """
+
+    reason: str
+    reward_func: str
+    failed_ratio: float
+    last_failure: str
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One group: how many outcomes each function had, and how many of them were failures."""
+
+    num_outcomes: dict[str, int]
+    num_failed: dict[str, int]
+    is_scorable: bool
+
+
+class RewardFailures:
+    """The newest groups of one run.
+
+    Args:
+        config: Of the run.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._judged: deque[_Judged] = deque(maxlen=config.reward_failure_window)
+        self._last_failures: dict[str, str] = {}
+        self._left_out: set[int] = set()
+        self._probe: int | None = None
+        self.has_recovered = False
+        """Whether the probe came back, and nothing is wrong with it."""
+
+    def leave_out(self, numbers: Iterable[int]) -> None:
+        """Do not count these groups: a trainer before this one may have, and what they say may be old."""
+        self._left_out.update(numbers)
+
+    def note(self, number: int, outcomes: GroupOutcomes, *, is_scorable: bool) -> None:
+        """Take in a group that was judged.
+
+        Args:
+            number: Of the group.
+            outcomes: What the functions said of its completions.
+            is_scorable: Whether enough of them were scored.
+        """
+        if number in self._left_out:
+            return
+        judged = _judged(outcomes, is_scorable=is_scorable)
+        for outcome in _failures(outcomes):
+            self._last_failures[outcome.name] = _said(outcome)
+        self._judged.append(judged)
+        if number == self._probe:
+            self._probe = None
+            self.has_recovered = is_scorable and not self._is_too_often(_worst([judged])[1])
+
+    def expect_probe(self, number: int) -> None:
+        """Judge by this group, when it comes, whether the reward functions work again."""
+        self._probe = number
+
+    def begin_anew(self) -> None:
+        """Forget all groups: the run goes on, and what failed before says nothing of now."""
+        self._judged.clear()
+        self._last_failures.clear()
+        self._probe, self.has_recovered = None, False
+
+    def last_failure(self) -> str:
+        """Return what the function that fails most said last; empty if none failed."""
+        name, _ = _worst(self._judged)
+        return self._last_failures.get(name, "")
+
+    def verdict(self) -> Verdict | None:
+        """Return why the run should not go on, or None if it should, or too few groups are known."""
+        count = len(self._judged)
+        if count < self._config.reward_failure_window:
+            return None
+        name, failed_ratio = _worst(self._judged)
+        last_failure = self._last_failures.get(name, "")
+        groups = "the last group" if count == 1 else f"the last {count} groups"
+        said = f"; it last said: {last_failure}" if last_failure else ""
+        if self._is_too_often(failed_ratio):
+            reason = (
+                f"reward function {name} failed for {failed_ratio:.0%} of the completions of {groups}, more than "
+                f"reward_failure_threshold={self._config.reward_failure_threshold:g}{said}"
+            )
+        elif not any(judged.is_scorable for judged in self._judged):
+            why = (
+                f"reward function {name} failed most, for {failed_ratio:.0%} of the completions{said}"
+                if name
+                else "no reward function applies to them"
+            )
+            reason = f"no group of {groups} had {self._config.min_scored_completions} scored completions: {why}"
+        else:
+            return None
+        return Verdict(reason, reward_func=name, failed_ratio=failed_ratio, last_failure=last_failure)
+
+    def _is_too_often(self, failed_ratio: float) -> bool:
+        return failed_ratio > self._config.reward_failure_threshold
+
+
+def first_failure(outcomes: GroupOutcomes) -> str:
+    """Return which function failed first in a group, and what it said; empty if none did."""
+    for outcome in _failures(outcomes):
+        return f"{outcome.name}: {_said(outcome)}"
+    return ""
+
+
+def _judged(outcomes: GroupOutcomes, *, is_scorable: bool) -> _Judged:
+    num_outcomes: dict[str, int] = {}
+    num_failed: dict[str, int] = {}
+    for of_completion in outcomes:
+        for outcome in of_completion:
+            num_outcomes[outcome.name] = num_outcomes.get(outcome.name, 0) + 1
+            num_failed[outcome.name] = num_failed.get(outcome.name, 0) + is_failure(outcome)
+    return _Judged(num_outcomes, num_failed, is_scorable)
+
+
+def _worst(groups: "deque[_Judged] | list[_Judged]") -> tuple[str, float]:
+    """Return the function with the largest share of failures, and that share; no name if none failed."""
+    shares: dict[str, float] = {}
+    for name in dict.fromkeys(name for judged in groups for name in judged.num_outcomes):
+        num_failed = sum(judged.num_failed.get(name, 0) for judged in groups)
+        shares[name] = num_failed / sum(judged.num_outcomes.get(name, 0) for judged in groups)
+    name = max(shares, key=lambda name: shares[name], default="")
+    return (name, shares[name]) if name and shares[name] else ("", 0.0)
+
+
+def _failures(outcomes: GroupOutcomes) -> list[RewardOutcome]:
+    return [outcome for of_completion in outcomes for outcome in of_completion if is_failure(outcome)]
+
+
+def _said(outcome: RewardOutcome) -> str:
+    return f"{outcome.outcome} {outcome.detail[:_MAX_DETAIL]}".strip()

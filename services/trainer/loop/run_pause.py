@@ -1,0 +1,107 @@
+"""Pauses a run, because somebody asked for it or because its rewards fail, and lets it go on again.
+
+                  asked for                       too many failures (reward_failures.py)
+    running ----------------------> paused by user       running ---------> paused by rewards
+    running <--- asked to resume --- paused by user      running <--------- asked to resume, or a probe succeeded
+
+    paused by     admits                    begins batches           begins evaluations
+    user          nothing                   no                       no
+    rewards       one group now and then    those that are complete  no
+
+Whoever asks goes before what happens by itself: asking to pause a run that its rewards have paused makes the pause the
+asker's, and a probe does not end it. What is under way stays: it is sampled, scored, and waits on the scored stream.
+The pause is in the run's record (shared/pause.py), where a trainer that is started again finds it.
+"""
+
+import dataclasses
+import logging
+import time
+
+import msgspec
+
+from services.trainer.loop.reward_failures import RewardFailures
+from services.trainer.telemetry.run_log import RunLog
+from shared.pause import Pause, PausedBy, Wishes
+from shared.run_store import RunRecord, RunStore
+
+log = logging.getLogger(__name__)
+
+
+class RunPause:
+    """Whether one run is paused.
+
+    Args:
+        store: Keeps the pause.
+        run_log: Tells watchers.
+        record: Of the run, as this trainer found it.
+        failures: What the reward functions failed at lately.
+    """
+
+    def __init__(self, store: RunStore, *, run_log: RunLog, record: RunRecord, failures: RewardFailures) -> None:
+        self._store = store
+        self._log = run_log
+        self._run_id = record.run_id
+        self._failures = failures
+        self._pause = record.pause
+        self._paused_s = record.progress.paused_s
+
+    @property
+    def by(self) -> PausedBy | None:
+        """Who paused the run; None if it goes on."""
+        return None if self._pause is None else self._pause.by
+
+    def total_s(self) -> float:
+        """Return how long the run was paused so far, over all of its trainers, in seconds."""
+        return self._paused_s if self._pause is None else self._pause.total_s(time.time())
+
+    async def heed(self, wishes: Wishes) -> None:
+        """Pause the run, or let it go on, as it was asked to or as its rewards do.
+
+        Raises:
+            FencedError: A newer incarnation owns the run.
+        """
+        if self._pause is not None and (why := self._why_over(self._pause, wishes)):
+            await self._go_on(self._pause, why)
+        if wishes.desired == "pause" and self.by != "user":
+            await self._begin(Pause("user", "somebody asked for it", time.time(), num_resumes=wishes.num_resumes))
+        elif self._pause is None and (verdict := self._failures.verdict()) is not None:
+            found = dataclasses.asdict(verdict)
+            await self._begin(Pause("rewards", since_s=time.time(), num_resumes=wishes.num_resumes, **found))
+
+    def waiting_for(self, batch_waits_for: str, *, probe_every_s: float) -> str:
+        """Return what the run waits for, which while it is paused is its user."""
+        if self._pause is None:
+            return batch_waits_for
+        if self._pause.by == "user":
+            return "somebody to resume it"
+        name = self._pause.reward_func
+        said = self._failures.last_failure() or self._pause.last_failure
+        last_failure = f" (last failure: {said})" if said and said not in batch_waits_for else ""
+        return (
+            f"{f'reward function {name}' if name else 'a reward function'} to work again; one group every "
+            f"{probe_every_s:.0f} s tries it{last_failure}. Mend it, then submit a dry run, which takes its new code "
+            f"in; or resume or stop the run. Meanwhile {batch_waits_for}"
+        )
+
+    def _why_over(self, pause: Pause, wishes: Wishes) -> str:
+        """Return why a pause is over; empty if it is not."""
+        if wishes.desired == "run" if pause.by == "user" else wishes.num_resumes > pause.num_resumes:
+            return "somebody resumed it"
+        if pause.by == "rewards" and self._failures.has_recovered:
+            return "the rewards of a group that tried them were fine"
+        return ""
+
+    async def _begin(self, pause: Pause) -> None:
+        # Where it takes over another pause, time goes on from there.
+        self._pause = msgspec.structs.replace(pause, paused_before_s=self.total_s())
+        await self._store.write_pause(self._run_id, self._pause)
+        log.warning("the run is paused: %s", pause.reason)
+        said = {"reward_func": pause.reward_func, "failed_ratio": pause.failed_ratio} if pause.reward_func else {}
+        await self._log.event("status", {"status": "paused", "by": pause.by, "reason": pause.reason, **said})
+
+    async def _go_on(self, pause: Pause, why: str) -> None:
+        self._paused_s, self._pause = self.total_s(), None
+        self._failures.begin_anew()
+        await self._store.write_pause(self._run_id, None)
+        log.info("the run goes on after %.0f s: %s", time.time() - pause.since_s, why)
+        await self._log.event("status", {"status": "running", "reason": why})

@@ -1,0 +1,208 @@
+"""Pausing and resuming over HTTP: what is asked for is in Redis, and what the training rank made of it is shown."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import generate_latest
+
+from services.trainer.run_api.run_metrics import RunMetrics
+from services.trainer.run_api.trainer_api import TrainerApi, make_api
+from services.trainer.settings import TrainerSettings
+from shared.keys import GENERATORS, RunKeys
+from shared.lease import renew
+from shared.pause import Pause, Wishes
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import Progress, RunStore
+from tests.api.api_rig import wait_until
+from tests.api.rank_rig import RankPlan
+
+Run = dict[str, Any]
+FAILING = Pause(
+    by="rewards",
+    reason="reward function judge failed for 75% of the completions of the last 16 groups",
+    since_s=1000.0,
+    paused_before_s=10.0,
+    reward_func="judge",
+    failed_ratio=0.75,
+    last_failure="timeout took longer than 30 s",
+)
+ASKED = Pause(by="user", reason="somebody asked for it", since_s=1000.0)
+
+
+@pytest.fixture
+def store(redis: Redis) -> RunStore:
+    return RunStore(redis)
+
+
+@pytest.fixture
+async def run_id(client: httpx.AsyncClient, run: Run, redis: Redis, store: RunStore) -> str:
+    """Return a run that its rank trains, with a generator."""
+    run_id = str((await client.post("/v1/runs", json=run)).json()["run"]["run_id"])
+    await store.set_current_run(run_id)
+    await store.set_status(run_id, "running")
+    await store.write_progress(run_id, Progress(waiting_for="scored groups", updated_at_s=time.time()))
+    keys = RunKeys(run_id)
+    await redis.hset(keys.generators, "generator-0", '{"url": "http://127.0.0.1:1"}')
+    await renew(redis, leases=keys.leases(GENERATORS), consumer="generator-0")
+    return run_id
+
+
+async def shown(client: httpx.AsyncClient, run_id: str) -> Run:
+    """Return the run as it is shown and, the same, listed."""
+    answer: Run = (await client.get(f"/v1/runs/{run_id}")).json()
+    (listed,) = [it for it in (await client.get("/v1/runs")).json()["runs"] if it["run_id"] == run_id]
+    assert listed.items() <= answer.items()
+    return answer
+
+
+async def test_a_run_is_asked_to_pause_and_shown_as_paused_once_its_rank_says_so(
+    client: httpx.AsyncClient, run_id: str, store: RunStore
+) -> None:
+    asked = await client.post(f"/v1/runs/{run_id}/pause")
+    again = await client.post(f"/v1/runs/{run_id}/pause")
+    for reply in (asked, again):
+        assert reply.status_code == 202
+        assert (reply.json()["status"], reply.json()["desired"]) == ("running", "pause")
+        assert reply.json()["waiting_for"] == "its training rank to finish its batch and pause"
+    assert await store.wishes(run_id) == Wishes("pause", 0)
+
+    await store.write_pause(run_id, ASKED)
+    paused = await shown(client, run_id)
+    assert (paused["status"], paused["reason"]) == ("paused", "somebody asked for it")
+    assert paused["pause"] == {
+        "by": "user", "since_s": 1000.0, "reward_func": None, "failed_ratio": 0.0, "last_failure": "",
+    }  # fmt: skip
+    assert paused["waiting_for"] == "somebody to resume it"
+    assert paused["started_at_s"] == asked.json()["started_at_s"]
+
+    resumed = await client.post(f"/v1/runs/{run_id}/resume")
+    assert resumed.status_code == 202
+    assert (resumed.json()["status"], resumed.json()["desired"]) == ("paused", "run")
+    assert resumed.json()["waiting_for"] == "its training rank to go on"
+    assert await store.wishes(run_id) == Wishes("run", 1)
+    await store.write_pause(run_id, None)
+    going_on = await shown(client, run_id)
+    assert (going_on["status"], going_on["reason"], going_on["pause"]) == ("running", "", None)
+    assert going_on["started_at_s"] == asked.json()["started_at_s"], "it is the same start"
+
+
+async def test_a_run_that_its_rewards_paused_is_shown_with_the_function_and_what_it_said(
+    client: httpx.AsyncClient, run_id: str, store: RunStore
+) -> None:
+    await store.write_pause(run_id, FAILING)
+    waiting_for = "reward function judge to work again; one group every 5 s tries it"
+    await store.write_progress(run_id, Progress(waiting_for=waiting_for, updated_at_s=time.time()))
+    paused = await shown(client, run_id)
+    assert (paused["status"], paused["desired"], paused["reason"]) == ("paused", "run", FAILING.reason)
+    assert paused["pause"] == {
+        "by": "rewards", "since_s": 1000.0, "reward_func": "judge", "failed_ratio": 0.75,
+        "last_failure": "timeout took longer than 30 s",
+    }  # fmt: skip
+    assert paused["waiting_for"] == waiting_for
+    assert (await client.post(f"/v1/runs/{run_id}/resume")).json()["status"] == "paused"
+    assert await store.wishes(run_id) == Wishes("run", 1), "a rank that is away sees it when it is back"
+
+
+async def test_a_run_that_was_asked_to_stop_is_neither_paused_nor_resumed_and_one_that_ended_refuses_both(
+    client: httpx.AsyncClient, run_id: str, store: RunStore
+) -> None:
+    await client.post(f"/v1/runs/{run_id}/stop")
+    for wish in ("pause", "resume"):
+        assert (await client.post(f"/v1/runs/{run_id}/{wish}")).json()["desired"] == "stop"
+    await store.set_status(run_id, "stopped")
+    for wish in ("pause", "resume"):
+        reply = await client.post(f"/v1/runs/{run_id}/{wish}")
+        assert reply.status_code == 409
+        assert reply.json()["type"] == "/problems/run-ended"
+        assert reply.json()["run_id"] == run_id
+    assert (await shown(client, run_id))["pause"] is None
+
+
+async def test_a_pause_is_over_when_the_run_ends(client: httpx.AsyncClient, run_id: str, store: RunStore) -> None:
+    await store.write_pause(run_id, FAILING)
+    await store.set_status(run_id, "stopped")
+    ended = await shown(client, run_id)
+    assert (ended["status"], ended["reason"], ended["pause"]) == ("stopped", "", None)
+
+
+async def test_pauses_are_gauges_of_the_current_run(
+    client: httpx.AsyncClient, api: TrainerApi, run_id: str, store: RunStore
+) -> None:
+    metrics = RunMetrics(api.redis, store=store, supervisor=api.supervisor)
+    await store.write_pause(run_id, FAILING)
+    await store.write_progress(run_id, Progress(paused_s=12.5))
+    await metrics.refresh()
+    served = generate_latest(metrics.registry).decode().splitlines()
+    assert f'headrace_run_paused{{by="rewards",run_id="{run_id}"}} 1.0' in served
+    assert f'headrace_run_paused{{by="user",run_id="{run_id}"}} 0.0' in served
+    assert f'headrace_run_paused_seconds{{run_id="{run_id}"}} 12.5' in served
+    assert 'headrace_runs{status="paused"} 1.0' in served
+    assert 'headrace_runs{status="running"} 0.0' in served
+
+
+@contextlib.asynccontextmanager
+async def supervising(settings: TrainerSettings, redis: Redis) -> AsyncGenerator[TrainerApi]:
+    """Supervise runs as the service does, and stop as it does."""
+    api = make_api(settings, redis, stopping=asyncio.Event())
+    task = asyncio.create_task(api.supervisor.supervise(), name="supervisor under test")
+    try:
+        yield api
+    finally:
+        api.stopping.set()
+        async with asyncio.timeout(20):
+            await task
+
+
+async def status(api: TrainerApi, run_id: str) -> str:
+    record = await api.store.get(run_id)
+    assert record is not None
+    return record.status
+
+
+async def test_a_queued_run_that_was_paused_lets_others_go_first_until_it_is_resumed(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, tmp_path: Path
+) -> None:
+    plan = RankPlan(tmp_path)
+    async with supervising(plan.settings(settings, "finish"), redis) as api:
+        await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+        await api.supervisor.pause_run("run-a")
+        await api.store.create("run-b", run_config, run_dir=str(tmp_path / "run-b"))
+        api.supervisor.wake()
+
+        async def is_finished(run_id: str) -> bool:
+            return await status(api, run_id) == "finished"
+
+        await wait_until(lambda: is_finished("run-b"))
+        assert await status(api, "run-a") == "queued"
+        await api.supervisor.resume_run("run-a")
+        await wait_until(lambda: is_finished("run-a"))
+
+
+async def test_a_paused_run_keeps_the_fleet_and_its_rank_over_a_restart_of_the_service(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, tmp_path: Path
+) -> None:
+    plan = RankPlan(tmp_path)
+    settings = plan.settings(settings, "work")
+    async with supervising(settings, redis) as api:
+        record = await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+        api.supervisor.wake()
+        await wait_until(plan.is_at_work)
+        await api.store.write_pause("run-a", ASKED)
+        await api.store.create("run-b", run_config, run_dir=str(tmp_path / "run-b"))
+    assert record.pause is None
+    async with supervising(settings, redis) as api:
+        await wait_until(lambda: len(plan.pids()) == 2 and plan.is_at_work())
+        found = await api.store.get("run-a")
+        assert found is not None
+        assert (found.status, found.pause) == ("paused", ASKED)
+        assert await api.store.current_run() == "run-a"
+        assert await status(api, "run-b") == "queued"
+        await api.supervisor.stop_run("run-a")
+        await wait_until(lambda: len(plan.pids()) == 3)  # the next run's
