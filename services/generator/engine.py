@@ -169,6 +169,8 @@ async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_c
     try:
         async with asyncio.timeout(timeout_s):
             client = await _in_thread(lambda: _build(spec, extra_args, has_cuda=has_cuda), name="start engine")
+            if client.vllm_config.parallel_config.pipeline_parallel_size > 1:
+                await client.collective_rpc("headrace_make_ready")
     except TimeoutError as error:
         kill_children()
         raise EngineDiedError(f"vLLM did not load {spec.model} within {timeout_s:.0f} s") from error

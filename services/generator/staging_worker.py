@@ -27,6 +27,19 @@ class StagingWorker:
             transfer.report_to = ReportTo(*report_to)
         return getattr(transfer, move)(**arguments)
 
+    def headrace_make_ready(self) -> None:
+        """Make what vLLM 0.32 makes in a warm-up alone, and without a GPU it warms up only a few kinds of engines.
+
+        A pipeline's second worker and those after it receive the first one's activations into it.
+        """
+        from vllm.distributed.parallel_state import get_pp_group
+
+        runner: Any = getattr(self, "model_runner")  # noqa: B009  of vLLM's worker, which this class is mixed into
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+            )
+
 
 def _transfer_of(worker: Any) -> "WorkerTransfer":
     transfer: Any = getattr(worker, "_headrace_transfer", None)

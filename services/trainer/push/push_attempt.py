@@ -2,10 +2,11 @@
 
     join all + own rendezvous --> begin all --> broadcast --> commit all
 
-Calls to members run side by side. When a join or a begin fails, the communicator is closed, so that whoever is blocked
-in it comes back, and the others get a moment to answer. To blame is who was gone before that; else who stays silent
-after it; else who was the first to say that it broke. A commit is each member's own affair: those that hold the new
-version hold it, whatever becomes of the others.
+Calls to members run side by side. When a join or a begin fails, or has not ended shortly before the deadline, the
+communicator is closed, so that whoever is blocked in it comes back, and the others get a moment to answer: their own
+deadlines began when the body reached them, and gloo's anew with each peer that came. To blame is who was gone before
+that; else who stays silent after it; else who was the first to say that it broke. A commit is each member's own affair:
+those that hold the new version hold it, whatever becomes of the others.
 """
 
 import asyncio
@@ -98,7 +99,8 @@ class PushAttempt:
             self.communicator.rendezvous(world_size=world_size, timeout_s=timeout_s)
 
         calls: dict[str, Coroutine[Any, Any, Any]] = {
-            name: member.replica.join(body(name), timeout_s=self._time_left()) for name, member in self.members.items()
+            name: member.replica.join(body(name), timeout_s=self._time_left() + SETTLE_S)
+            for name, member in self.members.items()
         }
         calls[_OURSELVES] = self._off_loop(rendezvous, "rendezvous")
         await self._everyone("join", calls)
@@ -118,7 +120,7 @@ class PushAttempt:
             base_checksum=parcel.base_checksum,
             place=parcel.place,
         )
-        left = self._time_left()
+        left = self._time_left() + SETTLE_S
         await self._everyone(
             "begin", {name: member.replica.begin(body, timeout_s=left) for name, member in self.members.items()}
         )
@@ -237,7 +239,8 @@ class PushAttempt:
             name: asyncio.create_task(call, name=f"push {step} {name or 'ourselves'}") for name, call in calls.items()
         }
         try:
-            left = max(self._time_left(), 0.0)
+            left = self._time_left()
+            left = max(left - _ANSWER_S, left / 2, 0.0)
             await asyncio.wait(tasks.values(), timeout=left, return_when=asyncio.FIRST_EXCEPTION)
             if all(task.done() and _error_of(task) is None for task in tasks.values()):
                 return {name: task.result() for name, task in tasks.items()}
