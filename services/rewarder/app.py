@@ -32,6 +32,7 @@ from services.rewarder.bodies import (
 )
 from services.rewarder.built_in_rewards import BUILT_INS
 from services.rewarder.reward_call import RewardCall, printable
+from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.worker_frames import Inspected, Refused
 from shared.errors import UserError
@@ -39,7 +40,6 @@ from shared.http_guard import problem
 from shared.json_body import BodyError, decode_json, require_json
 
 PROBLEM_JSON = "application/problem+json"
-LANE = "http"
 NotReady = Callable[[], Awaitable[str | None]]
 """Answers why the service is not ready, or None."""
 
@@ -61,6 +61,7 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
             (413, "Body too large"),
             (415, "Not declared as JSON"),
             (422, "What is wrong, per field"),
+            (429, "Too many requests are under way; Retry-After says when to come back"),
         )
     }
 
@@ -110,7 +111,7 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
         functions = [
             WeightedFunction(name, weight) for name, weight in zip(body.reward_funcs, body.weights(), strict=True)
         ]
-        outcomes = await scorer.score(_call(body), functions, timeout_s=body.timeout_s, lane=LANE)
+        outcomes = await scorer.score(_call(body), functions, timeout_s=body.timeout_s, lane=HTTP_LANE)
         return ScoreReply(
             outcomes=[[OutcomeBody(**msgspec.structs.asdict(outcome)) for outcome in row] for row in outcomes],
             rewards=[weighted_sum(row) for row in outcomes],

@@ -19,10 +19,12 @@ from redis.exceptions import RedisError
 from services.rewarder.app import build_app
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.rate_limits import FunctionLimits
+from services.rewarder.request_queue import RequestQueue
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.reward_worker import Limits
-from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.rewarder_metrics import SELF_TEST_LANE, RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
@@ -60,6 +62,9 @@ class RewarderService:
             loop_functions=self._loop_functions,
             import_timeout_s=settings.import_timeout_s,
             check_timeout_s=settings.check_timeout_s,
+            limits=FunctionLimits(
+                settings.reward_limits, queue_timeout_s=settings.queue_timeout_s, metrics=self._metrics
+            ),
         )
         self._scorer = Scorer(self._functions, metrics=self._metrics)
         self._reward_loop = RewardLoop(
@@ -88,7 +93,13 @@ class RewarderService:
             server = _Server(
                 uvicorn.Config(
                     HttpGuard(
-                        build_app(self._scorer, why_not_ready=self._why_not_ready),
+                        RequestQueue(
+                            build_app(self._scorer, why_not_ready=self._why_not_ready),
+                            max_inflight=self._settings.max_inflight_requests,
+                            max_queued=self._settings.max_queued_requests,
+                            queue_timeout_s=self._settings.queue_timeout_s,
+                            metrics=self._metrics,
+                        ),
                         keys={"/": self._settings.api_key.get_secret_value()},
                     ),
                     log_config=None,
@@ -155,7 +166,7 @@ class RewarderService:
             prompts=["1/2?"] * 2, completions=[r"\boxed{\frac{1}{2}}", r"\boxed{2}"], columns={"solution": ["0.5"] * 2}
         )
         rows = await self._scorer.score(
-            call, [WeightedFunction("accuracy_reward")], timeout_s=_SELF_TEST_TIMEOUT_S, lane="self-test"
+            call, [WeightedFunction("accuracy_reward")], timeout_s=_SELF_TEST_TIMEOUT_S, lane=SELF_TEST_LANE
         )
         values = [row[0].value for row in rows]
         if values == [1.0, 0.0]:

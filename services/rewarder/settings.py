@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from services.rewarder.rate_limits import CallLimits, read_limits
 from shared.settings import ServiceSettings
 
 MIB = 1024 * 1024
@@ -31,6 +32,19 @@ class RewarderSettings(ServiceSettings):
     check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/rewards/check")
     poll_every_s: float = Field(default=0.25, gt=0, description="How often to look for runs")
     drain_s: float = Field(default=5.0, ge=0, description="How long running groups may finish after SIGTERM")
+
+    reward_limits: Annotated[dict[str, CallLimits], NoDecode] = Field(
+        default={}, description='JSON: limits of Python functions by name, such as {"my_rewards:judge": {...}}'
+    )
+    max_inflight_requests: int = Field(
+        default=64, ge=1, description="Requests to /v1/score and /v1/rewards/check that are worked on at a time"
+    )
+    max_queued_requests: int = Field(default=256, ge=0, description="Such requests that may wait; more get a 429")
+
+    @field_validator("reward_limits", mode="before")
+    @classmethod
+    def _limits_are_json(cls, raw: object) -> object:
+        return read_limits(raw)
 
     @field_validator("reward_path", mode="before")
     @classmethod
