@@ -42,11 +42,7 @@ class StreamSide:
         keys = await self._begin(f"{_MODULE}:one_second")
         await self._send(keys, first=0, count=1)
         await self._until_scored(keys, 1)
-        payloads = encoded_groups(keys.run_id, first=1, count=num_groups, size=GROUP_SIZE)
-        pipeline = self._redis.pipeline(transaction=False)
-        for group_id, payload in payloads:
-            pipeline.xadd(keys.completions, {"group_id": group_id, "payload": payload})
-        entry_ids: list[bytes] = await pipeline.execute()
+        entry_ids = await self._send(keys, first=1, count=num_groups)
         await self._until_scored(keys, 1 + num_groups)
         last_id = await self._last_id(keys)
         await self._end(keys)
@@ -101,7 +97,7 @@ class StreamSide:
         await store.delete(keys.run_id)
 
     async def _send(self, keys: RunKeys, *, first: int, count: int) -> list[bytes]:
-        pipeline = self._redis.pipeline(transaction=False)
+        pipeline = self._redis.pipeline(transaction=True)  # all at the same moment
         for group_id, payload in encoded_groups(keys.run_id, first=first, count=count, size=GROUP_SIZE):
             pipeline.xadd(keys.completions, {"group_id": group_id, "payload": payload})
         entry_ids: list[bytes] = await pipeline.execute()

@@ -70,12 +70,12 @@ class PythonFunctions:
         def checked() -> Stamp | None:
             return self._checked.get(_module_of(name))
 
-        encoded = msgspec.msgpack.encode(call)
         inspected = await self._what_is(name)
         async with contextlib.nullcontext() if self._limits is None else self._limits.turn(name, call, lane=lane):
             if inspected.kind == "async":
-                answer, seconds = await self._loop_functions.call(name, encoded, timeout_s=timeout_s, checked=checked)
+                answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, checked=checked)
             else:
+                encoded = msgspec.msgpack.encode(call)
                 answer, seconds = await self._pool.call(name, encoded, lane=lane, timeout_s=timeout_s, checked=checked)
         return msgspec.structs.replace(answer, version=_version(checked())), seconds
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.reward_call import RewardCall, Verdict, everyone
+from services.rewarder.reward_call import RewardCall, everyone
 from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.value_drift import ValueDrift
@@ -28,6 +28,7 @@ from shared.messages import RewardOutcome
 
 log = logging.getLogger(__name__)
 
+_HARMLESS = frozenset({"scored", "not_applicable"})
 _MAX_TRACES = 1000
 """Traces are logged once for each distinct failure; the memory of which is forgotten at this size."""
 
@@ -70,8 +71,9 @@ class Scorer:
             msgspec.msgpack.encode(call)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(f"the completions or columns cannot be passed on: {error}") from error
-        asked = (self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions)
-        by_function = await asyncio.gather(*asked)
+        asked = [self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions]
+        # One needs no task of its own.
+        by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         return list(zip(*by_function, strict=True))
 
     async def check(self, names: Sequence[str]) -> dict[str, Inspected | Refused]:
@@ -125,13 +127,12 @@ class Scorer:
         counts = Counter(verdict.outcome for verdict in answer.verdicts)
         for outcome, count in counts.items():
             self._metrics.outcomes.labels(label, outcome).inc(count)
-        most_frequent = counts.most_common(1)[0][0]
-        self._metrics.seconds.labels(label, most_frequent).observe(seconds)
+        self._metrics.seconds.labels(label, max(counts, key=counts.__getitem__)).observe(seconds)
         if "scored" in counts:
             self._observe_values(label, answer)
-        failed = next((verdict for verdict in answer.verdicts if _is_failure(verdict)), None)
-        if failed is None:
+        if not counts.keys() - _HARMLESS:
             return
+        failed = next(verdict for verdict in answer.verdicts if verdict.outcome not in _HARMLESS)
         key = (name, failed.outcome if failed.outcome != "error" else failed.detail)
         if key in self._logged:
             return
@@ -149,13 +150,9 @@ class Scorer:
         self._metrics.value_std.labels(label).set(drift.std)
 
 
-def _is_failure(verdict: Verdict) -> bool:
-    return verdict.outcome not in ("scored", "not_applicable")
-
-
 def weighted_sum(outcomes: Sequence[RewardOutcome]) -> float | None:
     """Return the weighted sum of what was scored; None if a function failed or none applies."""
-    if any(outcome.outcome not in ("scored", "not_applicable") for outcome in outcomes):
+    if any(outcome.outcome not in _HARMLESS for outcome in outcomes):
         return None
     values = [outcome.weight * outcome.value for outcome in outcomes if outcome.value is not None]
     return sum(values) if values else None
