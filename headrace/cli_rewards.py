@@ -56,9 +56,12 @@ def _check(arguments: argparse.Namespace) -> int:
     read = read_row_groups(
         _data_settings(arguments), num_rows=arguments.num_rows, completion_column=arguments.completion_column
     )
-    trial = asyncio.run(
+    runner = asyncio.Runner()
+    trial = runner.run(
         try_function(named.name, read.groups, reward_path=named.reward_path, timeout_s=arguments.timeout_s)
     )
+    if trial.is_ended:
+        runner.close()  # which waits for what is left on the event loop, for ever if need be
     _check_module(named, trial.inspected.stamp)
     _console().print(report.table(read.groups, trial))
     for line in report.summary(named.name, read, trial):
@@ -70,7 +73,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if not trial.is_ended:
         _out("\nthe function goes on although it was cancelled: an async function must not swallow CancelledError")
         sys.stdout.flush()
-        os._exit(status)  # the event loop would wait for it for ever
+        os._exit(status)
     return status
 
 

@@ -123,5 +123,7 @@ class _Heard(logging.Handler):
         logging.getLogger("services.rewarder").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one message."""
-        self.messages.append(record.getMessage().strip())
+        """Keep a message with a stack trace; what the others say is in the table."""
+        message = record.getMessage().strip()
+        if "\n" in message:
+            self.messages.append(message)
