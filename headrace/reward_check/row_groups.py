@@ -104,27 +104,31 @@ def _with_another(texts: Sequence[Sequence[str]], index: int) -> tuple[str, ...]
     return (*own, later[0]) if later else (*own, "")
 
 
-def _texts(value: Any, column: str, row: int) -> list[str]:
+def _texts(value: object, column: str, row: int) -> list[str]:
     if value is None:
         return [""]
     if isinstance(value, str | int | float):
         return [str(value)]
     if isinstance(value, list):
-        items: list[Any] = value
-        if _is_conversation(items):
-            return [str(items[-1]["content"])]
-        if items and all(isinstance(item, str) for item in items):
-            return items
-        if items and all(isinstance(item, list) and _is_conversation(item) for item in items):
-            return [str(item[-1]["content"]) for item in items]
+        items = cast("list[object]", value)
+        if (last := _last_message(items)) is not None:
+            return [last]
+        found = [item if isinstance(item, str) else _last_message(item) for item in items]
+        texts = [text for text in found if text is not None]
+        if texts and len(texts) == len(found):
+            return texts
     raise UserError(
         f"row {row} has in '{column}' what is neither text, nor messages, nor a list of those; name another column "
         "with --completion-column"
     )
 
 
-def _is_conversation(items: list[Any]) -> bool:
-    return bool(items) and all(isinstance(item, dict) and "content" in item for item in items)
+def _last_message(value: object) -> str | None:
+    """Return what the last of these messages says, None if they are no messages."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    last = cast("dict[str, object]", items[-1]) if items and isinstance(items[-1], dict) else {}
+    content = last.get("content")
+    return content if isinstance(content, str) else None
 
 
 def _text_of(prompt: Prompt) -> str:

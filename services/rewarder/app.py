@@ -31,6 +31,7 @@ from services.rewarder.bodies import (
     ScoreRequest,
 )
 from services.rewarder.built_in_rewards import BUILT_INS
+from services.rewarder.openapi_document import declare_key
 from services.rewarder.reward_call import RewardCall, printable
 from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
@@ -69,7 +70,12 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
     async def livez() -> Health:
         return Health(status="alive")
 
-    @app.get("/readyz", summary="Redis answers, workers are warm, a known sum was judged right")
+    @app.get(
+        "/readyz",
+        summary="Redis answers, workers are warm, a known sum was judged right",
+        response_model=Health,
+        responses={503: {"model": ProblemBody, "description": "Not yet, or not now", "content": {PROBLEM_JSON: {}}}},
+    )
     async def readyz() -> JSONResponse:
         reason = await why_not_ready()
         if reason is not None:
@@ -117,6 +123,7 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
             rewards=[weighted_sum(row) for row in outcomes],
         )
 
+    declare_key(app)
     return app
 
 
@@ -211,7 +218,9 @@ async def _user_error(_request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(_request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
-    return _problem(known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json.")
+    reply = _problem(known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json.")
+    reply.headers.update(known.headers or {})  # a 405 says which methods there are
+    return reply
 
 
 async def _bug(_request: Request, error: Exception) -> JSONResponse:

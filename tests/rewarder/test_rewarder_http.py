@@ -51,6 +51,19 @@ def test_the_openapi_document_is_3_1_and_names_the_problems(client: httpx.Client
     assert {"200", "400", "401", "413", "415", "422", "429"} <= set(document["paths"]["/v1/score"]["post"]["responses"])
 
 
+def test_the_openapi_document_says_which_routes_need_the_key(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    (scheme,) = document["components"]["securitySchemes"].items()
+    assert scheme[1] == {"type": "http", "scheme": "bearer"}
+    for path, operations in document["paths"].items():
+        needs: list[dict[str, list[str]]] = [] if path in ("/livez", "/readyz") else [{scheme[0]: []}]
+        assert [operation["security"] for operation in operations.values()] == [needs] * len(operations), path
+
+
+def test_a_wrong_method_is_told_which_ones_there_are(client: httpx.Client) -> None:
+    assert client.get("/v1/score").headers["allow"] == "POST"
+
+
 def test_the_built_ins_are_listed_with_what_they_need(client: httpx.Client) -> None:
     listed = {item["name"]: item for item in client.get("/v1/rewards").json()["reward_funcs"]}
     assert set(listed) == {"accuracy_reward", "think_format_reward", "soft_overlong_punishment_reward"}
