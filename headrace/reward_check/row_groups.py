@@ -9,7 +9,7 @@ Rows are read by the trainer's own code, so that a row it would drop is left out
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from shared.errors import UserError
 from shared.messages import Prompt

@@ -61,7 +61,7 @@ async def test_each_gets_the_answer_to_its_own_call(redis: Redis, run_keys: RunK
             args=(REWARDERS, "1-1", group_id, b"payload"),
         )
 
-    answers: list[Any] = await asyncio.gather(
+    answers: tuple[Any, ...] = await asyncio.gather(
         hand_off(run_keys, "1"),
         hand_off(run_keys, "1"),
         hand_off(lost, "1"),
