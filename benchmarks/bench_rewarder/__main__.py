@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="medians are over these (5)")
     parser.add_argument("--groups", type=int, default=1000, help="of the part concurrent (1000)")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="reward workers")
-    parser.add_argument("--steps", type=int, default=50, help="optimizer steps of a run of the part pipeline (50)")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run of the part pipeline (40)")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     local_generator.end_in_order()

@@ -1,10 +1,9 @@
 """A whole run whose reward takes two seconds beside the same run with an instant one.
 
-`headrace up --simulate` with a real trainer on a tiny model: generators are simulated and set the pace, and staleness
-leaves room for groups that are being scored. Step times are those of metrics, after the first steps.
+`headrace up --simulate` with a real trainer on the demo's small model: generators are simulated and set the pace, and
+staleness leaves room for groups that are being scored. Step times are those of metrics, after the first steps.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -12,16 +11,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_trainer.workload import Workload, save_model
 from headrace.client import HeadraceClient
+from headrace.demo import model, task
 from headrace.service_specs import free_port
 from headrace.state_dir import StateDir
 
-TINY = Workload(64, 128, 2, 2, 2, 512, 8, 8, 32, 64)
 NUM_REPLICAS, MAX_STALENESS = 8, 6
+GROUPS_PER_STEP, NUM_GENERATIONS, MAX_COMPLETION_LENGTH = 8, 8, 48
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _MODULE = "benchmarks.bench_rewarder.rewards"
-_PACE = {"STEP_S": "0.04", "STEP_S_PER_SEQUENCE": "0", "MAX_NUM_SEQS": "16", "COMPLETION_TOKENS": "50"}
+_PACE = {"STEP_S": "0.05", "STEP_S_PER_SEQUENCE": "0", "MAX_NUM_SEQS": "16", "COMPLETION_TOKENS": "40"}
 """Of a simulated replica: 2 groups at a time, 2 s or so each. Eight of them make a step of 8 groups in about 1.2 s."""
 
 
@@ -30,11 +29,10 @@ class PipelineSide:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        save_model(TINY, directory / "model")
-        rows = [
-            {"prompt": " ".join(f"t{2 + (7 * number + place) % 500}" for place in range(20))} for number in range(64)
-        ]
-        (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        tokenizer = model.make_tokenizer()
+        tokenizer.save_pretrained(directory / "model")
+        model.make_model(tokenizer, seed=0).save_pretrained(directory / "model")
+        task.write_jsonl(directory / "train.jsonl", task.make_splits(0).train)
         self._num_runs = 0
 
     def step_s(self, function: str, *, num_steps: int, num_warmup_steps: int) -> float:
@@ -45,12 +43,12 @@ class PipelineSide:
             "model": str(self._directory / "model"),
             "dataset_name": str(self._directory / "train.jsonl"),
             "reward_funcs": [f"{_MODULE}:{function}"],
-            "num_generations": TINY.num_generations,
-            "groups_per_step": TINY.num_prompts,
+            "num_generations": NUM_GENERATIONS,
+            "groups_per_step": GROUPS_PER_STEP,
             "max_steps": num_steps,
-            "max_completion_length": TINY.max_completion_length,
+            "max_completion_length": MAX_COMPLETION_LENGTH,
             "max_staleness": MAX_STALENESS,
-            "save_strategy": "no",
+            "save_steps": num_steps,
             "learning_rate": 1e-5,
         }
         process = self._up(state)
