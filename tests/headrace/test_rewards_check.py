@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.headrace.launcher_rig import ROOT
+from tests.conftest import free_port
+from tests.rewarder.conftest import ROOT, RewarderProcess
+from tests.rewarder.conftest import start_rewarder as start_rewarder
 
 REWARDS = """
 import asyncio, os, time
@@ -55,10 +58,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(project: Path, function: str, *more: str) -> "subprocess.CompletedProcess[str]":
-    where = ["--dataset", "rows.jsonl", "--prompt-column", "question"]
+    return headrace(project, "check", function, "--dataset", "rows.jsonl", "--prompt-column", "question", *more)
+
+
+def headrace(directory: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "headrace", "rewards", "check", function, *where, *more],
-        cwd=project,
+        [sys.executable, "-m", "headrace", "rewards", *arguments],
+        cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -120,3 +126,28 @@ def test_a_mistake_in_the_arguments_is_a_sentence_and_exit_status_2(
     assert done.returncode == 2, done.stdout
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_listing_without_a_service_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    done = headrace(tmp_path, "list", "--state-dir", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"headrace: no headrace service found (looked at {tmp_path}/none)")
+
+
+def test_what_a_running_rewarder_knows_is_listed(
+    tmp_path: Path, start_rewarder: Callable[..., RewarderProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewarder = start_rewarder()
+    rewarder.wait_until_ready()
+    monkeypatch.setenv("HEADRACE_API_KEY", "key-of-the-test")
+    done = headrace(tmp_path, "list", "--rewarder-url", rewarder.url(""))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith("accuracy_reward ")]
+    assert "solution or answer" in line
+    monkeypatch.setenv("HEADRACE_API_KEY", "another")
+    refused = headrace(tmp_path, "list", "--rewarder-url", rewarder.url(""))
+    assert refused.returncode == 1
+    assert "does not take this key" in refused.stderr
+    nobody = headrace(tmp_path, "list", "--rewarder-url", f"http://127.0.0.1:{free_port()}")
+    assert nobody.returncode == 1
+    assert "cannot be reached" in nobody.stderr
