@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push
+.PHONY: help demo test test-long types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -76,6 +76,9 @@ bench-generator: $(FULL_WITH_TOOLS) ## tokens/s from prompts stream to completio
 
 bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the same bytes, and what a delta saves; minutes
 	@.venv/bin/python -m benchmarks.bench_push $(ARGS)
+
+bench-rewarder: $(FULL_WITH_TOOLS) ## concurrency, overhead, math-verify, hostile answers, a slow reward in a whole run; fifteen minutes
+	@.venv/bin/python -m benchmarks.bench_rewarder $(ARGS)
 
 format: $(LIGHT) ## format the code, fix what lint can fix
 	@.venv-check/bin/ruff check --fix-only --quiet .

@@ -3,6 +3,7 @@
     up, scale, down, demo                            cli_up.py, demo/command.py   processes on this machine
     submit, runs, show, watch, rollouts,             cli_runs.py                  HTTP, wherever the service is
     pause, resume, stop                              cli_runs.py                  the same
+    rewards check, rewards list                      cli_rewards.py, reward_check/  a function on rows of a data set
     export                                           cli_export.py                files on this machine
 
 Nothing heavy is imported before a command is known, so that `--help` is instant.
@@ -20,6 +21,7 @@ from shared.errors import HeadraceError
 AddParser = Callable[..., argparse.ArgumentParser]
 Command = Callable[[argparse.Namespace], int]
 _INTERRUPTED = 130
+_MAX_TIMEOUT_S = 3600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_up(commands.add_parser)
     _add_run_commands(commands.add_parser)
+    _add_rewards(commands.add_parser)
     _add_export(commands.add_parser)
     _add_demo(commands.add_parser)
     return parser
@@ -113,6 +116,48 @@ def _add_run_commands(add_parser: AddParser) -> None:
             command.add_argument("--step", type=_positive, help="optimizer step (the newest one)")
             command.add_argument("--limit", type=_positive, default=20, help="rollouts shown (20)")
         _set(command, name)
+
+
+def _add_rewards(add_parser: AddParser) -> None:
+    rewards = add_parser("rewards", help="try a reward function on real rows; list what a running rewarder knows")
+    commands = rewards.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    check = commands.add_parser(
+        "check",
+        help="run one reward function on rows of a data set, as a run would",
+        description="Runs one function in the workers of the rewarder, under its deadline, and shows outcomes, values, "
+        "latency, and what would be trained on. Exit status: 0 if every completion got a value or the function does "
+        "not apply to it, 1 if the function failed on one, 2 if the arguments are wrong.",
+    )
+    check.add_argument(
+        "function", metavar="FUNCTION", help="my_rewards.py:judge, package.module:judge, or a built-in's name"
+    )
+    check.add_argument(
+        "--dataset", required=True, metavar="X", help="path of a .jsonl or .parquet file, or a Hugging Face dataset id"
+    )
+    check.add_argument("--config", metavar="NAME", help="configuration of a hub data set")
+    check.add_argument("--split", default="train", help="split of a hub data set (train)")
+    check.add_argument("--num-rows", type=_positive, default=8, metavar="N", help="rows taken, from the first on (8)")
+    check.add_argument("--prompt-column", default="prompt", metavar="COLUMN", help="column with the prompt (prompt)")
+    check.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="another name for a column, as rename_columns of a run; may be given several times",
+    )
+    check.add_argument(
+        "--completion-column",
+        metavar="COLUMN",
+        help="column with what is scored: text, or a list of texts (solution or answer, if there is one)",
+    )
+    check.add_argument(
+        "--timeout-s", type=_seconds, default=30.0, metavar="S", help="deadline for one row's completions (30)"
+    )
+    check.set_defaults(command=_rewards_check)
+    listed = commands.add_parser("list", help="list the reward functions that a running rewarder knows by name")
+    listed.add_argument("--rewarder-url", metavar="URL", help="a rewarder elsewhere; its key is HEADRACE_API_KEY")
+    service_finder.add_state_dir_argument(listed)
+    listed.set_defaults(command=_rewards_list)
 
 
 def _add_export(add_parser: AddParser) -> None:
@@ -181,6 +226,18 @@ def _down(arguments: argparse.Namespace) -> int:
     return cli_up.down(arguments)
 
 
+def _rewards_check(arguments: argparse.Namespace) -> int:
+    from headrace import cli_rewards
+
+    return cli_rewards.check(arguments)
+
+
+def _rewards_list(arguments: argparse.Namespace) -> int:
+    from headrace import cli_rewards
+
+    return cli_rewards.list_known(arguments)
+
+
 def _export(arguments: argparse.Namespace) -> int:
     from headrace import cli_export
 
@@ -197,6 +254,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= _MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {_MAX_TIMEOUT_S}")
     return value
 
 

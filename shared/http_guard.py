@@ -78,12 +78,12 @@ class HttpGuard:
         path = str(scope["path"])
         if path not in self._open_paths and not self._has_key(path, headers.get(b"authorization", b"")):
             detail = "Send the header 'Authorization: Bearer KEY'. `headrace up` prints where the key is."
-            await _reply(send, problem(401, "Key required", detail), extra=[(b"www-authenticate", b"Bearer")])
+            await reply(send, problem(401, "Key required", detail), extra=[(b"www-authenticate", b"Bearer")])
             return
         declared = headers.get(b"content-length", b"0")
         if not declared.isdigit() or int(declared) > self._max_body_bytes:
-            await _drain(receive)
-            await _reply(send, self._too_large())
+            await drain(receive)
+            await reply(send, self._too_large())
             return
         await self._limited(scope, receive, send)
 
@@ -119,8 +119,8 @@ class HttpGuard:
         finally:
             if received > self._max_body_bytes and not has_started:
                 if not is_whole:
-                    await _drain(receive)
-                await _reply(send, self._too_large())
+                    await drain(receive)
+                await reply(send, self._too_large())
 
     def _too_large(self) -> dict[str, Any]:
         return problem(413, "Body too large", f"A request may have at most {self._max_body_bytes} bytes.")
@@ -142,7 +142,7 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-async def _drain(receive: Receive) -> None:
+async def drain(receive: Receive) -> None:
     """Throw away the rest of a body, within bounds: who still sends when the connection is closed never reads why."""
     num_left, is_whole = _MAX_DRAINED_BYTES, False
     with contextlib.suppress(TimeoutError):
@@ -153,7 +153,8 @@ async def _drain(receive: Receive) -> None:
                 is_whole = not message.get("more_body", False)
 
 
-async def _reply(send: Send, body: dict[str, Any], *, extra: list[tuple[bytes, bytes]] | None = None) -> None:
+async def reply(send: Send, body: dict[str, Any], *, extra: list[tuple[bytes, bytes]] | None = None) -> None:
+    """Answer with a problem."""
     data = json.dumps(body).encode()
     headers = [
         (b"content-type", b"application/problem+json"), (b"content-length", str(len(data)).encode()), *(extra or []),

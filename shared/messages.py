@@ -20,6 +20,8 @@ from shared.errors import MessageError
 
 SCHEMA_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_MAX_LOGPROB = 1e-3
+"""In nats; what rounding makes of 0."""
 
 Outcome = Literal["scored", "not_applicable", "timeout", "invalid", "overload", "error"]
 Prompt = str | list[dict[str, str]]
@@ -93,6 +95,9 @@ class Rollout(msgspec.Struct, frozen=True):
 
     def completion_ids(self) -> Ids:
         """Return the sampled token ids, in order."""
+        num_sampled = self.loss_mask.count(1)
+        if num_sampled and self.loss_mask.endswith(b"\1" * num_sampled):  # one turn: they are the end
+            return unpack_ids(self.token_ids)[-num_sampled:].copy()
         ids: Ids = unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1]
         return ids
 
@@ -228,24 +233,34 @@ def _check_rollouts(prompt: PromptGroup, rollouts: tuple[Rollout, ...]) -> None:
         raise MessageError(f"group {prompt.group_id} has {len(rollouts)} rollouts instead of {prompt.num_generations}")
     for rollout in rollouts:
         _check_rollout(rollout, prompt.group_id)
+    # Asked of all of them at once, as numpy takes as long for one; a NaN is neither.
+    logprobs = unpack_logprobs(b"".join(rollout.logprobs for rollout in rollouts))
+    if not (logprobs.max() <= _MAX_LOGPROB and logprobs.min() > -math.inf):
+        for rollout in rollouts:
+            _check_logprobs(rollout)
+
+
+def _check_logprobs(rollout: Rollout) -> None:
+    logprobs = rollout.generator_logprobs()
+    # NaN is a token whose logprob the engine could not tell; of a whole completion it is an engine gone wrong.
+    if bool(((logprobs > _MAX_LOGPROB) | (logprobs == -math.inf)).any()) or bool(np.isnan(logprobs).all()):
+        raise MessageError(
+            f"rollout {rollout.rollout_id} has a logprob that is not a finite number at most 0, or none at all"
+        )
 
 
 def _check_rollout(rollout: Rollout, group_id: str) -> None:
     where = f"rollout {rollout.rollout_id}"
     if rollout.group_id != group_id:
         raise MessageError(f"{where} belongs to group {rollout.group_id}, not {group_id}")
-    mask = unpack_mask(rollout.loss_mask)
-    if len(rollout.token_ids) != 4 * mask.size:
-        raise MessageError(f"{where} has {len(rollout.token_ids)} bytes of token ids for {mask.size} mask entries")
-    num_sampled = int((mask == 1).sum())
-    if num_sampled == 0 or num_sampled + int((mask == 0).sum()) != mask.size:
+    mask = rollout.loss_mask
+    if len(rollout.token_ids) != 4 * len(mask):
+        raise MessageError(f"{where} has {len(rollout.token_ids)} bytes of token ids for {len(mask)} mask entries")
+    num_sampled = mask.count(1)
+    if num_sampled == 0 or num_sampled + mask.count(0) != len(mask):
         raise MessageError(f"{where} has a loss mask that is not 0/1 or marks no sampled token")
     if len(rollout.logprobs) != 4 * num_sampled:
         raise MessageError(f"{where} has {len(rollout.logprobs)} bytes of logprobs for {num_sampled} sampled tokens")
-    logprobs = rollout.generator_logprobs()
-    # NaN is a token whose logprob the engine could not tell; of a whole completion it is an engine gone wrong.
-    if bool(((logprobs > 1e-3) | (logprobs == -math.inf)).any()) or bool(np.isnan(logprobs).all()):
-        raise MessageError(f"{where} has a logprob that is not a finite number at most 0, or none at all")
     end = 0
     for span in rollout.version_spans:
         if span.start != end or span.end <= span.start:

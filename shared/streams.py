@@ -20,6 +20,7 @@ from typing import Any, cast
 from redis.exceptions import ResponseError
 
 from shared.errors import MessageError, UnavailableError
+from shared.pipelined_calls import PipelinedCalls
 from shared.redis_connection import BLOCK_S, TRANSIENT, Redis, call, patiently, translate
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,7 @@ class Delivery:
         Returns:
             False if another consumer's result for this group got there first; ours is dropped.
         """
-        first = await call(
-            self.consumer.redis,
+        first = await self.consumer.calls.call(
             "headrace_hand_off",
             keys=(self.consumer.stream, destination, seen),
             args=(self.consumer.consumer_group, self.entry_id, self.group_id, payload),
@@ -105,6 +105,7 @@ class StreamConsumer:
         max_deliveries: int | None = MAX_DELIVERIES,
     ) -> None:
         self.redis = redis
+        self.calls = PipelinedCalls(redis)
         self.stream = stream
         self.consumer_group = consumer_group
         self.name = name

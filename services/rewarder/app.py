@@ -31,7 +31,9 @@ from services.rewarder.bodies import (
 )
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.routes import add_reward_routes
+from services.rewarder.openapi_document import declare_key
 from services.rewarder.reward_call import printable
+from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.worker_frames import Inspected, Refused
 from shared.errors import UserError
@@ -39,7 +41,6 @@ from shared.http_guard import problem
 from shared.json_body import BodyError, decode_json, require_json
 
 PROBLEM_JSON = "application/problem+json"
-LANE = "http"
 NotReady = Callable[[], Awaitable[str | None]]
 """Answers why the service is not ready, or None."""
 
@@ -61,6 +62,7 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady) 
             (413, "Body too large"),
             (415, "Not declared as JSON"),
             (422, "What is wrong, per field"),
+            (429, "Too many requests are under way; Retry-After says when to come back"),
         )
     }
 
@@ -68,7 +70,12 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady) 
     async def livez() -> Health:
         return Health(status="alive")
 
-    @app.get("/readyz", summary="Redis answers, workers are warm, a known sum was judged right")
+    @app.get(
+        "/readyz",
+        summary="Redis answers, workers are warm, a known sum was judged right",
+        response_model=Health,
+        responses={503: {"model": ProblemBody, "description": "Not yet, or not now", "content": {PROBLEM_JSON: {}}}},
+    )
     async def readyz() -> JSONResponse:
         reason = await why_not_ready()
         if reason is not None:
@@ -96,13 +103,14 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady) 
         functions = [
             WeightedFunction(name, weight) for name, weight in zip(body.reward_funcs, body.weights(), strict=True)
         ]
-        outcomes = await scorer.score(body.call(), functions, timeout_s=body.timeout_s, lane=LANE)
+        outcomes = await scorer.score(body.call(), functions, timeout_s=body.timeout_s, lane=HTTP_LANE)
         return ScoreReply(
             outcomes=[[OutcomeBody(**msgspec.structs.asdict(outcome)) for outcome in row] for row in outcomes],
             rewards=[weighted_sum(row) for row in outcomes],
         )
 
     add_reward_routes(app, endpoints, errors=errors)
+    declare_key(app)
     return app
 
 
@@ -181,11 +189,9 @@ async def _user_error(_request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(_request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
-    response = _problem(
-        known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json."
-    )
-    response.headers.update(known.headers or {})  # Allow, of a 405
-    return response
+    reply = _problem(known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json.")
+    reply.headers.update(known.headers or {})  # a 405 says which methods there are
+    return reply
 
 
 async def _bug(_request: Request, error: Exception) -> JSONResponse:

@@ -22,6 +22,8 @@ class Body(BaseModel):
 class CheckRequest(Body):
     """Which reward functions to look at."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"reward_funcs": ["accuracy_reward"]}]})
+
     reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
 
 
@@ -110,6 +112,20 @@ def _plain(text: str | list[ChatMessage]) -> str | list[dict[str, str]]:
 
 class ScoreRequest(Rows):
     """Completions to score now, and what with."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "reward_funcs": ["accuracy_reward", "think_format_reward"],
+                    "reward_weights": [1.0, 0.1],
+                    "prompts": ["1/2+1/4?"],
+                    "completions": ["It is \\boxed{0.75}."],
+                    "columns": {"solution": ["3/4"]},
+                }
+            ]
+        }
+    )
 
     reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")

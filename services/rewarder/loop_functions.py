@@ -9,8 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from services.rewarder.function_loading import Stamp, load_function
 from services.rewarder.reward_call import (
     CallError,
@@ -20,6 +18,7 @@ from services.rewarder.reward_call import (
     describe,
     everyone,
     judge,
+    own_copy,
     users_trace,
 )
 from services.rewarder.worker_frames import Answer
@@ -41,7 +40,7 @@ class LoopFunctions:
         self._importing = asyncio.Lock()
 
     async def call(
-        self, name: str, encoded: bytes, *, timeout_s: float, checked: Callable[[], Stamp | None]
+        self, name: str, call: RewardCall, *, timeout_s: float, checked: Callable[[], Stamp | None]
     ) -> tuple[Answer, float]:
         """Run one async reward function; return its answer and the seconds it ran.
 
@@ -51,10 +50,8 @@ class LoopFunctions:
             RewardFailure: It cannot be imported, or its deadline passed.
         """
         function = await self._function(name, checked)
-        # Decoded for this call alone: what the function does to its arguments reaches no other function.
-        call = msgspec.msgpack.decode(encoded, type=RewardCall)
         started_at = time.monotonic()
-        task = asyncio.create_task(_answer(function, call), name=f"reward {name}")
+        task = asyncio.create_task(_answer(function, own_copy(call)), name=f"reward {name}")
         try:
             await asyncio.wait({task}, timeout=timeout_s)
         finally:

@@ -8,6 +8,7 @@ A module has one version at a time: that of its file when a worker imported it f
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 from services.rewarder.built_in_rewards import built_in
 from services.rewarder.function_loading import Stamp, check_name, edited
 from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.rate_limits import FunctionLimits
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure, WorkerPool
@@ -30,9 +32,16 @@ class PythonFunctions:
     """A RewardSource that knows every name: what no other one knows is a function, or a mistake."""
 
     def __init__(
-        self, pool: WorkerPool, *, loop_functions: LoopFunctions, import_timeout_s: float, check_timeout_s: float
+        self,
+        pool: WorkerPool,
+        *,
+        loop_functions: LoopFunctions,
+        import_timeout_s: float,
+        check_timeout_s: float,
+        limits: FunctionLimits | None = None,
     ) -> None:
         self._pool = pool
+        self._limits = limits
         self._loop_functions = loop_functions
         self._import_timeout_s = import_timeout_s
         self._check_timeout_s = check_timeout_s
@@ -61,12 +70,13 @@ class PythonFunctions:
         def checked() -> Stamp | None:
             return self._checked.get(_module_of(name))
 
-        encoded = msgspec.msgpack.encode(call)
         inspected = await self._what_is(name)
-        if inspected.kind == "async":
-            answer, seconds = await self._loop_functions.call(name, encoded, timeout_s=timeout_s, checked=checked)
-        else:
-            answer, seconds = await self._pool.call(name, encoded, lane=lane, timeout_s=timeout_s, checked=checked)
+        async with contextlib.nullcontext() if self._limits is None else self._limits.turn(name, call, lane=lane):
+            if inspected.kind == "async":
+                answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, checked=checked)
+            else:
+                encoded = msgspec.msgpack.encode(call)
+                answer, seconds = await self._pool.call(name, encoded, lane=lane, timeout_s=timeout_s, checked=checked)
         return msgspec.structs.replace(answer, version=_version(checked())), seconds
 
     async def close(self) -> None:

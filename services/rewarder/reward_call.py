@@ -7,6 +7,7 @@ The signature is TRL's: every dataset column is a list with one entry a completi
 is no finite number is never turned into one: it becomes an outcome that says what was wrong.
 """
 
+import functools
 import inspect
 import itertools
 import math
@@ -49,6 +50,22 @@ class RewardCall(msgspec.Struct, frozen=True):
     max_completion_length: int | None = None
     group_id: str | None = None
     policy_version: int | None = None
+
+
+def own_copy(call: RewardCall) -> RewardCall:
+    """Return a copy that shares nothing that can be changed: a function may do with its arguments what it likes."""
+    columns: dict[str, list[Any]] = msgspec.msgpack.decode(msgspec.msgpack.encode(call.columns))
+    return msgspec.structs.replace(
+        call,
+        prompts=[_own_text(prompt) for prompt in call.prompts],
+        completions=[_own_text(completion) for completion in call.completions],
+        columns=columns,
+        completion_ids=None if call.completion_ids is None else list(map(list, call.completion_ids)),
+    )
+
+
+def _own_text(text: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    return text if isinstance(text, str) else [dict(message) for message in text]
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -157,6 +174,8 @@ def printable(text: str) -> str:
 
 
 def _judge_one(value: object) -> Verdict:
+    if type(value) is float and math.isfinite(value):  # nearly always
+        return Verdict("scored", value)
     if value is None:
         return Verdict("not_applicable")
     if isinstance(value, Verdict):  # a built-in that knows better than a number
@@ -176,6 +195,14 @@ def _judge_one(value: object) -> Verdict:
 
 
 def _parameters(function: RewardFunction) -> list[inspect.Parameter] | None:
+    try:
+        return _known_parameters(function)
+    except TypeError:  # it cannot be hashed
+        return _known_parameters.__wrapped__(function)
+
+
+@functools.lru_cache(maxsize=64)
+def _known_parameters(function: RewardFunction) -> list[inspect.Parameter] | None:
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # some C functions have none to show

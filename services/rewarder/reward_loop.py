@@ -31,6 +31,32 @@ log = logging.getLogger(__name__)
 
 _BLOCK_S = 0.5
 """Of one read; shorter than the drain after SIGTERM."""
+_MAX_READ = 32
+"""Groups in one reply: they are decoded while the next ones come."""
+
+
+class _Slots:
+    """How many more groups may be read; one reader asks."""
+
+    def __init__(self, count: int) -> None:
+        self._num_free = count
+        self._freed = asyncio.Event()
+
+    async def some(self) -> int:
+        """Wait until there is one; return how many there are."""
+        while self._num_free == 0:
+            self._freed.clear()
+            await self._freed.wait()
+        return self._num_free
+
+    def hold_until_done(self, task: "asyncio.Task[None]") -> None:
+        """Take a slot for as long as ``task`` takes."""
+        self._num_free -= 1
+        task.add_done_callback(self._free)
+
+    def _free(self, _task: "asyncio.Task[None]") -> None:
+        self._num_free += 1
+        self._freed.set()
 
 
 class RewardLoop:
@@ -130,21 +156,20 @@ class RewardLoop:
             leases=keys.leases(REWARDERS),
             dead=keys.dead,
         )
-        free_slots = asyncio.Semaphore(self._max_inflight_groups)
+        slots = _Slots(self._max_inflight_groups)
         async with (
             lease(self._redis, leases=keys.leases(REWARDERS), consumer=self._replica_id),
             asyncio.TaskGroup() as groups,
         ):
             while not self._stopping.is_set():
-                await free_slots.acquire()
-                deliveries = [] if self._stopping.is_set() else await consumer.read(count=1, block_s=_BLOCK_S)
-                if not deliveries:
-                    free_slots.release()
-                for delivery in deliveries:
+                num_free = await slots.some()
+                if self._stopping.is_set():
+                    break
+                for delivery in await consumer.read(count=min(num_free, _MAX_READ), block_s=_BLOCK_S):
                     task = groups.create_task(
                         self._score_delivery(delivery, keys, config), name=f"score {delivery.group_id}"
                     )
-                    task.add_done_callback(lambda _: free_slots.release())
+                    slots.hold_until_done(task)
 
     async def _score_delivery(self, delivery: Delivery, keys: RunKeys, config: RunConfig) -> None:
         with self._metrics.groups_in_flight.track_inprogress():

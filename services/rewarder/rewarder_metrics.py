@@ -4,6 +4,7 @@ import contextlib
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+HTTP_LANE, SELF_TEST_LANE = "http", "self-test"
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 RETRY_REASONS = ("connection", "429", "502", "503", "504")
 
@@ -28,7 +29,29 @@ class RewarderMetrics:
         )
         self.groups = Counter("headrace_reward_groups", "Groups by how they left", ["end"], registry=self.registry)
         self.groups_in_flight = Gauge("headrace_reward_groups_in_flight", "Groups being scored", registry=self.registry)
-        self.queued = Gauge("headrace_reward_queue_depth", "Calls waiting for a worker", registry=self.registry)
+        self.in_flight = Gauge(
+            "headrace_reward_calls_in_flight",
+            "Calls of a function that have begun and not ended, waiting included",
+            ["function"],
+            registry=self.registry,
+        )
+        self.queued = Gauge(
+            "headrace_reward_queue_depth",
+            "What waits: calls for a worker, or for a function's limits; requests for their turn. By who wants it",
+            ["queue", "lane"],
+            registry=self.registry,
+        )
+        for queue, lane in (("workers", "run"), ("workers", "http"), ("requests", "http")):
+            self.queued.labels(queue, lane)  # 0 from the start
+        self.value_mean = Gauge(
+            "headrace_reward_value_mean",
+            "Mean of what a function scored, over about the last thousand completions",
+            ["function"],
+            registry=self.registry,
+        )
+        self.value_std = Gauge(
+            "headrace_reward_value_std", "Standard deviation of the same", ["function"], registry=self.registry
+        )
         self.worker_kills = Counter(
             "headrace_reward_worker_kills", "Workers replaced, by reason", ["reason"], registry=self.registry
         )
@@ -62,3 +85,8 @@ class RewarderMetrics:
         for reason in RETRY_REASONS:
             with contextlib.suppress(KeyError):
                 self.endpoint_retries.remove(name, reason)
+
+
+def lane_kind(lane: str) -> str:
+    """Return what a lane is: a run, the HTTP routes, or the self-test. Run ids would be labels without end."""
+    return lane if lane in (HTTP_LANE, SELF_TEST_LANE) else "run"

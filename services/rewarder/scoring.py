@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import msgspec
 
 from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.reward_call import RewardCall, Verdict, everyone
+from services.rewarder.reward_call import RewardCall, everyone
 from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.value_drift import ValueDrift
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
 from shared.errors import UserError
@@ -27,6 +28,7 @@ from shared.messages import RewardOutcome
 
 log = logging.getLogger(__name__)
 
+_HARMLESS = frozenset({"scored", "not_applicable"})
 _MAX_TRACES = 1000
 """Traces are logged once for each distinct failure; the memory of which is forgotten at this size."""
 
@@ -55,6 +57,7 @@ class Scorer:
         self._metrics = metrics
         self._sources = sources
         self._logged: set[tuple[str, str]] = set()
+        self._drifts: dict[str, ValueDrift] = {}
 
     async def score(
         self, call: RewardCall, functions: Sequence[WeightedFunction], *, timeout_s: float, lane: str
@@ -68,8 +71,9 @@ class Scorer:
             msgspec.msgpack.encode(call)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(f"the completions or columns cannot be passed on: {error}") from error
-        asked = (self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions)
-        by_function = await asyncio.gather(*asked)
+        asked = [self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions]
+        # One needs no task of its own.
+        by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         return list(zip(*by_function, strict=True))
 
     async def check(self, names: Sequence[str]) -> dict[str, Inspected | Refused]:
@@ -95,12 +99,12 @@ class Scorer:
         started_at = time.monotonic()
         source = await self._source_of(name)
         try:
-            answer, seconds = await source.call(name, call, timeout_s=timeout_s, lane=lane)
+            with self._metrics.in_flight.labels(self._label(source, name)).track_inprogress():
+                answer, seconds = await source.call(name, call, timeout_s=timeout_s, lane=lane)
         except RewardFailure as failure:
             answer = Answer(everyone(len(call.completions), failure.outcome, failure.detail))
             seconds = time.monotonic() - started_at
-        is_known = source is not self._functions or self._functions.exists(name)
-        self._observe(name, answer, seconds, label=name if is_known else "unknown")
+        self._observe(name, answer, seconds, label=self._label(source, name))
         return [
             RewardOutcome(
                 name,
@@ -115,15 +119,20 @@ class Scorer:
             for verdict in answer.verdicts
         ]
 
+    def _label(self, source: RewardSource, name: str) -> str:
+        """Return the name if it is one that exists, which bounds how many labels there are."""
+        return name if source is not self._functions or self._functions.exists(name) else "unknown"
+
     def _observe(self, name: str, answer: Answer, seconds: float, *, label: str) -> None:
         counts = Counter(verdict.outcome for verdict in answer.verdicts)
         for outcome, count in counts.items():
             self._metrics.outcomes.labels(label, outcome).inc(count)
-        most_frequent = counts.most_common(1)[0][0]
-        self._metrics.seconds.labels(label, most_frequent).observe(seconds)
-        failed = next((verdict for verdict in answer.verdicts if _is_failure(verdict)), None)
-        if failed is None:
+        self._metrics.seconds.labels(label, max(counts, key=counts.__getitem__)).observe(seconds)
+        if "scored" in counts:
+            self._observe_values(label, answer)
+        if not counts.keys() - _HARMLESS:
             return
+        failed = next(verdict for verdict in answer.verdicts if verdict.outcome not in _HARMLESS)
         key = (name, failed.outcome if failed.outcome != "error" else failed.detail)
         if key in self._logged:
             return
@@ -132,14 +141,18 @@ class Scorer:
         self._logged.add(key)
         log.warning("reward %s: %s: %s (logged once)\n%s", name, failed.outcome, failed.detail, answer.trace)
 
-
-def _is_failure(verdict: Verdict) -> bool:
-    return verdict.outcome not in ("scored", "not_applicable")
+    def _observe_values(self, label: str, answer: Answer) -> None:
+        drift = self._drifts.setdefault(label, ValueDrift())
+        for verdict in answer.verdicts:
+            if verdict.value is not None:
+                drift.add(verdict.value)
+        self._metrics.value_mean.labels(label).set(drift.mean)
+        self._metrics.value_std.labels(label).set(drift.std)
 
 
 def weighted_sum(outcomes: Sequence[RewardOutcome]) -> float | None:
     """Return the weighted sum of what was scored; None if a function failed or none applies."""
-    if any(outcome.outcome not in ("scored", "not_applicable") for outcome in outcomes):
+    if any(outcome.outcome not in _HARMLESS for outcome in outcomes):
         return None
     values = [outcome.weight * outcome.value for outcome in outcomes if outcome.value is not None]
     return sum(values) if values else None

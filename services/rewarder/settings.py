@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
 from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
+from services.rewarder.rate_limits import CallLimits, read_limits
 from shared.settings import ServiceSettings
 
 MIB = 1024 * 1024
@@ -50,6 +51,19 @@ class RewarderSettings(ServiceSettings):
             networks=parse_networks(self.reward_allowed_networks),
             ports=parse_ports(self.reward_allowed_ports),
         )
+
+    reward_limits: Annotated[dict[str, CallLimits], NoDecode] = Field(
+        default={}, description='JSON: limits of Python functions by name, such as {"my_rewards:judge": {...}}'
+    )
+    max_inflight_requests: int = Field(
+        default=64, ge=1, description="Requests to /v1/score and /v1/rewards/check that are worked on at a time"
+    )
+    max_queued_requests: int = Field(default=256, ge=0, description="Such requests that may wait; more get a 429")
+
+    @field_validator("reward_limits", mode="before")
+    @classmethod
+    def _limits_are_json(cls, raw: object) -> object:
+        return read_limits(raw)
 
     @field_validator("reward_path", mode="before")
     @classmethod

@@ -20,7 +20,7 @@ import msgspec
 from services.rewarder.function_loading import Stamp
 from services.rewarder.reward_call import describe
 from services.rewarder.reward_worker import Limits
-from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
 from services.rewarder.worker_frames import Answer, Inspect, Inspected, Refused, Started, Task
 from services.rewarder.worker_process import WorkerDiedError, WorkerProcess
 from shared.messages import Outcome
@@ -174,7 +174,7 @@ class WorkerPool:
         waiter: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(lane, deque()).append(waiter)
         try:
-            with self._metrics.queued.track_inprogress():
+            with self._metrics.queued.labels("workers", lane_kind(lane)).track_inprogress():
                 async with asyncio.timeout(self._queue_timeout_s):
                     return await waiter
         except BaseException as error:

@@ -23,13 +23,15 @@ from tests.stream_view import entries
 
 
 @contextlib.asynccontextmanager
-async def scoring(redis: Redis, scorer: Scorer, metrics: RewarderMetrics) -> AsyncGenerator[RewardLoop]:
+async def scoring(
+    redis: Redis, scorer: Scorer, metrics: RewarderMetrics, *, max_inflight_groups: int = 64
+) -> AsyncGenerator[RewardLoop]:
     """Run the reward loop while the body runs; stop it cleanly afterwards."""
     loop = RewardLoop(
         redis,
         scorer,
         replica_id="rewarder-0",
-        max_inflight_groups=64,
+        max_inflight_groups=max_inflight_groups,
         poll_every_s=0.05,
         drain_s=5.0,
         redis_patience_s=10.0,
@@ -125,6 +127,31 @@ async def test_fifty_groups_with_a_slow_async_reward_take_little_longer_than_one
         seconds = time.monotonic() - started_at
     assert {group.prompt.group_id for group in scored[1:]} == {f"{number:08d}" for number in range(50)}
     assert seconds < 12.0, f"50 groups of 0.5 s each took {seconds:.2f} s"
+
+
+async def test_no_more_groups_are_taken_from_the_stream_than_may_be_worked_on(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, tmp_path: Path
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("waits_for_go")])
+    await add(redis, keys, *(with_columns(completed_group(f"{n}"), directory=str(tmp_path)) for n in range(40)))
+    seen: list[int] = []
+
+    async def pending() -> int:
+        seen.append(int((await redis.xpending(keys.completions, REWARDERS))["pending"]))
+        return seen[-1]
+
+    async def five_are_taken() -> bool:
+        return await pending() == 5
+
+    async def all_are_scored() -> bool:
+        await pending()
+        return bool(await redis.xlen(keys.scored) == 40)
+
+    async with scoring(redis, scorer, metrics, max_inflight_groups=5):
+        await until(five_are_taken, what="five groups in hand")
+        (tmp_path / "go").touch()
+        await until(all_are_scored, what="all of them")
+    assert max(seen) == 5
 
 
 async def test_a_group_whose_reward_hangs_holds_up_no_other_and_is_not_lost(

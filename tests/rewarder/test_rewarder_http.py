@@ -51,7 +51,20 @@ def test_every_route_but_health_asks_for_the_key(client: httpx.Client) -> None:
 def test_the_openapi_document_is_3_1_and_names_the_problems(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
-    assert {"200", "400", "401", "413", "415", "422"} <= set(document["paths"]["/v1/score"]["post"]["responses"])
+    assert {"200", "400", "401", "413", "415", "422", "429"} <= set(document["paths"]["/v1/score"]["post"]["responses"])
+
+
+def test_the_openapi_document_says_which_routes_need_the_key(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    (scheme,) = document["components"]["securitySchemes"].items()
+    assert scheme[1] == {"type": "http", "scheme": "bearer"}
+    for path, operations in document["paths"].items():
+        needs: list[dict[str, list[str]]] = [] if path in ("/livez", "/readyz") else [{scheme[0]: []}]
+        assert [operation["security"] for operation in operations.values()] == [needs] * len(operations), path
+
+
+def test_a_wrong_method_is_told_which_ones_there_are(client: httpx.Client) -> None:
+    assert client.get("/v1/score").headers["allow"] == "POST"
 
 
 def test_the_built_ins_are_listed_with_what_they_need(client: httpx.Client) -> None:
@@ -276,4 +289,8 @@ def test_the_metrics_count_outcomes_by_function(rewarder: RewarderProcess, clien
     assert 'headrace_reward_outcomes_total{function="think_format_reward",outcome="scored"}' in text
     assert 'headrace_reward_seconds_bucket{function="think_format_reward",le="0.001",outcome="scored"}' in text
     assert "headrace_reward_groups_in_flight 0.0" in text
-    assert "headrace_reward_queue_depth 0.0" in text
+    for queue, lane in (("workers", "run"), ("workers", "http"), ("requests", "http")):
+        assert f'headrace_reward_queue_depth{{lane="{lane}",queue="{queue}"}} 0.0' in text
+    assert 'headrace_reward_calls_in_flight{function="think_format_reward"} 0.0' in text
+    assert 'headrace_reward_value_mean{function="think_format_reward"} 0.0' in text
+    assert 'headrace_reward_value_std{function="think_format_reward"} 0.0' in text

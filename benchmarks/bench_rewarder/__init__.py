@@ -1,0 +1,1 @@
+"""What the reward service costs, and what it never loses: concurrency, math-verify, hostile answers, a whole run."""

@@ -1,0 +1,25 @@
+"""``python -m benchmarks.bench_rewarder.single_process``: the accuracy function, called directly, on what stdin brings.
+
+A line in is ``[group size, [[solution, completion], ...]]``; a line out is the seconds that all groups took.
+"""
+
+import json
+import sys
+import time
+
+from services.rewarder.accuracy import accuracy_reward
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    for line in sys.stdin:
+        group_size, rows = json.loads(line)
+        began_at = time.perf_counter()
+        for start in range(0, len(rows), group_size):
+            group = rows[start : start + group_size]
+            accuracy_reward([completion for _, completion in group], solution=[solution for solution, _ in group])
+        print(time.perf_counter() - began_at, flush=True)
+
+
+if __name__ == "__main__":
+    main()

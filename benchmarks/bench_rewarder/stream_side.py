@@ -1,0 +1,162 @@
+"""From the completions stream to the scored stream, through a real rewarder process and a real Redis.
+
+    this process --groups--> completions --> rewarder --> scored --> this process
+
+Times are those of the stream's own entry ids, which Redis writes: from the first group in to the last one out.
+"""
+
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import local_generator
+from benchmarks.bench_rewarder import rewards
+from benchmarks.bench_rewarder.groups import encoded_groups
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+
+GROUP_SIZE = 8
+_MODULE = "benchmarks.bench_rewarder.rewards"
+_WAIT_S = 120.0
+_LOOK_EVERY_S = 0.02
+
+
+class StreamSide:
+    """A running rewarder, and runs for it."""
+
+    def __init__(self, redis: Redis, log: Path) -> None:
+        self._redis = redis
+        self._log = log
+        self._num_runs = 0
+
+    async def concurrent_s(self, *, num_groups: int) -> float:
+        """Return the seconds in which so many groups went through, each scored by a reward of one second."""
+        keys = await self._begin(f"{_MODULE}:one_second")
+        await self._send(keys, first=0, count=1)
+        await self._until_scored(keys, 1)
+        entry_ids = await self._send(keys, first=1, count=num_groups)
+        await self._until_scored(keys, 1 + num_groups)
+        last_id = await self._last_id(keys)
+        await self._end(keys)
+        return (_milliseconds(last_id) - _milliseconds(entry_ids[0])) / 1000.0
+
+    async def one_by_one_s(self, function: str, *, num_groups: int) -> list[float]:
+        """Return for each group the seconds from writing it to reading its scores, one group at a time."""
+        keys = await self._begin(f"{_MODULE}:{function}")
+        seconds: list[float] = []
+        last: Any = "0-0"
+        for group_id, payload in encoded_groups(keys.run_id, first=0, count=num_groups, size=GROUP_SIZE):
+            began_at = time.perf_counter()
+            await self._redis.xadd(keys.completions, {"group_id": group_id, "payload": payload})
+            reply: Any = None
+            while not reply:
+                self._check(began_at)
+                reply = await self._redis.xread({keys.scored: last}, count=1, block=1000)
+            seconds.append(time.perf_counter() - began_at)
+            last = reply[0][1][0][0]
+        await self._end(keys)
+        return seconds[num_groups // 10 :]
+
+    async def throughput_s(self, function: str, *, num_groups: int) -> float:
+        """Return the seconds a group takes when many are there at once."""
+        keys = await self._begin(f"{_MODULE}:{function}")
+        await self._send(keys, first=0, count=20)
+        await self._until_scored(keys, 20)
+        entry_ids = await self._send(keys, first=20, count=num_groups)
+        await self._until_scored(keys, 20 + num_groups)
+        last_id = await self._last_id(keys)
+        await self._end(keys)
+        return (_milliseconds(last_id) - _milliseconds(entry_ids[0])) / 1000.0 / num_groups
+
+    async def _begin(self, reward: str) -> RunKeys:
+        self._num_runs += 1
+        config = RunConfig(
+            model="none",
+            dataset_name="none.jsonl",
+            reward_funcs=[reward],
+            num_generations=GROUP_SIZE,
+            groups_per_step=8,
+        )
+        store = RunStore(self._redis)
+        run_id = f"run-bench-{self._num_runs}"
+        await store.create(run_id, config, run_dir="none")
+        await store.set_status(run_id, "running")
+        return RunKeys(run_id)
+
+    async def _end(self, keys: RunKeys) -> None:
+        store = RunStore(self._redis)
+        await store.set_status(keys.run_id, "finished")
+        await store.delete(keys.run_id)
+
+    async def _send(self, keys: RunKeys, *, first: int, count: int) -> list[bytes]:
+        pipeline = self._redis.pipeline(transaction=True)  # all at the same moment
+        for group_id, payload in encoded_groups(keys.run_id, first=first, count=count, size=GROUP_SIZE):
+            pipeline.xadd(keys.completions, {"group_id": group_id, "payload": payload})
+        entry_ids: list[bytes] = await pipeline.execute()
+        return entry_ids
+
+    async def _last_id(self, keys: RunKeys) -> bytes:
+        found: Any = await self._redis.xrevrange(keys.scored, count=1)
+        entry_id: bytes = found[0][0]
+        return entry_id
+
+    async def _until_scored(self, keys: RunKeys, count: int) -> None:
+        began_at = time.perf_counter()
+        while await self._redis.xlen(keys.scored) < count:
+            self._check(began_at)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _check(self, began_at: float) -> None:
+        if time.perf_counter() - began_at > _WAIT_S:
+            raise SystemExit(f"the rewarder does not answer; its log ends with\n{self._log.read_text()[-3000:]}")
+
+
+@contextlib.asynccontextmanager
+async def stream_side(directory: Path) -> AsyncGenerator[StreamSide]:
+    """Run a Redis and a rewarder that takes any number of groups at a time."""
+    async with local_generator.redis_server(directory) as (redis, url):
+        environment = {
+            **os.environ,
+            "HEADRACE_REDIS_URL": url,
+            "HEADRACE_PORT": "0",
+            "HEADRACE_API_KEY": local_generator.KEY,
+            "HEADRACE_REPLICA_ID": "rewarder-0",
+            "HEADRACE_LOG_LEVEL": "WARNING",
+            "HEADRACE_MAX_INFLIGHT_GROUPS": "100000",
+            "HEADRACE_POLL_EVERY_S": "0.05",
+            "OMP_NUM_THREADS": "1",
+        }
+        log = directory / "rewarder.log"
+        with local_generator.child([sys.executable, "-m", "services.rewarder"], log, environment):
+            yield StreamSide(redis, log)
+
+
+def direct_s(num_calls: int) -> float:
+    """Return the median seconds of calling the instant function directly, for one group."""
+    completions = ["a completion"] * GROUP_SIZE
+    seconds: list[float] = []
+    for _ in range(num_calls):
+        began_at = time.perf_counter()
+        rewards.instant(completions, answer=["42"] * GROUP_SIZE)
+        seconds.append(time.perf_counter() - began_at)
+    return statistics.median(seconds)
+
+
+async def direct_concurrent_s(num_groups: int) -> float:
+    """Return the seconds in which so many direct calls of the reward of one second end, made at once."""
+    completions = ["a completion"] * GROUP_SIZE
+    began_at = time.perf_counter()
+    await asyncio.gather(*(rewards.one_second(completions) for _ in range(num_groups)))
+    return time.perf_counter() - began_at
+
+
+def _milliseconds(entry_id: bytes) -> int:
+    return int(entry_id.partition(b"-")[0])

@@ -1,0 +1,139 @@
+"""The commands about reward functions: check one on real rows, list what a running rewarder knows."""
+
+import argparse
+import asyncio
+import os
+import sys
+from http import HTTPStatus
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace import process_table
+from headrace.reward_check.function_name import NamedFunction, named_function
+from headrace.state_dir import StateDir, choose_state_dir
+from shared.errors import HeadraceError, UserError
+
+SCORED, FAILED, WRONG_ARGUMENTS = 0, 1, 2
+_PIPE_WIDTH = 160
+_TIMEOUT_S = 30.0
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Run one reward function on rows of a data set."""
+    try:
+        return _check(arguments)
+    except UserError as error:
+        sys.stderr.write(f"headrace: {error}\n")
+        return WRONG_ARGUMENTS
+
+
+def list_known(arguments: argparse.Namespace) -> int:
+    """List the reward functions that a running rewarder knows by name."""
+    url, key = _rewarder(arguments)
+    known = _get(f"{url.rstrip('/')}/v1/rewards", key)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "kind", "needs", "what it says"):
+        table.add_column(column)
+    for item in known:
+        needs = ", ".join(" or ".join(names) for names in item.get("required_columns", ()))
+        table.add_row(
+            Text(str(item.get("name", ""))), str(item.get("kind", "")), needs or "-", Text(str(item.get("summary", "")))
+        )
+    _console().print(table)
+    return SCORED
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    named = named_function(arguments.function)
+    from headrace.reward_check import report
+    from headrace.reward_check.row_groups import read_row_groups
+    from headrace.reward_check.trial import try_function
+
+    read = read_row_groups(
+        _data_settings(arguments), num_rows=arguments.num_rows, completion_column=arguments.completion_column
+    )
+    runner = asyncio.Runner()
+    trial = runner.run(
+        try_function(named.name, read.groups, reward_path=named.reward_path, timeout_s=arguments.timeout_s)
+    )
+    if trial.is_ended:
+        runner.close()  # which waits for what is left on the event loop, for ever if need be
+    _check_module(named, trial.inspected.stamp)
+    _console().print(report.table(read.groups, trial))
+    for line in report.summary(named.name, read, trial):
+        _out(line)
+    for said in trial.said:
+        _out(f"\n{said}")
+    sys.stdout.flush()
+    status = FAILED if report.has_failed(trial) else SCORED
+    if not trial.is_ended:
+        _out("\nthe function goes on although it was cancelled: an async function must not swallow CancelledError")
+        sys.stdout.flush()
+        os._exit(status)
+    return status
+
+
+def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    renamed: dict[str, str] = {}
+    for pair in arguments.rename:
+        old, is_pair, new = pair.partition("=")
+        if not (is_pair and old and new):
+            raise UserError(f"--rename {pair}: write OLD=NEW")
+        renamed[old] = new
+    return {
+        "dataset_name": arguments.dataset,
+        "dataset_config": arguments.config,
+        "dataset_train_split": arguments.split,
+        "prompt_column": arguments.prompt_column,
+        "rename_columns": renamed or None,
+    }
+
+
+def _check_module(named: NamedFunction, stamp: tuple[str, str] | None) -> None:
+    """Refuse a library that was found in place of the file: installed packages come first."""
+    if named.file is not None and stamp is not None and os.path.realpath(stamp[0]) != os.path.realpath(named.file):
+        raise UserError(
+            f"{named.file.name} has the name of an installed module ({stamp[0]}), which is found first: rename it"
+        )
+
+
+def _rewarder(arguments: argparse.Namespace) -> tuple[str, str]:
+    if arguments.rewarder_url:
+        key = os.environ.get("HEADRACE_API_KEY", "")
+        if not key:
+            raise UserError(f"set HEADRACE_API_KEY to the API key of {arguments.rewarder_url}")
+        return arguments.rewarder_url, key
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    endpoint = state.endpoint()
+    if endpoint is None or not process_table.is_alive(endpoint.launcher):
+        raise UserError(f"no headrace service found (looked at {state.path}): start one with `headrace up`")
+    return endpoint.rewarder_url, state.keys().api_key
+
+
+def _get(url: str, key: str) -> list[dict[str, Any]]:
+    import httpx
+
+    try:
+        reply = httpx.get(url, headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise HeadraceError(f"the rewarder at {url} cannot be reached ({error})") from error
+    if reply.status_code == HTTPStatus.UNAUTHORIZED:
+        raise UserError(f"{url} does not take this key; set HEADRACE_API_KEY to the API key of that service")
+    try:
+        known: list[dict[str, Any]] = reply.raise_for_status().json()["reward_funcs"]
+    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
+        raise HeadraceError(f"{url} answered {reply.status_code}, and not like a rewarder") from error
+    return known
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def _out(text: str) -> None:
+    _console().print(text, markup=False, highlight=False, soft_wrap=True)

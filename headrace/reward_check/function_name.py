@@ -1,0 +1,56 @@
+"""Turns what a person writes for a reward function into its name, and the directories it is looked for in.
+
+my_rewards.py:judge, some/where/my_rewards.py:judge    the file's own directory
+package.module:judge, accuracy_reward                  where `headrace up` would look: HEADRACE_REWARD_PATH and here
+
+Nothing is imported here: that may hang or crash, and is a worker's business.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import UserError
+
+REWARD_PATH_VARIABLE = "HEADRACE_REWARD_PATH"
+
+
+@dataclass(frozen=True)
+class NamedFunction:
+    """A reward function as a run would name it.
+
+    Args:
+        name: ``module:function``, or a built-in.
+        reward_path: Directories with reward modules.
+        file: The file that was named; None if a module was.
+    """
+
+    name: str
+    reward_path: tuple[str, ...]
+    file: Path | None = None
+
+
+def named_function(text: str) -> NamedFunction:
+    """Return what ``text`` names.
+
+    Raises:
+        UserError: It names a file that is not there or cannot be imported by its name, or no function.
+    """
+    place, colon, function = text.rpartition(":")
+    is_file = place.endswith(".py") or os.sep in place
+    if not colon and (text.endswith(".py") or os.sep in text):
+        raise UserError(f"{text} names no function: write {text}:FUNCTION")
+    if not is_file:
+        directories = [part for part in os.environ.get(REWARD_PATH_VARIABLE, "").split(os.pathsep) if part]
+        return NamedFunction(text, (*directories, os.getcwd()))
+    file = Path(place).expanduser().absolute()
+    if not file.is_file():
+        raise UserError(f"there is no file {file}")
+    if file.suffix != ".py":
+        raise UserError(f"{file} is no Python file: its name must end in .py")
+    if not file.stem.isidentifier():
+        raise UserError(
+            f"{file.name} cannot be imported, because '{file.stem}' is no Python name: rename it, for example to "
+            f"{''.join(c if c.isalnum() else '_' for c in file.stem)}.py"
+        )
+    return NamedFunction(f"{file.stem}:{function}", (str(file.parent),), file)

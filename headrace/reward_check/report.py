@@ -1,0 +1,95 @@
+"""Shows what a reward function did: a table of completions, and what it comes to."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from headrace.reward_check.row_groups import RowGroup, RowGroups
+from headrace.reward_check.training_view import GroupView, training_view
+from headrace.reward_check.trial import Trial
+from services.rewarder.python_functions import VERSION_CHARACTERS
+from shared.messages import RewardOutcome
+
+HARMLESS = ("scored", "not_applicable")
+_MAX_SHOWN = 44
+_STYLES = {"scored": "green", "not_applicable": "dim"}
+
+
+def table(groups: Sequence[RowGroup], trial: Trial) -> Table:
+    """Return one line for each completion."""
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("row", "completion", "outcome", "value", "advantage", "detail"):
+        view.add_column(column, justify="right" if column in ("row", "value", "advantage") else "left")
+    for group, outcomes in zip(groups, trial.outcomes, strict=True):
+        fate = training_view(outcomes)
+        for index, (text, outcome) in enumerate(zip(group.completions, outcomes, strict=True)):
+            view.add_row(
+                str(group.row) if index == 0 else "",
+                Text(_shortened(text)),
+                Text(outcome.outcome, style=_STYLES.get(outcome.outcome, "red")),
+                "-" if outcome.value is None else f"{outcome.value:.4g}",
+                "-" if fate.advantages is None else f"{fate.advantages[index]:+.3f}",
+                Text(outcome.detail + _components(outcome)),
+            )
+    return view
+
+
+def summary(name: str, read: RowGroups, trial: Trial) -> Iterator[str]:
+    """Yield what it comes to, a sentence each."""
+    outcomes = [outcome for group in trial.outcomes for outcome in group]
+    inspected = trial.inspected
+    version = next((outcome.version for outcome in outcomes if outcome.version), "")  # a call that failed has none
+    if not version and inspected.stamp is not None:
+        version = inspected.stamp[1][:VERSION_CHARACTERS]
+    yield f"function:    {name}, {inspected.kind}{f', version {version}' if version else ''}"
+    if inspected.summary:
+        yield f"says:        {inspected.summary}"
+    yield f"completions: {read.completions_are}; completion_ids are their UTF-8 bytes, for want of a tokenizer"
+    missing = [" or ".join(names) for names in inspected.required_columns if not set(names) & set(read.columns)]
+    if missing:
+        yield f"missing:     the data set has no column {', '.join(missing)}, which the function needs"
+    counts = Counter(outcome.outcome for outcome in outcomes)
+    yield f"outcomes:    {', '.join(f'{count} {outcome}' for outcome, count in counts.most_common())}"
+    values = [outcome.value for outcome in outcomes if outcome.value is not None]
+    if values:
+        yield f"values:      {min(values):.4g} to {max(values):.4g}, mean {statistics.fmean(values):.4g}"
+    latencies = [group[0].latency_s for group in trial.outcomes]
+    median, most = _time(statistics.median(latencies)), _time(max(latencies))
+    yield f"latency:     median {median}, most {most}, for the completions of one row"
+    yield from _fates([training_view(group) for group in trial.outcomes])
+    for problem in read.problems:
+        yield f"left out:    {problem}"
+
+
+def has_failed(trial: Trial) -> bool:
+    """Whether the function failed on any completion."""
+    return any(outcome.outcome not in HARMLESS for group in trial.outcomes for outcome in group)
+
+
+def _fates(views: Sequence[GroupView]) -> Iterator[str]:
+    counts = Counter(view.fate for view in views)
+    yield f"trained on:  {counts['trained']} of {len(views)} groups"
+    if counts["unscorable"]:
+        yield f"             {counts['unscorable']} dropped as unscorable: fewer than two completions have a reward"
+    if counts["zero_std"]:
+        yield (
+            f"             {counts['zero_std']} with equal rewards: advantages of 0, or dropped as zero_std "
+            "with drop_zero_std_groups"
+        )
+
+
+def _components(outcome: RewardOutcome) -> str:
+    return "".join(f" {name}={value:.4g}" for name, value in outcome.components.items())
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1.0 else f"{1000 * seconds:.1f} ms"
+
+
+def _shortened(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= _MAX_SHOWN else "…" + plain[-_MAX_SHOWN + 1 :]

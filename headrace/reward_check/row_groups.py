@@ -1,0 +1,135 @@
+"""Makes prompt groups of rows of a data set, with completions that are in the data set already.
+
+row --> prompt, columns                          as the trainer reads them
+    --> completions: a list of texts in the column, or the row's text and another row's: one right, one wrong
+
+Rows are read by the trainer's own code, so that a row it would drop is left out here too, with the same words.
+"""
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from shared.errors import UserError
+from shared.messages import Prompt
+
+GOLD_COLUMNS = ("solution", "answer")
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A prompt with completions to score."""
+
+    row: int
+    prompt: Prompt
+    columns: dict[str, Any]
+    completions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """What was read.
+
+    Args:
+        groups: One for each row that can be used.
+        columns: Of the data set, without the prompt's.
+        completions_are: In words, for a person.
+        problems: One sentence for each row that cannot be used.
+    """
+
+    groups: tuple[RowGroup, ...]
+    columns: tuple[str, ...]
+    completions_are: str
+    problems: tuple[str, ...] = ()
+
+
+def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_column: str | None) -> RowGroups:
+    """Return the first rows of a data set.
+
+    Args:
+        settings: ``dataset_name`` and other options of a run about data.
+        num_rows: How many, at most.
+        completion_column: Where completions are; a column with the gold answer if left out.
+
+    Raises:
+        UserError: The data set cannot be read, or none of its rows can be used.
+    """
+    _require_libraries(str(settings["dataset_name"]))
+    from services.trainer.data.dataset import open_dataset
+    from shared.run_config import RunConfig
+
+    config = RunConfig.model_validate(
+        {"model": "none", "reward_funcs": ["accuracy_reward"], "shuffle_dataset": False, **settings}
+    )
+    dataset = open_dataset(config)
+    rows = [dataset.row_at(number) for number in range(min(num_rows, len(dataset)))]
+    problems = [row.problem for row in rows if row.problem is not None]
+    good = [row for row in rows if row.problem is None]
+    if not good:
+        raise UserError(f"no row can be used: {problems[0]}. --prompt-column and --rename say what is what")
+    column = _column(completion_column, dataset.columns)
+    if column is None:
+        groups = tuple(RowGroup(row.position, row.prompt, row.columns, ("", _text_of(row.prompt))) for row in good)
+        return RowGroups(groups, dataset.columns, "an empty text, and the prompt's own text", tuple(problems))
+    texts = [_texts(row.columns.get(column), column, row.position) for row in good]
+    groups = tuple(
+        RowGroup(row.position, row.prompt, row.columns, _with_another(texts, index)) for index, row in enumerate(good)
+    )
+    one_each = all(len(found) == 1 for found in texts)
+    said = f"the column '{column}'" + (": the row's own, and that of another row" if one_each else "")
+    return RowGroups(groups, dataset.columns, said, tuple(problems))
+
+
+def _require_libraries(dataset: str) -> None:
+    needed = None if dataset.endswith(".jsonl") else "pyarrow" if dataset.endswith(".parquet") else "datasets"
+    if needed is not None and importlib.util.find_spec(needed) is None:
+        raise UserError(f"reading {dataset} needs {needed}: pip install 'headrace[trainer]'")
+
+
+def _column(wanted: str | None, columns: Sequence[str]) -> str | None:
+    if wanted is None:
+        return next((name for name in GOLD_COLUMNS if name in columns), None)
+    if wanted not in columns:
+        raise UserError(f"there is no column '{wanted}'; the columns are: {', '.join(columns) or 'none'}")
+    return wanted
+
+
+def _with_another(texts: Sequence[Sequence[str]], index: int) -> tuple[str, ...]:
+    """Return a row's texts; to a single one that of a later row, which a function should tell apart."""
+    own = tuple(texts[index])
+    if len(own) > 1:
+        return own
+    later = [text for others in (*texts[index + 1 :], *texts[:index]) for text in others if text not in own]
+    return (*own, later[0]) if later else (*own, "")
+
+
+def _texts(value: object, column: str, row: int) -> list[str]:
+    if value is None:
+        return [""]
+    if isinstance(value, str | int | float):
+        return [str(value)]
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+        if (last := _last_message(items)) is not None:
+            return [last]
+        found = [item if isinstance(item, str) else _last_message(item) for item in items]
+        texts = [text for text in found if text is not None]
+        if texts and len(texts) == len(found):
+            return texts
+    raise UserError(
+        f"row {row} has in '{column}' what is neither text, nor messages, nor a list of those; name another column "
+        "with --completion-column"
+    )
+
+
+def _last_message(value: object) -> str | None:
+    """Return what the last of these messages says, None if they are no messages."""
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    last = cast("dict[str, object]", items[-1]) if items and isinstance(items[-1], dict) else {}
+    content = last.get("content")
+    return content if isinstance(content, str) else None
+
+
+def _text_of(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]

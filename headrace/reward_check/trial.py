@@ -1,0 +1,129 @@
+"""Runs one reward function on groups as the rewarder would: its workers, its event loop, its deadlines, its outcomes.
+
+named function --inspect--> what it is
+groups, all at once --Scorer--> one outcome a completion
+
+So a function that hangs, crashes or returns nonsense shows here as it would in a run.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from headrace.reward_check.row_groups import RowGroup
+from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_worker import Limits
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.settings import MIB, RewarderSettings
+from services.rewarder.worker_frames import Inspected, Refused
+from services.rewarder.worker_pool import WorkerPool
+from shared.errors import UserError
+from shared.messages import RewardOutcome
+
+LANE = "check"
+MAX_COMPLETION_LENGTH = 512
+"""A run's default; counted in the stand-in's ids, which are bytes."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a function did.
+
+    Args:
+        inspected: What it is.
+        outcomes: Of each group, for each completion.
+        said: What the rewarder would log of it: stack traces of exceptions, once each.
+        is_ended: Whether all of its calls ended; an async function may refuse to be cancelled.
+    """
+
+    inspected: Inspected
+    outcomes: tuple[tuple[RewardOutcome, ...], ...]
+    said: tuple[str, ...]
+    is_ended: bool
+
+
+async def try_function(
+    name: str, groups: Sequence[RowGroup], *, reward_path: tuple[str, ...], timeout_s: float
+) -> Trial:
+    """Score every group, all at the same time.
+
+    Raises:
+        UserError: There is no such function, or it cannot be imported.
+    """
+    settings = RewarderSettings.model_construct()  # the defaults, whatever the environment says of a service
+    metrics = RewarderMetrics()
+    loop_functions = LoopFunctions(reward_path=reward_path, import_timeout_s=settings.import_timeout_s)
+    with _Heard() as heard:
+        async with WorkerPool(
+            num_workers=min(len(groups), max(2, os.cpu_count() or 1)),
+            limits=Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path),
+            queue_timeout_s=(timeout_s + settings.import_timeout_s) * len(groups),
+            import_timeout_s=settings.import_timeout_s,
+            metrics=metrics,
+        ) as pool:
+            functions = PythonFunctions(
+                pool,
+                loop_functions=loop_functions,
+                import_timeout_s=settings.import_timeout_s,
+                check_timeout_s=settings.import_timeout_s,
+            )
+            try:
+                inspected = await functions.inspect(name)
+                if isinstance(inspected, Refused):
+                    raise UserError(inspected.detail)
+                outcomes = await _score(Scorer(functions, metrics=metrics), name, groups, timeout_s)
+            finally:
+                await functions.close()
+                is_ended = await loop_functions.close()
+    return Trial(inspected, outcomes, tuple(heard.messages), is_ended)
+
+
+async def _score(
+    scorer: Scorer, name: str, groups: Sequence[RowGroup], timeout_s: float
+) -> tuple[tuple[RewardOutcome, ...], ...]:
+    function = [WeightedFunction(name)]
+    calls = map(_call, groups)
+    rows_by_group = await asyncio.gather(
+        *(scorer.score(call, function, timeout_s=timeout_s, lane=LANE) for call in calls)
+    )
+    return tuple(tuple(row[0] for row in rows) for rows in rows_by_group)
+
+
+def _call(group: RowGroup) -> RewardCall:
+    is_conversational = not isinstance(group.prompt, str)
+    return RewardCall(
+        prompts=[group.prompt] * len(group.completions),
+        completions=[
+            [{"role": "assistant", "content": text}] if is_conversational else text for text in group.completions
+        ],
+        columns={name: [value] * len(group.completions) for name, value in group.columns.items()},
+        completion_ids=[list(text.encode("utf-8", "replace")) for text in group.completions],
+        max_completion_length=MAX_COMPLETION_LENGTH,
+    )
+
+
+class _Heard(logging.Handler):
+    """Keeps what the rewarder logs about the function."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def __enter__(self) -> Self:
+        logging.getLogger("services.rewarder").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("services.rewarder").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message with a stack trace; what the others say is in the table."""
+        message = record.getMessage().strip()
+        if "\n" in message:
+            self.messages.append(message)

@@ -1,0 +1,80 @@
+"""Calls of functions.lua that are made at the same time share a round trip.
+
+    call A --> sent
+    call B --+                      answer to A
+    call C --+--> wait meanwhile -------------> B, C, D sent together
+    call D --+
+
+Each is still all or nothing by itself, and none waits for others that may come. A thousand results at the same moment
+cost a few round trips on one connection, not a thousand connections.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from redis.exceptions import ResponseError
+
+from shared.redis_connection import TRANSIENT, Redis, patiently, translate
+
+_MAX_CALLS = 128
+"""In one round trip: with payloads of 100 kB it moves 13 MB."""
+
+
+@dataclass(eq=False)
+class _Call:
+    function: str
+    keys: Sequence[str]
+    args: Sequence[str | bytes | int | float]
+    answers: list[Any] = field(default_factory=list[Any])
+
+
+class PipelinedCalls:
+    """Of one client."""
+
+    def __init__(self, client: Redis) -> None:
+        self._client = client
+        self._waiting: dict[_Call, None] = {}
+        self._sending = asyncio.Lock()
+
+    async def call(
+        self,
+        function: str,
+        *,
+        keys: Sequence[str],
+        args: Sequence[str | bytes | int | float] = (),
+        timeout_s: float = 60.0,
+    ) -> Any:
+        """Do what redis_connection.call does, and raise what it raises."""
+        mine = _Call(function, keys, args)
+        self._waiting[mine] = None
+        try:
+            while not mine.answers:
+                async with self._sending:
+                    if not mine.answers:  # nobody who was ahead has taken it along
+                        await self._send(list(self._waiting)[:_MAX_CALLS], timeout_s)
+        finally:
+            self._waiting.pop(mine, None)
+        (answer,) = mine.answers
+        if isinstance(answer, ResponseError):
+            raise translate(answer) from answer
+        return answer
+
+    async def _send(self, calls: list[_Call], timeout_s: float) -> None:
+        """Send these, in one round trip. Who sends them may be cancelled: the others send theirs again."""
+
+        async def send() -> list[Any]:
+            pipeline: Any = self._client.pipeline(transaction=False)
+            for call in calls:
+                pipeline.fcall(call.function, len(call.keys), *call.keys, *cast("Sequence[str]", call.args))
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            for answer in answers:
+                if isinstance(answer, TRANSIENT):
+                    raise answer
+            return answers
+
+        answers = await patiently(send, what=f"Redis function {calls[0].function}", timeout_s=timeout_s)
+        for call, answer in zip(calls, answers, strict=True):
+            call.answers.append(answer)
+            self._waiting.pop(call, None)

@@ -1,0 +1,153 @@
+"""`headrace rewards check` as it is typed: real workers, real rows, and an exit status for scripts."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import free_port
+from tests.rewarder.conftest import ROOT, RewarderProcess
+from tests.rewarder.conftest import start_rewarder as start_rewarder
+
+REWARDS = """
+import asyncio, os, time
+
+
+def brevity(completions, **columns):
+    \"\"\"Shorter is better.\"\"\"
+    return [1.0 / (1 + len(text)) for text in completions]
+
+
+def half_of_it(completions, **columns):
+    return [None, float("nan")]
+
+
+def raises(completions, **columns):
+    raise ValueError("the judge is ill")
+
+
+def exits(completions, **columns):
+    os._exit(3)
+
+
+def hangs(completions, **columns):
+    while True:
+        time.sleep(0.05)
+
+
+async def refuses_to_end(completions, **columns):
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("project")
+    (directory / "my_rewards.py").write_text(REWARDS)
+    rows = [{"question": f"{n}+{n}?", "answer": f"#### {2 * n}"} for n in range(3)]
+    (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return directory
+
+
+def check(project: Path, function: str, *more: str) -> "subprocess.CompletedProcess[str]":
+    return headrace(project, "check", function, "--dataset", "rows.jsonl", "--prompt-column", "question", *more)
+
+
+def headrace(directory: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", "rewards", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_a_built_in_tells_right_rows_from_wrong_ones(project: Path) -> None:
+    done = check(project, "accuracy_reward")
+    assert done.returncode == 0, done.stderr
+    assert "outcomes:    6 scored" in done.stdout
+    assert "values:      0 to 1, mean 0.5" in done.stdout
+    assert "trained on:  3 of 3 groups" in done.stdout
+
+
+def test_a_function_in_a_file_shows_values_version_and_latency(project: Path) -> None:
+    done = check(project, "my_rewards.py:brevity")
+    assert done.returncode == 0, done.stderr
+    assert "function:    my_rewards:brevity, sync, version " in done.stdout
+    assert "says:        Shorter is better." in done.stdout
+    assert "latency:     median " in done.stdout
+    assert "3 with equal rewards" in done.stdout, "'#### 0' and '#### 2' are equally long"
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("half_of_it", ["3 not_applicable", "3 invalid", "returned nan", "3 dropped as unscorable"]),
+        ("raises", ["6 error", "ValueError: the judge is ill", 'my_rewards.py", line 15, in raises']),
+        ("exits", ["6 error", "died with exit code 3"]),
+        ("hangs", ["6 timeout", "took longer than 0.5 s and was killed"]),
+        ("refuses_to_end", ["6 timeout", "an async function must not swallow CancelledError"]),
+    ],
+)
+def test_a_function_that_fails_shows_how_and_the_exit_status_says_so(
+    project: Path, function: str, says: list[str]
+) -> None:
+    done = check(project, f"my_rewards:{function}", "--timeout-s", "0.5")
+    assert done.returncode == 1, done.stderr
+    text = " ".join(done.stdout.split())
+    assert not [words for words in says if words not in text], done.stdout
+    assert "trained on: 0 of 3 groups" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["my_rewards:brevty"], "Did you mean brevity?"),
+        (["acuracy_reward"], "Did you mean 'accuracy_reward'?"),
+        (["my_rewards:brevity", "--completion-column", "gold"], "there is no column 'gold'"),
+        (["my_rewards:brevity", "--timeout-s", "0"], "0 is not between 0 and 3600"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_a_sentence_and_exit_status_2(
+    project: Path, arguments: list[str], says: str
+) -> None:
+    done = check(project, *arguments)
+    assert done.returncode == 2, done.stdout
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_listing_without_a_service_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    done = headrace(tmp_path, "list", "--state-dir", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"headrace: no headrace service found (looked at {tmp_path}/none)")
+
+
+def test_what_a_running_rewarder_knows_is_listed(
+    tmp_path: Path, start_rewarder: Callable[..., RewarderProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewarder = start_rewarder()
+    rewarder.wait_until_ready()
+    monkeypatch.setenv("HEADRACE_API_KEY", "key-of-the-test")
+    done = headrace(tmp_path, "list", "--rewarder-url", rewarder.url(""))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.strip().startswith("accuracy_reward ")]
+    assert "solution or answer" in line
+    monkeypatch.setenv("HEADRACE_API_KEY", "another")
+    refused = headrace(tmp_path, "list", "--rewarder-url", rewarder.url(""))
+    assert refused.returncode == 1
+    assert "does not take this key" in refused.stderr
+    nobody = headrace(tmp_path, "list", "--rewarder-url", f"http://127.0.0.1:{free_port()}")
+    assert nobody.returncode == 1
+    assert "cannot be reached" in nobody.stderr

@@ -1,0 +1,128 @@
+"""What `headrace rewards check` makes of names, rows and outcomes: no processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.reward_check.function_name import NamedFunction, named_function
+from headrace.reward_check.row_groups import read_row_groups
+from headrace.reward_check.training_view import training_view
+from shared.errors import UserError
+from shared.messages import Outcome, RewardOutcome
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADRACE_REWARD_PATH", raising=False)
+    return tmp_path
+
+
+def rows(directory: Path, *found: dict[str, Any]) -> dict[str, Any]:
+    file = directory / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return {"dataset_name": str(file)}
+
+
+def outcomes(*values: float | Outcome) -> list[RewardOutcome]:
+    return [
+        RewardOutcome("f", value, None, 1.0) if isinstance(value, str) else RewardOutcome("f", "scored", value, 1.0)
+        for value in values
+    ]
+
+
+def test_a_file_is_looked_for_in_its_own_directory(here: Path) -> None:
+    (here / "code").mkdir()
+    (here / "code" / "mine.py").touch()
+    found = named_function("code/mine.py:judge")
+    assert found == NamedFunction("mine:judge", (str(here / "code"),), here / "code" / "mine.py")
+
+
+def test_a_module_is_looked_for_where_headrace_up_would(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named_function("mine:judge") == NamedFunction("mine:judge", (str(here),))
+    monkeypatch.setenv("HEADRACE_REWARD_PATH", "/a:/b")
+    assert named_function("accuracy_reward") == NamedFunction("accuracy_reward", ("/a", "/b", str(here)))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mine.py", "mine.py names no function: write mine.py:FUNCTION"),
+        ("no.py:judge", "there is no file "),
+        ("dir/mine.txt:judge", "is no Python file"),
+        ("my-own.py:judge", "rename it, for example to my_own.py"),
+    ],
+)
+def test_a_name_that_cannot_be_meant_gets_a_sentence(here: Path, text: str, says: str) -> None:
+    (here / "dir").mkdir()
+    for name in ("mine.py", "my-own.py", "dir/mine.txt"):
+        (here / name).touch()
+    with pytest.raises(UserError) as error:
+        named_function(text)
+    assert says in str(error.value)
+
+
+def test_the_gold_column_gives_each_row_its_own_answer_and_another_ones(here: Path) -> None:
+    settings = rows(here, *({"prompt": f"{n}+{n}?", "answer": str(2 * n)} for n in range(3)))
+    read = read_row_groups(settings, num_rows=8, completion_column=None)
+    assert [group.completions for group in read.groups] == [("0", "2"), ("2", "4"), ("4", "0")]
+    assert [group.prompt for group in read.groups] == ["0+0?", "1+1?", "2+2?"]
+    assert read.groups[1].columns == {"answer": "2"}
+    assert "'answer'" in read.completions_are
+
+
+def test_a_list_of_texts_is_the_group(here: Path) -> None:
+    settings = rows(here, {"prompt": "p", "answer": "x", "tries": ["a", "b", "c"]})
+    (group,) = read_row_groups(settings, num_rows=8, completion_column="tries").groups
+    assert group.completions == ("a", "b", "c")
+
+
+def test_messages_are_the_text_of_the_last(here: Path) -> None:
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    settings = rows(here, {"prompt": "p", "completion": said}, {"prompt": "p", "completion": None})
+    first, second = read_row_groups(settings, num_rows=8, completion_column="completion").groups
+    assert first.completions == ("a", "")
+    assert second.completions == ("", "a")
+
+
+def test_without_a_gold_column_an_empty_text_and_the_prompt_are_scored(here: Path) -> None:
+    read = read_row_groups(rows(here, {"prompt": "say hello"}), num_rows=8, completion_column=None)
+    assert read.groups[0].completions == ("", "say hello")
+
+
+def test_rows_that_a_run_would_drop_are_left_out_with_a_reason(here: Path) -> None:
+    settings = rows(here, {"prompt": "p", "answer": "1"}, {"answer": "2"}, {"prompt": "q", "answer": "3"})
+    read = read_row_groups(settings, num_rows=8, completion_column=None)
+    assert [group.row for group in read.groups] == [0, 2]
+    (problem,) = read.problems
+    assert "line 2 has no column 'prompt'" in problem
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "says"),
+    [
+        ({"question": "q", "answer": "1"}, None, "no row can be used: "),
+        ({"prompt": "p", "answer": "1"}, "gold", "there is no column 'gold'; the columns are: answer"),
+        ({"prompt": "p", "answer": {"a": 1}}, None, "row 0 has in 'answer' what is neither text, nor messages"),
+    ],
+)
+def test_rows_that_cannot_be_scored_are_a_sentence(here: Path, row: dict[str, Any], column: str, says: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_row_groups(rows(here, row), num_rows=8, completion_column=column)
+    assert says in str(error.value)
+
+
+def test_groups_meet_the_fate_that_they_have_in_training() -> None:
+    told_apart = training_view(outcomes(1.0, 0.0))
+    assert told_apart.fate == "trained"
+    assert told_apart.advantages == pytest.approx((0.5 / 0.7072068, -0.5 / 0.7072068), abs=1e-6)
+    assert training_view(outcomes(0.5, 0.5)).fate == "zero_std"
+    assert training_view(outcomes(0.5, "timeout")).fate == "unscorable"
+    assert training_view(outcomes("not_applicable", "error")).fate == "unscorable"
+    part = training_view(outcomes(1.0, "error", 0.0))
+    assert part.fate == "trained"
+    assert part.rewards == (1.0, None, 0.0)
+    assert part.advantages is not None
+    assert part.advantages[1] == 0.0, "a failure pulls nowhere"
