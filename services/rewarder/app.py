@@ -170,6 +170,7 @@ def _call(body: ScoreRequest) -> RewardCall:
         columns=body.columns,
         completion_ids=body.completion_ids,
         max_completion_length=body.max_completion_length,
+        chat_template_kwargs=body.chat_template_kwargs,
     )
 
 

@@ -56,6 +56,9 @@ class ScoreRequest(Body):
     completion_ids: list[list[int]] | None = None
     columns: dict[str, list[Any]] = Field(default={}, description="Dataset columns, for example `solution`")
     max_completion_length: int | None = Field(default=None, ge=1)
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={}, description="Passed to the chat template of reward models; as in a run"
+    )
     timeout_s: float = Field(default=30.0, gt=0, le=600, description="Deadline of each function")
 
     @field_validator("prompts", "completions")
@@ -66,9 +69,9 @@ class ScoreRequest(Body):
                 raise ValueError(f"entry {index} is a list without messages; send text, or at least one message")
         return texts
 
-    @field_validator("columns")
+    @field_validator("columns", "chat_template_kwargs")
     @classmethod
-    def _columns_are_shallow(cls, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _columns_are_shallow(cls, columns: dict[str, Any]) -> dict[str, Any]:
         pending: list[tuple[Any, int]] = [(columns, 0)]
         while pending:
             value, depth = pending.pop()

@@ -44,6 +44,7 @@ class RewardCall(msgspec.Struct, frozen=True):
     completion_ids: list[list[int]] | None = None
     trainer_state: TrainerState = TrainerState()
     max_completion_length: int | None = None
+    chat_template_kwargs: dict[str, Any] = {}
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -21,6 +21,9 @@ from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_loop import RewardLoop
+from services.rewarder.reward_models.model_settings import ModelSettings
+from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
+from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
@@ -61,7 +64,20 @@ class RewarderService:
             import_timeout_s=settings.import_timeout_s,
             check_timeout_s=settings.check_timeout_s,
         )
-        self._scorer = Scorer(self._functions, metrics=self._metrics)
+        self._models = RewardModels(
+            ModelSettings(
+                device=settings.reward_model_device,
+                dtype=settings.reward_model_dtype,
+                max_batch_tokens=settings.reward_model_max_batch_tokens,
+                max_loaded=settings.reward_model_max_loaded,
+                load_timeout_s=settings.reward_model_load_timeout_s,
+                queue_timeout_s=settings.queue_timeout_s,
+                check_timeout_s=settings.check_timeout_s,
+            ),
+            metrics=RewardModelMetrics(self._metrics.registry),
+            in_use=lambda: self._reward_loop.names_in_use(),
+        )
+        self._scorer = Scorer(self._functions, metrics=self._metrics, sources=[self._models])
         self._reward_loop = RewardLoop(
             self._redis,
             self._scorer,
@@ -132,6 +148,7 @@ class RewarderService:
             finally:
                 self._starting = "stopping"
                 await self._functions.close()
+                await self._models.close()
 
     async def _stop(self, work: "asyncio.Task[None]") -> None:
         if self._starting is None:
