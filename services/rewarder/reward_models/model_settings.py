@@ -13,3 +13,5 @@ class ModelSettings(msgspec.Struct, frozen=True):
     load_timeout_s: float = 600.0
     queue_timeout_s: float = 300.0
     check_timeout_s: float = 15.0
+    min_hang_s: float = 10.0
+    """No process is killed that was at one thing for less: a short deadline is not worth loading a model again."""

@@ -6,6 +6,7 @@ Between two passes it looks whether calls came or were cancelled. It is expendab
 and it ends by itself when the service is gone.
 """
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -17,13 +18,12 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from services.rewarder.reward_call import Verdict, describe, everyone, users_trace
 from services.rewarder.reward_models.batching import next_round, passes
-from services.rewarder.reward_models.classifier import Classifier, Encoding
-from services.rewarder.reward_models.hub_download import fetch_all, fetch_config
 from services.rewarder.reward_models.model_files import check_config, check_files, content_hash, fingerprint
 from services.rewarder.reward_models.model_frames import (
     Cancel,
@@ -42,6 +42,9 @@ from services.rewarder.worker_frames import receive_frame, send_frame
 from shared.errors import UserError
 from shared.logs import configure_logging
 
+if TYPE_CHECKING:  # a model that is refused for its files is refused without torch
+    from services.rewarder.reward_models.classifier import Classifier, Encoding
+
 log = logging.getLogger("services.rewarder.reward_models.model_worker")
 
 VERSION_CHARACTERS = 12
@@ -51,7 +54,7 @@ _PR_SET_PDEATHSIG = 1
 class _Waiting:
     """A call that is not answered yet."""
 
-    def __init__(self, request: Score, encodings: list[Encoding | Verdict]) -> None:
+    def __init__(self, request: Score, encodings: "list[Encoding | Verdict]") -> None:
         self.request = request
         self.encodings = encodings
         self.verdicts: list[Verdict | None] = [item if isinstance(item, Verdict) else None for item in encodings]
@@ -62,13 +65,13 @@ class _Waiting:
 
 
 class _GoneError(Exception):
-    """The service has closed the socket."""
+    """The service has closed the socket, or shall start another process."""
 
 
 class ModelWorker:
     """Answers calls from ``channel`` with ``model`` until the service is gone."""
 
-    def __init__(self, channel: socket.socket, model: Classifier, *, max_batch_tokens: int) -> None:
+    def __init__(self, channel: socket.socket, model: "Classifier", *, max_batch_tokens: int) -> None:
         self._channel = channel
         self._model = model
         self._max_batch_tokens = max_batch_tokens
@@ -77,18 +80,15 @@ class ModelWorker:
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ)
 
-    def run(self) -> None:
-        """Serve; returns when the service is gone, or when the device no longer works."""
-        try:
-            while True:
-                self._take_in(wait=not self._calls)
-                num_tokens = {id_: call.num_tokens() for id_, call in self._calls.items()}
-                ids = next_round(self._lanes, num_tokens, max_batch_tokens=self._max_batch_tokens)
-                self._score_round(ids)
-                if not self._calls:
-                    self._send(Working([], is_scoring=False))
-        except _GoneError:
-            return
+    def run(self) -> NoReturn:
+        """Serve until the service is gone, or the device no longer works."""
+        while True:
+            self._take_in(wait=not self._calls)
+            num_tokens = {id_: call.num_tokens() for id_, call in self._calls.items()}
+            ids = next_round(self._lanes, num_tokens, max_batch_tokens=self._max_batch_tokens)
+            self._score_round(ids)
+            if not self._calls:
+                self._send(Working([], is_scoring=False))
 
     def _take_in(self, *, wait: bool) -> None:
         """Read what has come; with ``wait``, until something has."""
@@ -134,7 +134,7 @@ class ModelWorker:
             if together:
                 self._score_pass(together)
 
-    def _score_pass(self, texts: list[tuple[int, int, Encoding]]) -> None:
+    def _score_pass(self, texts: "list[tuple[int, int, Encoding]]") -> None:
         ids = sorted({id_ for id_, _, _ in texts})
         self._send(Working(ids, is_scoring=True))
         lengths = [len(encoding["input_ids"]) for _, _, encoding in texts]
@@ -165,7 +165,7 @@ class ModelWorker:
         _send(self._channel, reply)
 
 
-def load(request: Load, channel: socket.socket) -> tuple[Classifier, Loaded]:
+def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
     """Return the model that ``request`` asks for, and say on ``channel`` when its config was found to do.
 
     Raises:
@@ -175,12 +175,16 @@ def load(request: Load, channel: socket.socket) -> tuple[Classifier, Loaded]:
     if name.startswith("/"):
         directory, commit = Path(name), None
     else:
+        from services.rewarder.reward_models.hub_download import fetch_all, fetch_config
+
         directory = fetch_config(name, request.revision)
         commit = directory.name
     _send(channel, Described(check_config(directory, name=name), commit))
     if commit is not None:
         directory = fetch_all(name, commit)
     check_files(directory, name=name)
+    from services.rewarder.reward_models.classifier import Classifier
+
     try:
         before = fingerprint(directory)
         version = content_hash(directory) if commit is None else commit
@@ -194,25 +198,32 @@ def load(request: Load, channel: socket.socket) -> tuple[Classifier, Loaded]:
 
 
 def main() -> int:
-    """Load the model that the service names and serve it."""
+    """Load the model that the service names and serve it, until the service is gone."""
     channel = socket.socket(fileno=os.dup(0))
     _set_up()
+    with contextlib.suppress(_GoneError):
+        _load_and_serve(channel)
+    return 0
+
+
+def _load_and_serve(channel: socket.socket) -> None:
     frame = receive_frame(channel)
     request = None if frame is None else decode_request(frame)
     if not isinstance(request, Load):
-        return 0
+        return
     try:
         model, loaded = load(request, channel)
     except UserError as error:
         _send(channel, LoadFailed(str(error)))
-        return 0
+        return
+    except _GoneError:
+        raise
     except Exception as error:  # noqa: BLE001  libraries that read a model raise anything; each is a reason to show
         log.warning("%s cannot be loaded\n%s", request.source, users_trace(error))
         _send(channel, LoadFailed(f"{request.source} cannot be loaded: {describe(error)}"))
-        return 0
+        return
     _send(channel, loaded)
     ModelWorker(channel, model, max_batch_tokens=request.max_batch_tokens).run()
-    return 0
 
 
 def _set_up() -> None:

@@ -237,7 +237,7 @@ class ServedModel:
         if working.is_scoring:
             for call in known:
                 call.begin()
-        limit_s = max((call.timeout_s for call in known), default=self._longest_timeout_s)
+        limit_s = max([self._settings.min_hang_s, *([call.timeout_s for call in known] or [self._longest_timeout_s])])
         self._activity = _Activity(frozenset(working.ids), limit_s, time.monotonic() + limit_s) if working.ids else None
 
     def _take_answer(self, scored: Scored) -> None:

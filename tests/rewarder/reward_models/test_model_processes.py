@@ -1,0 +1,135 @@
+"""What happens to a model's process, and what that costs which calls: hangs, deaths, the end of the rewarder."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.rewarder.reward_models.model_settings import ModelSettings
+from services.rewarder.reward_models.reward_models import RewardModels
+from services.rewarder.reward_models.served_model import ServedModel
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.worker_pool import RewardFailure
+from tests.rewarder.conftest import ROOT, descendants, is_running, until, wait_for
+from tests.rewarder.reward_models.conftest import call_for, count, serving
+
+# One pass of 600 x 200 tokens takes long enough to be met in it.
+LARGE = [("a" * 199, "b")] * 300
+SETTINGS = ModelSettings(device="cpu", max_batch_tokens=200_000, min_hang_s=4.0)
+
+ALONE = """
+import asyncio, sys
+from prometheus_client import CollectorRegistry
+from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_models.model_settings import ModelSettings
+from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
+from services.rewarder.reward_models.reward_models import RewardModels
+
+async def main():
+    metrics = RewardModelMetrics(CollectorRegistry())
+    models = RewardModels(ModelSettings(device="cpu"), metrics=metrics, in_use=tuple)
+    answer, _ = await models.call(sys.argv[1], RewardCall(["a"], ["b"], {}), timeout_s=60, lane="x")
+    print(answer.verdicts[0].outcome, sorted({"torch", "transformers"} & set(sys.modules)), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def served(models: RewardModels, name: str) -> ServedModel:
+    return models._models[name]
+
+
+async def in_a_pass(models: RewardModels, name: str, *, num_calls: int) -> int:
+    """Wait until that many calls are being scored; return the process's id."""
+
+    async def is_scoring() -> bool:
+        begun = [call for call in served(models, name)._calls.values() if call.begun.done()]
+        return len(begun) == num_calls
+
+    await until(is_scoring, what="the pass")
+    pid = served(models, name).pid
+    assert pid is not None
+    return pid
+
+
+async def outcome_of(work: "asyncio.Task[object]") -> tuple[str, str]:
+    """Return outcome and detail of a call that fails."""
+    with pytest.raises(RewardFailure) as caught:
+        await work
+    return caught.value.outcome, caught.value.detail
+
+
+def start_call(models: RewardModels, name: str, *pairs: tuple[str, str], timeout_s: float) -> "asyncio.Task[object]":
+    """Begin a call."""
+
+    async def call() -> object:
+        return await models.call(name, call_for(*pairs), timeout_s=timeout_s, lane="a")
+
+    return asyncio.create_task(call())
+
+
+async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_process(
+    reward_model: Path, metrics: RewarderMetrics
+) -> None:
+    name = str(reward_model)
+    async with serving(SETTINGS, metrics=metrics) as models:
+        # Three calls in one pass: one has no time, the others have.
+        hasty = start_call(models, name, *LARGE[:60], timeout_s=0.001)
+        others = [start_call(models, name, *LARGE[:20], timeout_s=60.0) for _ in range(2)]
+        assert await outcome_of(hasty) == ("timeout", "took longer than 0.001 s")
+        for answer, _ in await asyncio.gather(*others):  # type: ignore[misc]
+            assert [verdict.outcome for verdict in answer.verdicts] == ["scored"] * 20
+        assert count(metrics, "batch_texts_count", model=name) == 1, "they were not in one pass"
+
+        hung = [start_call(models, name, *LARGE, timeout_s=timeout_s) for timeout_s in (4.0, 5.0)]
+        pid = await in_a_pass(models, name, num_calls=1)
+        os.kill(pid, signal.SIGSTOP)
+        queued = start_call(models, name, ("a", "b"), timeout_s=60.0)
+        assert (await outcome_of(hung[0]))[0] == "timeout"
+        answer, _ = await queued  # type: ignore[misc]
+        assert answer.verdicts[0].outcome == "scored"
+        assert not is_running(pid)
+        assert count(metrics, "kills_total", reason="timeout") == 1
+        hung[1].cancel()
+        await asyncio.gather(*hung, return_exceptions=True)
+
+
+async def test_a_process_that_dies_costs_what_it_was_at_and_nothing_else(
+    reward_model: Path, metrics: RewarderMetrics
+) -> None:
+    name = str(reward_model)
+    async with serving(SETTINGS, metrics=metrics) as models:
+        await models.call(name, call_for(("a", "b")), timeout_s=60.0, lane="a")
+        struck = start_call(models, name, *LARGE, timeout_s=60.0)
+        pid = await in_a_pass(models, name, num_calls=1)
+        os.kill(pid, signal.SIGSTOP)
+        queued = start_call(models, name, ("a", "b"), timeout_s=60.0)
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        assert await outcome_of(struck) == ("error", "the model's process died with signal 9 while it scored this")
+        answer, _ = await queued  # type: ignore[misc]
+        assert answer.verdicts[0].outcome == "scored"
+        assert served(models, name).pid != pid
+
+
+def test_torch_is_not_imported_where_the_rewarder_runs_and_a_model_ends_with_its_rewarder(reward_model: Path) -> None:
+    rewarder = subprocess.Popen(
+        [sys.executable, "-c", ALONE, str(reward_model)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with rewarder:
+        assert rewarder.stdout is not None
+        try:
+            assert rewarder.stdout.readline() == "scored []\n"
+            below = descendants(rewarder.pid)
+            assert len(below) == 1
+            # It cannot notice by reading that the rewarder is gone: the kernel ends it.
+            for pid in below:
+                os.kill(pid, signal.SIGSTOP)
+        finally:
+            rewarder.kill()
+        wait_for(lambda: not any(is_running(pid) for pid in below), what="the end of the model's process")
