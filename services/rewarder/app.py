@@ -1,6 +1,6 @@
 """The rewarder's HTTP side: look at reward functions, check them before a run starts, score a batch now.
 
-    GET  /v1/rewards         the built-in functions
+    GET  /v1/rewards         the built-in functions, and those of users with their versions
     POST /v1/rewards/check   can these be called, and what do they need?
     POST /v1/score           outcomes and weighted sums for a batch
     GET  /livez, /readyz     open, without data
@@ -42,9 +42,11 @@ PROBLEM_JSON = "application/problem+json"
 LANE = "http"
 NotReady = Callable[[], Awaitable[str | None]]
 """Answers why the service is not ready, or None."""
+Listed = Callable[[], list[RewardFunctionInfo]]
+"""Returns what was found beside the built-in functions."""
 
 
-def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
+def build_app(scorer: Scorer, *, why_not_ready: NotReady, listed: Listed = list) -> FastAPI:
     """Return the application, to be wrapped in HttpGuard."""
     app = FastAPI(title="headrace rewarder", version="1", summary="Scores completions with TRL's reward functions")
     app.router.route_class = _JsonRoute
@@ -75,7 +77,7 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
             return _problem(503, "Not ready", reason)
         return JSONResponse({"status": "ready"})
 
-    @app.get("/v1/rewards", summary="Built-in reward functions", responses={401: errors[401]})
+    @app.get("/v1/rewards", summary="Reward functions: built in, and in force here", responses={401: errors[401]})
     async def list_rewards() -> RewardFunctions:
         return RewardFunctions(
             reward_funcs=[
@@ -87,6 +89,7 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
                 )
                 for name, known in BUILT_INS.items()
             ]
+            + listed()
         )
 
     @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=errors)

@@ -31,10 +31,12 @@ class RewardFunctionInfo(Body):
     kind: Kind
     summary: str
     required_columns: list[list[str]] = Field(description="Of each inner list the dataset needs one column")
+    version: str = Field(default="", description="In force; empty for what comes with headrace")
+    warning: str = Field(default="", description="Why an edit of its module is not in force")
 
 
 class RewardFunctions(Body):
-    """Reward functions that exist."""
+    """Reward functions that exist, or were found."""
 
     reward_funcs: list[RewardFunctionInfo]
 

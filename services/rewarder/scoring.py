@@ -69,7 +69,8 @@ class Scorer:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(f"the completions or columns cannot be passed on: {error}") from error
         asked = (self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions)
-        by_function = await asyncio.gather(*asked)
+        with self._functions.one_version():
+            by_function = await asyncio.gather(*asked)
         return list(zip(*by_function, strict=True))
 
     async def check(self, names: Sequence[str]) -> dict[str, Inspected | Refused]:

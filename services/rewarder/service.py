@@ -17,7 +17,9 @@ import uvicorn
 from redis.exceptions import RedisError
 
 from services.rewarder.app import build_app
+from services.rewarder.bodies import RewardFunctionInfo
 from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.module_watch import ModuleWatch
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_loop import RewardLoop
@@ -63,7 +65,9 @@ class RewarderService:
             loop_functions=self._loop_functions,
             import_timeout_s=settings.import_timeout_s,
             check_timeout_s=settings.check_timeout_s,
+            in_use=lambda: self._reward_loop.names_in_use(),
         )
+        self._watch = ModuleWatch(self._functions, reward_path=reward_path, every_s=settings.reward_reload_every_s)
         self._models = RewardModels(
             ModelSettings(
                 device=settings.reward_model_device,
@@ -104,7 +108,7 @@ class RewarderService:
             server = _Server(
                 uvicorn.Config(
                     HttpGuard(
-                        build_app(self._scorer, why_not_ready=self._why_not_ready),
+                        build_app(self._scorer, listed=self._listed, why_not_ready=self._why_not_ready),
                         keys={"/": self._settings.api_key.get_secret_value()},
                     ),
                     log_config=None,
@@ -143,12 +147,25 @@ class RewarderService:
             await self._self_test()
             await take_back(self._redis, "rewarder", self._replica_id, run_id=None)
             self._starting = None
+            watching = asyncio.create_task(self._watch_modules(), name="reward module watch")
             try:
                 await self._reward_loop.run()
             finally:
                 self._starting = "stopping"
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
                 await self._functions.close()
                 await self._models.close()
+
+    async def _watch_modules(self) -> None:
+        if not self._settings.reward_reload_every_s:
+            return
+        while True:
+            try:
+                await self._watch.run()
+            except Exception:
+                log.exception("edited reward modules could not be looked for; trying again")
+                await asyncio.sleep(self._settings.reward_reload_every_s)
 
     async def _stop(self, work: "asyncio.Task[None]") -> None:
         if self._starting is None:
@@ -165,6 +182,25 @@ class RewarderService:
         if failure is not None:
             reason = str(failure) if isinstance(failure, HeadraceError) else f"{type(failure).__name__}: {failure}"
             await refuse(self._redis, "rewarder", self._replica_id, f"it ended, saying: {reason}", run_id=None)
+
+    def _listed(self) -> list[RewardFunctionInfo]:
+        """Return what this rewarder knows beside the built-in functions."""
+        functions = [
+            RewardFunctionInfo(
+                name=name,
+                kind=what.kind,
+                summary=what.summary,
+                required_columns=what.required_columns,
+                version=version,
+                warning=warning,
+            )
+            for name, what, version, warning in self._functions.listed()
+        ]
+        models = [
+            RewardFunctionInfo(name=name, kind="reward-model", summary=summary, required_columns=[], version=version)
+            for name, (summary, version) in self._models.listed().items()
+        ]
+        return [*functions, *models]
 
     async def _self_test(self) -> None:
         """Have one right and one wrong answer verified, or refuse to judge anybody's."""

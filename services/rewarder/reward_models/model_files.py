@@ -45,9 +45,9 @@ def check_config(directory: Path, *, name: str) -> str:
     if not isinstance(config.get("model_type"), str):
         raise UserError(f"config.json of {name} has no model_type, so it is no transformers model")
     _check_num_labels(config, name)
-    architectures = config.get("architectures")
+    architectures: Any = config.get("architectures")
     if isinstance(architectures, list) and architectures:
-        return str(cast("list[Any]", architectures)[0])
+        return str(architectures[0])  # pyright: ignore[reportUnknownArgumentType]  it is JSON
     return str(config["model_type"])
 
 
@@ -101,8 +101,8 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def _check_num_labels(config: dict[str, Any], name: str) -> None:
-    labels = config.get("id2label")
-    count: Any = len(cast("dict[Any, Any]", labels)) if isinstance(labels, dict) else config.get("num_labels", 1)
+    labels: Any = config.get("id2label")
+    count: Any = config.get("num_labels", 1) if labels is None else len(labels)
     if count != 1:
         raise UserError(
             f"{name} gives {count} numbers for a text (num_labels in its config.json), and a reward is one; use a "

@@ -48,7 +48,7 @@ class ModelProcess:
                 "-P",  # a folder called `services` where the rewarder was started must not win over ours
                 "-m",
                 _MODULE,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=_environment(os.environ),
                 start_new_session=True,

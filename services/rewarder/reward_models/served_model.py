@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_models.model_frames import (
@@ -145,7 +146,8 @@ class ServedModel:
         loaded = asyncio.create_task(self._until(lambda: self._loaded is not None), name=f"wait for {self.name}")
         try:
             # The process is given load_timeout_s and killed after it, so this wait ends too.
-            await asyncio.wait({loaded, call.answer}, return_when=asyncio.FIRST_COMPLETED)
+            futures: set[asyncio.Future[Any]] = {loaded, call.answer}
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         finally:
             loaded.cancel()
 
