@@ -100,6 +100,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self._files: dict[str, SourceFile] = {}
+        self._used: dict[str, str] = {}  # by module: the version of it that was imported last
         self._recording: tuple[str, Sequence[str], dict[str, SourceFile]] | None = None
 
     def find_spec(
@@ -125,10 +126,12 @@ class SourceFinder(importlib.abc.MetaPathFinder):
     def use(self, sources: Sources) -> None:
         """Have the modules of this version imported next; those of another version are forgotten.
 
-        All of them together: a package that stayed would still hold its old submodules.
+        All of them together: a module that stayed would still hold what it has imported.
         """
-        if all(self._files.get(file.module) == file for file in sources.files):
+        is_same = self._used.get(sources.module) == sources.key
+        if is_same and all(self._files.get(file.module) == file for file in sources.files):
             return
+        self._used[sources.module] = sources.key
         for file in sources.files:
             _forget(file.module)
             self._files[file.module] = file
