@@ -101,7 +101,11 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady, listed: Listed = list)
         return RewardFunctions(
             reward_funcs=[
                 RewardFunctionInfo(
-                    name=name, kind=what.kind, summary=what.summary, required_columns=what.required_columns
+                    name=name,
+                    kind=what.kind,
+                    summary=what.summary,
+                    required_columns=what.required_columns,
+                    version=what.version,
                 )
                 for name, what in found.items()
                 if isinstance(what, Inspected)

@@ -143,6 +143,7 @@ def _inspect(request: Inspect, limits: Limits) -> Inspected | Refused:
         printable((inspect.getdoc(function) or "").partition("\n")[0]),
         [[column] for column in required_columns(function)],
         sources,
+        "" if sources is None else sources.version,
     )
 
 

@@ -73,6 +73,7 @@ class Inspected(msgspec.Struct, frozen=True, tag=True):
     summary: str = ""
     required_columns: list[list[str]] = []
     sources: Sources | None = None
+    version: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

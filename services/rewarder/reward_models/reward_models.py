@@ -64,7 +64,10 @@ class RewardModels:
             self._num_checks -= 1
             if not self._num_checks:
                 self._checking.clear()
-        return Refused(refusal) if refusal is not None else Inspected("reward-model", _summary(model))
+        if refusal is not None:
+            return Refused(refusal)
+        version = "" if model.loaded is None else model.loaded.version
+        return Inspected("reward-model", _summary(model), version=version)
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
         """See RewardSource. The deadline runs from when the model begins with the call."""
@@ -143,6 +146,6 @@ def _fingerprint(place: ModelPlace) -> Fingerprint | None:
 def _summary(model: ServedModel) -> str:
     if model.loaded is not None:
         loaded = model.loaded
-        return f"{loaded.architecture} on {loaded.device} in {loaded.dtype}, version {loaded.version}"
+        return f"{loaded.architecture} on {loaded.device} in {loaded.dtype}"
     architecture = "" if model.described is None else f"{model.described.architecture}, "
     return f"{architecture}still being loaded: its config was checked, its weights were not"
