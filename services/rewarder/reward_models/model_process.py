@@ -58,7 +58,13 @@ class ModelProcess:
             raise
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            process.kill()
+            await process.wait()
+            raise
         return cls(process, reader, writer)
 
     @property
@@ -84,7 +90,18 @@ class ModelProcess:
         return reply
 
     async def kill(self) -> int:
-        """SIGKILL it unless it has ended, and return its exit code, negative if a signal ended it."""
+        """SIGKILL it unless it has ended, and return its exit code, negative if a signal ended it.
+
+        Whoever is cancelled meanwhile is so only when it has ended.
+        """
+        ending = asyncio.create_task(self._end(), name="end of a reward model's process")
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending
+            raise
+
+    async def _end(self) -> int:
         self._writer.transport.abort()
         if self._process.returncode is None:
             with contextlib.suppress(TimeoutError):

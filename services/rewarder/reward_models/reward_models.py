@@ -21,6 +21,8 @@ from services.rewarder.worker_pool import RewardFailure
 from shared.errors import UserError
 
 _NEEDED = ("torch", "transformers", "safetensors")
+_MAX_REMEMBERED = 64
+"""Of models that could not be loaded."""
 
 
 class RewardModels:
@@ -97,7 +99,8 @@ class RewardModels:
             UserError: It can be nowhere, or this rewarder has no torch.
             RewardFailure: There is no room.
         """
-        if name not in self._models or anew_if_changed:
+        known = self._models.get(name)
+        if known is None or anew_if_changed or (not known.is_up and known.recent_failure() is None):
             await self._make(name, model_place(name))
         model = self._models.pop(name)
         self._models[name] = model  # at the end: used last
@@ -107,11 +110,11 @@ class RewardModels:
         async with self._making_room:
             seen = await asyncio.to_thread(_fingerprint, place)
             known = self._models.get(name)
-            if known is not None:
-                if seen == self._seen[name] or known.is_busy:
-                    return
-                del self._models[name]
-                await known.close()
+            if known is not None and seen != self._seen[name] and not known.is_busy:
+                await self._forget(name).close()
+                known = None
+            if known is not None and known.is_up:
+                return
             missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
             if missing:
                 raise UserError(
@@ -119,21 +122,27 @@ class RewardModels:
                     "the extra rewarder-models where it runs: pip install 'headrace[rewarder-models]'"
                 )
             await self._make_room(name)
-            self._models[name] = ServedModel(name, place, self._settings, self._metrics)
-            self._seen[name] = seen
+            if known is None:
+                self._models[name] = ServedModel(name, place, self._settings, self._metrics)
+                self._seen[name] = seen
 
     async def _make_room(self, name: str) -> None:
-        while len(self._models) >= self._settings.max_loaded:
+        for other in [other for other, model in self._models.items() if not model.is_up][:-_MAX_REMEMBERED]:
+            self._forget(other)
+        while len(up := [other for other, model in self._models.items() if model.is_up]) >= self._settings.max_loaded:
             used = {*self._in_use(), *self._checking}
-            idle = [other for other, model in self._models.items() if not model.is_busy and other not in used]
+            idle = [other for other in up if not self._models[other].is_busy and other not in used]
             if not idle:
                 raise RewardFailure(
                     "overload",
-                    f"{name} cannot be loaded beside {', '.join(self._models)}, which are in use; this rewarder loads "
-                    f"{self._settings.max_loaded} at a time: set HEADRACE_REWARD_MODEL_MAX_LOADED",
+                    f"{name} cannot be loaded beside {', '.join(up)}: they are in use, and this rewarder has "
+                    f"{self._settings.max_loaded} at a time; set HEADRACE_REWARD_MODEL_MAX_LOADED",
                 )
-            self._seen.pop(idle[0])
-            await self._models.pop(idle[0]).close()
+            await self._forget(idle[0]).close()
+
+    def _forget(self, name: str) -> ServedModel:
+        del self._seen[name]
+        return self._models.pop(name)
 
 
 def _fingerprint(place: ModelPlace) -> Fingerprint | None:

@@ -79,6 +79,11 @@ class ServedModel:
         return bool(self._calls)
 
     @property
+    def is_up(self) -> bool:
+        """Whether it has a process, or is getting one."""
+        return self._serving is not None and not self._serving.done()
+
+    @property
     def loaded(self) -> Loaded | None:
         """What is loaded, None while nothing is."""
         return self._loaded
@@ -98,7 +103,9 @@ class ServedModel:
         score = Score(next(self._ids), lane, call.prompts, call.completions, call.chat_template_kwargs)
         waiting = WaitingCall(score, timeout_s=timeout_s)
         self._longest_timeout_s = max(self._longest_timeout_s, timeout_s)
-        self._raise_recent_failure()
+        failure = self.recent_failure()
+        if failure is not None:
+            raise RewardFailure("error", failure)
         self._calls[score.id] = waiting
         try:
             self._ensure_serving()
@@ -133,12 +140,11 @@ class ServedModel:
         for call in self._calls.values():
             call.fail("error", "the reward model was unloaded")
 
-    def _raise_recent_failure(self) -> None:
-        if self._failure is not None:
-            detail, at = self._failure
-            if time.monotonic() - at < _RETRY_LOAD_AFTER_S:
-                raise RewardFailure("error", detail)
+    def recent_failure(self) -> str | None:
+        """Return why it could not be loaded a moment ago: it is not tried again at every call."""
+        if self._failure is not None and time.monotonic() - self._failure[1] >= _RETRY_LOAD_AFTER_S:
             self._failure = None
+        return None if self._failure is None else self._failure[0]
 
     async def _wait_until_loaded(self, call: WaitingCall) -> None:
         if self._loaded is not None:
@@ -152,7 +158,7 @@ class ServedModel:
             loaded.cancel()
 
     def _ensure_serving(self) -> None:
-        if self._serving is None or self._serving.done():
+        if not self.is_up:
             self._serving = asyncio.create_task(self._serve(), name=f"reward model {self.name}")
 
     async def _serve(self) -> None:
