@@ -60,6 +60,6 @@ def model_place(name: str) -> ModelPlace:
 
 def _is_directory(name: str) -> bool:
     try:
-        return Path(name).is_dir()
+        return name.strip(".") != "" and Path(name).is_dir()
     except (OSError, ValueError):  # a name that is too long, or has a NUL
         return False
