@@ -72,13 +72,13 @@ def _with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str,
         for entry in cast("list[object]", mixture):
             if isinstance(entry, dict):
                 _make_absolute(cast("dict[str, Any]", entry), "path", directory)
-    rewards: Any = settings.get("reward_funcs")
+    rewards: object = settings.get("reward_funcs")
     if isinstance(rewards, list):
-        settings["reward_funcs"] = [_absolute_directory(name, directory) for name in cast("list[Any]", rewards)]
+        settings["reward_funcs"] = [_absolute_directory(name, directory) for name in cast("list[object]", rewards)]
     return settings
 
 
-def _absolute_directory(name: Any, directory: Path) -> Any:
+def _absolute_directory(name: object, directory: Path) -> object:
     """Return the absolute path of a reward model's directory; any other reward name as it is."""
     if not isinstance(name, str) or "/" not in name:
         return name

@@ -30,9 +30,9 @@ def make_tiny_reward_model(path: Path, *, seed: int = 0, num_labels: int = 1) ->
         pad_token_id=SPECIAL.index("<pad>"),
         bos_token_id=SPECIAL.index("<bos>"),
         eos_token_id=SPECIAL.index("<eos>"),
-        num_labels=num_labels,
         dtype="float32",
     )
+    config.num_labels = num_labels
     Qwen3ForSequenceClassification(config).save_pretrained(path)
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = CHAT_TEMPLATE

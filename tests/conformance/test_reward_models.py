@@ -47,7 +47,8 @@ def theirs(trainer: Any, call: RewardCall) -> list[list[float]]:
 
 async def test_a_reward_model_gives_trls_numbers(models: Models, tmp_path: Path, tell: Callable[[str], None]) -> None:
     directories = [make_tiny_reward_model(tmp_path / "padded"), make_tiny_reward_model(tmp_path / "unpadded", seed=1)]
-    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(directories[1])
+    tokenizers: Any = PreTrainedTokenizerFast  # partly untyped
+    tokenizer = tokenizers.from_pretrained(directories[1])
     tokenizer.pad_token = None
     tokenizer.save_pretrained(directories[1])
     assert json.loads((directories[1] / "tokenizer_config.json").read_text()).get("pad_token") is None

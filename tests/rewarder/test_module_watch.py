@@ -14,6 +14,7 @@ from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.worker_pool import WorkerPool
 from shared.messages import RewardOutcome
 from tests.rewarder.conftest import LIMITS, call_with, pool_and_scorer, until
 
@@ -37,10 +38,11 @@ def waits(go, started, **_):
 class Edited:
     """A module with a package beside it, a scorer that knows it, and the watch over both."""
 
-    def __init__(self, directory: Path, scorer: Scorer) -> None:
+    def __init__(self, directory: Path, pool: WorkerPool, scorer: Scorer) -> None:
         self.directory = directory
+        self.pool = pool
         self.scorer = scorer
-        self.functions: PythonFunctions = scorer._functions
+        self.functions: PythonFunctions = scorer._functions  # pyright: ignore[reportPrivateUsage]
         self.watch = ModuleWatch(self.functions, reward_path=[str(directory)], every_s=1.0)
 
     def write(self, name: str, text: str) -> None:
@@ -75,8 +77,8 @@ class Edited:
 @pytest.fixture
 async def edited(metrics: RewarderMetrics, tmp_path: Path) -> AsyncIterator[Edited]:
     limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(tmp_path),))
-    async with pool_and_scorer(metrics, limits) as (_, scorer):
-        files = Edited(tmp_path, scorer)
+    async with pool_and_scorer(metrics, limits) as (pool, scorer):
+        files = Edited(tmp_path, pool, scorer)
         files.write("edited_parts/__init__.py", "")
         files.write("edited_parts/value.py", "from .deep import EXTRA")
         files.write("edited_parts/deep.py", "EXTRA = 0.0")
@@ -184,7 +186,7 @@ async def test_a_file_that_has_vanished_costs_nothing_but_a_warning(edited: Edit
     (edited.directory / "edited_parts" / "late.py").unlink()
     await edited.look_twice()
     assert edited.warning().endswith("edited_rewards.py, late.py has vanished")
-    edited.functions._pool.renew()  # new workers import it too, and so does one that asks for it for the first time
+    edited.pool.renew()  # new workers import it too, and so does one that asks for it for the first time
     assert await edited.values(SYNC, LAZY) == [1.0, 5.0]
     edited.write("edited_parts/late.py", "VALUE = 6.0")
     edited.write("edited_rewards.py", SOURCE.format("1.0"))

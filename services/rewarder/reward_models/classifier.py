@@ -82,7 +82,7 @@ class Classifier:
     def _forward(self, encodings: Sequence[Encoding]) -> list[float]:
         inputs: Any = self._tokenizer.pad(list(encodings), padding=True, padding_side="right", return_tensors="pt")
         with torch.inference_mode():
-            logits_B: torch.Tensor = self._model(**inputs.to(self.device)).logits[:, 0]
+            logits_B: Any = self._model(**inputs.to(self.device)).logits[:, 0]
         values: list[float] = logits_B.float().tolist()
         return values
 
@@ -126,8 +126,9 @@ def _device(wanted: str) -> str:
 
 
 def _load_model(directory: Path, name: str, dtype: str) -> Any:
+    auto_model: Any = AutoModelForSequenceClassification  # partly untyped, like the tokenizer's below
     try:
-        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+        loaded: Any = auto_model.from_pretrained(
             directory,
             num_labels=1,
             dtype=dtype,
@@ -158,8 +159,9 @@ def _load_model(directory: Path, name: str, dtype: str) -> Any:
 
 
 def _load_tokenizer(directory: Path, name: str) -> Any:
+    auto_tokenizer: Any = AutoTokenizer
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
+        tokenizer: Any = auto_tokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise UserError(f"the tokenizer of {name} cannot be loaded: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:

@@ -174,13 +174,13 @@ def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
     name = request.source
     if name.startswith("/"):
         directory, commit = Path(name), None
+        _send(channel, Described(check_config(directory, name=name), None))
     else:
         from services.rewarder.reward_models.hub_download import fetch_all, fetch_config
 
         directory = fetch_config(name, request.revision)
         commit = directory.name
-    _send(channel, Described(check_config(directory, name=name), commit))
-    if commit is not None:
+        _send(channel, Described(check_config(directory, name=name), commit))
         directory = fetch_all(name, commit)
     check_files(directory, name=name)
     from services.rewarder.reward_models.classifier import Classifier

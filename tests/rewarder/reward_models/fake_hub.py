@@ -3,7 +3,7 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +21,7 @@ class Hub:
 
 
 @contextmanager
-def serving_hub(directory: Path) -> Iterator[Hub]:
+def serving_hub(directory: Path) -> Generator[Hub]:
     """Serve until the end of the block."""
     hub = Hub(directory)
 
@@ -34,7 +34,7 @@ def serving_hub(directory: Path) -> Iterator[Hub]:
         def do_GET(self) -> None:
             self._answer(with_body=True)
 
-        def log_message(self, *_: object) -> None: ...
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None: ...
 
         def _answer(self, *, with_body: bool) -> None:
             path = self.path.partition("?")[0]

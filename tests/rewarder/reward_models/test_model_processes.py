@@ -13,6 +13,7 @@ from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.reward_models.served_model import ServedModel
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.worker_frames import Answer
 from services.rewarder.worker_pool import RewardFailure
 from tests.rewarder.conftest import ROOT, descendants, is_running, until, wait_for
 from tests.rewarder.reward_models.conftest import call_for, count, serving
@@ -41,15 +42,15 @@ asyncio.run(main())
 
 
 def served(models: RewardModels, name: str) -> ServedModel:
-    return models._models[name]
+    return models._models[name]  # pyright: ignore[reportPrivateUsage]
 
 
 async def in_a_pass(models: RewardModels, name: str, *, num_calls: int) -> int:
     """Wait until that many calls are being scored; return the process's id."""
 
     async def is_scoring() -> bool:
-        begun = [call for call in served(models, name)._calls.values() if call.begun.done()]
-        return len(begun) == num_calls
+        calls = served(models, name)._calls  # pyright: ignore[reportPrivateUsage]
+        return sum(call.begun.done() for call in calls.values()) == num_calls
 
     await until(is_scoring, what="the pass")
     pid = served(models, name).pid
@@ -57,17 +58,19 @@ async def in_a_pass(models: RewardModels, name: str, *, num_calls: int) -> int:
     return pid
 
 
-async def outcome_of(work: "asyncio.Task[object]") -> tuple[str, str]:
+async def outcome_of(work: "asyncio.Task[tuple[Answer, float]]") -> tuple[str, str]:
     """Return outcome and detail of a call that fails."""
     with pytest.raises(RewardFailure) as caught:
         await work
     return caught.value.outcome, caught.value.detail
 
 
-def start_call(models: RewardModels, name: str, *pairs: tuple[str, str], timeout_s: float) -> "asyncio.Task[object]":
+def start_call(
+    models: RewardModels, name: str, *pairs: tuple[str, str], timeout_s: float
+) -> "asyncio.Task[tuple[Answer, float]]":
     """Begin a call."""
 
-    async def call() -> object:
+    async def call() -> tuple[Answer, float]:
         return await models.call(name, call_for(*pairs), timeout_s=timeout_s, lane="a")
 
     return asyncio.create_task(call())
@@ -82,7 +85,7 @@ async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_
         hasty = start_call(models, name, *LARGE[:60], timeout_s=0.001)
         others = [start_call(models, name, *LARGE[:20], timeout_s=60.0) for _ in range(2)]
         assert await outcome_of(hasty) == ("timeout", "took longer than 0.001 s")
-        for answer, _ in await asyncio.gather(*others):  # type: ignore[misc]
+        for answer, _ in await asyncio.gather(*others):
             assert [verdict.outcome for verdict in answer.verdicts] == ["scored"] * 20
         assert count(metrics, "batch_texts_count", model=name) == 1, "they were not in one pass"
 
@@ -91,7 +94,7 @@ async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_
         os.kill(pid, signal.SIGSTOP)
         queued = start_call(models, name, ("a", "b"), timeout_s=60.0)
         assert (await outcome_of(hung[0]))[0] == "timeout"
-        answer, _ = await queued  # type: ignore[misc]
+        answer, _ = await queued
         assert answer.verdicts[0].outcome == "scored"
         assert not is_running(pid)
         assert count(metrics, "kills_total", reason="timeout") == 1
@@ -112,7 +115,7 @@ async def test_a_process_that_dies_costs_what_it_was_at_and_nothing_else(
         await asyncio.sleep(0)
         os.kill(pid, signal.SIGKILL)
         assert await outcome_of(struck) == ("error", "the model's process died with signal 9 while it scored this")
-        answer, _ = await queued  # type: ignore[misc]
+        answer, _ = await queued
         assert answer.verdicts[0].outcome == "scored"
         assert served(models, name).pid != pid
 

@@ -58,7 +58,7 @@ def with_code(model: Path) -> None:
 
 
 def with_code_in_its_tokenizer(model: Path) -> None:
-    rewrite_json(model / "tokenizer_config.json", nested=[{"auto_map": {}}])
+    rewrite_json(model / "tokenizer_config.json", nested=[{"auto_map": "code.Tokenizer"}])
 
 
 def with_three_labels(model: Path) -> None:

@@ -7,11 +7,12 @@ import asyncio
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+import safetensors.torch
 import torch
-from safetensors.torch import load_file, save_file
 
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_models.model_settings import ModelSettings
@@ -118,11 +119,12 @@ async def test_a_chat_template_that_fails_is_a_sentence(models: RewardModels, re
 
 async def test_a_model_that_gives_nan_is_invalid_and_never_a_number(models: RewardModels, tmp_path: Path) -> None:
     directory = make_tiny_reward_model(tmp_path / "nan")
-    weights = load_file(directory / "model.safetensors")
+    files: Any = safetensors.torch  # partly untyped
+    weights: dict[str, torch.Tensor] = files.load_file(directory / "model.safetensors")
     # A text with "z" in it meets a row of NaN.
     weights["model.embed_tokens.weight"][4 + 25] = math.nan
     assert torch.isnan(weights["model.embed_tokens.weight"]).any()
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    files.save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     answer, _ = await models.call(str(directory), call_for(("a", "z"), ("a", "b")), timeout_s=60, lane="a")
     spoilt, sound = answer.verdicts
     assert (spoilt.outcome, spoilt.value, spoilt.detail) == ("invalid", None, "the model gave nan")
