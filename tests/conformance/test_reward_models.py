@@ -45,6 +45,7 @@ def theirs(trainer: Any, call: RewardCall) -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_reward_model_gives_trls_numbers(models: Models, tmp_path: Path, tell: Callable[[str], None]) -> None:
     directories = [make_tiny_reward_model(tmp_path / "padded"), make_tiny_reward_model(tmp_path / "unpadded", seed=1)]
     tokenizers: Any = PreTrainedTokenizerFast  # partly untyped

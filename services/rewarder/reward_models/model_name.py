@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from services.rewarder.built_in_rewards import built_in
+from services.rewarder.reward_call import printable
 from shared.errors import UserError
 
 _HUB_ID = re.compile(
@@ -41,7 +42,7 @@ def model_place(name: str) -> ModelPlace:
     """
     if len(name) <= _MAX_CHARACTERS and _is_directory(name):
         return ModelPlace(str(Path(name).resolve()))
-    shown = name[:_MAX_CHARACTERS]
+    shown = printable(name)
     if "://" in name:
         raise UserError(f"'{shown}' is a URL; a reward endpoint is registered under a name, and used by it")
     if name.startswith(("/", "./", "../", "~")):

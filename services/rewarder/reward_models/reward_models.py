@@ -45,6 +45,7 @@ class RewardModels:
         self._checking: set[str] = set()
         self._num_checks = 0
         self._making_room = asyncio.Lock()
+        self._is_closed = False
 
     async def knows(self, name: str) -> bool:
         """See RewardSource."""
@@ -80,7 +81,8 @@ class RewardModels:
         return await model.call(call, timeout_s=timeout_s, lane=lane)
 
     async def close(self) -> None:
-        """End every model's process."""
+        """End every model's process, and start none from now on."""
+        self._is_closed = True
         models, self._models = list(self._models.values()), {}
         await asyncio.gather(*(model.close() for model in models))
 
@@ -97,11 +99,13 @@ class RewardModels:
 
         Raises:
             UserError: It can be nowhere, or this rewarder has no torch.
-            RewardFailure: There is no room.
+            RewardFailure: There is no room, or the rewarder stops.
         """
         known = self._models.get(name)
         if known is None or anew_if_changed or (not known.is_up and known.recent_failure() is None):
             await self._make(name, model_place(name))
+        if self._is_closed:
+            raise RewardFailure("error", "the rewarder is stopping")
         model = self._models.pop(name)
         self._models[name] = model  # at the end: used last
         return model

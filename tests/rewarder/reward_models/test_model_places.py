@@ -18,6 +18,7 @@ ONE_AT_A_TIME = ModelSettings(device="cpu", max_loaded=1, check_timeout_s=100.0)
 ONE = call_for(("a", "b"))
 
 
+@pytest.mark.slow
 async def test_a_model_of_the_hub_is_fetched_without_code_and_pickle_and_has_its_commit_as_version(
     reward_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ async def test_a_model_of_the_hub_is_fetched_without_code_and_pickle_and_has_its
     assert not {"model.py", "pytorch_model.bin", "README.md"} & fetched
 
 
+@pytest.mark.slow
 async def test_of_those_that_no_run_uses_the_one_used_longest_ago_makes_room(
     reward_model: Path, other_reward_model: Path, metrics: RewarderMetrics
 ) -> None:
@@ -79,6 +81,7 @@ async def test_models_that_are_checked_together_have_to_fit_together(
         assert [type(what).__name__ for what in found] == ["Inspected", "Refused"]
 
 
+@pytest.mark.slow
 async def test_a_directory_that_was_changed_is_loaded_anew_at_the_next_check(tmp_path: Path) -> None:
     directory = make_tiny_reward_model(tmp_path / "model")
     name = str(directory)

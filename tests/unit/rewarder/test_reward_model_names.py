@@ -42,7 +42,11 @@ def test_an_id_may_have_a_revision(name: str, place: ModelPlace) -> None:
     assert not place.is_directory
 
 
-@pytest.mark.parametrize("name", ["a/b/c", "org/..", "org/name@", "org/name@a b", "org/ name", "o/" + "n" * 400])
+@pytest.mark.parametrize(
+    "name", ["a/b/c", "org/..", "org/name@", "org/name@a b", "org/ name", "o/\ud800", "o/\0", "o/" + "n" * 400]
+)
 def test_what_can_be_nowhere_is_refused_with_what_a_name_looks_like(name: str) -> None:
-    with pytest.raises(UserError, match=r"is neither a directory nor a Hugging Face id \('org/name'"):
+    assert is_reward_model(name)
+    with pytest.raises(UserError, match=r"is neither a directory nor a Hugging Face id \('org/name'") as caught:
         model_place(name)
+    assert len(str(caught.value).encode()) < 600
