@@ -27,6 +27,12 @@ Encoding = dict[str, list[int]]
 """What the tokenizer made of one text: ``input_ids``, ``attention_mask``, and whatever else the model takes."""
 
 
+def be_quiet() -> None:
+    """Have transformers say nothing but errors in this process."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
 class Classifier:
     """A sequence classifier with one label, and its tokenizer."""
 
@@ -36,8 +42,6 @@ class Classifier:
         Raises:
             UserError: It is no reward model, or does not fit; the message says why.
         """
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
         self.device = _device(device)
         self._model = _load_model(directory, name, dtype).to(self.device).eval()
         self._tokenizer: Any = _load_tokenizer(directory, name)

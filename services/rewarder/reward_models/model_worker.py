@@ -183,8 +183,9 @@ def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
         _send(channel, Described(check_config(directory, name=name), commit))
         directory = fetch_all(name, commit)
     check_files(directory, name=name)
-    from services.rewarder.reward_models.classifier import Classifier
+    from services.rewarder.reward_models.classifier import Classifier, be_quiet
 
+    be_quiet()
     try:
         before = fingerprint(directory)
         version = content_hash(directory) if commit is None else commit
