@@ -10,6 +10,7 @@ from tests.tiny_model import MAX_POSITIONS, SPECIAL, VOCAB_SIZE, make_tiny_token
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'][0] }}={{ message['content'] }}+{% endfor %}"
     "{% if shout is defined and shout %}STOP{% endif %}"
+    "{% if spin is defined %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
     "{% if refuse is defined %}{{ raise_exception(refuse) }}{% endif %}"
 )
 

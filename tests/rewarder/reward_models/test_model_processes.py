@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.reward_models.served_model import ServedModel
@@ -123,6 +124,27 @@ async def test_a_process_that_dies_costs_what_it_was_at_and_nothing_else(
         answer, _ = await queued
         assert answer.verdicts[0].outcome == "scored"
         assert not is_running(pid)
+
+
+@pytest.mark.slow
+async def test_a_chat_template_without_end_is_a_timeout_of_its_call_and_who_waits_is_scored_by_another_process(
+    reward_model: Path, metrics: RewarderMetrics
+) -> None:
+    name = str(reward_model)
+    endless = RewardCall(
+        prompts=[[{"role": "user", "content": "a"}]],
+        completions=[[{"role": "assistant", "content": "b"}]],
+        columns={},
+        chat_template_kwargs={"spin": True},
+    )
+    async with serving(SETTINGS, metrics=metrics) as models:
+        hung = asyncio.create_task(models.call(name, endless, timeout_s=0.5, lane="a"))
+        await asyncio.sleep(0)
+        queued = start_call(models, name, ("a", "b"), timeout_s=60.0)
+        assert await outcome_of(hung) == ("timeout", "took longer than 5 s, and the model's process was killed")
+        answer, _ = await queued
+        assert answer.verdicts[0].outcome == "scored"
+        assert count(metrics, "kills_total", reason="timeout") == 1
 
 
 def test_torch_is_not_imported_where_the_rewarder_runs_and_a_model_ends_with_its_rewarder(reward_model: Path) -> None:
