@@ -122,6 +122,8 @@ class ServedModel:
 
     async def check(self, *, timeout_s: float) -> str | None:
         """Load it if it is not; return why it cannot be, or None once it is loaded or its config was found to do."""
+        if self._failure is not None and self._serving is not None:
+            await asyncio.wait({self._serving})  # the process that failed is still being ended
         self._failure = None
         self._ensure_serving()
         try:

@@ -140,3 +140,11 @@ async def test_a_hub_that_cannot_be_reached_is_a_sentence(
     said = await refusal(models, "org/unreachable@v1")
     assert said.startswith("org/unreachable ")
     assert "cannot be" in said
+
+
+async def test_a_check_right_after_a_refusal_looks_again(models: RewardModels, tmp_path: Path) -> None:
+    for name in ("one", "two", "three"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        said = [await models.inspect(str(tmp_path / name)) for _ in range(3)]
+        assert all(isinstance(what, Refused) and "has no model_type" in what.detail for what in said), said
