@@ -72,7 +72,18 @@ def _with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str,
         for entry in cast("list[object]", mixture):
             if isinstance(entry, dict):
                 _make_absolute(cast("dict[str, Any]", entry), "path", directory)
+    rewards: object = settings.get("reward_funcs")
+    if isinstance(rewards, list):
+        settings["reward_funcs"] = [_absolute_directory(name, directory) for name in cast("list[object]", rewards)]
     return settings
+
+
+def _absolute_directory(name: object, directory: Path) -> object:
+    """Return the absolute path of a reward model's directory; any other reward name as it is."""
+    if not isinstance(name, str) or "/" not in name:
+        return name
+    path = directory / Path(name).expanduser()
+    return str(path.resolve()) if path.is_dir() else name
 
 
 def _make_absolute(settings: dict[str, Any], name: str, directory: Path) -> None:

@@ -45,7 +45,8 @@ class RunConfig(
     # Rewards
     reward_funcs: list[str] = Field(
         min_length=1,
-        description="Built-in names, endpoints, or 'package.module:function' with TRL's signature",
+        description="Built-in names, endpoints, 'package.module:function' with TRL's signature, or reward models: "
+        "'org/name' or a directory",
     )
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
     reward_timeout_s: Positive = Field(default=30.0, description="Deadline of one function for one group")

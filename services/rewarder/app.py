@@ -1,6 +1,6 @@
 """The rewarder's HTTP side: look at reward functions, check them before a run starts, score a batch now.
 
-    /v1/rewards              built-in functions and endpoints: endpoints/routes.py
+    /v1/rewards              what there is, and endpoints: endpoints/routes.py
     POST /v1/rewards/check   can these be called, and what do they need?
     POST /v1/score           outcomes and weighted sums for a batch
     GET  /livez, /readyz     open, without data
@@ -30,7 +30,7 @@ from services.rewarder.bodies import (
     ScoreRequest,
 )
 from services.rewarder.endpoints.endpoint_source import Endpoints
-from services.rewarder.endpoints.routes import add_reward_routes
+from services.rewarder.endpoints.routes import Listed, add_reward_routes
 from services.rewarder.openapi_document import declare_key
 from services.rewarder.reward_call import printable
 from services.rewarder.rewarder_metrics import HTTP_LANE
@@ -45,7 +45,7 @@ NotReady = Callable[[], Awaitable[str | None]]
 """Answers why the service is not ready, or None."""
 
 
-def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady) -> FastAPI:
+def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, listed: Listed = list) -> FastAPI:
     """Return the application, to be wrapped in HttpGuard."""
     app = FastAPI(title="headrace rewarder", version="1", summary="Scores completions with TRL's reward functions")
     app.router.route_class = _JsonRoute
@@ -91,7 +91,11 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady) 
         return RewardFunctions(
             reward_funcs=[
                 RewardFunctionInfo(
-                    name=name, kind=what.kind, summary=what.summary, required_columns=what.required_columns
+                    name=name,
+                    kind=what.kind,
+                    summary=what.summary,
+                    required_columns=what.required_columns,
+                    version=what.version,
                 )
                 for name, what in found.items()
                 if isinstance(what, Inspected)
@@ -109,7 +113,7 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady) 
             rewards=[weighted_sum(row) for row in outcomes],
         )
 
-    add_reward_routes(app, endpoints, errors=errors)
+    add_reward_routes(app, endpoints, errors=errors, listed=listed)
     declare_key(app)
     return app
 

@@ -34,10 +34,12 @@ class RewardFunctionInfo(Body):
     kind: Kind
     summary: str
     required_columns: list[list[str]] = Field(description="Of each inner list the dataset needs one column")
+    version: str = Field(default="", description="In force; empty for what comes with headrace")
+    warning: str = Field(default="", description="Why an edit of its module is not in force")
 
 
 class RewardFunctions(Body):
-    """Reward functions that exist."""
+    """Reward functions that exist, or were found."""
 
     reward_funcs: list[RewardFunctionInfo]
 
@@ -57,6 +59,9 @@ class Rows(Body):
     completion_ids: list[list[int]] | None = None
     columns: dict[str, list[Any]] = Field(default={}, description="Dataset columns, for example `solution`")
     max_completion_length: int | None = Field(default=None, ge=1)
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={}, description="Passed to the chat template of reward models; as in a run"
+    )
     timeout_s: float = Field(default=30.0, gt=0, le=600, description="Deadline of each function")
 
     @field_validator("prompts", "completions")
@@ -67,9 +72,9 @@ class Rows(Body):
                 raise ValueError(f"entry {index} is a list without messages; send text, or at least one message")
         return texts
 
-    @field_validator("columns")
+    @field_validator("columns", "chat_template_kwargs")
     @classmethod
-    def _columns_are_shallow(cls, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _columns_are_shallow(cls, columns: dict[str, Any]) -> dict[str, Any]:
         pending: list[tuple[Any, int]] = [(columns, 0)]
         while pending:
             value, depth = pending.pop()
@@ -101,6 +106,7 @@ class Rows(Body):
             columns=self.columns,
             completion_ids=self.completion_ids,
             max_completion_length=self.max_completion_length,
+            chat_template_kwargs=self.chat_template_kwargs,
         )
 
 

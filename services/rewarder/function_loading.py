@@ -5,7 +5,6 @@ service itself only for an async function that a worker has imported before.
 """
 
 import difflib
-import hashlib
 import importlib
 import inspect
 import os
@@ -17,14 +16,11 @@ from pathlib import Path
 from types import ModuleType
 
 from services.rewarder.built_in_rewards import built_in, unknown_name
+from services.rewarder.module_sources import Sources, complete, finder
 from services.rewarder.reward_call import RewardFunction, describe
 from shared.errors import UserError
 
 _NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")
-
-Stamp = tuple[str, str]
-"""Path and sha256 of a module's file when it was imported: differs when the user edited it since."""
-_STAMP = "__headrace_stamp__"
 
 
 def check_name(name: str) -> None:
@@ -37,62 +33,56 @@ def check_name(name: str) -> None:
         raise UserError(f"'{name}' is no 'package.module:function'")
 
 
-def load_function(name: str, *, reward_path: Sequence[str], checked: Stamp | None = None) -> RewardFunction:
+def load_function(name: str, *, reward_path: Sequence[str], sources: Sources | None = None) -> RewardFunction:
     """Return the function called ``name``.
 
     Args:
         name: ``package.module:function``, or a built-in.
         reward_path: Directories to look in after all others.
-        checked: The stamp its module must have, if any will not do.
+        sources: The version of its module; as the files are now if left out.
 
     Raises:
-        UserError: There is none, or its file was edited; the message says what to do.
+        UserError: There is none; the message says what to do.
     """
     check_name(name)
     known = built_in(name)
     if known is not None:
         return known.load()
+    _extend_path(reward_path)
+    if sources is not None:
+        finder().use(sources)
+    module_name, _, attribute = name.partition(":")
+    return _function(_import(module_name, reward_path), attribute)
+
+
+def read_function(name: str, *, reward_path: Sequence[str]) -> tuple[RewardFunction, Sources | None]:
+    """Return the function as its files are now, and the version that they are; for a process that has none of them yet.
+
+    Raises:
+        UserError: There is none; the message says what to do.
+    """
+    check_name(name)
+    if built_in(name) is not None:
+        return load_function(name, reward_path=reward_path), None
+    _extend_path(reward_path)
+    module_name, _, attribute = name.partition(":")
+    with finder().recording(module_name, reward_path) as recorded:
+        function = _function(_import(module_name, reward_path), attribute)
+    return function, complete(module_name, recorded, reward_path) if module_name in recorded else None
+
+
+def _extend_path(reward_path: Sequence[str]) -> None:
     # After everything that is importable already: a user's file never shadows a library, or us.
     sys.path.extend(directory for directory in reward_path if directory not in sys.path)
-    module_name, _, attribute = name.partition(":")
-    module = _import(module_name, reward_path)
-    if checked is not None and module_stamp(name) != checked:
-        sys.modules.pop(module_name, None)  # the next call looks again: the edit may be taken back
-        raise UserError(edited(checked))
+
+
+def _function(module: ModuleType, attribute: str) -> RewardFunction:
     function = getattr(module, attribute, None)
     if function is None:
         raise UserError(_no_such_function(module, attribute))
     if not callable(function) or inspect.isclass(function):
-        raise UserError(f"'{attribute}' in module {module_name} is no function but a {type(function).__name__}")
+        raise UserError(f"'{attribute}' in module {module.__name__} is no function but a {type(function).__name__}")
     return function  # type: ignore[no-any-return]
-
-
-def module_stamp(name: str) -> Stamp | None:
-    """Return the stamp of the loaded module of ``package.module:function``, None if it has no file."""
-    module = sys.modules.get(name.partition(":")[0])
-    if module is None:
-        return None
-    names = vars(module)
-    if _STAMP not in names:
-        names[_STAMP] = _read_stamp(module)
-    stamp: Stamp | None = names[_STAMP]
-    return stamp
-
-
-def edited(checked: Stamp) -> str:
-    """Return the sentence for a file that is no longer what was checked."""
-    return (
-        f"{Path(checked[0]).name} was edited after it was checked, and old and new code are not mixed: submit a run "
-        "(a dry run will do) or POST /v1/rewards/check, and every run uses the new version"
-    )
-
-
-def _read_stamp(module: ModuleType) -> Stamp | None:
-    path = getattr(module, "__file__", None)
-    try:
-        return None if path is None else (path, hashlib.sha256(Path(path).read_bytes()).hexdigest())
-    except OSError:
-        return None
 
 
 def _import(module_name: str, reward_path: Sequence[str]) -> ModuleType:
@@ -106,6 +96,8 @@ def _import(module_name: str, reward_path: Sequence[str]) -> ModuleType:
                 f"module {module_name} imports {missing}, which is not installed where the rewarder runs"
             ) from error
         raise UserError(_no_such_module(module_name, reward_path)) from error
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"importing {module_name} failed: {describe(error)}{_where(error)}") from error
 

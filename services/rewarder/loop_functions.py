@@ -5,11 +5,11 @@ A call that does not end when it is cancelled is left behind, so that it holds u
 """
 
 import asyncio
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from services.rewarder.function_loading import Stamp, load_function
+from services.rewarder.function_loading import load_function
+from services.rewarder.module_sources import Sources
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,
@@ -34,22 +34,22 @@ class LoopFunctions:
     def __init__(self, *, reward_path: Sequence[str], import_timeout_s: float) -> None:
         self._reward_path = tuple(reward_path)
         self._import_timeout_s = import_timeout_s
-        self._functions: dict[str, RewardFunction] = {}
+        self._functions: dict[tuple[str, str], RewardFunction] = {}
         self._abandoned: set[asyncio.Task[Answer]] = set()
         # Importing one module in several threads at once, each invalidating the finders' caches, can miss the file.
         self._importing = asyncio.Lock()
 
     async def call(
-        self, name: str, call: RewardCall, *, timeout_s: float, checked: Callable[[], Stamp | None]
+        self, name: str, call: RewardCall, *, timeout_s: float, sources: Sources | None
     ) -> tuple[Answer, float]:
         """Run one async reward function; return its answer and the seconds it ran.
 
-        If it is imported now, then only if its module has the stamp that ``checked`` returns.
+        ``sources`` is the version of its module.
 
         Raises:
             RewardFailure: It cannot be imported, or its deadline passed.
         """
-        function = await self._function(name, checked)
+        function = await self._function(name, sources)
         started_at = time.monotonic()
         task = asyncio.create_task(_answer(function, own_copy(call)), name=f"reward {name}")
         try:
@@ -65,11 +65,9 @@ class LoopFunctions:
             raise RewardFailure("error", "cancelled itself")
         return task.result(), time.monotonic() - started_at
 
-    def forget(self, name: str) -> None:
-        """Import the module of ``name`` anew at its next call."""
-        module = name.partition(":")[0]
-        sys.modules.pop(module, None)
-        for known in [known for known in self._functions if known.partition(":")[0] == module]:
+    def forget(self, module: str) -> None:
+        """Let go of the functions of a module that has a new version; calls under way go on with them."""
+        for known in [known for known in self._functions if known[0].partition(":")[0] == module]:
             del self._functions[known]
 
     async def close(self) -> bool:
@@ -82,16 +80,17 @@ class LoopFunctions:
             await asyncio.wait(self._abandoned, timeout=1.0 / _CLOSE_ATTEMPTS)
         return not self._abandoned
 
-    async def _function(self, name: str, checked: Callable[[], Stamp | None]) -> RewardFunction:
+    async def _function(self, name: str, sources: Sources | None) -> RewardFunction:
+        key = (name, "" if sources is None else sources.key)
         async with self._importing:
-            if name not in self._functions:
-                self._functions[name] = await self._import(name, checked())
-            return self._functions[name]
+            if key not in self._functions:
+                self._functions[key] = await self._import(name, sources)
+            return self._functions[key]
 
-    async def _import(self, name: str, checked: Stamp | None) -> RewardFunction:
+    async def _import(self, name: str, sources: Sources | None) -> RewardFunction:
         try:
             async with asyncio.timeout(self._import_timeout_s):
-                return await asyncio.to_thread(load_function, name, reward_path=self._reward_path, checked=checked)
+                return await asyncio.to_thread(load_function, name, reward_path=self._reward_path, sources=sources)
         except TimeoutError as error:
             detail = f"importing its module took longer than {self._import_timeout_s:g} s"
             raise RewardFailure("timeout", detail) from error

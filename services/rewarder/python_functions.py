@@ -4,19 +4,26 @@
     sync function   -> a worker, under a deadline
     built-in        -> a worker, under a deadline
 
-A module has one version at a time: that of its file when a worker imported it for the first time, or at the last check.
+A module has one version at a time, which is kept in memory (module_sources.py): that of its files when it was imported
+for the first time, at the last check, or at the last edit that imports (module_watch.py). All functions of one group
+are called in the same version; a call that has begun ends in the version it began with.
 """
 
 import asyncio
 import contextlib
 import logging
+import time
+from collections.abc import Callable, Collection, Generator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from services.rewarder.built_in_rewards import built_in
-from services.rewarder.function_loading import Stamp, check_name, edited
+from services.rewarder.function_loading import check_name
 from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.module_sources import Sources
 from services.rewarder.rate_limits import FunctionLimits
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.worker_frames import Answer, Inspected, Refused
@@ -25,7 +32,19 @@ from shared.errors import HeadraceError
 
 log = logging.getLogger(__name__)
 
-VERSION_CHARACTERS = 12
+_IN_USE_FOR_S = 600.0
+"""So long after its last call a function is still needed: an edit that takes it away is not taken in."""
+
+
+@dataclass
+class ModuleVersion:
+    """A version of a module, and those of its functions that were asked for; ``sources`` is None without a file."""
+
+    sources: Sources | None
+    functions: dict[str, Inspected] = field(default_factory=dict[str, Inspected])
+
+
+_pinned: ContextVar[dict[str, ModuleVersion] | None] = ContextVar("reward module versions of this group", default=None)
 
 
 class PythonFunctions:
@@ -39,15 +58,33 @@ class PythonFunctions:
         import_timeout_s: float,
         check_timeout_s: float,
         limits: FunctionLimits | None = None,
+        in_use: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._pool = pool
         self._limits = limits
         self._loop_functions = loop_functions
         self._import_timeout_s = import_timeout_s
         self._check_timeout_s = check_timeout_s
-        self._known: dict[str, Inspected] = {}
-        self._checked: dict[str, Stamp | None] = {}  # by module: the only version that may score
-        self._inspecting: dict[str, asyncio.Task[Inspected | Refused]] = {}
+        self._in_use = in_use
+        self._modules: dict[str, ModuleVersion] = {}
+        self._warnings: dict[str, str] = {}
+        self._called_at: dict[str, float] = {}
+        self._inspecting: dict[tuple[str, str], asyncio.Task[Inspected | Refused]] = {}
+
+    @property
+    def modules(self) -> dict[str, Sources]:
+        """The version in force of each module that has a file."""
+        found = ((module, version.sources) for module, version in self._modules.items())
+        return {module: sources for module, sources in found if sources is not None}
+
+    @contextlib.contextmanager
+    def one_version(self) -> Generator[None]:
+        """Have all calls that are begun inside use the same version of a module."""
+        token = _pinned.set({})
+        try:
+            yield
+        finally:
+            _pinned.reset(token)
 
     async def knows(self, name: str) -> bool:
         """See RewardSource."""
@@ -55,29 +92,83 @@ class PythonFunctions:
 
     def exists(self, name: str) -> bool:
         """Return whether a function of this name has been found."""
-        return name in self._known or built_in(name) is not None
+        version = self._modules.get(_module_of(name))
+        return built_in(name) is not None or (version is not None and name in version.functions)
+
+    def listed(self) -> list[tuple[str, Inspected, str, str]]:
+        """Return name, description, version and warning of each function of the user's that was found."""
+        return [
+            (name, inspected, _version(version), self._warnings.get(module, ""))
+            for module, version in self._modules.items()
+            for name, inspected in version.functions.items()
+        ]
 
     async def inspect(self, name: str) -> Inspected | Refused:
-        """Import it as its file is now; the next call to a changed one runs the new code."""
+        """Import it as its files are now; the next call to a changed one runs the new code."""
         inspected = await self._inspect(name, self._check_timeout_s)
-        if isinstance(inspected, Inspected):
-            self._take_in(name, inspected)
+        if isinstance(inspected, Inspected) and inspected.kind != "built-in":
+            module = _module_of(name)
+            if self._is_in_force(inspected.sources, module):
+                self._modules[module].functions[name] = inspected
+            else:
+                self._put_in_force(module, ModuleVersion(inspected.sources, {name: inspected}))
         return inspected
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
         """See RewardSource. The deadline runs from when the function is called."""
-
-        def checked() -> Stamp | None:
-            return self._checked.get(_module_of(name))
-
-        inspected = await self._what_is(name)
+        inspected, version = await self._what_is(name)
+        self._called_at[name] = time.monotonic()
+        sources = None if version is None else version.sources
         async with contextlib.nullcontext() if self._limits is None else self._limits.turn(name, call, lane=lane):
             if inspected.kind == "async":
-                answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, checked=checked)
+                answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, sources=sources)
             else:
                 encoded = msgspec.msgpack.encode(call)
-                answer, seconds = await self._pool.call(name, encoded, lane=lane, timeout_s=timeout_s, checked=checked)
-        return msgspec.structs.replace(answer, version=_version(checked())), seconds
+                answer, seconds = await self._pool.call(name, encoded, lane=lane, timeout_s=timeout_s, sources=sources)
+        return msgspec.structs.replace(answer, version=_version(version)), seconds
+
+    async def reload(self, module: str) -> bool:
+        """Put the module in force as its files are now, if it and the functions in use import; return whether it is.
+
+        If they do not, the version before stays, with a warning.
+        """
+        before = self._modules[module]
+        names = list(before.functions)
+        found = dict(
+            zip(
+                names,
+                await asyncio.gather(*(self._inspect(name, self._import_timeout_s) for name in names)),
+                strict=True,
+            )
+        )
+        if self._modules[module] is not before:
+            return True  # a check was faster
+        usable = {name: what for name, what in found.items() if isinstance(what, Inspected)}
+        refused = {name: what.detail for name, what in found.items() if isinstance(what, Refused)}
+        missed = [detail for name, detail in refused.items() if self._is_needed(name)]
+        if missed or not usable:
+            self.warn(module, (missed or list(refused.values()))[0])
+            return False
+        versions = {"" if what.sources is None else what.sources.key for what in usable.values()}
+        if len(versions) > 1:
+            return False  # it was changed between two of them: the next look sees it
+        sources = next(iter(usable.values())).sources
+        self.take_back_warning(module)
+        if not self._is_in_force(sources, module):
+            self._put_in_force(module, ModuleVersion(sources, usable))
+        return True
+
+    def warn(self, module: str, why: str) -> None:
+        """Say, in the log and in what is listed, that an edit is not in force."""
+        version = _version(self._modules[module])
+        warning = f"an edit of {module} is not in force, version {version} still is: {why}"
+        if self._warnings.get(module) != warning:
+            self._warnings[module] = warning
+            log.warning("%s", warning)
+
+    def take_back_warning(self, module: str) -> None:
+        """Say no longer that an edit is not in force."""
+        self._warnings.pop(module, None)
 
     async def close(self) -> None:
         """Cancel what is being inspected."""
@@ -86,40 +177,61 @@ class PythonFunctions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _take_in(self, name: str, inspected: Inspected) -> None:
-        module = _module_of(name)
-        if self._checked.setdefault(module, inspected.stamp) != inspected.stamp:
-            log.info("the module of reward %s has changed on disk and is imported anew", name)
-            self._checked[module] = inspected.stamp
-            for known in [known for known in self._known if _module_of(known) == module]:
-                del self._known[known]
-            self._loop_functions.forget(name)
+    def _is_in_force(self, sources: Sources | None, module: str) -> bool:
+        version = self._modules.get(module)
+        return version is not None and _key(version.sources) == _key(sources)
+
+    def _is_needed(self, name: str) -> bool:
+        called_at = self._called_at.get(name)
+        was_called = called_at is not None and time.monotonic() - called_at < _IN_USE_FOR_S
+        return was_called or name in self._in_use()
+
+    def _put_in_force(self, module: str, version: ModuleVersion) -> None:
+        is_new = module not in self._modules
+        self._modules[module] = version
+        self.take_back_warning(module)
+        if not is_new:
+            log.info("reward module %s was edited and is imported anew: version %s", module, _version(version))
+            self._loop_functions.forget(module)
             self._pool.renew()
-        self._known[name] = inspected
 
-    async def _what_is(self, name: str) -> Inspected:
-        """Return what ``name`` is, asking a worker once however many groups wait for it."""
-        if name not in self._known:
-            if built_in(name) is not None:
-                return Inspected("built-in")
-            if name not in self._inspecting:
-                self._inspecting[name] = asyncio.create_task(
-                    self._inspect(name, self._import_timeout_s), name=f"inspect reward {name}"
-                )
-                self._inspecting[name].add_done_callback(lambda _: self._inspecting.pop(name, None))
-            inspected = await asyncio.shield(self._inspecting[name])
-            if isinstance(inspected, Refused):
-                raise RewardFailure("error", inspected.detail)
-            checked = self._checked.setdefault(_module_of(name), inspected.stamp)
-            if checked is not None and checked != inspected.stamp:
-                raise RewardFailure("error", edited(checked))
-            self._known[name] = inspected
-        return self._known[name]
+    async def _what_is(self, name: str) -> tuple[Inspected, ModuleVersion | None]:
+        """Return what ``name`` is in the version that this group uses.
 
-    async def _inspect(self, name: str, timeout_s: float) -> Inspected | Refused:
+        A worker is asked once, however many groups wait for it.
+        """
+        if built_in(name) is not None:
+            return Inspected("built-in"), None
+        module = _module_of(name)
+        pins = _pinned.get()
+        while True:
+            version = self._modules.get(module)
+            if pins is not None and version is not None:
+                version = pins.setdefault(module, version)
+            if version is not None and name in version.functions:
+                return version.functions[name], version
+            inspected = await self._inspect_once(name, None if version is None else version.sources)
+            if version is None:
+                version = self._modules.setdefault(module, ModuleVersion(inspected.sources))
+            if _key(version.sources) == _key(inspected.sources):
+                version.functions[name] = inspected
+
+    async def _inspect_once(self, name: str, sources: Sources | None) -> Inspected:
+        key = (name, _key(sources))
+        if key not in self._inspecting:
+            self._inspecting[key] = asyncio.create_task(
+                self._inspect(name, self._import_timeout_s, sources), name=f"inspect reward {name}"
+            )
+            self._inspecting[key].add_done_callback(lambda _: self._inspecting.pop(key, None))
+        inspected = await asyncio.shield(self._inspecting[key])
+        if isinstance(inspected, Refused):
+            raise RewardFailure("error", inspected.detail)
+        return inspected
+
+    async def _inspect(self, name: str, timeout_s: float, sources: Sources | None = None) -> Inspected | Refused:
         try:
             check_name(name)
-            return await self._pool.inspect(name, timeout_s=timeout_s)
+            return await self._pool.inspect(name, timeout_s=timeout_s, sources=sources)
         except (HeadraceError, OSError) as error:
             return Refused(str(error))
 
@@ -128,6 +240,10 @@ def _module_of(name: str) -> str:
     return name.partition(":")[0]
 
 
-def _version(stamp: Stamp | None) -> str:
-    """Return the first digits of the sha256 of the module's file; empty for what comes with headrace."""
-    return "" if stamp is None else stamp[1][:VERSION_CHARACTERS]
+def _key(sources: Sources | None) -> str:
+    return "" if sources is None else sources.key
+
+
+def _version(version: ModuleVersion | None) -> str:
+    """Return the version as outcomes carry it: empty for what comes with headrace, or has no file."""
+    return "" if version is None or version.sources is None else version.sources.version

@@ -50,6 +50,7 @@ class RewardCall(msgspec.Struct, frozen=True):
     max_completion_length: int | None = None
     group_id: str | None = None
     policy_version: int | None = None
+    chat_template_kwargs: dict[str, Any] = {}
 
 
 def own_copy(call: RewardCall) -> RewardCall:

@@ -11,6 +11,7 @@ buried.
 import asyncio
 import logging
 import time
+from typing import Any
 
 import msgspec
 
@@ -95,6 +96,11 @@ class RewardLoop:
         self._metrics = metrics
         self._stopping = asyncio.Event()
         self._states: dict[str, TrainerState] = {}
+        self._reward_names: dict[str, list[str]] = {}
+
+    def names_in_use(self) -> set[str]:
+        """Return the reward names of the runs that are served now."""
+        return {name for names in self._reward_names.values() for name in names}
 
     def stop(self) -> None:
         """Read no more; ``run`` returns once running groups are done or the drain time is over."""
@@ -124,6 +130,7 @@ class RewardLoop:
             log.info("run %s is over", run_id)
             await _cancel(serving.pop(run_id))
             self._states.pop(run_id, None)
+            self._reward_names.pop(run_id, None)
         for record in active:
             self._states[record.run_id] = TrainerState(record.progress.step, record.progress.max_steps)
             if record.run_id not in serving:
@@ -138,6 +145,7 @@ class RewardLoop:
             await self._stopping.wait()
             return
         await take_back(self._redis, "rewarder", self._replica_id, run_id=record.run_id)
+        self._reward_names[record.run_id] = config.reward_funcs
         log.info("scoring run %s with %s", record.run_id, ", ".join(config.reward_funcs))
         try:
             await self._score_groups(RunKeys(record.run_id), config)
@@ -187,7 +195,12 @@ class RewardLoop:
         state = self._states.get(group.prompt.run_id, TrainerState())
         try:
             outcomes = await self._scorer.score(
-                call_for(group, state=state, max_completion_length=config.max_completion_length),
+                call_for(
+                    group,
+                    state=state,
+                    max_completion_length=config.max_completion_length,
+                    chat_template_kwargs=config.chat_template_kwargs,
+                ),
                 functions,
                 timeout_s=config.reward_timeout_s,
                 lane=group.prompt.run_id,
@@ -204,7 +217,13 @@ class RewardLoop:
             pass
 
 
-def call_for(group: CompletedGroup, *, state: TrainerState, max_completion_length: int) -> RewardCall:
+def call_for(
+    group: CompletedGroup,
+    *,
+    state: TrainerState,
+    max_completion_length: int,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> RewardCall:
     """Return what every reward function of the run is called with for this group, in TRL's shape."""
     prompt = group.prompt
     is_conversational = not isinstance(prompt.prompt, str)
@@ -221,6 +240,7 @@ def call_for(group: CompletedGroup, *, state: TrainerState, max_completion_lengt
         max_completion_length=max_completion_length,
         group_id=prompt.group_id,
         policy_version=min(rollout.oldest_policy_version() for rollout in group.rollouts),
+        chat_template_kwargs=chat_template_kwargs or {},
     )
 
 

@@ -19,7 +19,8 @@ from multiprocessing import forkserver
 import msgspec
 
 from services.rewarder.built_in_rewards import built_in
-from services.rewarder.function_loading import load_function, module_stamp
+from services.rewarder.function_loading import load_function, read_function
+from services.rewarder.module_sources import Sources
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,
@@ -65,14 +66,15 @@ class Limits(msgspec.Struct, frozen=True):
 def main(channel: socket.socket, limits: Limits) -> None:
     """Serve requests from ``channel`` until the service is gone; never returns."""
     _set_up(limits)
-    loaded: dict[str, RewardFunction] = {}
+    loaded: dict[tuple[str, str], RewardFunction] = {}
+    versions: dict[str, Sources] = {}
     _send(channel, Ready())
     while (frame := receive_frame(channel)) is not None:
         request = decode_request(frame)
         if isinstance(request, Inspect):
-            _send(channel, _inspect(request.function, limits))
+            _send(channel, _inspect(request, limits))
         else:
-            _serve(channel, request, limits, loaded)
+            _serve(channel, request, limits, loaded, versions)
         signal.alarm(0)  # an alarm that user code left behind would hit the next call
     # Threads that user code left behind must not keep the process.
     os._exit(0)
@@ -122,9 +124,13 @@ def _send(channel: socket.socket, reply: Reply) -> None:
     send_frame(channel, encode_frame_body(reply))
 
 
-def _inspect(name: str, limits: Limits) -> Inspected | Refused:
+def _inspect(request: Inspect, limits: Limits) -> Inspected | Refused:
+    name, sources = request.function, request.sources
     try:
-        function = load_function(name, reward_path=limits.reward_path)
+        if sources is not None:
+            function = load_function(name, reward_path=limits.reward_path, sources=sources)
+        else:
+            function, sources = read_function(name, reward_path=limits.reward_path)
     except UserError as error:
         return Refused(str(error))
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
@@ -136,16 +142,27 @@ def _inspect(name: str, limits: Limits) -> Inspected | Refused:
         "async" if is_async(function) else "sync",
         printable((inspect.getdoc(function) or "").partition("\n")[0]),
         [[column] for column in required_columns(function)],
-        module_stamp(name),
+        sources,
+        "" if sources is None else sources.version,
     )
 
 
-def _serve(channel: socket.socket, task: Task, limits: Limits, loaded: dict[str, RewardFunction]) -> None:
+def _serve(
+    channel: socket.socket,
+    task: Task,
+    limits: Limits,
+    loaded: dict[tuple[str, str], RewardFunction],
+    versions: dict[str, Sources],
+) -> None:
     call = msgspec.msgpack.decode(task.call, type=RewardCall)
     num_completions = len(call.completions)
     try:
-        if task.function not in loaded:
-            loaded[task.function] = load_function(task.function, reward_path=limits.reward_path, checked=task.checked)
+        if task.sources is not None:
+            versions[task.version] = task.sources
+        if (task.function, task.version) not in loaded:
+            loaded[task.function, task.version] = load_function(
+                task.function, reward_path=limits.reward_path, sources=versions.get(task.version)
+            )
     except UserError as error:
         _send(channel, Started())
         _send(channel, Answer(everyone(num_completions, "error", str(error))))
@@ -156,7 +173,7 @@ def _serve(channel: socket.socket, task: Task, limits: Limits, loaded: dict[str,
         return
     _limit_cpu(task.timeout_s)
     _send(channel, Started())
-    verdicts, trace = _call(loaded[task.function], call, is_built_in=built_in(task.function) is not None)
+    verdicts, trace = _call(loaded[task.function, task.version], call, is_built_in=built_in(task.function) is not None)
     _send(channel, Answer(verdicts, trace))
 
 

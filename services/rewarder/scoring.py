@@ -72,8 +72,9 @@ class Scorer:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise UserError(f"the completions or columns cannot be passed on: {error}") from error
         asked = [self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions]
-        # One needs no task of its own.
-        by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
+        with self._functions.one_version():
+            # One needs no task of its own.
+            by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         return list(zip(*by_function, strict=True))
 
     async def check(self, names: Sequence[str]) -> dict[str, Inspected | Refused]:

@@ -18,13 +18,18 @@ import uvicorn
 from redis.exceptions import RedisError
 
 from services.rewarder.app import build_app
+from services.rewarder.bodies import RewardFunctionInfo
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.module_watch import ModuleWatch
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.rate_limits import FunctionLimits
 from services.rewarder.request_queue import RequestQueue
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_loop import RewardLoop
+from services.rewarder.reward_models.model_settings import ModelSettings
+from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
+from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import SELF_TEST_LANE, RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
@@ -69,9 +74,24 @@ class RewarderService:
             limits=FunctionLimits(
                 settings.reward_limits, queue_timeout_s=settings.queue_timeout_s, metrics=self._metrics
             ),
+            in_use=lambda: self._reward_loop.names_in_use(),
         )
+        self._watch = ModuleWatch(self._functions, reward_path=reward_path, every_s=settings.reward_reload_every_s)
         self._endpoints = Endpoints.from_settings(settings, redis=self._redis, metrics=self._metrics)
-        self._scorer = Scorer(self._functions, metrics=self._metrics, sources=[self._endpoints])
+        self._models = RewardModels(
+            ModelSettings(
+                device=settings.reward_model_device,
+                dtype=settings.reward_model_dtype,
+                max_batch_tokens=settings.reward_model_max_batch_tokens,
+                max_loaded=settings.reward_model_max_loaded,
+                load_timeout_s=settings.reward_model_load_timeout_s,
+                queue_timeout_s=settings.queue_timeout_s,
+                check_timeout_s=settings.check_timeout_s,
+            ),
+            metrics=RewardModelMetrics(self._metrics.registry),
+            in_use=lambda: self._reward_loop.names_in_use(),
+        )
+        self._scorer = Scorer(self._functions, metrics=self._metrics, sources=[self._models, self._endpoints])
         self._reward_loop = RewardLoop(
             self._redis,
             self._scorer,
@@ -99,7 +119,12 @@ class RewarderService:
                 uvicorn.Config(
                     HttpGuard(
                         RequestQueue(
-                            build_app(self._scorer, endpoints=self._endpoints, why_not_ready=self._why_not_ready),
+                            build_app(
+                                self._scorer,
+                                endpoints=self._endpoints,
+                                listed=self._listed,
+                                why_not_ready=self._why_not_ready,
+                            ),
                             max_inflight=self._settings.max_inflight_requests,
                             max_queued=self._settings.max_queued_requests,
                             queue_timeout_s=self._settings.queue_timeout_s,
@@ -145,11 +170,25 @@ class RewarderService:
             await take_back(self._redis, "rewarder", self._replica_id, run_id=None)
             self._starting = None
             _collect_seldom()
+            watching = asyncio.create_task(self._watch_modules(), name="reward module watch")
             try:
                 await self._reward_loop.run()
             finally:
                 self._starting = "stopping"
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
                 await self._functions.close()
+                await self._models.close()
+
+    async def _watch_modules(self) -> None:
+        if not self._settings.reward_reload_every_s:
+            return
+        while True:
+            try:
+                await self._watch.run()
+            except Exception:
+                log.exception("edited reward modules could not be looked for; trying again")
+                await asyncio.sleep(self._settings.reward_reload_every_s)
 
     async def _stop(self, work: "asyncio.Task[None]") -> None:
         if self._starting is None:
@@ -166,6 +205,25 @@ class RewarderService:
         if failure is not None:
             reason = str(failure) if isinstance(failure, HeadraceError) else f"{type(failure).__name__}: {failure}"
             await refuse(self._redis, "rewarder", self._replica_id, f"it ended, saying: {reason}", run_id=None)
+
+    def _listed(self) -> list[RewardFunctionInfo]:
+        """Return what this rewarder knows beside the built-in functions."""
+        functions = [
+            RewardFunctionInfo(
+                name=name,
+                kind=what.kind,
+                summary=what.summary,
+                required_columns=what.required_columns,
+                version=version,
+                warning=warning,
+            )
+            for name, what, version, warning in self._functions.listed()
+        ]
+        models = [
+            RewardFunctionInfo(name=name, kind="reward-model", summary=summary, required_columns=[], version=version)
+            for name, (summary, version) in self._models.listed().items()
+        ]
+        return [*functions, *models]
 
     async def _self_test(self) -> None:
         """Have one right and one wrong answer verified, or refuse to judge anybody's."""

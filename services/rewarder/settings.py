@@ -3,7 +3,7 @@
 import os
 import ssl
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
@@ -34,6 +34,24 @@ class RewarderSettings(ServiceSettings):
     check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/rewards/check")
     poll_every_s: float = Field(default=0.25, gt=0, description="How often to look for runs")
     drain_s: float = Field(default=5.0, ge=0, description="How long running groups may finish after SIGTERM")
+    reward_reload_every_s: float = Field(
+        default=1.0,
+        ge=0,
+        description="How often reward modules are looked at for edits; 0 to take edits at checks only",
+    )
+    reward_model_device: str = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", description="auto is cuda if there is a GPU, else cpu"
+    )
+    reward_model_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Of reward models; auto is the one they were saved in"
+    )
+    reward_model_max_batch_tokens: int = Field(
+        default=16384, ge=1, description="Tokens of one forward pass of a reward model, with padding"
+    )
+    reward_model_max_loaded: int = Field(default=2, ge=1, description="Reward models in memory at a time")
+    reward_model_load_timeout_s: float = Field(
+        default=600.0, gt=0, description="Deadline of fetching and loading a reward model"
+    )
 
     reward_allowed_hosts: str = Field(
         default="", description="Hosts of reward endpoints that may be internal: name, name:port, name:*, *.domain"

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from services.rewarder.function_loading import Stamp
+from services.rewarder.module_sources import Sources
 from services.rewarder.reward_call import Verdict
 
 HEADER = struct.Struct(">I")
@@ -29,19 +29,22 @@ Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 class Task(msgspec.Struct, frozen=True, tag=True):
     """Call ``function`` with ``call``, an encoded RewardCall; ``timeout_s`` bounds its processor time.
 
-    ``checked`` is the stamp that its module must have.
+    ``version`` is the key of the version of its module, as the file is if empty; ``sources`` is that version, unless
+    this worker was given it before.
     """
 
     function: str
     call: msgspec.Raw
     timeout_s: float
-    checked: Stamp | None = None
+    version: str = ""
+    sources: Sources | None = None
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Say what ``function`` is."""
+    """Say what ``function`` is: in this version of its module, or as its files are now."""
 
     function: str
+    sources: Sources | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -61,12 +64,16 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Inspected(msgspec.Struct, frozen=True, tag=True):
-    """What a function is; of each inner list in ``required_columns`` the dataset needs one column."""
+    """What a function is; of each inner list in ``required_columns`` the dataset needs one column.
+
+    ``sources`` is the version of a Python function's module.
+    """
 
     kind: Kind
     summary: str = ""
     required_columns: list[list[str]] = []
-    stamp: Stamp | None = None
+    sources: Sources | None = None
+    version: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -12,12 +12,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Self
 
 import msgspec
 
-from services.rewarder.function_loading import Stamp
+from services.rewarder.module_sources import Sources
 from services.rewarder.reward_call import describe
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
@@ -92,18 +92,24 @@ class WorkerPool:
         *,
         lane: str,
         timeout_s: float,
-        checked: Callable[[], Stamp | None] = lambda: None,
+        sources: Sources | None = None,
     ) -> tuple[Answer, float]:
         """Run one reward function in a worker; return its answer and the seconds it ran.
 
-        A worker that imports the function now does so only if its module has the stamp that ``checked`` returns.
+        ``sources`` is the version of its module. A worker that has imported another version of one of its files is
+        replaced first.
 
         Raises:
             RewardFailure: No worker got free, a deadline passed, or the worker died.
         """
         worker = await self._acquire(lane)
+        while sources is not None and worker.has_other_versions(sources):
+            self._in_background(self._discard(worker, reason="renewed"))
+            worker = await self._acquire(lane)
         try:
-            task = Task(function, msgspec.Raw(call), timeout_s, checked())
+            task = Task(function, msgspec.Raw(call), timeout_s)
+            if sources is not None:
+                task = msgspec.structs.replace(task, version=sources.key, sources=worker.give(sources))
             answer, seconds = await self._converse(worker, task, timeout_s)
         except WorkerDiedError as error:
             exit_code = await self._discard(worker, reason="died")
@@ -118,8 +124,8 @@ class WorkerPool:
         self._release(worker)
         return answer, seconds
 
-    async def inspect(self, function: str, *, timeout_s: float) -> Inspected | Refused:
-        """Import the function's module in a process made for it, which sees the file as it is now."""
+    async def inspect(self, function: str, *, timeout_s: float, sources: Sources | None = None) -> Inspected | Refused:
+        """Import the function's module in a process made for it, in this version or as its files are now."""
         async with self._inspections:
             try:
                 worker = await WorkerProcess.start(self._limits)
@@ -127,7 +133,7 @@ class WorkerPool:
                 return Refused(f"no process could be started to import it ({describe(error)}); try again")
             try:
                 async with asyncio.timeout(timeout_s):
-                    await worker.send(Inspect(function))
+                    await worker.send(Inspect(function, sources))
                     reply = await worker.receive()
             except TimeoutError:
                 return Refused(f"importing {function.partition(':')[0]} took longer than {timeout_s:g} s")

@@ -15,6 +15,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Self
 
 from services.rewarder import reward_worker
+from services.rewarder.module_sources import SourceFile, Sources
 from services.rewarder.reward_worker import Limits
 from services.rewarder.worker_frames import (
     HEADER,
@@ -46,6 +47,8 @@ class WorkerProcess:
         self._writer = writer
         self._is_killed = False
         self._exit_code: int | None = None
+        self._versions: set[str] = set()
+        self._files: dict[str, SourceFile] = {}
         self.generation = 0
 
     @classmethod
@@ -73,6 +76,18 @@ class WorkerProcess:
     def is_gone(self) -> bool:
         """Whether the worker has closed its socket."""
         return self._reader.at_eof()
+
+    def has_other_versions(self, sources: Sources) -> bool:
+        """Whether the worker was given another version of one of these files."""
+        return any(self._files.get(file.module, file) != file for file in sources.files)
+
+    def give(self, sources: Sources) -> Sources | None:
+        """Return what has to be sent so that the worker has this version: None if it has it."""
+        if sources.key in self._versions:
+            return None
+        self._versions.add(sources.key)
+        self._files |= {file.module: file for file in sources.files}
+        return sources
 
     async def send(self, request: Request) -> None:
         """Send a request; raises WorkerDiedError."""

@@ -46,9 +46,15 @@ class NoEngine:
 
 
 def make_oracle(
-    model_dir: Path, groups: list[PromptGroup], output_dir: Path, *, trainer_class: Any = None, **options: Any
+    model_dir: Path,
+    groups: list[PromptGroup],
+    output_dir: Path,
+    *,
+    trainer_class: Any = None,
+    reward_funcs: list[str] | None = None,
+    **options: Any,
 ) -> Any:
-    """Return a GRPOTrainer that will be told of these groups, in this order."""
+    """Return a GRPOTrainer that will be told of these groups, in this order, and of their rewards if none are named."""
     plain: dict[str, Any] = {
         "output_dir": str(output_dir),
         "use_cpu": True,
@@ -72,7 +78,7 @@ def make_oracle(
         patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
         return (trainer_class or trl.GRPOTrainer)(
             model=str(model_dir),
-            reward_funcs=[told.reward_func(index) for index in range(len(REWARD_NAMES))],
+            reward_funcs=reward_funcs or [told.reward_func(index) for index in range(len(REWARD_NAMES))],
             args=trl.GRPOConfig(**(plain | options)),
             train_dataset=Dataset.from_dict({"prompt": [group.prompt for group in groups]}),
             processing_class=make_tiny_tokenizer(),

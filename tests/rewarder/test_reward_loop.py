@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from services.rewarder.reward_loop import RewardLoop
+from services.rewarder.reward_call import TrainerState
+from services.rewarder.reward_loop import RewardLoop, call_for
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
 from shared.keys import REWARDERS, RunKeys
@@ -91,6 +92,18 @@ async def test_a_group_is_scored_published_and_acked(
     ]
     assert await redis.xlen(keys.completions) == 0
     assert (await redis.xpending(keys.completions, REWARDERS))["pending"] == 0
+
+
+def test_what_a_group_s_functions_are_called_with_has_the_run_s_template_arguments() -> None:
+    call = call_for(
+        completed_group("00000001"),
+        state=TrainerState(1, 2),
+        max_completion_length=8,
+        chat_template_kwargs={"enable_thinking": False},
+    )
+    assert call.chat_template_kwargs == {"enable_thinking": False}
+    assert (call.trainer_state, call.max_completion_length) == (TrainerState(1, 2), 8)
+    assert len(call.prompts) == len(call.completions) > 1
 
 
 async def test_an_entry_that_is_no_group_is_buried_with_the_reason_and_the_next_one_is_scored(
@@ -226,15 +239,21 @@ async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
 ) -> None:
     store = RunStore(redis)
     first = await make_run(redis, run_config, reward_funcs=[user("one")])
-    async with scoring(redis, scorer, metrics):
+    async with scoring(redis, scorer, metrics) as loop:
         await add(redis, first, completed_group("00000001"))
         await wait_for_scored(redis, first, 1)
+        assert loop.names_in_use() == {user("one")}
         await store.set_status("run-test", "finished")
 
         async def is_left() -> bool:
             return await alive(redis, leases=first.leases(REWARDERS)) == set()
 
         await until(is_left, what="the lease to be given back")
+
+        async def is_unused() -> bool:
+            return not loop.names_in_use()
+
+        await until(is_unused, what="the run to be forgotten")
         await store.delete("run-test")
         await store.create("run-two", run_config.model_copy(update={"reward_funcs": [user("one")]}), run_dir="unused")
         second = RunKeys("run-two")

@@ -9,6 +9,7 @@
 What is registered is checked first: a URL that may not be called, or a secret that is not there, is refused.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from fastapi import FastAPI, Request, Response
@@ -33,6 +34,8 @@ from shared.http_guard import problem
 
 _PROBLEM_JSON = "application/problem+json"
 Errors = dict[int | str, dict[str, Any]]
+Listed = Callable[[], list[RewardFunctionInfo]]
+"""Returns what was found beside built-in functions and endpoints."""
 
 
 class RewardProblem(Exception):  # noqa: N818  an answer, and no failure of ours
@@ -43,13 +46,14 @@ class RewardProblem(Exception):  # noqa: N818  an answer, and no failure of ours
         self.body = problem(status, title, detail)
 
 
-def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors) -> None:
+def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, listed: Listed) -> None:
     """Add the routes to the application, whose route class and error handlers hold for them too.
 
     Args:
         app: The rewarder's.
         endpoints: What they are about.
         errors: Problems that routes with a body can answer, for the OpenAPI document.
+        listed: What else there is.
     """
     app.add_exception_handler(RewardProblem, _reward_problem)
     app.add_exception_handler(UnavailableError, _unavailable)
@@ -61,11 +65,13 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors) -> 
     write: Errors = {**errors, 404: read[404], 409: {**errors[422], "description": "The name is taken"}, 503: read[503]}
 
     @app.get(
-        "/v1/rewards", summary="Built-in reward functions and endpoints", responses={401: read[401], 503: read[503]}
+        "/v1/rewards",
+        summary="Reward functions: built in, registered, and in force here",
+        responses={401: read[401], 503: read[503]},
     )
     async def list_rewards() -> RewardFunctions:
         found = [_info(client) for client in await endpoints.clients()]
-        return RewardFunctions(reward_funcs=[_built_in(name) for name in BUILT_INS] + found)
+        return RewardFunctions(reward_funcs=[_built_in(name) for name in BUILT_INS] + listed() + found)
 
     @app.post("/v1/rewards", summary="Register a reward endpoint", responses={**write, 201: {"model": RewardDetails}})
     async def register(body: RegisterRequest, response: Response) -> RewardDetails:

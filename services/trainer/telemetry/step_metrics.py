@@ -107,11 +107,24 @@ def rollouts_of(groups: Sequence[TrainedGroup]) -> list[Rollout]:
 def metric_names(names: Sequence[str]) -> dict[str, str]:
     """Return what metrics call each reward function: TRL's name, which is the function's own.
 
-    ``my_rewards:length_penalty`` is ``length_penalty``; two functions of one name keep their modules, with dots.
+    ``my_rewards:length_penalty`` is ``length_penalty``, the reward model ``org/name@revision`` is ``name``; two of one
+    name keep what stands before, with dots.
     """
-    short = {name: name.rpartition(":")[2].rpartition(".")[2] or name for name in names}
+    short = {name: _short_name(name) for name in names}
     called = list(short.values())
-    return {name: alone if called.count(alone) == 1 else name.replace(":", ".") for name, alone in short.items()}
+    return {
+        name: alone if called.count(alone) == 1 else name.strip("/").translate(_AS_DOTS)
+        for name, alone in short.items()
+    }
+
+
+_AS_DOTS = str.maketrans(":/@", "...")
+
+
+def _short_name(name: str) -> str:
+    if "/" in name:  # a reward model: on the hub, or a directory
+        return name.rstrip("/").rpartition("/")[2].partition("@")[0] or name
+    return name.rpartition(":")[2].rpartition(".")[2] or name
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:

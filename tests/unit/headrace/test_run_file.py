@@ -81,6 +81,17 @@ def test_a_mixture_that_is_none_is_left_for_the_run_api_to_refuse(tmp_path: Path
         parse_run_config(read_run_file(written(tmp_path, text)) | {"model": "m", "reward_funcs": ["accuracy_reward"]})
 
 
+def test_the_directory_of_a_reward_model_is_meant_from_the_run_file_and_other_rewards_are_left_alone(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "models" / "rm").mkdir(parents=True)
+    (tmp_path / "accuracy_reward").mkdir()
+    text = "reward_funcs: [accuracy_reward, mine:length, models/rm, org/name@v1, 7]\n"
+    assert read_run_file(written(tmp_path, text)) == {
+        "reward_funcs": ["accuracy_reward", "mine:length", str(tmp_path / "models" / "rm"), "org/name@v1", 7]
+    }
+
+
 def test_a_hub_id_is_left_alone(tmp_path: Path) -> None:
     assert read_run_file(written(tmp_path, MINIMAL))["model"] == "org/model"
 

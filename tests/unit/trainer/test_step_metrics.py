@@ -182,6 +182,8 @@ def test_groups_are_counted_by_what_became_of_them() -> None:
         (["my_rewards:length", "exact"], ["length", "exact"]),
         (["my.rewards:Length.score"], ["score"]),
         (["mine:length", "theirs:length", "mine:style"], ["mine.length", "theirs.length", "style"]),
+        (["org/Reward-V2-0.6B", "org/other@v1.0", "/models/rm/"], ["Reward-V2-0.6B", "other", "rm"]),
+        (["a/rm@v1", "b/rm", "/models/rm"], ["a.rm.v1", "b.rm", "models.rm"]),
     ],
 )
 def test_a_reward_function_is_called_what_trl_calls_it_unless_two_share_a_name(

@@ -1,0 +1,263 @@
+"""The Python files that a reward function is made of, as they were at one moment, and importing from that memory.
+
+    files on disk --recorded by a process made for it--> Sources --used by any process, at any time--> the same modules
+
+A version is a snapshot: the function's own module, and all modules of HEADRACE_REWARD_PATH that it imports, however
+indirectly. What is written to the disk later, or half-written, or deleted, does not reach those who import a snapshot,
+so no process mixes two versions of a file. Libraries are imported from where they are installed, and are in no version.
+"""
+
+import ast
+import contextlib
+import hashlib
+import importlib
+import importlib.abc
+import importlib.util
+import linecache
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import msgspec
+
+from shared.errors import UserError
+
+VERSION_CHARACTERS = 12
+MAX_SOURCE_BYTES = 16 * 1024 * 1024
+_OURS = frozenset({"services", "shared", "headrace"})
+
+
+class SourceFile(msgspec.Struct, frozen=True):
+    """One module: its dotted name, its file, and what was in it."""
+
+    module: str
+    path: str
+    is_package: bool
+    code: bytes
+
+    def sha256(self) -> str:
+        """Return the hash of what was in the file."""
+        return hashlib.sha256(self.code).hexdigest()
+
+
+class Sources(msgspec.Struct, frozen=True):
+    """One version of ``module``: its own file first, then those of what it imports from the reward path.
+
+    ``version`` is the first digits of the sha256 of its file, or if there are several, of the list of their hashes.
+    """
+
+    module: str
+    version: str
+    files: tuple[SourceFile, ...]
+
+    @property
+    def key(self) -> str:
+        """Name of this version among those of all modules."""
+        return f"{self.module}:{self.version}"
+
+
+def version_of(files: Sequence[SourceFile]) -> str:
+    """Return the version that these files make."""
+    if len(files) == 1:
+        return files[0].sha256()[:VERSION_CHARACTERS]
+    listed = "".join(f"{file.module} {file.sha256()}\n" for file in sorted(files, key=lambda file: file.module))
+    return hashlib.sha256(listed.encode()).hexdigest()[:VERSION_CHARACTERS]
+
+
+class _MemoryLoader(importlib.abc.InspectLoader):
+    """Loads one module from memory: no bytecode of an older file, and no newer file, takes its place."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+
+    def is_package(self, fullname: str) -> bool:
+        return self.file.is_package
+
+    def get_source(self, fullname: str) -> str:
+        return importlib.util.decode_source(self.file.code)
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.file.code, self.file.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        source = self.get_source(module.__name__)
+        # So that a stack trace shows the lines that ran, and not those that are in the file now.
+        linecache.cache[self.file.path] = (len(source), None, source.splitlines(keepends=True), self.file.path)
+        exec(self.get_code(module.__name__), vars(module))
+
+    def spec(self) -> ModuleSpec | None:
+        """Return the spec of the module."""
+        places = [str(Path(self.file.path).parent)] if self.file.is_package else None
+        return importlib.util.spec_from_file_location(
+            self.file.module, self.file.path, loader=self, submodule_search_locations=places
+        )
+
+
+class SourceFinder(importlib.abc.MetaPathFinder):
+    """Finds modules in memory; while recording, takes those of the reward path into memory first."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, SourceFile] = {}
+        self._used: dict[str, str] = {}  # by module: the version of it that was imported last
+        self._recording: tuple[str, Sequence[str], dict[str, SourceFile]] | None = None
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See importlib: None means that the next finder is asked."""
+        if self._recording is not None:
+            file = self._record(fullname, path, *self._recording)
+        else:
+            file = self._files.get(fullname)
+        return None if file is None else _MemoryLoader(file).spec()
+
+    @contextlib.contextmanager
+    def recording(self, module: str, reward_path: Sequence[str]) -> Generator[dict[str, SourceFile]]:
+        """Yield what is filled with ``module`` and the modules of the reward path as they are imported."""
+        recorded: dict[str, SourceFile] = {}
+        self._recording = (module, reward_path, recorded)
+        try:
+            yield recorded
+        finally:
+            self._recording = None
+
+    def use(self, sources: Sources) -> None:
+        """Have the modules of this version imported next; those of another version are forgotten.
+
+        All of them together: a module that stayed would still hold what it has imported.
+        """
+        is_same = self._used.get(sources.module) == sources.key
+        if is_same and all(self._files.get(file.module) == file for file in sources.files):
+            return
+        self._used[sources.module] = sources.key
+        for file in sources.files:
+            _forget(file.module)
+            self._files[file.module] = file
+
+    def _record(
+        self,
+        name: str,
+        path: Sequence[str] | None,
+        module: str,
+        reward_path: Sequence[str],
+        into: dict[str, SourceFile],
+    ) -> SourceFile | None:
+        if name in sys.builtin_module_names:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
+            return None
+        if name != module and not is_on_reward_path(name, spec.origin, reward_path):
+            return None
+        is_package = spec.submodule_search_locations is not None
+        into[name] = SourceFile(name, spec.origin, is_package, _read(Path(spec.origin)))
+        return into[name]
+
+
+def _forget(module: str) -> None:
+    loaded = sys.modules.get(module)
+    if loaded is None or not isinstance(getattr(loaded.__spec__, "loader", None), _MemoryLoader):
+        return
+    del sys.modules[module]
+    parent, _, child = module.rpartition(".")
+    if parent in sys.modules and getattr(sys.modules[parent], child, None) is loaded:
+        delattr(sys.modules[parent], child)
+
+
+_finder = SourceFinder()
+
+
+def finder() -> SourceFinder:
+    """Return this process's finder, which is asked before all others."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    return _finder
+
+
+def is_on_reward_path(module: str, path: str, reward_path: Sequence[str]) -> bool:
+    """Whether the module's file lies where its name says below a directory of the reward path, and is not ours.
+
+    A virtual environment that lies there too is not on the path: its modules have other names.
+    """
+    if module.partition(".")[0] in _OURS:
+        return False
+    return any(Path(path) in _places(module, directory) for directory in reward_path)
+
+
+def complete(module: str, recorded: Mapping[str, SourceFile], reward_path: Sequence[str]) -> Sources:
+    """Return the version of ``module`` that was recorded, with what it imports only when its functions are called.
+
+    Raises:
+        UserError: The files are too large to be kept.
+    """
+    files = dict(recorded)
+    unread = list(files.values())
+    while unread:
+        for name in _imports(unread.pop()):
+            path = None if name in files else _find(name, reward_path)
+            if path is not None:
+                files[name] = SourceFile(name, str(path), path.name == "__init__.py", _read(path))
+                unread.append(files[name])
+    total = sum(len(file.code) for file in files.values())
+    if total > MAX_SOURCE_BYTES:
+        raise UserError(f"{module} and what it imports have {total} bytes of source, more than {MAX_SOURCE_BYTES}")
+    ordered = sorted(files.values(), key=lambda file: (file.module != module, file.module))
+    return Sources(module, version_of(ordered), tuple(ordered))
+
+
+def _places(module: str, directory: str) -> tuple[Path, Path]:
+    stem = Path(directory, *module.split("."))
+    return stem.parent / f"{stem.name}.py", stem / "__init__.py"
+
+
+def _find(module: str, reward_path: Sequence[str]) -> Path | None:
+    """Return the file of a module on the reward path, without importing anything."""
+    top = module.partition(".")[0]
+    if top in _OURS or top in sys.builtin_module_names:
+        return None
+    spec = PathFinder.find_spec(top)
+    if spec is None or (spec.origin is not None and not is_on_reward_path(top, spec.origin, reward_path)):
+        return None  # a library, which comes first
+    candidates = (path for directory in reward_path for path in reversed(_places(module, directory)))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _imports(file: SourceFile) -> Iterator[str]:
+    """Yield every module that a file may import, anywhere in it: also names that are no modules."""
+    try:
+        tree = ast.parse(file.code)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    package = file.module if file.is_package else file.module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_parents(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            if base is not None:
+                yield from _with_parents(base)
+                yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str | None:
+    if not node.level:
+        return node.module
+    try:
+        return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+    except ImportError:
+        return None
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    return (".".join(parts[: index + 1]) for index in range(len(parts)))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path.name} cannot be read ({error.strerror})") from error

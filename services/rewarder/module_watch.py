@@ -1,0 +1,98 @@
+"""Watches the files of the reward modules in force, and has edited ones taken in: a look every second or so.
+
+    mtime or size differs --> the same at two looks: nobody is writing --> contents differ --> imports in a new process?
+                                                                              yes: in force, under a new version
+                                                                              no:  the old version stays, with a warning
+
+Files of HEADRACE_REWARD_PATH alone are watched. One that has vanished is waited for: editors rename.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.rewarder.module_sources import SourceFile, Sources, is_on_reward_path
+from services.rewarder.python_functions import PythonFunctions
+
+log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 10.0
+_LAST_RETRY_S = 300.0
+
+_State = tuple[tuple[str, int, int, int] | None, ...]
+"""Path, inode, size and modification time (ns) of each file, None for one that is not there."""
+
+
+class ModuleWatch:
+    """Looks at files until it is cancelled.
+
+    Args:
+        functions: Whose modules are watched.
+        reward_path: Directories whose files are watched.
+        every_s: Between two looks.
+    """
+
+    def __init__(self, functions: PythonFunctions, *, reward_path: Sequence[str], every_s: float) -> None:
+        self._functions = functions
+        self._reward_path = tuple(reward_path)
+        self._every_s = every_s
+        self._last: dict[str, _State] = {}
+        self._handled: dict[str, _State] = {}
+        self._retries: dict[str, tuple[float, float]] = {}  # by module: when, and how long it waited for that
+
+    async def run(self) -> None:
+        """Look again and again."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look at all modules once, and take in what has been edited."""
+        modules = self._functions.modules
+        await asyncio.gather(*(self._look_at(module, sources) for module, sources in modules.items()))
+
+    async def _look_at(self, module: str, sources: Sources) -> None:
+        files = [file for file in sources.files if is_on_reward_path(file.module, file.path, self._reward_path)]
+        state = await asyncio.to_thread(_state, files)
+        is_settled = state == self._last.get(module)
+        self._last[module] = state
+        if not is_settled or (state == self._handled.get(module) and not self._may_retry(module)):
+            return
+        self._handled[module] = state
+        gone = [Path(file.path).name for file, there in zip(files, state, strict=True) if there is None]
+        if gone:
+            self._functions.warn(module, f"{', '.join(gone)} has vanished")
+        elif await asyncio.to_thread(_is_unchanged, files):
+            self._functions.take_back_warning(module)
+            self._retries.pop(module, None)
+        elif await self._functions.reload(module):
+            self._retries.pop(module, None)
+        else:
+            # What it lacks may come without any of its own files being touched: a module that it imports now.
+            _, waited_s = self._retries.get(module, (0.0, 0.0))
+            wait_s = min(_LAST_RETRY_S, max(_FIRST_RETRY_S, 2 * waited_s))
+            self._retries[module] = (time.monotonic() + wait_s, wait_s)
+
+    def _may_retry(self, module: str) -> bool:
+        return module in self._retries and time.monotonic() >= self._retries[module][0]
+
+
+def _state(files: Sequence[SourceFile]) -> _State:
+    found: list[tuple[str, int, int, int] | None] = []
+    for file in files:
+        try:
+            stat = Path(file.path).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((file.path, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
+
+
+def _is_unchanged(files: Sequence[SourceFile]) -> bool:
+    try:
+        return all(Path(file.path).read_bytes() == file.code for file in files)
+    except OSError:
+        return False

@@ -1,0 +1,66 @@
+"""Which reward names are models, and where the model is: a directory, or the Hugging Face hub."""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from services.rewarder.built_in_rewards import built_in
+from services.rewarder.reward_call import printable
+from shared.errors import UserError
+
+_HUB_ID = re.compile(
+    r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?"
+)
+_MAX_CHARACTERS = 300
+
+
+class ModelPlace(msgspec.Struct, frozen=True):
+    """Where a model is: ``source`` is an absolute directory, or an id on the hub at ``revision`` (main if None)."""
+
+    source: str
+    revision: str | None = None
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is on this machine."""
+        return self.source.startswith("/")
+
+
+def is_reward_model(name: str) -> bool:
+    """Whether ``name`` is taken for a model: it has a slash, or is no function and a directory that exists."""
+    if "/" in name:
+        return True
+    return ":" not in name and built_in(name) is None and _is_directory(name)
+
+
+def model_place(name: str) -> ModelPlace:
+    """Return where the model called ``name`` is.
+
+    Raises:
+        UserError: It can be nowhere; the message says what a name looks like.
+    """
+    if len(name) <= _MAX_CHARACTERS and _is_directory(name):
+        return ModelPlace(str(Path(name).resolve()))
+    shown = printable(name)
+    if "://" in name:
+        raise UserError(f"'{shown}' is a URL; a reward endpoint is registered under a name, and used by it")
+    if name.startswith(("/", "./", "../", "~")):
+        raise UserError(
+            f"there is no directory {shown} where the rewarder runs; give the absolute path of a reward model's "
+            "directory, or a Hugging Face id ('org/name' or 'org/name@revision')"
+        )
+    found = _HUB_ID.fullmatch(name)
+    if found is None or ".." in name or len(name) > _MAX_CHARACTERS:
+        raise UserError(
+            f"'{shown}' is neither a directory nor a Hugging Face id ('org/name' or 'org/name@revision'); a function "
+            "of your own is named 'package.module:function'"
+        )
+    return ModelPlace(found["id"], found["revision"])
+
+
+def _is_directory(name: str) -> bool:
+    try:
+        return name.strip(".") != "" and Path(name).is_dir()
+    except (OSError, ValueError):  # a name that is too long, or has a NUL
+        return False

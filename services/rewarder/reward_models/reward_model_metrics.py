@@ -1,0 +1,44 @@
+"""What reward models count, for Prometheus."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class RewardModelMetrics:
+    """``model`` labels hold the names of models that were loaded, so they are bounded."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.forward_seconds = Histogram(
+            "headrace_reward_model_forward_seconds",
+            "Time of one forward pass of a reward model",
+            ["model"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.batch_texts = Histogram(
+            "headrace_reward_model_batch_texts",
+            "Texts in one forward pass of a reward model",
+            ["model"],
+            buckets=_TEXTS,
+            registry=registry,
+        )
+        self.tokens = Counter(
+            "headrace_reward_model_tokens",
+            "Tokens that went through a reward model, and padding beside them",
+            ["model", "kind"],
+            registry=registry,
+        )
+        self.loads = Counter(
+            "headrace_reward_model_loads", "Attempts to load a reward model", ["result"], registry=registry
+        )
+        self.kills = Counter(
+            "headrace_reward_model_kills",
+            "Processes of reward models that ended, by reason",
+            ["reason"],
+            registry=registry,
+        )
+        self.loaded = Gauge(
+            "headrace_reward_models_loaded", "Processes of reward models that are up", registry=registry
+        )

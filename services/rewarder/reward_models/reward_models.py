@@ -1,0 +1,164 @@
+"""Reward models by name: which are loaded, and which one makes room for another.
+
+A model is loaded at a check or when it is first called, and stays until another one needs its place: of those that
+nobody waits for and no run of this rewarder uses, the one that was not used for longest goes. If there is none, the
+call is an overload, and a check is refused.
+"""
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_models.model_files import Fingerprint, fingerprint
+from services.rewarder.reward_models.model_name import ModelPlace, is_reward_model, model_place
+from services.rewarder.reward_models.model_settings import ModelSettings
+from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
+from services.rewarder.reward_models.served_model import ServedModel
+from services.rewarder.worker_frames import Answer, Inspected, Refused
+from services.rewarder.worker_pool import RewardFailure
+from shared.errors import UserError
+
+_NEEDED = ("torch", "transformers", "safetensors")
+_MAX_REMEMBERED = 64
+"""Of models that could not be loaded."""
+
+
+class RewardModels:
+    """A RewardSource of Hugging Face sequence classifiers.
+
+    Args:
+        settings: How they are loaded and asked.
+        metrics: Counts.
+        in_use: Returns the reward names of the runs that are served now.
+    """
+
+    def __init__(
+        self, settings: ModelSettings, *, metrics: RewardModelMetrics, in_use: Callable[[], Collection[str]]
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._in_use = in_use
+        self._models: dict[str, ServedModel] = {}  # least recently used first
+        self._seen: dict[str, Fingerprint | None] = {}
+        self._checking: set[str] = set()
+        self._num_checks = 0
+        self._making_room = asyncio.Lock()
+        self._is_closed = False
+
+    async def knows(self, name: str) -> bool:
+        """See RewardSource."""
+        return is_reward_model(name)
+
+    async def inspect(self, name: str) -> Inspected | Refused:
+        """Load the model, and say what it is; a directory that was changed is loaded anew."""
+        self._num_checks += 1
+        try:
+            self._checking.add(name)
+            model = await self._model(name, anew_if_changed=True)
+            refusal = await model.check(timeout_s=self._settings.check_timeout_s)
+        except UserError as error:
+            return Refused(str(error))
+        except RewardFailure as failure:
+            return Refused(failure.detail)
+        finally:
+            # Models that are checked together will be used together: none makes room for another.
+            self._num_checks -= 1
+            if not self._num_checks:
+                self._checking.clear()
+        if refusal is not None:
+            return Refused(refusal)
+        version = "" if model.loaded is None else model.loaded.version
+        return Inspected("reward-model", _summary(model), version=version)
+
+    async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
+        """See RewardSource. The deadline runs from when the model begins with the call."""
+        try:
+            model = await self._model(name)
+        except UserError as error:
+            raise RewardFailure("error", str(error)) from error
+        return await model.call(call, timeout_s=timeout_s, lane=lane)
+
+    async def close(self) -> None:
+        """End every model's process, and start none from now on."""
+        self._is_closed = True
+        models, self._models = list(self._models.values()), {}
+        await asyncio.gather(*(model.close() for model in models))
+
+    def listed(self) -> dict[str, tuple[str, str]]:
+        """Return summary and version of each model that is loaded, by name."""
+        return {
+            name: (_summary(model), model.loaded.version)
+            for name, model in self._models.items()
+            if model.loaded is not None
+        }
+
+    async def _model(self, name: str, *, anew_if_changed: bool = False) -> ServedModel:
+        """Return the model, having made room for it.
+
+        Raises:
+            UserError: It can be nowhere, or this rewarder has no torch.
+            RewardFailure: There is no room, or the rewarder stops.
+        """
+        known = self._models.get(name)
+        if known is None or anew_if_changed or (not known.is_up and known.recent_failure() is None):
+            await self._make(name, model_place(name))
+        if self._is_closed:
+            raise RewardFailure("error", "the rewarder is stopping")
+        model = self._models.pop(name)
+        self._models[name] = model  # at the end: used last
+        return model
+
+    async def _make(self, name: str, place: ModelPlace) -> None:
+        async with self._making_room:
+            seen = await asyncio.to_thread(_fingerprint, place)
+            known = self._models.get(name)
+            if known is not None and seen != self._seen[name] and not known.is_busy:
+                await self._forget(name).close()
+                known = None
+            if known is not None and known.is_up:
+                return
+            missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
+            if missing:
+                raise UserError(
+                    f"'{name}' is a reward model, and this rewarder has no {', '.join(missing)}; install headrace with "
+                    "the extra rewarder-models where it runs: pip install 'headrace[rewarder-models]'"
+                )
+            await self._make_room(name)
+            if known is None:
+                self._models[name] = ServedModel(name, place, self._settings, self._metrics)
+                self._seen[name] = seen
+
+    async def _make_room(self, name: str) -> None:
+        for other in [other for other, model in self._models.items() if not model.is_up][:-_MAX_REMEMBERED]:
+            self._forget(other)
+        while len(up := [other for other, model in self._models.items() if model.is_up]) >= self._settings.max_loaded:
+            used = {*self._in_use(), *self._checking}
+            idle = [other for other in up if not self._models[other].is_busy and other not in used]
+            if not idle:
+                raise RewardFailure(
+                    "overload",
+                    f"{name} cannot be loaded beside {', '.join(up)}: they are in use, and this rewarder has "
+                    f"{self._settings.max_loaded} at a time; set HEADRACE_REWARD_MODEL_MAX_LOADED",
+                )
+            await self._forget(idle[0]).close()
+
+    def _forget(self, name: str) -> ServedModel:
+        del self._seen[name]
+        return self._models.pop(name)
+
+
+def _fingerprint(place: ModelPlace) -> Fingerprint | None:
+    try:
+        return fingerprint(Path(place.source)) if place.is_directory else None
+    except OSError:
+        return None
+
+
+def _summary(model: ServedModel) -> str:
+    if model.loaded is not None:
+        loaded = model.loaded
+        return f"{loaded.architecture} on {loaded.device} in {loaded.dtype}"
+    architecture = "" if model.described is None else f"{model.described.architecture}, "
+    return f"{architecture}still being loaded: its config was checked, its weights were not"

@@ -1,0 +1,295 @@
+"""One reward model: its calls, and the process that answers them, replaced when it hangs or dies.
+
+    call --> waiting for the model --> queued in its process --> scored     --> answer
+               load_timeout_s            queue_timeout_s           timeout_s     timeout: of this call alone
+
+A deadline runs from when the model begins with a call. A call that misses it is a timeout, and the others that are
+scored together with it go on. Only when the model has been at one thing for longer than the longest deadline of all the
+calls it is at, its process is killed; calls that it was not at go to the next one. Where a process dies, the calls it
+was at are errors: one of them may be the cause.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_models.model_frames import (
+    Cancel,
+    Described,
+    Load,
+    Loaded,
+    LoadFailed,
+    Passed,
+    Reply,
+    Score,
+    Scored,
+    Working,
+)
+from services.rewarder.reward_models.model_name import ModelPlace
+from services.rewarder.reward_models.model_process import ModelDiedError, ModelProcess
+from services.rewarder.reward_models.model_settings import ModelSettings
+from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
+from services.rewarder.reward_models.waiting_call import WaitingCall
+from services.rewarder.worker_frames import Answer
+from services.rewarder.worker_pool import RewardFailure
+
+log = logging.getLogger(__name__)
+
+_RETRY_LOAD_AFTER_S = 30.0
+"""A model that could not be loaded is not tried again sooner, unless somebody asks for a check."""
+
+
+@dataclass(frozen=True)
+class _Activity:
+    """What the process is at, and when that has taken too long."""
+
+    ids: frozenset[int]
+    limit_s: float
+    ends_at: float
+
+
+class ServedModel:
+    """A model that is loaded when it is first asked, and again after its process has ended."""
+
+    def __init__(self, name: str, place: ModelPlace, settings: ModelSettings, metrics: RewardModelMetrics) -> None:
+        self.name = name
+        self.place = place
+        self._settings = settings
+        self._metrics = metrics
+        self._ids = itertools.count()
+        self._calls: dict[int, WaitingCall] = {}
+        self._process: ModelProcess | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._revision = place.revision
+        self._described: Described | None = None
+        self._loaded: Loaded | None = None
+        self._failure: tuple[str, float] | None = None
+        self._changed = asyncio.Event()
+        self._activity: _Activity | None = None
+        self._longest_timeout_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self._calls)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has a process, or is getting one."""
+        return self._serving is not None and not self._serving.done()
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """What is loaded, None while nothing is."""
+        return self._loaded
+
+    @property
+    def described(self) -> Described | None:
+        """What its config says, None until it was read."""
+        return self._described
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    async def call(self, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
+        """Return the model's answer and the seconds it took; see RewardSource."""
+        score = Score(next(self._ids), lane, call.prompts, call.completions, call.chat_template_kwargs)
+        waiting = WaitingCall(score, timeout_s=timeout_s)
+        self._longest_timeout_s = max(self._longest_timeout_s, timeout_s)
+        failure = self.recent_failure()
+        if failure is not None:
+            raise RewardFailure("error", failure)
+        self._calls[score.id] = waiting
+        try:
+            self._ensure_serving()
+            if self._process is not None:
+                self._process.send(score)
+            await self._wait_until_loaded(waiting)
+            return await waiting.answered(queue_timeout_s=self._settings.queue_timeout_s)
+        finally:
+            del self._calls[score.id]
+            if waiting.answer.done():
+                waiting.answer.exception()  # it is seen by now, or nobody wants it any more
+            elif self._process is not None:
+                self._process.send(Cancel(score.id))
+
+    async def check(self, *, timeout_s: float) -> str | None:
+        """Load it if it is not; return why it cannot be, or None once it is loaded or its config was found to do."""
+        if self._failure is not None and self._serving is not None:
+            await asyncio.wait({self._serving})  # the process that failed is still being ended
+        self._failure = None
+        self._ensure_serving()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until(lambda: self._loaded is not None or self._failure is not None)
+        except TimeoutError:
+            if self._described is None:
+                return f"{self.name} could not be looked at within {timeout_s:g} s; try again"
+        return None if self._failure is None else self._failure[0]
+
+    async def close(self) -> None:
+        """End the process; calls that wait are errors."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        for call in self._calls.values():
+            call.fail("error", "the reward model was unloaded")
+
+    def recent_failure(self) -> str | None:
+        """Return why it could not be loaded a moment ago: it is not tried again at every call."""
+        if self._failure is not None and time.monotonic() - self._failure[1] >= _RETRY_LOAD_AFTER_S:
+            self._failure = None
+        return None if self._failure is None else self._failure[0]
+
+    async def _wait_until_loaded(self, call: WaitingCall) -> None:
+        if self._loaded is not None:
+            return
+        loaded = asyncio.create_task(self._until(lambda: self._loaded is not None), name=f"wait for {self.name}")
+        try:
+            # The process is given load_timeout_s and killed after it, so this wait ends too.
+            futures: set[asyncio.Future[Any]] = {loaded, call.answer}
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loaded.cancel()
+
+    def _ensure_serving(self) -> None:
+        if not self.is_up:
+            self._serving = asyncio.create_task(self._serve(), name=f"reward model {self.name}")
+
+    async def _serve(self) -> None:
+        """Have a process up until it ends with nobody waiting, or cannot be loaded."""
+        while True:
+            await self._serve_one_process()
+            if self._failure is not None:
+                for call in self._calls.values():
+                    call.fail("error", self._failure[0])
+                return
+            if all(call.answer.done() for call in self._calls.values()):
+                return
+
+    async def _serve_one_process(self) -> None:
+        try:
+            process = await ModelProcess.start()
+        except OSError as error:
+            self._fail(f"no process could be started for {self.name} ({error})")
+            return
+        self._process = process
+        reason = "unloaded"
+        try:
+            settings = self._settings
+            process.send(
+                Load(self.place.source, self._revision, settings.device, settings.dtype, settings.max_batch_tokens)
+            )
+            for call in self._calls.values():
+                if not call.answer.done():
+                    process.send(call.score)
+            self._activity = _Activity(frozenset(), settings.load_timeout_s, time.monotonic() + settings.load_timeout_s)
+            reason = await self._converse(process)
+        finally:
+            is_up = self._loaded is not None
+            activity, self._activity, self._process, self._loaded = self._activity, None, None, None
+            if is_up:
+                self._metrics.loaded.dec()
+            self._metrics.kills.labels(reason).inc()
+            exit_code = await process.kill()
+        if reason != "failed":
+            self._blame(activity, reason=reason, exit_code=exit_code, was_up=is_up)
+
+    async def _converse(self, process: ModelProcess) -> str:
+        """Take replies until the process is of no more use, and return why: ``timeout``, ``died`` or ``failed``."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self._patience()):
+                    reply = await process.receive()
+            except TimeoutError:
+                return "timeout"
+            except ModelDiedError:
+                return "died"
+            if isinstance(reply, LoadFailed):
+                self._fail(reply.detail)
+                return "failed"
+            self._handle(reply)
+
+    def _patience(self) -> float | None:
+        if self._activity is None:
+            return None
+        return asyncio.get_running_loop().time() + max(0.0, self._activity.ends_at - time.monotonic())
+
+    def _handle(self, reply: Reply) -> None:
+        if isinstance(reply, Described):
+            self._described = reply
+            self._revision = reply.revision  # a process that replaces this one loads the same commit
+        elif isinstance(reply, Loaded):
+            log.info("reward model %s is loaded: %s", self.name, reply)
+            self._loaded, self._activity = reply, None
+            self._metrics.loads.labels("loaded").inc()
+            self._metrics.loaded.inc()
+            self._tell()
+        elif isinstance(reply, Working):
+            self._note_activity(reply)
+        elif isinstance(reply, Passed):
+            self._metrics.forward_seconds.labels(self.name).observe(reply.seconds)
+            self._metrics.batch_texts.labels(self.name).observe(reply.num_texts)
+            self._metrics.tokens.labels(self.name, "text").inc(reply.num_tokens)
+            self._metrics.tokens.labels(self.name, "padding").inc(reply.num_padded_tokens - reply.num_tokens)
+        elif isinstance(reply, Scored):
+            self._take_answer(reply)
+
+    def _note_activity(self, working: Working) -> None:
+        known = [self._calls[id_] for id_ in working.ids if id_ in self._calls]
+        if working.is_scoring:
+            for call in known:
+                call.begin()
+        limit_s = max([self._settings.min_hang_s, *([call.timeout_s for call in known] or [self._longest_timeout_s])])
+        self._activity = _Activity(frozenset(working.ids), limit_s, time.monotonic() + limit_s) if working.ids else None
+
+    def _take_answer(self, scored: Scored) -> None:
+        call = self._calls.get(scored.id)
+        if call is None or call.answer.done() or self._loaded is None:
+            return
+        if len(scored.verdicts) != len(call.score.completions):
+            call.fail("error", "the model's process broke the protocol")
+            return
+        call.begin()
+        call.answer.set_result(Answer(scored.verdicts, version=self._loaded.version))
+
+    def _blame(self, activity: _Activity | None, *, reason: str, exit_code: int, was_up: bool) -> None:
+        """Say of each call that the process was at what became of it, or of the model that it cannot be loaded."""
+        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+        if not was_up:
+            if reason == "timeout":
+                self._fail(f"loading {self.name} took longer than {self._settings.load_timeout_s:g} s")
+            else:
+                self._fail(
+                    f"the process that loaded {self.name} died with {how}"
+                    + (": the machine may have no memory left for it" if exit_code == -9 else "")
+                )
+            return
+        log.warning("the process of reward model %s ended (%s, %s)", self.name, reason, how)
+        for id_ in activity.ids if activity is not None else ():
+            call = self._calls.get(id_)
+            if call is not None and reason == "timeout" and activity is not None:
+                call.fail("timeout", f"took longer than {activity.limit_s:g} s, and the model's process was killed")
+            elif call is not None:
+                call.fail("error", f"the model's process died with {how} while it scored this")
+
+    def _fail(self, detail: str) -> None:
+        log.warning("reward model: %s", detail)
+        self._metrics.loads.labels("failed").inc()
+        self._failure = (detail, time.monotonic())
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()

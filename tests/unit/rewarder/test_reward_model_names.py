@@ -1,0 +1,52 @@
+"""Which names are reward models, and where they say the model is. No torch."""
+
+from pathlib import Path
+
+import pytest
+
+from services.rewarder.reward_models.model_name import ModelPlace, is_reward_model, model_place
+from shared.errors import UserError
+
+
+@pytest.mark.parametrize("name", ["org/name", "org/name@main", "/a/directory", "./here", "org/name.with-dots_1"])
+def test_a_name_with_a_slash_is_a_reward_model(name: str) -> None:
+    assert is_reward_model(name)
+
+
+@pytest.mark.parametrize("name", ["accuracy_reward", "my_rewards:judge", "package.module:function", "judge", ""])
+def test_functions_and_endpoints_are_none(name: str) -> None:
+    assert not is_reward_model(name)
+
+
+def test_a_directory_that_exists_is_one_unless_a_function_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my_model", "accuracy_reward"):
+        (tmp_path / name).mkdir()
+    assert is_reward_model("my_model")
+    assert not is_reward_model("accuracy_reward")
+    assert model_place("my_model") == ModelPlace(str(tmp_path / "my_model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("org/name", ModelPlace("org/name")),
+        ("org/name@v1.0", ModelPlace("org/name", "v1.0")),
+        ("org/name@refs/pr/3", ModelPlace("org/name", "refs/pr/3")),
+    ],
+)
+def test_an_id_may_have_a_revision(name: str, place: ModelPlace) -> None:
+    assert model_place(name) == place
+    assert not place.is_directory
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b/c", "org/..", "org/name@", "org/name@a b", "org/ name", "o/\ud800", "o/\0", "o/" + "n" * 400]
+)
+def test_what_can_be_nowhere_is_refused_with_what_a_name_looks_like(name: str) -> None:
+    assert is_reward_model(name)
+    with pytest.raises(UserError, match=r"is neither a directory nor a Hugging Face id \('org/name'") as caught:
+        model_place(name)
+    assert len(str(caught.value).encode()) < 600
