@@ -22,6 +22,7 @@ from shared.run_options.keeping import KeepingOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
 from shared.run_options.pushing import PushingOptions
+from shared.run_options.reward_kwargs import RewardKwargs, check_reward_kwargs
 from shared.run_options.section import Positive
 from shared.run_options.training import TrainingOptions
 from shared.run_options.wording import EMPTY, what_is_wrong
@@ -47,6 +48,9 @@ class RunConfig(
         min_length=1, description="Built-in names or 'package.module:function', with TRL's signature"
     )
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
+    reward_kwargs: RewardKwargs = Field(
+        default={}, description="Extra keyword arguments by reward function: `{NAME: {ARGUMENT: value}}`; no secrets"
+    )
     reward_timeout_s: Positive = Field(default=30.0, description="Deadline of one function for one group")
 
     # Asynchrony
@@ -78,6 +82,11 @@ class RunConfig(
                 f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs; "
                 "give one weight a function, or leave reward_weights out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_kwargs_are_for_reward_funcs(self) -> Self:
+        check_reward_kwargs(self.reward_kwargs, self.reward_funcs)
         return self
 
     @model_validator(mode="after")

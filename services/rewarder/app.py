@@ -30,7 +30,7 @@ from services.rewarder.bodies import (
     ScoreReply,
     ScoreRequest,
 )
-from services.rewarder.built_in_rewards import BUILT_INS
+from services.rewarder.built_in_rewards import BUILT_INS, built_in
 from services.rewarder.reward_call import RewardCall, printable
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.worker_frames import Inspected, Refused
@@ -91,7 +91,7 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
 
     @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=errors)
     async def check_rewards(body: CheckRequest) -> RewardFunctions:
-        found = await scorer.check(list(dict.fromkeys(body.reward_funcs)))
+        found = await scorer.check(list(dict.fromkeys(body.reward_funcs)), body.reward_kwargs)
         refused = {name: what.detail for name, what in found.items() if isinstance(what, Refused)}
         if refused:
             raise UnknownRewardsError(refused)
@@ -107,6 +107,9 @@ def build_app(scorer: Scorer, *, why_not_ready: NotReady) -> FastAPI:
 
     @app.post("/v1/score", summary="Score completions now", responses=errors)
     async def score(body: ScoreRequest) -> ScoreReply:
+        for name, kwargs in body.reward_kwargs.items():
+            if (known := built_in(name)) is not None and (why_not := known.why_not(kwargs)):
+                raise UserError(f"reward_kwargs: {name} {why_not}")
         functions = [
             WeightedFunction(name, weight) for name, weight in zip(body.reward_funcs, body.weights(), strict=True)
         ]
@@ -170,6 +173,7 @@ def _call(body: ScoreRequest) -> RewardCall:
         columns=body.columns,
         completion_ids=body.completion_ids,
         max_completion_length=body.max_completion_length,
+        reward_kwargs=body.reward_kwargs,
     )
 
 

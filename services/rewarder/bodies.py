@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from services.rewarder.worker_frames import Kind
 from shared.messages import Outcome
+from shared.run_options.reward_kwargs import RewardKwargs, check_reward_kwargs
 
 MAX_COMPLETIONS = 4096
 MAX_FUNCTIONS = 64
@@ -18,10 +19,19 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+KWARGS_MEANING = "Extra keyword arguments by reward function, as in a run"
+
+
 class CheckRequest(Body):
-    """Which reward functions to look at."""
+    """Which reward functions to look at, and what they will be given."""
 
     reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+    reward_kwargs: RewardKwargs = Field(default={}, description=KWARGS_MEANING)
+
+    @model_validator(mode="after")
+    def _reward_kwargs_are_for_reward_funcs(self) -> Self:
+        check_reward_kwargs(self.reward_kwargs, self.reward_funcs)
+        return self
 
 
 class RewardFunctionInfo(Body):
@@ -51,6 +61,7 @@ class ScoreRequest(Body):
 
     reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
+    reward_kwargs: RewardKwargs = Field(default={}, description=KWARGS_MEANING)
     prompts: list[str | list[ChatMessage]] = Field(min_length=1, max_length=MAX_COMPLETIONS)
     completions: list[str | list[ChatMessage]]
     completion_ids: list[list[int]] | None = None
@@ -86,6 +97,11 @@ class ScoreRequest(Body):
             raise ValueError(
                 f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_kwargs_are_for_reward_funcs(self) -> Self:
+        check_reward_kwargs(self.reward_kwargs, self.reward_funcs)
         return self
 
     @model_validator(mode="after")

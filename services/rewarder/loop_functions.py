@@ -54,7 +54,7 @@ class LoopFunctions:
         # Decoded for this call alone: what the function does to its arguments reaches no other function.
         call = msgspec.msgpack.decode(encoded, type=RewardCall)
         started_at = time.monotonic()
-        task = asyncio.create_task(_answer(function, call), name=f"reward {name}")
+        task = asyncio.create_task(_answer(name, function, call), name=f"reward {name}")
         try:
             await asyncio.wait({task}, timeout=timeout_s)
         finally:
@@ -102,10 +102,10 @@ class LoopFunctions:
             raise RewardFailure("error", str(error)) from error
 
 
-async def _answer(function: RewardFunction, call: RewardCall) -> Answer:
+async def _answer(name: str, function: RewardFunction, call: RewardCall) -> Answer:
     num_completions = len(call.completions)
     try:
-        return Answer(judge(await function(**arguments_for(function, call)), num_completions))
+        return Answer(judge(await function(**arguments_for(function, call, name=name)), num_completions))
     except CallError as error:
         return Answer(everyone(num_completions, "error", str(error)))
     except asyncio.CancelledError:

@@ -9,6 +9,7 @@ A module has one version at a time: that of its file when a worker imported it f
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -48,9 +49,9 @@ class PythonFunctions:
         """Return whether a function of this name has been found."""
         return name in self._known or built_in(name) is not None
 
-    async def inspect(self, name: str) -> Inspected | Refused:
-        """Import it as its file is now; the next call to a changed one runs the new code."""
-        inspected = await self._inspect(name, self._check_timeout_s)
+    async def inspect(self, name: str, kwargs: Mapping[str, Any] | None = None) -> Inspected | Refused:
+        """Import it as its file is now, to be called with these; the next call to a changed one runs the new code."""
+        inspected = await self._inspect(name, self._check_timeout_s, kwargs)
         if isinstance(inspected, Inspected):
             self._take_in(name, inspected)
         return inspected
@@ -106,10 +107,12 @@ class PythonFunctions:
             self._known[name] = inspected
         return self._known[name]
 
-    async def _inspect(self, name: str, timeout_s: float) -> Inspected | Refused:
+    async def _inspect(
+        self, name: str, timeout_s: float, kwargs: Mapping[str, Any] | None = None
+    ) -> Inspected | Refused:
         try:
             check_name(name)
-            return await self._pool.inspect(name, timeout_s=timeout_s)
+            return await self._pool.inspect(name, timeout_s=timeout_s, kwargs=kwargs)
         except (HeadraceError, OSError) as error:
             return Refused(str(error))
 

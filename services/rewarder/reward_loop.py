@@ -24,6 +24,7 @@ from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, d
 from shared.redis_connection import Redis, wait_until_ready
 from shared.refusals import refuse, take_back
 from shared.run_config import RunConfig
+from shared.run_options.reward_kwargs import RewardKwargs
 from shared.run_store import RunRecord, RunStore
 from shared.streams import Delivery, StreamConsumer, settle
 
@@ -162,7 +163,12 @@ class RewardLoop:
         state = self._states.get(group.prompt.run_id, TrainerState())
         try:
             outcomes = await self._scorer.score(
-                call_for(group, state=state, max_completion_length=config.max_completion_length),
+                call_for(
+                    group,
+                    state=state,
+                    max_completion_length=config.max_completion_length,
+                    reward_kwargs=config.reward_kwargs,
+                ),
                 functions,
                 timeout_s=config.reward_timeout_s,
                 lane=group.prompt.run_id,
@@ -179,7 +185,13 @@ class RewardLoop:
             pass
 
 
-def call_for(group: CompletedGroup, *, state: TrainerState, max_completion_length: int) -> RewardCall:
+def call_for(
+    group: CompletedGroup,
+    *,
+    state: TrainerState,
+    max_completion_length: int,
+    reward_kwargs: RewardKwargs | None = None,
+) -> RewardCall:
     """Return what every reward function of the run is called with for this group, in TRL's shape."""
     prompt = group.prompt
     is_conversational = not isinstance(prompt.prompt, str)
@@ -194,6 +206,7 @@ def call_for(group: CompletedGroup, *, state: TrainerState, max_completion_lengt
         completion_ids=[rollout.completion_ids().tolist() for rollout in group.rollouts],
         trainer_state=state,
         max_completion_length=max_completion_length,
+        reward_kwargs=reward_kwargs or {},
     )
 
 

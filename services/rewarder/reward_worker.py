@@ -31,9 +31,11 @@ from services.rewarder.reward_call import (
     is_async,
     judge,
     printable,
+    refused_kwargs,
     required_columns,
     users_trace,
 )
+from services.rewarder.sandbox.chosen import SandboxChoice, choose
 from services.rewarder.worker_frames import (
     Answer,
     Inspect,
@@ -55,11 +57,12 @@ _SPARE_CPU_S = 5
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a worker may use, and where it finds reward modules."""
+    """What a worker may use, where it finds reward modules, and where generated code runs."""
 
     memory_bytes: int
     open_files: int
     reward_path: tuple[str, ...] = ()
+    sandbox: SandboxChoice = SandboxChoice()
 
 
 def main(channel: socket.socket, limits: Limits) -> None:
@@ -70,7 +73,7 @@ def main(channel: socket.socket, limits: Limits) -> None:
     while (frame := receive_frame(channel)) is not None:
         request = decode_request(frame)
         if isinstance(request, Inspect):
-            _send(channel, _inspect(request.function, limits))
+            _send(channel, _inspect(request, limits))
         else:
             _serve(channel, request, limits, loaded)
         signal.alarm(0)  # an alarm that user code left behind would hit the next call
@@ -88,6 +91,7 @@ def _set_up(limits: Limits) -> None:
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_NOFILE, limits.open_files)
     _limit(resource.RLIMIT_CORE, 0)
+    choose(limits.sandbox)
 
 
 def _let_go_of_the_fork_server() -> None:
@@ -122,20 +126,25 @@ def _send(channel: socket.socket, reply: Reply) -> None:
     send_frame(channel, encode_frame_body(reply))
 
 
-def _inspect(name: str, limits: Limits) -> Inspected | Refused:
+def _inspect(request: Inspect, limits: Limits) -> Inspected | Refused:
+    name = request.function
+    known = built_in(name)
     try:
         function = load_function(name, reward_path=limits.reward_path)
     except UserError as error:
         return Refused(str(error))
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
         return Refused(f"importing {name.partition(':')[0]} ended with {describe(error)}")
-    known = built_in(name)
+    why_not = known.why_not_usable(request.kwargs) if known else refused_kwargs(function, request.kwargs)
+    if why_not is not None:
+        return Refused(f"{name} {why_not}")
     if known is not None:
-        return Inspected("built-in", known.summary, [list(columns) for columns in known.columns])
+        needed = [list(columns) for columns in known.columns if not request.kwargs.keys() & columns]
+        return Inspected("built-in", known.summary, needed)
     return Inspected(
         "async" if is_async(function) else "sync",
         printable((inspect.getdoc(function) or "").partition("\n")[0]),
-        [[column] for column in required_columns(function)],
+        [[column] for column in required_columns(function) if column not in request.kwargs],
         module_stamp(name),
     )
 
@@ -156,14 +165,19 @@ def _serve(channel: socket.socket, task: Task, limits: Limits, loaded: dict[str,
         return
     _limit_cpu(task.timeout_s)
     _send(channel, Started())
-    verdicts, trace = _call(loaded[task.function], call, is_built_in=built_in(task.function) is not None)
+    verdicts, trace = _call(task.function, loaded[task.function], call)
     _send(channel, Answer(verdicts, trace))
 
 
-def _call(function: RewardFunction, call: RewardCall, *, is_built_in: bool) -> tuple[list[Verdict], str]:
+def _call(name: str, function: RewardFunction, call: RewardCall) -> tuple[list[Verdict], str]:
     num_completions = len(call.completions)
+    known = built_in(name)
+    if known is not None and (why_not := known.why_not(call.reward_kwargs.get(name, {}))):
+        return everyone(num_completions, "error", why_not), ""
     try:
-        returned = function(**arguments_for(function, call, is_built_in=is_built_in))
+        options = () if known is None else known.not_from_columns()
+        arguments = arguments_for(function, call, name=name, is_built_in=known is not None, options=options)
+        returned = function(**arguments)
         return judge(returned, num_completions), ""
     except CallError as error:
         return everyone(num_completions, "error", str(error)), ""

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -72,11 +73,18 @@ class Scorer:
         by_function = await asyncio.gather(*asked)
         return list(zip(*by_function, strict=True))
 
-    async def check(self, names: Sequence[str]) -> dict[str, Inspected | Refused]:
+    async def check(
+        self, names: Sequence[str], reward_kwargs: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> dict[str, Inspected | Refused]:
         """Return what each of these is, or why it cannot be used; Python functions as their files are now."""
 
         async def inspect(name: str) -> Inspected | Refused:
             source = await self._source_of(name)
+            kwargs = (reward_kwargs or {}).get(name, {})
+            if source is self._functions:
+                return await self._functions.inspect(name, kwargs)
+            if kwargs:
+                return Refused(f"{name} is no Python function and takes no reward_kwargs; leave its entry out")
             return await source.inspect(name)
 
         found = await asyncio.gather(*(inspect(name) for name in names))

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from services.rewarder.sandbox.chosen import DEFAULT_IMAGE, Kind, SandboxChoice
 from shared.settings import ServiceSettings
 
 MIB = 1024 * 1024
@@ -31,6 +32,16 @@ class RewarderSettings(ServiceSettings):
     check_timeout_s: float = Field(default=15.0, gt=0, description="Deadline of POST /v1/rewards/check")
     poll_every_s: float = Field(default=0.25, gt=0, description="How often to look for runs")
     drain_s: float = Field(default=5.0, ge=0, description="How long running groups may finish after SIGTERM")
+
+    # Generated code
+    sandbox: Kind = Field(default="bubblewrap", description="Where generated code runs: bubblewrap, or docker")
+    bwrap: str = Field(default="", description="Path of bubblewrap; looked up in PATH if empty")
+    sandbox_python: str = Field(default="", description="Python for generated code in bubblewrap; found if empty")
+    sandbox_image: str = Field(default=DEFAULT_IMAGE, description="Image with python3 for generated code in docker")
+
+    def sandbox_choice(self) -> SandboxChoice:
+        """Return the settings of the sandbox."""
+        return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image)
 
     @field_validator("reward_path", mode="before")
     @classmethod

@@ -14,7 +14,7 @@ A frame is four bytes of length, big-endian, and that many bytes of msgpack.
 
 import socket
 import struct
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -39,9 +39,10 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Say what ``function`` is."""
+    """Say what ``function`` is, and whether it can be given these keyword arguments."""
 
     function: str
+    kwargs: dict[str, Any] = {}
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -118,7 +118,9 @@ class WorkerPool:
         self._release(worker)
         return answer, seconds
 
-    async def inspect(self, function: str, *, timeout_s: float) -> Inspected | Refused:
+    async def inspect(
+        self, function: str, *, timeout_s: float, kwargs: Mapping[str, Any] | None = None
+    ) -> Inspected | Refused:
         """Import the function's module in a process made for it, which sees the file as it is now."""
         async with self._inspections:
             try:
@@ -127,7 +129,7 @@ class WorkerPool:
                 return Refused(f"no process could be started to import it ({describe(error)}); try again")
             try:
                 async with asyncio.timeout(timeout_s):
-                    await worker.send(Inspect(function))
+                    await worker.send(Inspect(function, dict(kwargs or {})))
                     reply = await worker.receive()
             except TimeoutError:
                 return Refused(f"importing {function.partition(':')[0]} took longer than {timeout_s:g} s")

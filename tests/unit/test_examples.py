@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.rewarder.accuracy import accuracy_reward
+from services.rewarder.built_ins.accuracy import accuracy_reward
 from services.rewarder.built_in_rewards import think_format_reward
 from services.rewarder.reward_call import Completion
 from services.trainer.data.dataset import open_dataset
