@@ -1,4 +1,4 @@
-"""A real bubblewrap for the tests: HEADRACE_BWRAP, or the one in PATH, or Debian's package, unpacked and not installed."""
+"""A real bubblewrap for the tests: HEADRACE_BWRAP, or the one in PATH, or Debian's package, only unpacked."""
 
 import os
 import shutil

@@ -9,6 +9,8 @@ from services.rewarder.sandbox.sandbox import Finished
 
 _STDERR_BYTES = 8 << 10
 _PART_BYTES = 1 << 16
+_DRAIN_S = 60.0
+"""Nobody holds the other end once the command is dead; a machine that stalls may take long to notice."""
 
 
 class _TooMuchError(Exception):
@@ -56,6 +58,9 @@ async def run_bounded(
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
         await process.wait()
+        # Only a pipe that was read to its end is closed; what is in it is not kept.
+        async with asyncio.timeout(_DRAIN_S):
+            await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
     return Finished(ended, process.returncode if ended == "exited" else None, bytes(stdout), bytes(stderr))
 
 
@@ -66,6 +71,11 @@ async def _feed(pipe: asyncio.StreamWriter, content: bytes) -> None:
     pipe.close()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         await pipe.wait_closed()
+
+
+async def _drain(pipe: asyncio.StreamReader) -> None:
+    while await pipe.read(_PART_BYTES):
+        pass
 
 
 async def _read(pipe: asyncio.StreamReader, into: bytearray, max_bytes: int, *, stop_beyond: bool) -> None:
