@@ -3,13 +3,17 @@
 import asyncio
 import os
 import resource
+import shutil
+import subprocess
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from services.rewarder.sandbox.bubblewrap import BubblewrapSandbox
+from services.rewarder.sandbox.bubblewrap import BubblewrapSandbox, usable_python
 from services.rewarder.sandbox.sandbox import Finished, Limits, SandboxUnavailableError
+from tests.rewarder.conftest import ROOT
 
 LIMITS = Limits(wall_s=60.0, cpu_s=2)
 
@@ -225,3 +229,24 @@ def processes_with(mark: str) -> list[int]:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
     return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests have just run as a user without rights")
+async def test_a_service_that_is_not_root_has_a_sandbox_too(bwrap: str) -> None:
+    program = (
+        "import asyncio, os\n"
+        "from services.rewarder.sandbox.bubblewrap import BubblewrapSandbox\n"
+        "from services.rewarder.sandbox.sandbox import Limits\n"
+        f"sandbox = BubblewrapSandbox(bwrap={bwrap!r})\n"
+        "finished = asyncio.run(sandbox.run('import os; print(os.getpid())', limits=Limits(wall_s=60)))\n"
+        "print(os.geteuid(), finished)\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="headrace-not-root-") as directory:  # where that user can read
+        Path(directory).chmod(0o755)
+        shutil.copytree(ROOT / "services" / "rewarder" / "sandbox", f"{directory}/services/rewarder/sandbox")
+        done = subprocess.run(
+            [usable_python(), "-c", program],
+            cwd=directory, env={"PATH": os.environ["PATH"]}, user=61_999, group=61_999, extra_groups=[],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+    assert done.stdout == f"61999 {Finished('exited', 0, b'1' + chr(10).encode(), b'')}\n", done.stderr

@@ -2,8 +2,8 @@ r"""Whether a completion's mathematical answer equals the gold answer, by math-v
 
 The rules are TRL's ``accuracy_reward``: the answer must be LaTeX, ``\boxed{}`` first; 1.0 if it equals the gold answer,
 0.0 if not; a gold answer that does not parse is not applicable. Two things are added: gold answers in GSM8K's format
-(``... #### 42``) are read after the mark, and completions to such rows may use the mark too; and a comparison that
-runs out of time is a ``timeout``, where TRL calls it wrong.
+(``... #### 42``) are read after the mark, and completions to such rows may use the mark too, which comes before what
+only looks like LaTeX: ``$12 + $2.25``; and a comparison that runs out of time is a ``timeout``, where TRL calls it wrong.
 
 math-verify bounds its own time with SIGALRM and therefore works in the main thread of a process only: this runs in a
 reward worker, never on the event loop and never in a thread.
@@ -24,6 +24,7 @@ STEP_TIMEOUT_S, SHORT_STEP_TIMEOUT_S = 2, 1
 NUM_PATIENT_TIMEOUTS = 4
 """After so many in one call the short one applies: sixteen answers like 100000000! then take 20 s, not 32."""
 
+_BOXED = "\\boxed"
 NO_GOLD = Verdict("not_applicable", None, "the gold answer is no mathematical expression")
 
 _LATEX = [
@@ -71,9 +72,10 @@ def _judge(gold: str, text: str, *, timeout_s: int) -> Verdict:
         golds = _parse(_after_mark(gold), timeout_s=timeout_s)
         if not golds:
             return NO_GOLD
-        answers = _parse_latex(text, timeout_s=timeout_s)
-        if not answers and GSM8K_MARK in gold and GSM8K_MARK in text:
+        if GSM8K_MARK in gold and GSM8K_MARK in text and _BOXED not in text:
             answers = _parse(_after_mark(text), timeout_s=timeout_s)
+        else:
+            answers = _parse_latex(text, timeout_s=timeout_s)
     except TimeoutException:
         return Verdict("timeout", None, f"parsing took longer than {timeout_s} s")
     timed_out = False

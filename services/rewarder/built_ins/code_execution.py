@@ -35,10 +35,8 @@ _IMPORT = "from services.rewarder.sandbox.inside.plain_data import decode, encod
 
 
 @dataclass(frozen=True)
-class Tests:
+class RowTests:
     """The tests of one row; ``kind`` is "asserts" or "cases"."""
-
-    __test__ = False
 
     kind: str
     tests: list[Any]
@@ -106,7 +104,7 @@ def code_of(text: str) -> str | None:
     return None if code is None else textwrap.dedent(code)
 
 
-def tests_of(row: object) -> Tests | str:
+def read_tests(row: object) -> RowTests | str:
     """Return the tests of a row, or why it has none."""
     if isinstance(row, str):
         try:
@@ -118,7 +116,7 @@ def tests_of(row: object) -> Tests | str:
         return "the row has no tests"
     tests = cast("list[object]", row)
     if all(isinstance(test, str) for test in tests):
-        return Tests("asserts", tests)
+        return RowTests("asserts", tests)
     cases: list[Any] = []
     for test in tests:
         case = cast("dict[str, object]", test) if isinstance(test, dict) else {}
@@ -126,7 +124,7 @@ def tests_of(row: object) -> Tests | str:
         if None in texts:
             return "the row's tests are neither all text nor all tables of input and output"
         cases.append({"input": texts[0], "output": texts[1]})
-    return Tests("cases", cases)
+    return RowTests("cases", cases)
 
 
 def _text(value: object) -> str | None:
@@ -144,7 +142,7 @@ async def _judge(
     budget: dict[str, Any],
     partial_credit: bool,
 ) -> Verdict:
-    tests = tests_of(row)
+    tests = read_tests(row)
     if isinstance(tests, str):
         return Verdict("not_applicable", None, tests)
     code = code_of(text)

@@ -55,7 +55,7 @@ class BubblewrapSandbox:
                     "bubblewrap is not installed where the rewarder runs: install the package bubblewrap, name the "
                     "program with HEADRACE_BWRAP, or set HEADRACE_SANDBOX=docker"
                 )
-            self._command = _command(bwrap, self._python or _usable_python(), scratch_bytes)
+            self._command = _command(bwrap, self._python or usable_python(), scratch_bytes)
             self._scratch_bytes = scratch_bytes
         return self._command
 
@@ -88,7 +88,7 @@ def _python_directories(python: str) -> list[str]:
     return [] if home == "/usr" or home.startswith("/usr/") else ["--ro-bind", home, home]
 
 
-def _usable_python() -> str:
+def usable_python() -> str:
     """Return the Python that runs us, without its virtual environment, or the system's if others cannot reach it."""
     own = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     candidates = [own, Path(sys.executable).resolve(), Path("/usr/bin/python3"), Path("/usr/local/bin/python3")]

@@ -36,7 +36,9 @@ class DockerSandbox:
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
         """See Sandbox."""
-        return await asyncio.to_thread(self._run, with_limits(program, limits), stdin, limits)
+        return await asyncio.to_thread(
+            self._run, with_limits(program, limits, counts_own_processes=False), stdin, limits
+        )
 
     def _run(self, program: str, stdin: bytes, limits: Limits) -> Finished:
         try:
@@ -78,8 +80,8 @@ class DockerSandbox:
 def container_options(program: str, limits: Limits) -> dict[str, Any]:
     """Return what the engine is asked for."""
     return {
-        "command": ["python3", "-I", "-c", program],
-        "entrypoint": [],
+        "entrypoint": ["python3", "-I", "-c"],
+        "command": [program],
         "environment": {},
         "user": _USER,
         "working_dir": SCRATCH,

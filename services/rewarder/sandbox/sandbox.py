@@ -33,7 +33,7 @@ class Finished:
 
     Args:
         ended: By itself, or because a limit that is watched from outside was reached.
-        exit_code: Negative is a signal; None if it was killed from outside.
+        exit_code: Negative is a signal; None if it is not known, or was killed from outside.
         stdout: At most ``output_bytes``.
         stderr: The beginning; of the sandbox itself if that failed.
     """
@@ -60,18 +60,21 @@ class Sandbox(Protocol):
         ...
 
 
-def with_limits(program: str, limits: Limits) -> str:
-    """Return the program with its own limits in front.
+def with_limits(program: str, limits: Limits, *, counts_own_processes: bool = True) -> str:
+    """Return the program with its own limits in front, as they can be set only inside.
 
-    They are set inside: processes are then counted within the sandbox, where nobody else's count.
+    Args:
+        program: Python.
+        limits: What it may use.
+        counts_own_processes: Whether the kernel counts its processes apart from all others of its user. If not, it is
+            not limited here: the neighbours' would count.
     """
     values = {
         "RLIMIT_AS": limits.memory_bytes,
         "RLIMIT_CPU": limits.cpu_s,
         "RLIMIT_FSIZE": limits.file_bytes,
         "RLIMIT_NOFILE": limits.open_files,
-        "RLIMIT_NPROC": limits.processes,
         "RLIMIT_CORE": 0,
-    }
+    } | ({"RLIMIT_NPROC": limits.processes} if counts_own_processes else {})
     lines = (f"resource.setrlimit(resource.{name}, ({value}, {value}))" for name, value in values.items())
     return "\n".join(["import resource", *lines, "del resource", program])

@@ -103,8 +103,6 @@ class RemoteObject:
 class TestedCode:
     """The process of the code, and what it has defined."""
 
-    __test__ = False
-
     def __init__(self, program: str, code: str, cpu_s: int) -> None:
         self.process = _start([sys.executable, "-I", "-c", program], stdin=subprocess.PIPE)
         reply = self._exchange({"code": code, "cpu_s": cpu_s})
