@@ -276,8 +276,8 @@ async def test_without_a_sandbox_nothing_is_run_and_nothing_is_scored(metrics: R
 
 
 async def test_with_a_sandbox_the_check_says_what_is_needed(scorer: Scorer) -> None:
-    found = await scorer.check([NAME], {NAME: {"partial_credit": False}})
-    assert isinstance(found[NAME], Inspected)
-    assert found[NAME].required_columns == [["tests"]]
+    found = (await scorer.check([NAME], {NAME: {"partial_credit": False}}))[NAME]
+    assert isinstance(found, Inspected)
+    assert found.required_columns == [["tests"]]
     refused = (await scorer.check([NAME], {NAME: {"cpu_s": 0}}))[NAME]
     assert refused == Refused(f"{NAME} has an option 'cpu_s' that must be at least 1, and is 0")

@@ -60,7 +60,7 @@ async def test_a_check_says_which_arguments_are_wrong_and_asks_for_no_column_tha
     names = ["regex_reward", "json_schema_reward", user("exact"), user("scaled")]
     kwargs: dict[str, Any] = {"regex_reward": {"pattern": "a"}, user("exact"): {"answer": ["b"]}}
     found = await scorer.check(names, kwargs)
-    assert [found[name].required_columns for name in names if isinstance(found[name], Inspected)] == [
+    assert [what.required_columns for what in found.values() if isinstance(what, Inspected)] == [
         [],
         [["json_schema"]],
         [],
@@ -68,7 +68,7 @@ async def test_a_check_says_which_arguments_are_wrong_and_asks_for_no_column_tha
     ]
     wrong: dict[str, Any] = {"regex_reward": {"pattern": "("}, "json_schema_reward": {"json_schema": {"type": 3}}}
     found = await scorer.check(names, wrong | {user("scaled"): {"faktor": 1}})
-    details = [found[name].detail for name in names if isinstance(found[name], Refused)]
+    details = [what.detail for what in found.values() if isinstance(what, Refused)]
     assert [detail.partition(":")[0] for detail in details[:2]] == [
         "regex_reward cannot use its pattern",
         "json_schema_reward cannot use its json_schema",

@@ -232,7 +232,7 @@ def processes_with(mark: str) -> list[int]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests have just run as a user without rights")
-async def test_a_service_that_is_not_root_has_a_sandbox_too(bwrap: str) -> None:
+def test_a_service_that_is_not_root_has_a_sandbox_too(bwrap: str) -> None:
     program = (
         "import asyncio, os\n"
         "from services.rewarder.sandbox.bubblewrap import BubblewrapSandbox\n"

@@ -3,7 +3,7 @@ r"""Whether a completion's mathematical answer equals the gold answer, by math-v
 The rules are TRL's ``accuracy_reward``: the answer must be LaTeX, ``\boxed{}`` first; 1.0 if it equals the gold answer,
 0.0 if not; a gold answer that does not parse is not applicable. Two things are added: gold answers in GSM8K's format
 (``... #### 42``) are read after the mark, and completions to such rows may use the mark too, which comes before what
-only looks like LaTeX: ``$12 + $2.25``; and a comparison that runs out of time is a ``timeout``, where TRL calls it wrong.
+looks like LaTeX: ``$12 + $2.25``; and a comparison that runs out of time is a ``timeout``, where TRL calls it wrong.
 
 math-verify bounds its own time with SIGALRM and therefore works in the main thread of a process only: this runs in a
 reward worker, never on the event loop and never in a thread.

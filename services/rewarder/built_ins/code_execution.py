@@ -111,7 +111,7 @@ def read_tests(row: object) -> RowTests | str:
             decoded: object = json.loads(row)
         except (ValueError, RecursionError):
             decoded = [row]
-        row = decoded if isinstance(decoded, list) else [row]
+        row = cast("list[object]", decoded) if isinstance(decoded, list) else [row]
     if not isinstance(row, list) or not row:
         return "the row has no tests"
     tests = cast("list[object]", row)

@@ -83,6 +83,7 @@ def container_options(program: str, limits: Limits) -> dict[str, Any]:
         "entrypoint": ["python3", "-I", "-c"],
         "command": [program],
         "environment": {},
+        "use_config_proxy": False,  # the address of a proxy may hold a password
         "user": _USER,
         "working_dir": SCRATCH,
         "network_mode": "none",

@@ -53,5 +53,9 @@ def latex_accuracy(completions: list[list[dict[str, str]]], **columns: Any) -> l
     def read(text: str) -> Any:
         return parse(text, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
 
-    pairs = zip(completions, columns["solution"], strict=True)
-    return [float(verify(read(completion[0]["content"]), read(gold))) for completion, gold in pairs]
+    golds: list[str] = columns["solution"]
+    rewards: list[float] = []
+    for completion, gold in zip(completions, golds, strict=True):
+        is_equal: bool = verify(read(completion[0]["content"]), read(gold))
+        rewards.append(float(is_equal))
+    return rewards

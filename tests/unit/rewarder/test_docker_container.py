@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -80,7 +81,10 @@ def test_a_container_is_asked_for_with_nothing_that_it_does_not_need() -> None:
 
 
 async def test_what_the_program_says_comes_back_stream_by_stream_and_the_container_is_removed() -> None:
-    finished, engine = await run(lambda stdin: [(1, b"got "), (2, b"warning"), (1, stdin)])
+    def program(stdin: bytes) -> list[tuple[int, bytes]]:
+        return [(1, b"got "), (2, b"warning"), (1, stdin)]
+
+    finished, engine = await run(program)
     assert (finished.ended, finished.stdout, finished.stderr) == ("exited", b"got 7", b"warning")
     assert engine.removed == 1
     assert engine.asked["image"] == "an-image"
@@ -90,7 +94,11 @@ async def test_what_the_program_says_comes_back_stream_by_stream_and_the_contain
 
 
 async def test_a_flood_is_cut_off_and_the_container_removed() -> None:
-    finished, engine = await run(lambda _: ((1, b"x" * 100) for _ in range(10**6)))
+    def flood(_stdin: bytes) -> Iterator[tuple[int, bytes]]:
+        while True:
+            yield 1, b"x" * 100
+
+    finished, engine = await run(flood)
     assert (finished.ended, len(finished.stdout), engine.removed) == ("output", 1000, 1)
 
 

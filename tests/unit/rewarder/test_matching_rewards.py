@@ -1,6 +1,6 @@
 """Built-in rewards that compare a completion with what its row, or the run, asks for; values worked out by hand."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_numbers_are_compared_exactly_or_within_a_tolerance() -> None:
 
 def test_an_announcement_can_be_required() -> None:
     completions = texts("it is 5", "the answer is 5", "#### 5")
-    verdicts = numeric_match_reward(completions, solution=["5"] * 3, announced_only=True)
+    verdicts = numeric_match_reward(completions, solution=list[object](["5"] * 3), announced_only=True)
     assert said(verdicts) == [WRONG, RIGHT, RIGHT]
 
 
@@ -96,8 +96,10 @@ def test_a_long_text_of_nothing_but_openings_is_read_quickly() -> None:
 
 def test_an_exact_match_is_letter_by_letter() -> None:
     completions = texts("Paris", " Paris\n", "paris", "Paris.", "")
-    assert said(exact_match_reward(completions, answer=["Paris"] * 5)) == [RIGHT, RIGHT, WRONG, WRONG, WRONG]
-    assert said(exact_match_reward(completions, answer=["PARIS"] * 5, ignore_case=True)) == [RIGHT] * 3 + [WRONG] * 2
+    golds: list[object] = ["Paris"] * 5
+    assert said(exact_match_reward(completions, answer=golds)) == [RIGHT, RIGHT, WRONG, WRONG, WRONG]
+    golds = ["PARIS"] * 5
+    assert said(exact_match_reward(completions, answer=golds, ignore_case=True)) == [RIGHT] * 3 + [WRONG] * 2
 
 
 def test_an_exact_match_may_begin_after_a_mark() -> None:
@@ -225,7 +227,7 @@ def test_a_gold_answer_that_does_not_parse_is_not_applicable_also_where_reasonin
 
 def test_a_time_limit_ends_with_its_block_and_leaves_an_outer_one_in_place() -> None:
     @contextmanager
-    def outer() -> Iterator[None]:
+    def outer() -> Generator[None]:
         with pytest.raises(TimeIsUpError), time_limit(0.2):
             yield
 

@@ -7,7 +7,7 @@ is given a number. Subclasses arrive as what they derive from, so that nothing o
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 
 def encode(value: Any, number_of: Callable[[Any], int]) -> Any:
@@ -37,8 +37,7 @@ def encode(value: Any, number_of: Callable[[Any], int]) -> Any:
     if isinstance(value, frozenset):
         return ["frozenset", items(value)]
     if isinstance(value, dict):
-        table: dict[Any, Any] = value
-        return ["dict", [items(pair) for pair in table.items()]]
+        return ["dict", [items(pair) for pair in cast("dict[object, object]", value).items()]]
     if isinstance(value, Decimal):
         return ["decimal", str(value)]
     if isinstance(value, Fraction):
@@ -54,8 +53,7 @@ def decode(data: Any, object_of: Callable[[int], Any]) -> Any:
     """
     if not isinstance(data, list):
         return data
-    pair: list[Any] = data
-    tag, content = pair
+    tag, content = cast("tuple[str, Any]", data)
     if tag == "int":
         return int(content, 16)
     if tag == "complex":
