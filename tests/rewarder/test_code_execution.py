@@ -141,6 +141,15 @@ async def test_a_trick_is_worth_nothing(scorer: Scorer) -> None:
     assert dict(zip([*CHEATS, "is honest"], judged, strict=True)) == dict.fromkeys(CHEATS, 0.0) | {"is honest": 1.0}
 
 
+async def test_code_that_takes_everything_from_its_judge_has_passed_nothing(scorer: Scorer) -> None:
+    kinds = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_FSIZE")
+    starve = "import resource\nresource.prlimit(1, resource.{0}, (0, 0))\ndef add(a, b): return 7"
+    judged = await outcomes(scorer, *map(starve.format, kinds), "def add(a, b): return a + b", tests=ADD)
+    assert judged[-1].value == 1.0
+    assert {outcome.value for outcome in judged[:-1]} <= {0.0, None}
+    assert {outcome.outcome for outcome in judged[:-1]} <= {"scored", "error"}
+
+
 async def test_a_name_that_a_test_has_made_its_own_stays_the_tests_when_the_code_is_started_again(
     scorer: Scorer,
 ) -> None:
