@@ -141,6 +141,33 @@ async def test_a_trick_is_worth_nothing(scorer: Scorer) -> None:
     assert dict(zip([*CHEATS, "is honest"], judged, strict=True)) == dict.fromkeys(CHEATS, 0.0) | {"is honest": 1.0}
 
 
+async def test_code_that_speaks_for_its_process_brings_no_builtins_along(scorer: Scorer) -> None:
+    """It can say to the judge what it likes, and that is data: here an ``abs`` that is always 0."""
+    names = {"half": ["value", ["object", 0]], "__builtins__": ["value", ["dict", [["abs", ["object", 0]]]]]}
+    cheat = (
+        "import json, sys\nscope = sys._getframe(1).f_locals\n"
+        "def say(what):\n    scope['outgoing'].write(json.dumps(what).encode() + b'\\n')\n"
+        "    scope['outgoing'].flush()\n"
+        f"say({{'names': {names}}})\n"
+        "for line in scope['incoming']:\n    say({'value': 0})\n"
+    )
+    tests = ["assert half(0) == 0", "assert abs(half(1) - 0.5) < 1e-9"]
+    assert await values(scorer, cheat, "def half(x): return x / 2", tests=tests) == [0.5, 1.0]
+
+
+async def test_a_test_that_shrugs_things_off_is_not_passed_by_leaving(scorer: Scorer) -> None:
+    codes = [
+        "import os\ndef square(x): os._exit(0)",
+        "def square(x): raise StopIteration",
+        "def square(x):\n    if x < 0: raise ValueError\n    return x * x",
+    ]
+    tests = [
+        "try:\n    square(-1)\nexcept:\n    pass\nelse:\n    assert False",
+        "for found, wanted in zip(map(square, [1, 2]), [1, 4]):\n    assert found == wanted",
+    ]
+    assert await values(scorer, *codes, tests=tests) == [0.0, 0.5, 1.0]
+
+
 async def test_code_that_takes_everything_from_its_judge_has_passed_nothing(scorer: Scorer) -> None:
     kinds = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_FSIZE")
     starve = "import resource\nresource.prlimit(1, resource.{0}, (0, 0))\ndef add(a, b): return 7"

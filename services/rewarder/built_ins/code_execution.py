@@ -61,7 +61,7 @@ def code_execution_reward(
         cpu_s: Processor time of the code.
         memory_mib: Address space of the code.
     """
-    limits = Limits(wall_s=timeout_s + _WALL_SPARE_S, cpu_s=int(timeout_s) + cpu_s, memory_bytes=memory_mib << 20)
+    limits = Limits(wall_s=timeout_s + _WALL_SPARE_S, cpu_s=int(timeout_s) + cpu_s + 1, memory_bytes=memory_mib << 20)
 
     async def judge_all() -> list[Verdict]:
         try:
@@ -162,10 +162,9 @@ async def _judge(
         return Verdict("not_applicable", None, printable(f"the row's tests cannot be used: {said['unfit']}"))
     if "unjudged" in said:
         return Verdict("error", None, printable(f"the sandbox gave no verdict: {said['unjudged']}"))
-    passed = cast("list[bool]", said["passed"])
-    share = sum(passed) / len(passed)
-    value = share if partial_credit else float(all(passed))
-    return Verdict("scored", value, printable(str(said["why"])), _components(sum(passed), len(passed)))
+    num_passed, num_tests = int(said["num_passed"]), len(tests.tests)
+    value = num_passed / num_tests if partial_credit else float(num_passed == num_tests)
+    return Verdict("scored", value, printable(str(said["why"])), _components(num_passed, num_tests))
 
 
 def _components(num_passed: int, num_tests: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ inside, and it is not dumpable: its memory, its pipes and its environment are cl
 import builtins
 import ctypes
 import importlib
+import io
 import json
 import os
 import signal
@@ -31,7 +32,7 @@ _MAX_REPLY_BYTES = 4 << 20
 _MAX_OUTPUT_BYTES = 1 << 20
 _PROGRAM = "program.py"
 _RUN_PROGRAM = (
-    "import resource, runpy; resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0})); del resource; "
+    "import resource, runpy; resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0} + 1)); del resource; "
     "runpy.run_path('program.py', run_name='__main__')"
 )
 
@@ -104,6 +105,7 @@ class TestedCode:
     """The process of the code, and what it has defined."""
 
     def __init__(self, program: str, code: str, cpu_s: int) -> None:
+        self.gone: CodeGoneError | None = None
         self.process = _start([sys.executable, "-I", "-c", program], stdin=subprocess.PIPE)
         reply = self._exchange({"code": code, "cpu_s": cpu_s})
         if "raised" in reply:
@@ -122,7 +124,8 @@ class TestedCode:
         if "raised" in reply:
             kind, message = (str(part) for part in reply["raised"])
             known = getattr(builtins, kind, None)
-            if isinstance(known, type) and issubclass(known, Exception):
+            # StopIteration would end a loop of the test that calls the code, and with it what the loop asserts.
+            if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
                 raise known(message)
             raise CodeRaisedError(f"{kind}: {message}")
         try:
@@ -131,14 +134,19 @@ class TestedCode:
                     _take_over(given, decode(changed, self._object_of))
             return decode(reply["value"], self._object_of)
         except Exception as error:
-            raise CodeGoneError(f"answered nonsense: {type(error).__name__}") from error
+            raise self._lost(f"answered nonsense: {type(error).__name__}") from error
+
+    def _lost(self, why: str) -> CodeGoneError:
+        """Remember that the code is gone, whatever the test makes of the exception."""
+        self.gone = CodeGoneError(why)
+        return self.gone
 
     def _names(self, said: Any) -> dict[str, Any]:
         """Return what tests may use: nothing that is called like something of Python's own."""
         found: dict[str, Any] = {}
         try:
             for name, (kind, value) in said.items():
-                if hasattr(builtins, name):
+                if hasattr(builtins, name) or name.startswith("__"):
                     continue
                 if kind == "module":
                     if value in sys.stdlib_module_names:
@@ -163,7 +171,7 @@ class TestedCode:
         except (OSError, ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
-            raise CodeGoneError(f"its process ended{_how(self.process)}")
+            raise self._lost(f"its process ended{_how(self.process)}")
         return cast("dict[str, Any]", reply)
 
 
@@ -183,7 +191,7 @@ class Verdicts:
     def say(self, **more: Any) -> None:
         """Say it, and end the sandbox."""
         with self._lock:
-            said = {"nonce": self._nonce, "passed": self.passed, "why": self.why, **more}
+            said = {"nonce": self._nonce, "num_passed": sum(self.passed), "why": self.why, **more}
             os.write(1, json.dumps(said).encode() + b"\n")
             os._exit(0)
 
@@ -213,7 +221,7 @@ def _how(process: "subprocess.Popen[bytes]") -> str:
         code = process.wait(timeout=1)
     except subprocess.TimeoutExpired:
         return ""
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+    if code == -signal.SIGXCPU:
         return ", out of processor time"
     return f" by signal {-code}" if code < 0 else f" with exit code {code}"
 
@@ -248,6 +256,8 @@ def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
                 of_code = {name: code.names[name] for name in free}
                 names |= of_code
             exec(test, names)
+            if code.gone is not None:
+                raise code.gone
             verdicts.passed[index] = True
         except UnfitTestError as error:
             verdicts.say(unfit=f"test {index + 1} {error}")
@@ -294,6 +304,7 @@ def main() -> None:
     if os.getpid() != 1 or ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         verdicts.say(unjudged="the judge is not alone in its sandbox")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout = io.StringIO()  # what tests print goes nowhere
 
     def end() -> None:
         time.sleep(payload["timeout_s"])

@@ -75,7 +75,7 @@ def main() -> None:
     for number in (0, 1, 2):  # what the code prints goes nowhere
         os.dup2(nothing, number)
     first = json.loads(incoming.readline())
-    resource.setrlimit(resource.RLIMIT_CPU, (first["cpu_s"], first["cpu_s"]))
+    resource.setrlimit(resource.RLIMIT_CPU, (first["cpu_s"], first["cpu_s"] + 1))
     namespace: dict[str, Any] = {"__name__": "solution"}
     try:
         exec(compile(first["code"], "<completion>", "exec"), namespace)
