@@ -31,7 +31,7 @@ _PYTHON = ("python", "python3", "py")
 _WALL_SPARE_S = 20.0
 """Beyond the time of the tests, for starting and ending: the judge watches the time itself."""
 _INSIDE = Path(inside.__file__).parent
-_IMPORT = "from services.rewarder.sandbox.inside.plain_data import decode, encode\n"
+_OUR_IMPORTS = re.compile(r"^from services\.rewarder\.sandbox\.inside\.\w+ import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -183,11 +183,10 @@ def _said(stdout: bytes, nonce: str) -> dict[str, Any] | None:
     return None
 
 
-def _program(name: str) -> str:
+def _program(*names: str) -> str:
     """Return a program for the sandbox: one text, since nothing of ours can be imported there."""
-    text = (_INSIDE / name).read_text(encoding="utf-8")
-    assert text.count(_IMPORT) == 1
-    return (_INSIDE / "plain_data.py").read_text(encoding="utf-8") + text.replace(_IMPORT, "")
+    return "\n".join(_OUR_IMPORTS.sub("", (_INSIDE / name).read_text(encoding="utf-8")) for name in names)
 
 
-_JUDGE, _TESTED = _program("judge.py"), _program("tested_code.py")
+_JUDGE = _program("plain_data.py", "remote_code.py", "judge.py")
+_TESTED = _program("plain_data.py", "tested_code.py")
