@@ -50,8 +50,9 @@ async def awaited(completions: list[str], **_: Any) -> list[float]:
 
 
 def latex_accuracy(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
-    def read(text: str) -> Any:
-        return parse(text, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
+    def read(text: str) -> list[Any]:
+        found: list[Any] = parse(text, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
+        return found
 
     golds: list[str] = columns["solution"]
     rewards: list[float] = []
