@@ -8,6 +8,7 @@ removes it when the program ends by itself.
 import asyncio
 import contextlib
 import importlib
+import socket
 import struct
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from services.rewarder.sandbox.sandbox import SCRATCH, Finished, Limits, SandboxUnavailableError, with_limits
 
-_USER = "65534:65534"
+_USER = 65534
 _ENGINE_TIMEOUT_S = 30
 _STDERR_BYTES = 8 << 10
 _FRAME = struct.Struct(">BxxxI")
@@ -84,12 +85,13 @@ def container_options(program: str, limits: Limits) -> dict[str, Any]:
         "command": [program],
         "environment": {},
         "use_config_proxy": False,  # the address of a proxy may hold a password
-        "user": _USER,
+        "user": f"{_USER}:{_USER}",
         "working_dir": SCRATCH,
         "network_mode": "none",
         "ipc_mode": "none",
         "read_only": True,
-        "tmpfs": {SCRATCH: f"size={limits.scratch_bytes},mode=1777"},
+        # The owner, and not only the mode: that is taken over from the directory which the engine makes to mount it on.
+        "tmpfs": {SCRATCH: f"size={limits.scratch_bytes},uid={_USER},gid={_USER},mode=0700"},
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
         "pids_limit": limits.processes,
@@ -125,14 +127,17 @@ def _converse(container: Any, stdin: bytes, limits: Limits) -> Finished:
     except TimeoutError:
         ended = "wall clock"
     with contextlib.suppress(OSError):
-        attached.close()
+        channel.shutdown(socket.SHUT_RDWR)
+    # Closing what the SDK handed out leaves the socket within open, and a flood then holds up the engine.
+    attached.close()
+    channel.close()
     return Finished(ended, None, bytes(stdout), bytes(stderr))
 
 
 def _feed(channel: Any, content: bytes) -> None:
     with contextlib.suppress(OSError):
         channel.sendall(content)
-        channel.shutdown(1)
+        channel.shutdown(socket.SHUT_WR)
 
 
 def _read_frame(channel: Any, deadline: float) -> tuple[int, bytes] | None:

@@ -5,7 +5,7 @@ Written for these tests. test_trl_examples.py puts the originals through the sam
 
 import asyncio
 import re
-from typing import Any
+from typing import Any, cast
 
 from math_verify import LatexExtractionConfig, parse, verify
 
@@ -51,8 +51,9 @@ async def awaited(completions: list[str], **_: Any) -> list[float]:
 
 def latex_accuracy(completions: list[list[dict[str, str]]], **columns: Any) -> list[float]:
     def read(text: str) -> list[Any]:
-        found: list[Any] = parse(text, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
-        return found
+        return cast(
+            "list[Any]", parse(text, extraction_mode="first_match", extraction_config=[LatexExtractionConfig()])
+        )
 
     golds: list[str] = columns["solution"]
     rewards: list[float] = []

@@ -76,7 +76,7 @@ def test_a_container_is_asked_for_with_nothing_that_it_does_not_need() -> None:
         "user": "65534:65534",
     }
     assert (options["pids_limit"], options["mem_limit"], options["memswap_limit"]) == (64, 1 << 29, 1 << 29)
-    assert options["tmpfs"] == {"/scratch": "size=16777216,mode=1777"}
+    assert options["tmpfs"] == {"/scratch": "size=16777216,uid=65534,gid=65534,mode=0700"}
     assert not {"volumes", "privileged", "devices", "cap_add", "ports"} & options.keys()
 
 
