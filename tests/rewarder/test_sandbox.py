@@ -250,3 +250,20 @@ def test_a_service_that_is_not_root_has_a_sandbox_too(bwrap: str) -> None:
             capture_output=True, text=True, timeout=100, check=False,
         )  # fmt: skip
     assert done.stdout == f"61999 {Finished('exited', 0, b'1' + chr(10).encode(), b'')}\n", done.stderr
+
+
+@pytest.mark.parametrize("wall_s", [0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05])
+async def test_a_sandbox_that_is_ended_while_it_is_being_set_up_leaves_nothing_behind(
+    bwrap: str, wall_s: float
+) -> None:
+    mark = f"early-of-{os.getpid()}-{wall_s}"
+    sandbox = BubblewrapSandbox(bwrap=bwrap)
+    finished = await asyncio.gather(
+        *(sandbox.run(f"import time; time.sleep(1000)  # {mark}", limits=Limits(wall_s=wall_s)) for _ in range(8))
+    )
+    assert {one.ended for one in finished} == {"wall clock"}
+    for _ in range(500):
+        if not processes_with(mark):
+            break
+        await asyncio.sleep(0.02)
+    assert processes_with(mark) == []

@@ -2,19 +2,19 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from services.rewarder.sandbox.sandbox import Finished
 
 _STDERR_BYTES = 8 << 10
 _PART_BYTES = 1 << 16
+_STOP_POLL_S = 0.002
 _DRAIN_S = 60.0
 """Nobody holds the other end once the command is dead; a machine that stalls may take long to notice."""
-
-
-class _TooMuchError(Exception):
-    """More output than there may be."""
 
 
 async def run_bounded(
@@ -40,28 +40,57 @@ async def run_bounded(
     assert process.stdout is not None
     assert process.stderr is not None
     stdout, stderr = bytearray(), bytearray()
+    beside = [
+        asyncio.create_task(_feed(process.stdin, stdin), name="stdin of a program"),
+        asyncio.create_task(_read(process.stderr, stderr, _STDERR_BYTES), name="stderr of a program"),
+    ]
     ended: Literal["exited", "wall clock", "output"] = "exited"
     try:
         async with asyncio.timeout(wall_s):
-            await asyncio.gather(
-                _feed(process.stdin, stdin),
-                _read(process.stdout, stdout, output_bytes, stop_beyond=True),
-                _read(process.stderr, stderr, _STDERR_BYTES, stop_beyond=False),
-            )
-            await process.wait()
+            if await _read(process.stdout, stdout, output_bytes, stop_beyond=True):
+                ended = "output"
+            else:
+                await process.wait()
     except TimeoutError:
         ended = "wall clock"
-    except _TooMuchError:
-        ended = "output"
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            await _kill_with_children(process.pid)
         await process.wait()
-        # Only a pipe that was read to its end is closed; what is in it is not kept.
+        # Only a pipe that was read to its end is closed; what is still in it is not kept.
         async with asyncio.timeout(_DRAIN_S):
-            await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
+            await asyncio.gather(*beside, _read(process.stdout, bytearray(), 0))
     return Finished(ended, process.returncode if ended == "exited" else None, bytes(stdout), bytes(stderr))
+
+
+async def _kill_with_children(pid: int) -> None:
+    """Kill a process and its children, and let none be started meanwhile.
+
+    bwrap asks the kernel only at the end of its setup to kill its child when it dies itself. Killed before, it would
+    leave a sandbox behind that nobody watches.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        while _state_and_parent(pid)[0] not in "TtZX":  # noqa: ASYNC110  a process tells nobody that it has stopped
+            await asyncio.sleep(_STOP_POLL_S)
+        for child in _processes():
+            with contextlib.suppress(ProcessLookupError):
+                if _state_and_parent(child)[1] == pid:
+                    os.kill(child, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    """Return the state of a process, in /proc's letters, and its parent; raises ProcessLookupError."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except FileNotFoundError as error:
+        raise ProcessLookupError from error
+    return fields[0], int(fields[1])
 
 
 async def _feed(pipe: asyncio.StreamWriter, content: bytes) -> None:
@@ -69,17 +98,12 @@ async def _feed(pipe: asyncio.StreamWriter, content: bytes) -> None:
         pipe.write(content)
         await pipe.drain()
     pipe.close()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        await pipe.wait_closed()
 
 
-async def _drain(pipe: asyncio.StreamReader) -> None:
-    while await pipe.read(_PART_BYTES):
-        pass
-
-
-async def _read(pipe: asyncio.StreamReader, into: bytearray, max_bytes: int, *, stop_beyond: bool) -> None:
+async def _read(pipe: asyncio.StreamReader, into: bytearray, max_bytes: int, *, stop_beyond: bool = False) -> bool:
+    """Read to the end, or until there is more than ``max_bytes`` if so wished; return whether it was so much."""
     while part := await pipe.read(_PART_BYTES):
         into += part[: max_bytes - len(into)]
-        if stop_beyond and len(part) > 0 and len(into) == max_bytes:
-            raise _TooMuchError
+        if stop_beyond and len(into) == max_bytes:
+            return True
+    return False
