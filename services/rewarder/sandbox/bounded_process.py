@@ -12,8 +12,8 @@ from services.rewarder.sandbox.sandbox import Finished
 
 _STDERR_BYTES = 8 << 10
 _PART_BYTES = 1 << 16
-_STOP_POLL_S = 0.002
-_DRAIN_S = 60.0
+_STOP_POLL_S, _STOP_POLLS = 0.002, 1000
+_DRAIN_S = 10.0
 """Nobody holds the other end once the command is dead; a machine that stalls may take long to notice."""
 
 
@@ -56,10 +56,12 @@ async def run_bounded(
     finally:
         if process.returncode is None:
             await _kill_with_children(process.pid)
-        await process.wait()
         # Only a pipe that was read to its end is closed; what is still in it is not kept.
-        async with asyncio.timeout(_DRAIN_S):
-            await asyncio.gather(*beside, _read(process.stdout, bytearray(), 0))
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await asyncio.gather(process.wait(), *beside, _read(process.stdout, bytearray(), 0))
+        except TimeoutError:
+            getattr(process, "_transport").close()  # noqa: B009  private, and the one way to let go of a pipe
     return Finished(ended, process.returncode if ended == "exited" else None, bytes(stdout), bytes(stderr))
 
 
@@ -71,7 +73,9 @@ async def _kill_with_children(pid: int) -> None:
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
-        while _state_and_parent(pid)[0] not in "TtZX":  # noqa: ASYNC110  a process tells nobody that it has stopped
+        for _ in range(_STOP_POLLS):
+            if _state_and_parent(pid)[0] in "TtZX":
+                break
             await asyncio.sleep(_STOP_POLL_S)
         for child in _processes():
             with contextlib.suppress(ProcessLookupError):
