@@ -62,7 +62,8 @@ def _check(arguments: argparse.Namespace) -> int:
     )
     if trial.is_ended:
         runner.close()  # which waits for what is left on the event loop, for ever if need be
-    _check_module(named, trial.inspected.stamp)
+    sources = trial.inspected.sources
+    _check_module(named, found="" if sources is None else sources.files[0].path)
     _console().print(report.table(read.groups, trial))
     for line in report.summary(named.name, read, trial):
         _out(line)
@@ -93,11 +94,12 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _check_module(named: NamedFunction, stamp: tuple[str, str] | None) -> None:
+def _check_module(named: NamedFunction, *, found: str) -> None:
     """Refuse a library that was found in place of the file: installed packages come first."""
-    if named.file is not None and stamp is not None and os.path.realpath(stamp[0]) != os.path.realpath(named.file):
+    if named.file is not None and os.path.realpath(found) != os.path.realpath(named.file):
+        where = f" ({found})" if found else ""
         raise UserError(
-            f"{named.file.name} has the name of an installed module ({stamp[0]}), which is found first: rename it"
+            f"{named.file.name} has the name of an installed module{where}, which is found first: rename it"
         )
 
 

@@ -22,6 +22,7 @@ from shared.run_options.keeping import KeepingOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
 from shared.run_options.pushing import PushingOptions
+from shared.run_options.reward_kwargs import RewardKwargs, check_reward_kwargs
 from shared.run_options.section import Positive
 from shared.run_options.training import TrainingOptions
 from shared.run_options.wording import EMPTY, what_is_wrong
@@ -49,6 +50,9 @@ class RunConfig(
         "'org/name' or a directory",
     )
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
+    reward_kwargs: RewardKwargs = Field(
+        default={}, description="Extra keyword arguments by reward function: `{NAME: {ARGUMENT: value}}`; no secrets"
+    )
     reward_timeout_s: Positive = Field(default=30.0, description="Deadline of one function for one group")
     min_scored_completions: int = Field(
         default=2, ge=2, description="A group with fewer scored completions is dropped (counted)"
@@ -96,6 +100,11 @@ class RunConfig(
                 f"min_scored_completions={self.min_scored_completions} is more than num_generations="
                 f"{self.num_generations}: every group would be dropped; lower it to at most {self.num_generations}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _reward_kwargs_are_for_reward_funcs(self) -> Self:
+        check_reward_kwargs(self.reward_kwargs, self.reward_funcs)
         return self
 
     @model_validator(mode="after")

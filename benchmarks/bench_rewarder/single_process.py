@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from services.rewarder.accuracy import accuracy_reward
+from services.rewarder.built_ins.accuracy import accuracy_reward
 
 
 def main() -> None:

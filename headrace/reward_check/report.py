@@ -11,7 +11,6 @@ from rich.text import Text
 from headrace.reward_check.row_groups import RowGroup, RowGroups
 from headrace.reward_check.training_view import GroupView, training_view
 from headrace.reward_check.trial import Trial
-from services.rewarder.python_functions import VERSION_CHARACTERS
 from shared.messages import RewardOutcome
 
 HARMLESS = ("scored", "not_applicable")
@@ -42,10 +41,7 @@ def summary(name: str, read: RowGroups, trial: Trial) -> Iterator[str]:
     """Yield what it comes to, a sentence each."""
     outcomes = [outcome for group in trial.outcomes for outcome in group]
     inspected = trial.inspected
-    version = next((outcome.version for outcome in outcomes if outcome.version), "")  # a call that failed has none
-    if not version and inspected.stamp is not None:
-        version = inspected.stamp[1][:VERSION_CHARACTERS]
-    yield f"function:    {name}, {inspected.kind}{f', version {version}' if version else ''}"
+    yield f"function:    {name}, {inspected.kind}{f', version {inspected.version}' if inspected.version else ''}"
     if inspected.summary:
         yield f"says:        {inspected.summary}"
     yield f"completions: {read.completions_are}; completion_ids are their UTF-8 bytes, for want of a tokenizer"

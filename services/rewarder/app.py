@@ -29,6 +29,7 @@ from services.rewarder.bodies import (
     ScoreReply,
     ScoreRequest,
 )
+from services.rewarder.built_in_rewards import built_in
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.routes import Listed, add_reward_routes
 from services.rewarder.openapi_document import declare_key
@@ -84,7 +85,7 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, 
 
     @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=errors)
     async def check_rewards(body: CheckRequest) -> RewardFunctions:
-        found = await scorer.check(list(dict.fromkeys(body.reward_funcs)))
+        found = await scorer.check(list(dict.fromkeys(body.reward_funcs)), body.reward_kwargs)
         refused = {name: what.detail for name, what in found.items() if isinstance(what, Refused)}
         if refused:
             raise UnknownRewardsError(refused)
@@ -104,6 +105,9 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, 
 
     @app.post("/v1/score", summary="Score completions now", responses=errors)
     async def score(body: ScoreRequest) -> ScoreReply:
+        for name, kwargs in body.reward_kwargs.items():
+            if (known := built_in(name)) is not None and (why_not := known.why_not(kwargs)):
+                raise UserError(f"reward_kwargs: {name} {why_not}")
         functions = [
             WeightedFunction(name, weight) for name, weight in zip(body.reward_funcs, body.weights(), strict=True)
         ]

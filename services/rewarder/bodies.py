@@ -2,11 +2,13 @@
 
 from typing import Any, Self, cast
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.worker_frames import Kind
 from shared.messages import Outcome
+from shared.run_options.reward_kwargs import RewardKwargs, check_reward_kwargs
 
 MAX_COMPLETIONS = 4096
 MAX_FUNCTIONS = 64
@@ -19,12 +21,21 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+KWARGS_MEANING = "Extra keyword arguments by reward function, as in a run"
+
+
 class CheckRequest(Body):
-    """Which reward functions to look at."""
+    """Which reward functions to look at, and what they will be given."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"reward_funcs": ["accuracy_reward"]}]})
 
     reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+    reward_kwargs: RewardKwargs = Field(default={}, description=KWARGS_MEANING)
+
+    @model_validator(mode="after")
+    def _reward_kwargs_are_for_reward_funcs(self) -> Self:
+        check_reward_kwargs(self.reward_kwargs, self.reward_funcs)
+        return self
 
 
 class RewardFunctionInfo(Body):
@@ -135,6 +146,7 @@ class ScoreRequest(Rows):
 
     reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
     reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
+    reward_kwargs: RewardKwargs = Field(default={}, description=KWARGS_MEANING)
 
     @model_validator(mode="after")
     def _one_weight_a_function(self) -> Self:
@@ -143,6 +155,15 @@ class ScoreRequest(Rows):
                 f"reward_weights has {len(self.reward_weights)} entries for {len(self.reward_funcs)} reward_funcs"
             )
         return self
+
+    @model_validator(mode="after")
+    def _reward_kwargs_are_for_reward_funcs(self) -> Self:
+        check_reward_kwargs(self.reward_kwargs, self.reward_funcs)
+        return self
+
+    def call(self) -> RewardCall:
+        """Return what reward functions are called with."""
+        return msgspec.structs.replace(super().call(), reward_kwargs=self.reward_kwargs)
 
     def weights(self) -> list[float]:
         """Return one weight a function."""

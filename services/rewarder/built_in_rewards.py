@@ -1,45 +1,20 @@
-"""The reward functions that need no code of the user's, under TRL's names.
+"""The reward functions that need no code of the user's, under the names of TRL and open-r1 where they have one.
 
-This table is light: math-verify is imported when a worker first needs it.
+This table is light: what a function needs is imported when a worker first needs it.
 """
 
 import difflib
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from services.rewarder.reward_call import CallError, Completion, RewardFunction
+from services.rewarder.built_in_options import Option, why_not_options
+from services.rewarder.reward_call import RewardFunction
 from shared.errors import UserError
 
-_THINK = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
-SOFT_PUNISH_SHARE = 5
-"""DAPO (arXiv 2503.14476) punishes within the last 4,096 of 20,480 tokens: one fifth."""
-
-
-def think_format_reward(completions: list[Completion], **_columns: object) -> list[float]:
-    """1.0 if the reasoning stands between one <think> and </think> at the start, 0.0 if not."""
-    texts = [completion if isinstance(completion, str) else completion[0]["content"] for completion in completions]
-    return [1.0 if _THINK.match(text) else 0.0 for text in texts]
-
-
-def soft_overlong_punishment_reward(
-    completion_ids: list[list[int]], max_completion_length: int | None = None, **_columns: object
-) -> list[float]:
-    """From 0 down to -1 within the last fifth of max_completion_length (DAPO, equation 13)."""
-    if max_completion_length is None:
-        raise CallError("needs 'max_completion_length', which only a run has by itself: send it in the request")
-    cache = max(1, max_completion_length // SOFT_PUNISH_SHARE)
-    free = max_completion_length - cache
-    return [
-        0.0 if len(ids) <= free else -1.0 if len(ids) > max_completion_length else (free - len(ids)) / cache
-        for ids in completion_ids
-    ]
-
-
-def _load_accuracy() -> RewardFunction:
-    from services.rewarder.accuracy import accuracy_reward
-
-    return accuracy_reward
+_PACKAGE = "services.rewarder.built_ins"
+_GOLD = (("solution", "answer"),)
 
 
 @dataclass(frozen=True)
@@ -47,34 +22,124 @@ class BuiltIn:
     """One built-in.
 
     Args:
-        load: Returns the function; may import.
+        place: ``module:function`` in the package built_ins.
         summary: One line for people.
-        columns: Of each inner tuple the dataset needs one column.
+        columns: Of each inner tuple the dataset needs one column, unless ``reward_kwargs`` has it.
+        options: What ``reward_kwargs`` may say.
+        check: ``module:function`` that looks closer at the options, and at what the function needs.
     """
 
-    load: Callable[[], RewardFunction]
+    place: str
     summary: str
     columns: tuple[tuple[str, ...], ...] = ()
+    options: Mapping[str, Option] = field(default_factory=dict[str, Option])
+    check: str | None = None
+
+    def load(self) -> RewardFunction:
+        """Return the function; imports."""
+        return _imported(self.place)
+
+    def not_from_columns(self) -> frozenset[str]:
+        """Return the options that no column of the same name stands in for."""
+        return frozenset(self.options) - {name for choice in self.columns for name in choice}
+
+    def why_not(self, kwargs: Mapping[str, Any]) -> str | None:
+        """Return what is plainly wrong with these options, None if nothing is; imports nothing."""
+        return why_not_options(self.options, kwargs)
+
+    def why_not_usable(self, kwargs: Mapping[str, Any]) -> str | None:
+        """Return why it cannot be used with these options, None if it can; imports, and may take a second."""
+        why_not = self.why_not(kwargs)
+        if why_not is None and self.check is not None:
+            check: Callable[[Mapping[str, Any]], str | None] = _imported(self.check)
+            why_not = check(kwargs)
+        return why_not
 
 
 BUILT_INS: dict[str, BuiltIn] = {
     "accuracy_reward": BuiltIn(
-        _load_accuracy,
+        "accuracy:accuracy_reward",
         "1.0 if the completion's LaTeX answer equals the gold answer, 0.0 if not (math-verify)",
-        (("solution", "answer"),),
+        _GOLD,
+    ),
+    "reasoning_accuracy_reward": BuiltIn(
+        "reasoning_accuracy:reasoning_accuracy_reward",
+        "accuracy_reward of what follows the reasoning; 0.0 if the reasoning does not end",
+        _GOLD,
+        {"reasoning_delimiters": Option("a list of text")},
+    ),
+    "numeric_match_reward": BuiltIn(
+        "numeric_match:numeric_match_reward",
+        "1.0 if the number that the completion announces, or ends with, is the gold number, 0.0 if not",
+        _GOLD,
+        {
+            "tolerance": Option("a number", at_least=0),
+            "relative_tolerance": Option("a number", at_least=0),
+            "announced_only": Option("true or false"),
+        },
+    ),
+    "exact_match_reward": BuiltIn(
+        "exact_match:exact_match_reward",
+        "1.0 if the completion is the gold answer but for surrounding white space, 0.0 if not",
+        _GOLD,
+        {"after": Option("text"), "ignore_case": Option("true or false")},
+    ),
+    "regex_reward": BuiltIn(
+        "regex_match:regex_reward",
+        "1.0 if the completion matches a regular expression, 0.0 if not",
+        (("pattern",),),
+        {"pattern": Option("text"), "mode": Option("text", choices=("search", "match", "fullmatch"))},
+        "regex_match:check_pattern",
+    ),
+    "json_schema_reward": BuiltIn(
+        "json_schema:json_schema_reward",
+        "1.0 if the completion is JSON that meets a JSON schema, 0.0 if not",
+        (("json_schema",),),
+        {"json_schema": Option("a table")},
+        "json_schema:check_schema",
+    ),
+    "code_execution_reward": BuiltIn(
+        "code_execution:code_execution_reward",
+        "share of the row's tests that the completion's Python code passes in a sandbox",
+        (("tests",),),
+        {
+            "partial_credit": Option("true or false"),
+            "timeout_s": Option("a number", at_least=0.1, at_most=300),
+            "cpu_s": Option("a whole number", at_least=1, at_most=300),
+            "memory_mib": Option("a whole number", at_least=64, at_most=65536),
+        },
+        "code_execution:check_sandbox",
     ),
     "think_format_reward": BuiltIn(
-        lambda: think_format_reward, "1.0 if the reasoning stands between <think> and </think>, 0.0 if not"
+        "think_format:think_format_reward",
+        "1.0 if the reasoning stands between <think> and </think>, 0.0 if not",
     ),
     "soft_overlong_punishment_reward": BuiltIn(
-        lambda: soft_overlong_punishment_reward,
+        "overlong:soft_overlong_punishment_reward",
         "from 0 down to -1 within the last fifth of max_completion_length (DAPO, equation 13)",
+        options={"soft_punish_cache": Option("a whole number", at_least=1)},
+    ),
+    "repetition_penalty_reward": BuiltIn(
+        "repetition:repetition_penalty_reward",
+        "from 0 down to max_penalty with the share of repeated n-grams",
+        options={
+            "ngram_size": Option("a whole number", at_least=1),
+            "max_penalty": Option("a number", at_most=0),
+            "unit": Option("text", choices=("tokens", "words")),
+        },
     ),
 }
 ALIASES = {
     "soft_overlong_punishment": "soft_overlong_punishment_reward",
     "get_soft_overlong_punishment": "soft_overlong_punishment_reward",
+    "get_repetition_penalty_reward": "repetition_penalty_reward",
 }
+
+
+def _imported(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), name)
+    return found
 
 
 def built_in(name: str) -> BuiltIn | None:

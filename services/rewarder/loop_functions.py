@@ -51,7 +51,7 @@ class LoopFunctions:
         """
         function = await self._function(name, sources)
         started_at = time.monotonic()
-        task = asyncio.create_task(_answer(function, own_copy(call)), name=f"reward {name}")
+        task = asyncio.create_task(_answer(name, function, own_copy(call)), name=f"reward {name}")
         try:
             await asyncio.wait({task}, timeout=timeout_s)
         finally:
@@ -98,10 +98,10 @@ class LoopFunctions:
             raise RewardFailure("error", str(error)) from error
 
 
-async def _answer(function: RewardFunction, call: RewardCall) -> Answer:
+async def _answer(name: str, function: RewardFunction, call: RewardCall) -> Answer:
     num_completions = len(call.completions)
     try:
-        return Answer(judge(await function(**arguments_for(function, call)), num_completions))
+        return Answer(judge(await function(**arguments_for(function, call, name=name)), num_completions))
     except CallError as error:
         return Answer(everyone(num_completions, "error", str(error)))
     except asyncio.CancelledError:

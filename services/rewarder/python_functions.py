@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,16 +103,20 @@ class PythonFunctions:
             for name, inspected in version.functions.items()
         ]
 
-    async def inspect(self, name: str) -> Inspected | Refused:
-        """Import it as its files are now; the next call to a changed one runs the new code."""
-        inspected = await self._inspect(name, self._check_timeout_s)
-        if isinstance(inspected, Inspected) and inspected.kind != "built-in":
+    async def inspect(self, name: str, kwargs: Mapping[str, Any] | None = None) -> Inspected | Refused:
+        """Import it as its files are now, to be called with these; the next call to a changed one runs the new code."""
+        inspected = await self._inspect(name, self._check_timeout_s, kwargs=kwargs)
+        if isinstance(inspected, Refused):
+            return inspected
+        if inspected.kind != "built-in":
             module = _module_of(name)
             if self._is_in_force(inspected.sources, module):
                 self._modules[module].functions[name] = inspected
             else:
                 self._put_in_force(module, ModuleVersion(inspected.sources, {name: inspected}))
-        return inspected
+        given = frozenset(kwargs or {})
+        needed = [columns for columns in inspected.required_columns if not given.intersection(columns)]
+        return msgspec.structs.replace(inspected, required_columns=needed)
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
         """See RewardSource. The deadline runs from when the function is called."""
@@ -220,7 +224,7 @@ class PythonFunctions:
         key = (name, _key(sources))
         if key not in self._inspecting:
             self._inspecting[key] = asyncio.create_task(
-                self._inspect(name, self._import_timeout_s, sources), name=f"inspect reward {name}"
+                self._inspect(name, self._import_timeout_s, sources=sources), name=f"inspect reward {name}"
             )
             self._inspecting[key].add_done_callback(lambda _: self._inspecting.pop(key, None))
         inspected = await asyncio.shield(self._inspecting[key])
@@ -228,10 +232,12 @@ class PythonFunctions:
             raise RewardFailure("error", inspected.detail)
         return inspected
 
-    async def _inspect(self, name: str, timeout_s: float, sources: Sources | None = None) -> Inspected | Refused:
+    async def _inspect(
+        self, name: str, timeout_s: float, *, sources: Sources | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> Inspected | Refused:
         try:
             check_name(name)
-            return await self._pool.inspect(name, timeout_s=timeout_s, sources=sources)
+            return await self._pool.inspect(name, timeout_s=timeout_s, sources=sources, kwargs=kwargs)
         except (HeadraceError, OSError) as error:
             return Refused(str(error))
 

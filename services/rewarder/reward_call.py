@@ -13,12 +13,13 @@ import itertools
 import math
 import numbers
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
 
 from shared.messages import Outcome, Prompt
+from shared.run_options.reward_kwargs import also_columns
 
 Completion = str | list[dict[str, str]]
 RewardFunction = Callable[..., Any]
@@ -27,6 +28,11 @@ MAX_DETAIL_CHARS = 300
 NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on, because the call has them under these or similar names."""
 _GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
+
+
+def text_of(completion: Completion) -> str:
+    """Return the text of a completion in either of TRL's formats."""
+    return completion if isinstance(completion, str) else completion[0]["content"]
 
 
 class TrainerState(msgspec.Struct, frozen=True):
@@ -51,17 +57,21 @@ class RewardCall(msgspec.Struct, frozen=True):
     group_id: str | None = None
     policy_version: int | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    reward_kwargs: dict[str, dict[str, Any]] = {}
+    """Extra keyword arguments, by function."""
 
 
 def own_copy(call: RewardCall) -> RewardCall:
     """Return a copy that shares nothing that can be changed: a function may do with its arguments what it likes."""
     columns: dict[str, list[Any]] = msgspec.msgpack.decode(msgspec.msgpack.encode(call.columns))
+    kwargs: dict[str, dict[str, Any]] = msgspec.msgpack.decode(msgspec.msgpack.encode(call.reward_kwargs))
     return msgspec.structs.replace(
         call,
         prompts=[_own_text(prompt) for prompt in call.prompts],
         completions=[_own_text(completion) for completion in call.completions],
         columns=columns,
         completion_ids=None if call.completion_ids is None else list(map(list, call.completion_ids)),
+        reward_kwargs=kwargs,
     )
 
 
@@ -82,13 +92,31 @@ class CallError(Exception):
     """The function cannot be called with what there is; the message says what is missing."""
 
 
-def arguments_for(function: RewardFunction, call: RewardCall, *, is_built_in: bool = False) -> dict[str, Any]:
+def arguments_for(
+    function: RewardFunction,
+    call: RewardCall,
+    *,
+    name: str = "",
+    is_built_in: bool = False,
+    options: Collection[str] = (),
+) -> dict[str, Any]:
     """Return the keyword arguments for ``function``.
 
+    Args:
+        function: To be called.
+        call: What there is.
+        name: Under which ``reward_kwargs`` has arguments for it.
+        is_built_in: Whether it is ours, and may be told more than TRL tells a function.
+        options: Arguments that no column stands in for.
+
     Raises:
-        CallError: It requires an argument that neither the call nor the dataset has.
+        CallError: It requires an argument that there is not, or ``reward_kwargs`` has one that it cannot be given.
     """
-    arguments: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in NOT_COLUMNS}
+    kwargs = call.reward_kwargs.get(name, {})
+    offered = {column: values for column, values in call.columns.items() if column not in NOT_COLUMNS}
+    if doubles := also_columns({"it": kwargs}, offered):
+        raise CallError(doubles[0].removeprefix("it "))
+    arguments: dict[str, Any] = {column: offered[column] for column in offered if column not in options} | kwargs
     arguments |= {
         "prompts": call.prompts,
         "completions": call.completions,
@@ -103,6 +131,8 @@ def arguments_for(function: RewardFunction, call: RewardCall, *, is_built_in: bo
     parameters = _parameters(function)
     if parameters is None:
         return arguments
+    if why_not := refused_kwargs(function, kwargs):
+        raise CallError(why_not)
     missing = [name for name in _required(parameters) if name not in arguments]
     if "completion_ids" in missing:
         raise CallError(
@@ -118,6 +148,19 @@ def arguments_for(function: RewardFunction, call: RewardCall, *, is_built_in: bo
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return arguments
     return {parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments}
+
+
+def refused_kwargs(function: RewardFunction, kwargs: Mapping[str, Any]) -> str | None:
+    """Return why ``function`` cannot be given these keyword arguments; None if it can."""
+    parameters = _parameters(function)
+    if parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    names = [parameter.name for parameter in parameters if parameter.name not in _GIVEN]
+    unknown = [name for name in kwargs if name not in names]
+    if not unknown:
+        return None
+    takes = f"it takes: {', '.join(names)}" if names else "it takes none but what every function is given"
+    return f"takes no argument {_quoted(unknown)}, which reward_kwargs gives it; {takes}"
 
 
 def required_columns(function: RewardFunction) -> list[str]:

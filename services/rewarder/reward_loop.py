@@ -25,6 +25,7 @@ from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, d
 from shared.redis_connection import Redis, wait_until_ready
 from shared.refusals import refuse, take_back
 from shared.run_config import RunConfig
+from shared.run_options.reward_kwargs import RewardKwargs
 from shared.run_store import RunRecord, RunStore
 from shared.streams import Delivery, StreamConsumer, settle
 
@@ -200,6 +201,7 @@ class RewardLoop:
                     state=state,
                     max_completion_length=config.max_completion_length,
                     chat_template_kwargs=config.chat_template_kwargs,
+                    reward_kwargs=config.reward_kwargs,
                 ),
                 functions,
                 timeout_s=config.reward_timeout_s,
@@ -223,6 +225,7 @@ def call_for(
     state: TrainerState,
     max_completion_length: int,
     chat_template_kwargs: dict[str, Any] | None = None,
+    reward_kwargs: RewardKwargs | None = None,
 ) -> RewardCall:
     """Return what every reward function of the run is called with for this group, in TRL's shape."""
     prompt = group.prompt
@@ -241,6 +244,7 @@ def call_for(
         group_id=prompt.group_id,
         policy_version=min(rollout.oldest_policy_version() for rollout in group.rollouts),
         chat_template_kwargs=chat_template_kwargs or {},
+        reward_kwargs=reward_kwargs or {},
     )
 
 

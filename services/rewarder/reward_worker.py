@@ -32,9 +32,11 @@ from services.rewarder.reward_call import (
     is_async,
     judge,
     printable,
+    refused_kwargs,
     required_columns,
     users_trace,
 )
+from services.rewarder.sandbox.chosen import SandboxChoice, choose
 from services.rewarder.worker_frames import (
     Answer,
     Inspect,
@@ -56,11 +58,12 @@ _SPARE_CPU_S = 5
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a worker may use, and where it finds reward modules."""
+    """What a worker may use, where it finds reward modules, and where generated code runs."""
 
     memory_bytes: int
     open_files: int
     reward_path: tuple[str, ...] = ()
+    sandbox: SandboxChoice = SandboxChoice()
 
 
 def main(channel: socket.socket, limits: Limits) -> None:
@@ -90,6 +93,7 @@ def _set_up(limits: Limits) -> None:
     _limit(resource.RLIMIT_AS, limits.memory_bytes)
     _limit(resource.RLIMIT_NOFILE, limits.open_files)
     _limit(resource.RLIMIT_CORE, 0)
+    choose(limits.sandbox)
 
 
 def _let_go_of_the_fork_server() -> None:
@@ -126,6 +130,7 @@ def _send(channel: socket.socket, reply: Reply) -> None:
 
 def _inspect(request: Inspect, limits: Limits) -> Inspected | Refused:
     name, sources = request.function, request.sources
+    known = built_in(name)
     try:
         if sources is not None:
             function = load_function(name, reward_path=limits.reward_path, sources=sources)
@@ -135,7 +140,9 @@ def _inspect(request: Inspect, limits: Limits) -> Inspected | Refused:
         return Refused(str(error))
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
         return Refused(f"importing {name.partition(':')[0]} ended with {describe(error)}")
-    known = built_in(name)
+    why_not = known.why_not_usable(request.kwargs) if known else refused_kwargs(function, request.kwargs)
+    if why_not is not None:
+        return Refused(f"{name} {why_not}")
     if known is not None:
         return Inspected("built-in", known.summary, [list(columns) for columns in known.columns])
     return Inspected(
@@ -173,14 +180,19 @@ def _serve(
         return
     _limit_cpu(task.timeout_s)
     _send(channel, Started())
-    verdicts, trace = _call(loaded[task.function, task.version], call, is_built_in=built_in(task.function) is not None)
+    verdicts, trace = _call(task.function, loaded[task.function, task.version], call)
     _send(channel, Answer(verdicts, trace))
 
 
-def _call(function: RewardFunction, call: RewardCall, *, is_built_in: bool) -> tuple[list[Verdict], str]:
+def _call(name: str, function: RewardFunction, call: RewardCall) -> tuple[list[Verdict], str]:
     num_completions = len(call.completions)
+    known = built_in(name)
+    if known is not None and (why_not := known.why_not(call.reward_kwargs.get(name, {}))):
+        return everyone(num_completions, "error", why_not), ""
     try:
-        returned = function(**arguments_for(function, call, is_built_in=is_built_in))
+        options = () if known is None else known.not_from_columns()
+        arguments = arguments_for(function, call, name=name, is_built_in=known is not None, options=options)
+        returned = function(**arguments)
         return judge(returned, num_completions), ""
     except CallError as error:
         return everyone(num_completions, "error", str(error)), ""

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,7 @@ from shared.messages import RewardOutcome
 
 log = logging.getLogger(__name__)
 
+_TAKES_NO_KWARGS = "is no Python function and takes no reward_kwargs; leave its entry out"
 _HARMLESS = frozenset({"scored", "not_applicable"})
 _MAX_TRACES = 1000
 """Traces are logged once for each distinct failure; the memory of which is forgotten at this size."""
@@ -77,11 +79,18 @@ class Scorer:
             by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         return list(zip(*by_function, strict=True))
 
-    async def check(self, names: Sequence[str]) -> dict[str, Inspected | Refused]:
+    async def check(
+        self, names: Sequence[str], reward_kwargs: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> dict[str, Inspected | Refused]:
         """Return what each of these is, or why it cannot be used; Python functions as their files are now."""
 
         async def inspect(name: str) -> Inspected | Refused:
             source = await self._source_of(name)
+            kwargs = (reward_kwargs or {}).get(name, {})
+            if source is self._functions:
+                return await self._functions.inspect(name, kwargs)
+            if kwargs:
+                return Refused(f"{name} {_TAKES_NO_KWARGS}")
             return await source.inspect(name)
 
         found = await asyncio.gather(*(inspect(name) for name in names))
@@ -100,8 +109,7 @@ class Scorer:
         started_at = time.monotonic()
         source = await self._source_of(name)
         try:
-            with self._metrics.in_flight.labels(self._label(source, name)).track_inprogress():
-                answer, seconds = await source.call(name, call, timeout_s=timeout_s, lane=lane)
+            answer, seconds = await self._call(source, name, call, timeout_s=timeout_s, lane=lane)
         except RewardFailure as failure:
             answer = Answer(everyone(len(call.completions), failure.outcome, failure.detail))
             seconds = time.monotonic() - started_at
@@ -119,6 +127,14 @@ class Scorer:
             )
             for verdict in answer.verdicts
         ]
+
+    async def _call(
+        self, source: RewardSource, name: str, call: RewardCall, *, timeout_s: float, lane: str
+    ) -> tuple[Answer, float]:
+        if source is not self._functions and call.reward_kwargs.get(name):
+            raise RewardFailure("error", _TAKES_NO_KWARGS)
+        with self._metrics.in_flight.labels(self._label(source, name)).track_inprogress():
+            return await source.call(name, call, timeout_s=timeout_s, lane=lane)
 
     def _label(self, source: RewardSource, name: str) -> str:
         """Return the name if it is one that exists, which bounds how many labels there are."""

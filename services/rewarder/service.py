@@ -60,7 +60,9 @@ class RewarderService:
         self._redis = connect(settings.redis_url.get_secret_value())
         self._pool = WorkerPool(
             num_workers=settings.num_reward_workers,
-            limits=Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path),
+            limits=Limits(
+                settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path, settings.sandbox_choice()
+            ),
             queue_timeout_s=settings.queue_timeout_s,
             import_timeout_s=settings.import_timeout_s,
             metrics=self._metrics,

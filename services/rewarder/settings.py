@@ -10,6 +10,7 @@ from pydantic_settings import NoDecode
 
 from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
 from services.rewarder.rate_limits import CallLimits, read_limits
+from services.rewarder.sandbox.chosen import DEFAULT_IMAGE, Kind, SandboxChoice
 from shared.settings import ServiceSettings
 
 MIB = 1024 * 1024
@@ -82,6 +83,16 @@ class RewarderSettings(ServiceSettings):
     @classmethod
     def _limits_are_json(cls, raw: object) -> object:
         return read_limits(raw)
+
+    # Generated code
+    sandbox: Kind = Field(default="bubblewrap", description="Where generated code runs: bubblewrap, or docker")
+    bwrap: str = Field(default="", description="Path of bubblewrap; looked up in PATH if empty")
+    sandbox_python: str = Field(default="", description="Python for generated code in bubblewrap; found if empty")
+    sandbox_image: str = Field(default=DEFAULT_IMAGE, description="Image with python3 for generated code in docker")
+
+    def sandbox_choice(self) -> SandboxChoice:
+        """Return the settings of the sandbox."""
+        return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image)
 
     @field_validator("reward_path", mode="before")
     @classmethod

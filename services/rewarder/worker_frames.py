@@ -14,7 +14,7 @@ A frame is four bytes of length, big-endian, and that many bytes of msgpack.
 
 import socket
 import struct
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,9 +41,13 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Say what ``function`` is: in this version of its module, or as its files are now."""
+    """Say what ``function`` is, and whether it can be given these keyword arguments.
+
+    It is looked at in this version of its module, or as its files are now.
+    """
 
     function: str
+    kwargs: dict[str, Any] = {}
     sources: Sources | None = None
 
 

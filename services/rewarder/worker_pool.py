@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -124,8 +124,18 @@ class WorkerPool:
         self._release(worker)
         return answer, seconds
 
-    async def inspect(self, function: str, *, timeout_s: float, sources: Sources | None = None) -> Inspected | Refused:
-        """Import the function's module in a process made for it, in this version or as its files are now."""
+    async def inspect(
+        self,
+        function: str,
+        *,
+        timeout_s: float,
+        sources: Sources | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Inspected | Refused:
+        """Import the function's module in a process made for it, in this version or as its files are now.
+
+        ``kwargs`` is what it would be given. The columns in the answer are those that it needs without.
+        """
         async with self._inspections:
             try:
                 worker = await WorkerProcess.start(self._limits)
@@ -133,7 +143,7 @@ class WorkerPool:
                 return Refused(f"no process could be started to import it ({describe(error)}); try again")
             try:
                 async with asyncio.timeout(timeout_s):
-                    await worker.send(Inspect(function, sources))
+                    await worker.send(Inspect(function, dict(kwargs or {}), sources))
                     reply = await worker.receive()
             except TimeoutError:
                 return Refused(f"importing {function.partition(':')[0]} took longer than {timeout_s:g} s")

@@ -27,7 +27,7 @@ from services.rewarder.worker_frames import (
     encode_frame_body,
 )
 
-PRELOAD = ["services.rewarder.reward_worker", "services.rewarder.accuracy"]
+PRELOAD = ["services.rewarder.reward_worker", "services.rewarder.built_ins.accuracy"]
 _START_TIMEOUT_S = 60.0
 _JOIN_TIMEOUT_S = 5.0
 # Process.start reads the exit codes of all ended processes. An exit code can be read once: a second reader gets 255.

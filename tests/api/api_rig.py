@@ -38,12 +38,13 @@ class FakeRewarder:
         rewarder = self
         self.status = 200
         self.keys_seen: list[str] = []
+        self.bodies_seen: list[dict[str, Any]] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 rewarder.keys_seen.append(self.headers["Authorization"])
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["reward_funcs"]
-                status, answer = rewarder.answer(asked)
+                rewarder.bodies_seen.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                status, answer = rewarder.answer(rewarder.bodies_seen[-1]["reward_funcs"])
                 body = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))

@@ -304,3 +304,16 @@ async def test_a_run_directory_that_cannot_be_made_is_a_503_and_no_run(
     assert reply.status_code == 503
     assert "HEADRACE_RUNS_DIR" in reply.json()["detail"]
     assert await redis.zcard(RUNS) == 0
+
+
+async def test_the_arguments_of_reward_functions_are_checked_by_the_rewarder_and_against_the_columns(
+    client: httpx.AsyncClient, run: Run, rewarder: FakeRewarder
+) -> None:
+    kwargs = {"accuracy_reward": {"strict": True}}
+    reply = await client.post("/v1/runs", params={"dry_run": "true"}, json=run | {"reward_kwargs": kwargs})
+    assert reply.status_code == 200, reply.text
+    assert rewarder.bodies_seen == [{"reward_funcs": ["accuracy_reward"], "reward_kwargs": kwargs}]
+    said = await refusal(client, run | {"reward_kwargs": {"accuracy_reward": {"solution": "4"}}})
+    assert said["reward_kwargs"].startswith(
+        "accuracy_reward is given 'solution' by reward_kwargs and by the dataset, which has a column of that name"
+    )

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
 from services.rewarder.worker_pool import WorkerPool
+from tests.rewarder.bwrap_binary import find_or_fetch
 
 USER_CODE = Path(__file__).parent / "user_code"
 ROOT = Path(__file__).parent.parent.parent
@@ -87,6 +89,14 @@ async def until(condition: Callable[[], Awaitable[object]], *, what: str, timeou
     while not await condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
         await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def bwrap() -> Iterator[str]:
+    """Return the path of a bubblewrap that users without rights can run, too."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bwrap-") as directory:
+        Path(directory).chmod(0o755)
+        yield find_or_fetch(Path(directory))
 
 
 @pytest.fixture

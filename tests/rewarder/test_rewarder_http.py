@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.rewarder.built_in_rewards import BUILT_INS
 from tests.conftest import RedisServer, free_port
 from tests.rewarder.conftest import RewarderProcess, user
 
@@ -69,7 +70,7 @@ def test_a_wrong_method_is_told_which_ones_there_are(client: httpx.Client) -> No
 
 def test_the_built_ins_are_listed_with_what_they_need(client: httpx.Client) -> None:
     listed = {item["name"]: item for item in client.get("/v1/rewards").json()["reward_funcs"]}
-    assert set(listed) == {"accuracy_reward", "think_format_reward", "soft_overlong_punishment_reward"}
+    assert set(listed) == set(BUILT_INS)
     assert listed["accuracy_reward"]["required_columns"] == [["solution", "answer"]]
     assert "math-verify" in listed["accuracy_reward"]["summary"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from services.rewarder.accuracy import accuracy_reward
-from services.rewarder.built_in_rewards import think_format_reward
+from services.rewarder.built_ins.accuracy import accuracy_reward
+from services.rewarder.built_ins.think_format import think_format_reward
 from services.rewarder.reward_call import Completion
 from services.trainer.data.dataset import open_dataset
 from services.trainer.data.dataset_check import check_dataset

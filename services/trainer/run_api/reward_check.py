@@ -1,6 +1,7 @@
 """Asks the rewarder whether it knows a run's reward functions, so that a typing error ends at submit and not in a run.
 
-POST {rewarder_url}/v1/rewards/check   {"reward_funcs": [...]}   -> 200 with what they need, or 422
+POST {rewarder_url}/v1/rewards/check   {"reward_funcs": [...], "reward_kwargs": {...}}
+                                       -> 200 with what they need, or 422
 """
 
 import asyncio
@@ -37,12 +38,15 @@ async def check_rewards(config: RunConfig, *, rewarder_url: str, api_key: str, t
         Problem: 422 with the rewarder's own sentence, or 503 if there is no usable rewarder.
     """
     url = f"{rewarder_url.rstrip('/')}/v1/rewards/check"
+    # A rewarder of an earlier version refuses a key that it does not know.
+    kwargs = {"reward_kwargs": config.reward_kwargs} if config.reward_kwargs else {}
+    body = {"reward_funcs": config.reward_funcs} | kwargs
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     try:
         async with (
             asyncio.timeout(timeout_s),
             httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client,
-            client.stream("POST", url, json={"reward_funcs": config.reward_funcs}, headers=headers) as response,
+            client.stream("POST", url, json=body, headers=headers) as response,
         ):
             content = await _read_bounded(response)
     except (httpx.HTTPError, TimeoutError) as error:

@@ -29,6 +29,7 @@ from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
 from shared.run_config import RunConfig, parse_run_config
 from shared.run_options.data import DatasetSource
+from shared.run_options.reward_kwargs import also_columns
 
 _MAX_KEYS = 200
 
@@ -98,6 +99,8 @@ class RunValidator:
             Checked(errors=[] if base is None else [("load_in_4bit", base)]),
             Checked(errors=check_surroundings(config, self._settings), warnings=unread_options(config)),
         ]
+        columns = dataset.result().derived.get("columns", [])
+        checked.append(Checked(errors=[("reward_kwargs", why) for why in also_columns(config.reward_kwargs, columns)]))
         errors = list(dict.fromkeys(error for result in checked for error in result.errors))
         if errors:
             raise invalid_run(errors)

@@ -137,3 +137,11 @@ def waits_for_go(completions: list[str], directory: list[str], **_: Any) -> list
 
 
 NOT_A_FUNCTION = 3
+
+
+def scaled(completions: list[str], factor: float) -> list[float]:
+    return [factor * len(completion) for completion in completions]
+
+
+async def scaled_async(completions: list[str], factor: float) -> list[float]:
+    return scaled(completions, factor)

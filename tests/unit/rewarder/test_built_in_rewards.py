@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.rewarder.accuracy import accuracy_reward
-from services.rewarder.built_in_rewards import (
-    BUILT_INS,
-    built_in,
-    soft_overlong_punishment_reward,
-    think_format_reward,
-    unknown_name,
-)
+from services.rewarder.built_in_rewards import BUILT_INS, built_in, unknown_name
+from services.rewarder.built_ins.accuracy import accuracy_reward
+from services.rewarder.built_ins.overlong import soft_overlong_punishment_reward
+from services.rewarder.built_ins.think_format import think_format_reward
 from services.rewarder.reward_call import CallError, Completion, Verdict
 
 GSM8K = (

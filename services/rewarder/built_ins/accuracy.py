@@ -2,8 +2,8 @@ r"""Whether a completion's mathematical answer equals the gold answer, by math-v
 
 The rules are TRL's ``accuracy_reward``: the answer must be LaTeX, ``\boxed{}`` first; 1.0 if it equals the gold answer,
 0.0 if not; a gold answer that does not parse is not applicable. Two things are added: gold answers in GSM8K's format
-(``... #### 42``) are read after the mark, and completions to such rows may use the mark too; and a comparison that
-runs out of time is a ``timeout``, where TRL calls it wrong.
+(``... #### 42``) are read after the mark, and completions to such rows may use the mark too, which comes before what
+looks like LaTeX: ``$12 + $2.25``; and a comparison that runs out of time is a ``timeout``, where TRL calls it wrong.
 
 math-verify bounds its own time with SIGALRM and therefore works in the main thread of a process only: this runs in a
 reward worker, never on the event loop and never in a thread.
@@ -16,13 +16,16 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 from math_verify.errors import TimeoutException
 
-from services.rewarder.reward_call import CallError, Completion, Verdict
+from services.rewarder.built_ins.gold_answers import GSM8K_MARK, gold_answers
+from services.rewarder.reward_call import Completion, Verdict, text_of
 
-GSM8K_MARK = "####"
 STEP_TIMEOUT_S, SHORT_STEP_TIMEOUT_S = 2, 1
 """Of one parse or one comparison; a plain answer takes 4 ms. math-verify accepts whole seconds."""
 NUM_PATIENT_TIMEOUTS = 4
 """After so many in one call the short one applies: sixteen answers like 100000000! then take 20 s, not 32."""
+
+_BOXED = "\\boxed"
+NO_GOLD = Verdict("not_applicable", None, "the gold answer is no mathematical expression")
 
 _LATEX = [
     LatexExtractionConfig(
@@ -38,18 +41,12 @@ def accuracy_reward(
     **_columns: object,
 ) -> list[Verdict]:
     """1.0 if the completion's LaTeX answer equals the gold answer, 0.0 if not (math-verify)."""
-    if solution is None and answer is None:
-        raise CallError("needs the gold answers in a column 'solution' or 'answer', and there is neither")
-    nothing: list[object] = [None] * len(completions)
-    # In a mixture of data sets with different names for it, the column a row does not have is null.
-    golds = [
-        left if left is not None else right for left, right in zip(solution or nothing, answer or nothing, strict=True)
-    ]
+    golds = gold_answers(solution, answer)
     judged: dict[tuple[str, str], Verdict] = {}
     num_timeouts = 0
     verdicts: list[Verdict] = []
     for completion, gold in zip(completions, golds, strict=True):
-        pair = (str(gold) if isinstance(gold, str | int | float) else "", text_of(completion))
+        pair = (_as_text(gold), text_of(completion))
         if pair not in judged:
             timeout_s = STEP_TIMEOUT_S if num_timeouts < NUM_PATIENT_TIMEOUTS else SHORT_STEP_TIMEOUT_S
             judged[pair] = _judge(*pair, timeout_s=timeout_s)
@@ -58,19 +55,27 @@ def accuracy_reward(
     return verdicts
 
 
-def text_of(completion: Completion) -> str:
-    """Return the text of a completion in either of TRL's formats."""
-    return completion if isinstance(completion, str) else completion[0]["content"]
+def has_gold(gold: object) -> bool:
+    """Whether a gold answer is a mathematical expression."""
+    try:
+        return bool(_parse(_after_mark(_as_text(gold)), timeout_s=STEP_TIMEOUT_S))
+    except TimeoutException:
+        return False
+
+
+def _as_text(gold: object) -> str:
+    return str(gold) if isinstance(gold, str | int | float) else ""
 
 
 def _judge(gold: str, text: str, *, timeout_s: int) -> Verdict:
     try:
         golds = _parse(_after_mark(gold), timeout_s=timeout_s)
         if not golds:
-            return Verdict("not_applicable", None, "the gold answer is no mathematical expression")
-        answers = _parse_latex(text, timeout_s=timeout_s)
-        if not answers and GSM8K_MARK in gold and GSM8K_MARK in text:
+            return NO_GOLD
+        if GSM8K_MARK in gold and GSM8K_MARK in text and _BOXED not in text:
             answers = _parse(_after_mark(text), timeout_s=timeout_s)
+        else:
+            answers = _parse_latex(text, timeout_s=timeout_s)
     except TimeoutException:
         return Verdict("timeout", None, f"parsing took longer than {timeout_s} s")
     timed_out = False

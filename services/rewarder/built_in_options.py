@@ -1,0 +1,67 @@
+"""The options of built-in rewards: what ``reward_kwargs`` may say of each, checked before anything is called."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+Kind = Literal["a whole number", "a number", "text", "true or false", "a list of text", "a table"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Args:
+        kind: In words.
+        at_least: Of a number.
+        at_most: Of a number.
+        choices: All that it can be, if that is known.
+    """
+
+    kind: Kind
+    at_least: float | None = None
+    at_most: float | None = None
+    choices: tuple[str, ...] = ()
+
+    def why_not(self, value: object) -> str | None:
+        """Return what it must be, and is not; None if it is."""
+        if not self._is_of_kind(value):
+            return f"must be {self.kind}"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if self.at_least is not None and value < self.at_least:
+                return f"must be at least {self.at_least:g}, and is {value}"
+            if self.at_most is not None and value > self.at_most:
+                return f"must be at most {self.at_most:g}, and is {value}"
+        if self.choices and value not in self.choices:
+            return f"must be one of {', '.join(self.choices)}"
+        return None
+
+    def _is_of_kind(self, value: object) -> bool:
+        match self.kind:
+            case "a whole number":
+                return isinstance(value, int) and not isinstance(value, bool)
+            case "a number":
+                return isinstance(value, int | float) and not isinstance(value, bool)
+            case "text":
+                return isinstance(value, str)
+            case "true or false":
+                return isinstance(value, bool)
+            case "a list of text":
+                return isinstance(value, list) and all(isinstance(item, str) for item in cast("list[object]", value))
+            case "a table":
+                return isinstance(value, dict)
+
+
+def why_not_options(options: Mapping[str, Option], kwargs: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with these arguments, a sentence that begins with a verb; None if nothing is."""
+    for name, value in kwargs.items():
+        option = options.get(name)
+        if option is None:
+            near = difflib.get_close_matches(name, options, n=1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            takes = f"It takes: {', '.join(options)}" if options else "It takes none"
+            return f"has no option '{name}'.{hint} {takes}"
+        if why_not := option.why_not(value):
+            return f"has an option '{name}' that {why_not}"
+    return None

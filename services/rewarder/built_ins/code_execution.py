@@ -1,0 +1,192 @@
+"""Runs the code of a completion against the tests of its row, in a sandbox and nowhere else.
+
+    completion --last fenced block--> code --+
+    row ---------column `tests`----> tests --+--> sandbox: judge | tested code --> which tests passed
+
+Tests are Python statements, usually asserts, or cases of ``{"input": ..., "output": ...}``. What the code prints, how
+it exits and what it patches decides nothing: sandbox/inside/judge.py says why. Without a sandbox every outcome is an
+error.
+"""
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from services.rewarder.reward_call import Completion, Verdict, everyone, printable, text_of
+from services.rewarder.sandbox import inside
+from services.rewarder.sandbox.chosen import usable_sandbox
+from services.rewarder.sandbox.sandbox import Limits, Sandbox, SandboxUnavailableError
+
+_FENCED = re.compile(
+    r"^[ \t]*```[ \t]*(?P<language>[\w+-]*)[^\n]*\n(?P<code>.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE
+)
+_PYTHON = ("python", "python3", "py")
+_WALL_SPARE_S = 20.0
+"""Beyond the time of the tests, for starting and ending: the judge watches the time itself."""
+_INSIDE = Path(inside.__file__).parent
+_OUR_IMPORTS = re.compile(r"^from services\.rewarder\.sandbox\.inside\.\w+ import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RowTests:
+    """The tests of one row; ``kind`` is "asserts" or "cases"."""
+
+    kind: str
+    tests: list[Any]
+
+
+def code_execution_reward(
+    completions: list[Completion],
+    tests: list[object],
+    partial_credit: bool = True,
+    timeout_s: float = 10.0,
+    cpu_s: int = 3,
+    memory_mib: int = 512,
+    **_columns: object,
+) -> list[Verdict]:
+    """Share of the row's tests that the completion's code passes in a sandbox; all or nothing without partial_credit.
+
+    Args:
+        completions: With code in a fenced block.
+        tests: One list a completion.
+        partial_credit: Whether some passed tests are better than none.
+        timeout_s: For all tests of a completion together, by the clock.
+        cpu_s: Processor time of the code.
+        memory_mib: Address space of the code.
+    """
+    limits = Limits(wall_s=timeout_s + _WALL_SPARE_S, cpu_s=int(timeout_s) + cpu_s + 1, memory_bytes=memory_mib << 20)
+
+    async def judge_all() -> list[Verdict]:
+        try:
+            sandbox = await usable_sandbox()
+        except SandboxUnavailableError as error:
+            return everyone(len(completions), "error", f"no sandbox to run code in: {error}")
+        places = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+
+        async def judge(completion: Completion, row_tests: object) -> Verdict:
+            async with places:
+                return await _judge(
+                    sandbox,
+                    text_of(completion),
+                    row_tests,
+                    limits=limits,
+                    budget={"timeout_s": timeout_s, "cpu_s": cpu_s},
+                    partial_credit=partial_credit,
+                )
+
+        return await asyncio.gather(*(judge(*pair) for pair in zip(completions, tests, strict=True)))
+
+    return asyncio.run(judge_all())
+
+
+def check_sandbox(_kwargs: Mapping[str, Any]) -> str | None:
+    """Return why no code can be run, None if it can: a program has just been run."""
+    try:
+        asyncio.run(usable_sandbox())
+    except SandboxUnavailableError as error:
+        return f"has no sandbox to run code in: {error}"
+    return None
+
+
+def code_of(text: str) -> str | None:
+    """Return the last fenced block that says it is Python, or else the last without a word; None if there is none."""
+    blocks = list(_FENCED.finditer(text))
+    of_python = [block["code"] for block in blocks if block["language"].lower() in _PYTHON]
+    unnamed = [block["code"] for block in blocks if not block["language"]]
+    code = next(reversed(of_python or unnamed), None)
+    return None if code is None else textwrap.dedent(code)
+
+
+def read_tests(row: object) -> RowTests | str:
+    """Return the tests of a row, or why it has none."""
+    if isinstance(row, str):
+        try:
+            decoded: object = json.loads(row)
+        except (ValueError, RecursionError):
+            decoded = [row]
+        row = cast("list[object]", decoded) if isinstance(decoded, list) else [row]
+    if not isinstance(row, list) or not row:
+        return "the row has no tests"
+    tests = cast("list[object]", row)
+    if all(isinstance(test, str) for test in tests):
+        return RowTests("asserts", tests)
+    cases: list[Any] = []
+    for test in tests:
+        case = cast("dict[str, object]", test) if isinstance(test, dict) else {}
+        texts = [_text(case.get(key)) for key in ("input", "output")]
+        if None in texts:
+            return "the row's tests are neither all text nor all tables of input and output"
+        cases.append({"input": texts[0], "output": texts[1]})
+    return RowTests("cases", cases)
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, list) and all(isinstance(line, str) for line in cast("list[object]", value)):
+        return "\n".join(cast("list[str]", value))
+    return value if isinstance(value, str) else None
+
+
+async def _judge(
+    sandbox: Sandbox,
+    text: str,
+    row: object,
+    *,
+    limits: Limits,
+    budget: dict[str, Any],
+    partial_credit: bool,
+) -> Verdict:
+    tests = read_tests(row)
+    if isinstance(tests, str):
+        return Verdict("not_applicable", None, tests)
+    code = code_of(text)
+    if code is None:
+        return Verdict("scored", 0.0, "it has no fenced block of Python", _components(0, len(tests.tests)))
+    nonce = secrets.token_hex(16)
+    payload = budget | {"nonce": nonce, "kind": tests.kind, "tests": tests.tests, "code": code, "tested_code": _TESTED}
+    try:
+        finished = await sandbox.run(_JUDGE, stdin=json.dumps(payload).encode(), limits=limits)
+    except SandboxUnavailableError as error:
+        return Verdict("error", None, printable(f"no sandbox to run code in: {error}"))
+    said = _said(finished.stdout, nonce)
+    if said is None:
+        complaint = " ".join(finished.stderr.decode("utf-8", "replace").split())
+        return Verdict("error", None, printable(f"the sandbox ended without a verdict ({finished.ended}): {complaint}"))
+    if "unfit" in said:
+        return Verdict("not_applicable", None, printable(f"the row's tests cannot be used: {said['unfit']}"))
+    if "unjudged" in said:
+        return Verdict("error", None, printable(f"the sandbox gave no verdict: {said['unjudged']}"))
+    num_passed, num_tests = int(said["num_passed"]), len(tests.tests)
+    value = num_passed / num_tests if partial_credit else float(num_passed == num_tests)
+    return Verdict("scored", value, printable(str(said["why"])), _components(num_passed, num_tests))
+
+
+def _components(num_passed: int, num_tests: int) -> dict[str, float]:
+    return {"tests_passed": float(num_passed), "tests": float(num_tests)}
+
+
+def _said(stdout: bytes, nonce: str) -> dict[str, Any] | None:
+    """Return what the judge said, which alone knows the nonce."""
+    for line in stdout.splitlines():
+        try:
+            said: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(said, dict) and cast("dict[str, Any]", said).get("nonce") == nonce:
+            return cast("dict[str, Any]", said)
+    return None
+
+
+def _program(*names: str) -> str:
+    """Return a program for the sandbox: one text, since nothing of ours can be imported there."""
+    return "\n".join(_OUR_IMPORTS.sub("", (_INSIDE / name).read_text(encoding="utf-8")) for name in names)
+
+
+_JUDGE = _program("plain_data.py", "remote_code.py", "judge.py")
+_TESTED = _program("plain_data.py", "tested_code.py")

@@ -1,0 +1,22 @@
+"""Where a row has its gold answer: in the column ``solution``, or ``answer`` where that is null or missing."""
+
+from services.rewarder.reward_call import CallError, Verdict
+
+GSM8K_MARK = "####"
+"""What stands before the answer in GSM8K: ``24 + 24 = 48 #### 48``."""
+MISSING = Verdict("not_applicable", None, "the row has no gold answer")
+
+
+def gold_answers(solution: list[object] | None, answer: list[object] | None) -> list[object]:
+    """Return one gold answer a completion, None where the row has none.
+
+    In a mixture of data sets with different names for it, the column that a row does not have is null.
+
+    Raises:
+        CallError: There is neither column.
+    """
+    if solution is None and answer is None:
+        raise CallError("needs the gold answers in a column 'solution' or 'answer', and there is neither")
+    if solution is None or answer is None:
+        return (solution if solution is not None else answer) or []
+    return [left if left is not None else right for left, right in zip(solution, answer, strict=True)]

@@ -1,0 +1,90 @@
+"""Whether a completion is JSON, and such JSON as a schema asks for (jsonschema).
+
+The schema is from ``reward_kwargs`` or from the row. It stands by itself: what it refers to is within it, and nothing
+is fetched.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NoReturn, cast
+
+import jsonschema
+from jsonschema.validators import validator_for
+from jsonschema_specifications import REGISTRY
+from referencing.exceptions import Unresolvable
+
+from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
+from services.rewarder.reward_call import CallError, Completion, Verdict, printable, text_of
+
+VALIDATION_TIMEOUT_S = 1.0
+"""Of one completion: a schema may hold a regular expression that backtracks without end."""
+_FENCED = re.compile(r"^```[ \t]*(?:json)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE | re.IGNORECASE)
+
+
+def json_schema_reward(
+    completions: list[Completion], json_schema: dict[str, Any] | list[object], **_columns: object
+) -> list[Verdict]:
+    """1.0 if the completion, or its last fenced block, is JSON that meets ``json_schema``, 0.0 if not."""
+    schemas = [json_schema] * len(completions) if isinstance(json_schema, dict) else json_schema
+    return [_judge(text_of(completion), schema) for completion, schema in zip(completions, schemas, strict=True)]
+
+
+def check_schema(kwargs: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the schema in ``reward_kwargs``, None if nothing is."""
+    schema = kwargs.get("json_schema")
+    why_not = None if schema is None else _why_no_schema(json.dumps(schema))
+    return f"cannot use its json_schema: {why_not}" if why_not else None
+
+
+def _judge(text: str, schema: object) -> Verdict:
+    if schema is None:
+        return Verdict("not_applicable", None, "the row has no schema")
+    written = schema if isinstance(schema, str) else json.dumps(schema)
+    why_not = _why_no_schema(written)
+    if why_not is not None:
+        return Verdict("not_applicable", None, printable(f"the row's schema cannot be used: {why_not}"))
+    try:
+        with time_limit(VALIDATION_TIMEOUT_S):
+            wrong = _what_is_wrong(text, json.loads(written))
+    except TimeIsUpError:
+        return Verdict("timeout", None, f"validating it took longer than {VALIDATION_TIMEOUT_S:g} s")
+    except Unresolvable as error:
+        raise CallError(f"has a schema that refers to what is not in it: {error}") from error
+    return Verdict("scored", 1.0) if wrong is None else Verdict("scored", 0.0, printable(wrong))
+
+
+def _what_is_wrong(text: str, schema: Any) -> str | None:
+    try:
+        value = json.loads(_json_of(text), parse_constant=_refuse)
+        validator = validator_for(schema)(schema, registry=REGISTRY)
+        error: Any = next(validator.iter_errors(value), None)
+    except (ValueError, RecursionError) as problem:
+        return f"it is no JSON: {problem or type(problem).__name__}"
+    return None if error is None else f"{error.json_path}: {error.message}"
+
+
+def _json_of(text: str) -> str:
+    blocks = _FENCED.findall(text)
+    return str(blocks[-1]) if blocks else text
+
+
+@cache
+def _why_no_schema(written: str) -> str | None:
+    try:
+        schema: Any = json.loads(written)
+        if not isinstance(schema, dict):
+            return f"it is no table but {type(schema).__name__}"
+        table = cast("dict[str, Any]", schema)
+        with time_limit(VALIDATION_TIMEOUT_S):
+            validator_for(table).check_schema(table)
+    except jsonschema.SchemaError as error:
+        return f"{error.json_path}: {error.message}"
+    except (ValueError, RecursionError, TimeIsUpError) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

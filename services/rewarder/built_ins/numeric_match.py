@@ -1,0 +1,112 @@
+r"""Whether the number a completion ends with, or announces, is the gold number.
+
+    ... \boxed{42} ...   ... #### 42   ... the answer is 42   -->  announced: the last of these counts
+    ... 6 * 7 makes 42.                                       -->  otherwise the last number there is
+
+Numbers are compared exactly, as fractions: 0.1 is 1/10. Formulas are accuracy_reward's business.
+"""
+
+import re
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from services.rewarder.built_ins.gold_answers import GSM8K_MARK, MISSING, gold_answers
+from services.rewarder.reward_call import Completion, Verdict, text_of
+
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))"
+_NUMBER = rf"(?<![\w.])[-+]?[$€£]?{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d{{1,4}}(?!\d))?(?:\s?/\s?\d+)?"
+_FRACTION = r"[-+]?\\[dt]?frac\{[-+]?\d+\}\{\d+\}"
+_ANY = re.compile(f"{_FRACTION}|{_NUMBER}")
+_ANNOUNCED = re.compile(
+    r"\\boxed\{(?P<boxed>(?:[^{}]|\{[^{}]{0,200}\}){0,400})\}"
+    r"|####(?P<marked>[^\n]*)"
+    rf"|\banswer\b\W{{0,3}}(?:is|=|:)[^\w\n+.-]{{0,10}}(?P<said>{_FRACTION}|{_NUMBER})",
+    re.IGNORECASE,
+)
+_MAX_CHARACTERS = 400
+"""Of one number."""
+
+
+def numeric_match_reward(
+    completions: list[Completion],
+    solution: list[object] | None = None,
+    answer: list[object] | None = None,
+    tolerance: float = 0.0,
+    relative_tolerance: float = 0.0,
+    announced_only: bool = False,
+    **_columns: object,
+) -> list[Verdict]:
+    """1.0 if the completion's number is within the tolerance of the gold number, 0.0 if not."""
+    golds = gold_answers(solution, answer)
+    verdicts: list[Verdict] = []
+    for completion, raw in zip(completions, golds, strict=True):
+        gold = gold_number(raw)
+        if gold is None:
+            detail = "the gold answer is no number"
+            verdicts.append(MISSING if raw is None else Verdict("not_applicable", None, detail))
+            continue
+        number = completion_number(text_of(completion), announced_only=announced_only)
+        if number is None:
+            verdicts.append(Verdict("scored", 0.0, "it has no number"))
+            continue
+        allowed = max(Fraction(str(tolerance)), Fraction(str(relative_tolerance)) * abs(gold))
+        verdicts.append(Verdict("scored", float(abs(number - gold) <= allowed)))
+    return verdicts
+
+
+def gold_number(gold: object) -> Fraction | None:
+    """Return the number that a gold answer is, after the mark of GSM8K if it has one; None if it is none."""
+    if isinstance(gold, bool):
+        return None
+    if isinstance(gold, int | float):
+        return _parsed(repr(gold))
+    if not isinstance(gold, str):
+        return None
+    text = _plain(gold.rpartition(GSM8K_MARK)[2])
+    if boxed := [found["boxed"] for found in _ANNOUNCED.finditer(text) if found["boxed"] is not None]:
+        text = boxed[-1]
+    text = text.strip().strip("$").strip().removesuffix("%").removesuffix("\\").strip()
+    return _parsed(text) if _ANY.fullmatch(text) else None
+
+
+def completion_number(text: str, *, announced_only: bool = False) -> Fraction | None:
+    """Return the number that a completion gives as its answer, None if it gives none."""
+    text = _plain(text)
+    for found in reversed(list(_ANNOUNCED.finditer(text))):
+        number = _last(found["boxed"]) if found["boxed"] is not None else _first(found["marked"] or found["said"] or "")
+        if number is not None:
+            return number
+    return None if announced_only else _last(text)
+
+
+def _first(text: str) -> Fraction | None:
+    return next((number for found in _ANY.finditer(text) if (number := _parsed(found[0])) is not None), None)
+
+
+def _last(text: str) -> Fraction | None:
+    numbers = (_parsed(found[0]) for found in reversed(list(_ANY.finditer(text))))
+    return next((number for number in numbers if number is not None), None)
+
+
+def _plain(text: str) -> str:
+    r"""Return the text with plain minus signs, and without what LaTeX puts into numbers, as in ``1{,}000``."""
+    return text.replace("\u2212", "-").replace("\\$", "$").replace("{,}", ",").replace("\\,", "").replace("\\!", "")
+
+
+def _parsed(text: str) -> Fraction | None:
+    if len(text) > _MAX_CHARACTERS:
+        return None
+    if "frac" in text:
+        whole, top, bottom = re.split(r"\{|\}\{|\}$", text, maxsplit=2)
+        sign = -1 if whole.startswith("-") else 1
+        return _divided(sign * Fraction(int(top)), bottom.removesuffix("}"))
+    top, _, bottom = re.sub(r"[,$€£\s]", "", text).partition("/")
+    try:
+        number = Fraction(Decimal(top))
+    except (InvalidOperation, ValueError, OverflowError):  # 1e400 is a number, "inf" is none
+        return None
+    return _divided(number, bottom) if bottom else number
+
+
+def _divided(number: Fraction, by: str) -> Fraction | None:
+    return None if int(by) == 0 else number / int(by)

@@ -1,0 +1,38 @@
+"""accuracy_reward for models that reason first: only what follows the reasoning counts.
+
+The rules are TRL's ``reasoning_accuracy_reward``: of the delimiters, the first in the list that occurs at all, and what
+follows its last occurrence; reasoning without end is 0.0. As in accuracy_reward, a gold answer that does not parse is
+not applicable, here also where the reasoning has no end.
+"""
+
+from services.rewarder.built_ins.accuracy import NO_GOLD, accuracy_reward, has_gold
+from services.rewarder.built_ins.gold_answers import gold_answers
+from services.rewarder.reward_call import Completion, Verdict, text_of
+
+DELIMITERS = ("</think>",)
+
+
+def reasoning_accuracy_reward(
+    completions: list[Completion],
+    solution: list[object] | None = None,
+    answer: list[object] | None = None,
+    reasoning_delimiters: list[str] | None = None,
+    **_columns: object,
+) -> list[Verdict]:
+    """1.0 if the LaTeX answer after the reasoning equals the gold answer, 0.0 if not (math-verify)."""
+    golds = gold_answers(solution, answer)
+    answers = [_after_reasoning(text_of(completion), reasoning_delimiters or DELIMITERS) for completion in completions]
+    finished = [index for index, text in enumerate(answers) if text is not None]
+    texts: list[Completion] = [answers[index] or "" for index in finished]
+    judged = accuracy_reward(texts, solution=[golds[index] for index in finished])
+    by_index = dict(zip(finished, judged, strict=True))
+    return [by_index[index] if index in by_index else _unfinished(gold) for index, gold in enumerate(golds)]
+
+
+def _after_reasoning(text: str, delimiters: list[str] | tuple[str, ...]) -> str | None:
+    found = next((delimiter for delimiter in delimiters if delimiter in text), None)
+    return None if found is None else text.rpartition(found)[2]
+
+
+def _unfinished(gold: object) -> Verdict:
+    return Verdict("scored", 0.0, "the reasoning does not end") if has_gold(gold) else NO_GOLD

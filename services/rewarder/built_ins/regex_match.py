@@ -1,0 +1,49 @@
+"""Whether a completion matches a regular expression, from ``reward_kwargs`` or from the row."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
+from services.rewarder.reward_call import Completion, Verdict, printable, text_of
+
+SEARCH_TIMEOUT_S = 1.0
+"""Of one completion; an ordinary search takes microseconds."""
+
+
+def regex_reward(
+    completions: list[Completion], pattern: str | list[object], mode: str = "search", **_columns: object
+) -> list[Verdict]:
+    """1.0 if the completion matches ``pattern``, 0.0 if not."""
+    patterns = [pattern] * len(completions) if isinstance(pattern, str) else pattern
+    return [_judge(text_of(completion), wanted, mode) for completion, wanted in zip(completions, patterns, strict=True)]
+
+
+def check_pattern(kwargs: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the pattern in ``reward_kwargs``, None if nothing is."""
+    try:
+        re.compile(kwargs.get("pattern", ""))
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"cannot use its pattern: {error}"
+    return None
+
+
+def _judge(text: str, pattern: object, mode: str) -> Verdict:
+    if pattern is None:
+        return Verdict("not_applicable", None, "the row has no pattern")
+    if not isinstance(pattern, str):
+        return Verdict("not_applicable", None, f"the row's pattern is no text but {type(pattern).__name__}")
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return Verdict("not_applicable", None, printable(f"the row's pattern is no regular expression: {error}"))
+    match: Callable[[str], object] = {
+        "search": compiled.search,
+        "match": compiled.match,
+        "fullmatch": compiled.fullmatch,
+    }[mode]
+    try:
+        with time_limit(SEARCH_TIMEOUT_S):
+            return Verdict("scored", 1.0 if match(text) else 0.0)
+    except TimeIsUpError:
+        return Verdict("timeout", None, f"the pattern took longer than {SEARCH_TIMEOUT_S:g} s on this completion")

@@ -1,0 +1,12 @@
+"""Whether a completion thinks first and answers then."""
+
+import re
+
+from services.rewarder.reward_call import Completion, text_of
+
+_THINK = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
+
+
+def think_format_reward(completions: list[Completion], **_columns: object) -> list[float]:
+    """1.0 if the reasoning stands between one <think> and </think> at the start, 0.0 if not."""
+    return [1.0 if _THINK.match(text_of(completion)) else 0.0 for completion in completions]

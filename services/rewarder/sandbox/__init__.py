@@ -1,0 +1,1 @@
+"""Runs programs that nobody has read, so that all they can do is compute for a while."""

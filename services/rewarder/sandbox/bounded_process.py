@@ -1,0 +1,113 @@
+"""Runs a command with a bound on its time and on what it may say, and kills it at either."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from services.rewarder.sandbox.sandbox import Finished
+
+_STDERR_BYTES = 8 << 10
+_PART_BYTES = 1 << 16
+_STOP_POLL_S, _STOP_POLLS = 0.002, 1000
+_DRAIN_S = 10.0
+"""Nobody holds the other end once the command is dead; a machine that stalls may take long to notice."""
+
+
+async def run_bounded(
+    command: Sequence[str], *, stdin: bytes, wall_s: float, output_bytes: int, identity: Mapping[str, Any]
+) -> Finished:
+    """Return how the command ended.
+
+    Args:
+        command: Its arguments.
+        stdin: All it gets to read.
+        wall_s: Seconds, then it is killed.
+        output_bytes: Of stdout, then it is killed.
+        identity: ``user``, ``group``, ``extra_groups`` as subprocess has them; empty to stay who we are.
+
+    Raises:
+        OSError: It could not be started.
+    """
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=pipe, env={}, cwd="/", **identity
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    stdout, stderr = bytearray(), bytearray()
+    beside = [
+        asyncio.create_task(_feed(process.stdin, stdin), name="stdin of a program"),
+        asyncio.create_task(_read(process.stderr, stderr, _STDERR_BYTES), name="stderr of a program"),
+    ]
+    ended: Literal["exited", "wall clock", "output"] = "exited"
+    try:
+        async with asyncio.timeout(wall_s):
+            if await _read(process.stdout, stdout, output_bytes, stop_beyond=True):
+                ended = "output"
+            else:
+                await process.wait()
+    except TimeoutError:
+        ended = "wall clock"
+    finally:
+        if process.returncode is None:
+            await _kill_with_children(process.pid)
+        # Only a pipe that was read to its end is closed; what is still in it is not kept.
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await asyncio.gather(process.wait(), *beside, _read(process.stdout, bytearray(), 0))
+        except TimeoutError:
+            getattr(process, "_transport").close()  # noqa: B009  private, and the one way to let go of a pipe
+    return Finished(ended, process.returncode if ended == "exited" else None, bytes(stdout), bytes(stderr))
+
+
+async def _kill_with_children(pid: int) -> None:
+    """Kill a process and its children, and let none be started meanwhile.
+
+    bwrap asks the kernel only at the end of its setup to kill its child when it dies itself. Killed before, it would
+    leave a sandbox behind that nobody watches.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        for _ in range(_STOP_POLLS):
+            if _state_and_parent(pid)[0] in "TtZX":
+                break
+            await asyncio.sleep(_STOP_POLL_S)
+        for child in _processes():
+            with contextlib.suppress(ProcessLookupError):
+                if _state_and_parent(child)[1] == pid:
+                    os.kill(child, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+
+
+def _processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    """Return the state of a process, in /proc's letters, and its parent; raises ProcessLookupError."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except FileNotFoundError as error:
+        raise ProcessLookupError from error
+    return fields[0], int(fields[1])
+
+
+async def _feed(pipe: asyncio.StreamWriter, content: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read
+        pipe.write(content)
+        await pipe.drain()
+    pipe.close()
+
+
+async def _read(pipe: asyncio.StreamReader, into: bytearray, max_bytes: int, *, stop_beyond: bool = False) -> bool:
+    """Read to the end, or until there is more than ``max_bytes`` if so wished; return whether it was so much."""
+    while part := await pipe.read(_PART_BYTES):
+        into += part[: max_bytes - len(into)]
+        if stop_beyond and len(into) == max_bytes:
+            return True
+    return False

@@ -1,0 +1,112 @@
+"""Programs in Linux namespaces, by bubblewrap: no root, no daemon, about 20 ms.
+
+    worker --> bwrap --> python3 (process 1 of its own pid namespace)
+
+The program sees ``/usr`` and its Python, read-only, an empty scratch directory, and no network; it cannot make
+namespaces of its own. It dies with bwrap, and bwrap with the worker. A service that runs as root gives the program
+another user: the kernel does not count root's processes.
+"""
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from services.rewarder.sandbox.bounded_process import run_bounded
+from services.rewarder.sandbox.sandbox import SCRATCH, Finished, Limits, SandboxUnavailableError, with_limits
+
+_FIRST_USER_ID, _NUM_USER_IDS = 61_000, 4_000
+"""Users without a name; one for each worker, in case the kernel counts processes by user alone (before Linux 5.14)."""
+_SHARED_MEMORY_BYTES = 1 << 20
+_SYSTEM_DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+
+
+class BubblewrapSandbox:
+    """A Sandbox.
+
+    Args:
+        bwrap: Path of the program; looked up in PATH if empty.
+        python: Path of the Python that runs programs; if empty the one that runs us, or the system's.
+    """
+
+    def __init__(self, *, bwrap: str = "", python: str = "") -> None:
+        self._bwrap = bwrap
+        self._python = python
+        self._command: list[str] | None = None
+        self._scratch_bytes = 0
+
+    async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
+        """See Sandbox."""
+        command = [*self._prefix(limits.scratch_bytes), "-I", "-c", with_limits(program, limits)]
+        try:
+            return await run_bounded(
+                command, stdin=stdin, wall_s=limits.wall_s, output_bytes=limits.output_bytes, identity=_identity()
+            )
+        except OSError as error:
+            raise SandboxUnavailableError(f"bubblewrap could not be started: {error}") from error
+
+    def _prefix(self, scratch_bytes: int) -> list[str]:
+        if self._command is None or self._scratch_bytes != scratch_bytes:
+            bwrap = self._bwrap or shutil.which("bwrap")
+            if not bwrap or not Path(bwrap).is_file():
+                raise SandboxUnavailableError(
+                    "bubblewrap is not installed where the rewarder runs: install the package bubblewrap, name the "
+                    "program with HEADRACE_BWRAP, or set HEADRACE_SANDBOX=docker"
+                )
+            self._command = _command(bwrap, self._python or usable_python(), scratch_bytes)
+            self._scratch_bytes = scratch_bytes
+        return self._command
+
+
+def _command(bwrap: str, python: str, scratch_bytes: int) -> list[str]:
+    return [
+        bwrap,
+        *("--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--die-with-parent", "--new-session"),
+        *("--cap-drop", "ALL", "--hostname", "sandbox", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
+        *("--ro-bind", "/usr", "/usr"),
+        *(part for directory in _SYSTEM_DIRECTORIES for part in _like_here(directory)),
+        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+        *_python_directories(python),
+        *("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"),
+        *("--size", str(_SHARED_MEMORY_BYTES), "--tmpfs", "/dev/shm"),
+        *("--size", str(scratch_bytes), "--tmpfs", SCRATCH, "--chdir", SCRATCH, "--remount-ro", "/"),
+        python,
+    ]
+
+
+def _like_here(directory: str) -> list[str]:
+    """Return how to have ``/lib`` and its like as they are on this machine: links into /usr, or directories."""
+    if Path(directory).is_symlink():
+        return ["--symlink", str(Path(directory).readlink()), directory]
+    return ["--ro-bind", directory, directory] if Path(directory).is_dir() else []
+
+
+def _python_directories(python: str) -> list[str]:
+    home = str(Path(python).resolve().parent.parent)
+    return [] if home == "/usr" or home.startswith("/usr/") else ["--ro-bind", home, home]
+
+
+def usable_python() -> str:
+    """Return the Python that runs us, without its virtual environment, or the system's if others cannot reach it."""
+    own = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    candidates = [own, Path(sys.executable).resolve(), Path("/usr/bin/python3"), Path("/usr/local/bin/python3")]
+    for candidate in candidates:
+        if candidate.is_file() and (os.geteuid() != 0 or _is_reachable_by_all(candidate.resolve())):
+            return str(candidate.resolve())
+    raise SandboxUnavailableError(
+        f"no Python that a program in the sandbox could use: as root the rewarder gives programs another user, who "
+        f"cannot reach {candidates[1]}. Install python3, or name one with HEADRACE_SANDBOX_PYTHON"
+    )
+
+
+def _is_reachable_by_all(path: Path) -> bool:
+    return all(place.stat().st_mode & stat.S_IXOTH for place in (path, *path.parents))
+
+
+def _identity() -> dict[str, Any]:
+    if os.geteuid() != 0:
+        return {}
+    number = _FIRST_USER_ID + os.getpid() % _NUM_USER_IDS
+    return {"user": number, "group": number, "extra_groups": []}

@@ -1,0 +1,83 @@
+"""The sandbox of this process: which one it is, and whether it works.
+
+Whether it works is found out by running a program in it: an engine can be there, and answer, and yet run nothing. The
+answer is remembered for a while.
+"""
+
+import secrets
+import time
+from typing import Literal
+
+import msgspec
+
+from services.rewarder.sandbox.bubblewrap import BubblewrapSandbox
+from services.rewarder.sandbox.docker_container import DockerSandbox
+from services.rewarder.sandbox.sandbox import Limits, Sandbox, SandboxUnavailableError
+
+Kind = Literal["bubblewrap", "docker"]
+DEFAULT_IMAGE = "python:3.12-slim"
+_TRUST_S, _DISTRUST_S = 300.0, 10.0
+_SELF_TEST_LIMITS = Limits(wall_s=30.0)
+_SELF_TEST = """
+import os, sys
+print(sys.stdin.read(), os.getpid(), sys.version_info >= (3, 10))
+"""
+
+
+class SandboxChoice(msgspec.Struct, frozen=True):
+    """Where generated code runs; see the settings of the same names."""
+
+    kind: Kind = "bubblewrap"
+    bwrap: str = ""
+    python: str = ""
+    image: str = DEFAULT_IMAGE
+
+
+class _State:
+    """Of this process, which is a worker: it has one sandbox, and its functions cannot be handed anything."""
+
+    sandbox: Sandbox = BubblewrapSandbox()
+    why_unusable: str | None = None
+    checked_until = 0.0
+
+
+def choose(choice: SandboxChoice) -> None:
+    """Set the sandbox of this process."""
+    if choice.kind == "docker":
+        _State.sandbox = DockerSandbox(image=choice.image)
+    else:
+        _State.sandbox = BubblewrapSandbox(bwrap=choice.bwrap, python=choice.python)
+    _State.checked_until = 0.0
+
+
+async def usable_sandbox() -> Sandbox:
+    """Return the sandbox, which has just run a program or did so a short while ago.
+
+    Raises:
+        SandboxUnavailableError: None can be had; the message says how to get one.
+    """
+    if time.monotonic() >= _State.checked_until:
+        _State.why_unusable = await _why_unusable(_State.sandbox)
+        _State.checked_until = time.monotonic() + (_TRUST_S if _State.why_unusable is None else _DISTRUST_S)
+    if _State.why_unusable is not None:
+        raise SandboxUnavailableError(_State.why_unusable)
+    return _State.sandbox
+
+
+async def _why_unusable(sandbox: Sandbox) -> str | None:
+    word = secrets.token_hex(8)
+    try:
+        finished = await sandbox.run(_SELF_TEST, stdin=word.encode(), limits=_SELF_TEST_LIMITS)
+    except SandboxUnavailableError as error:
+        return str(error)
+    said = finished.stdout.decode("utf-8", "replace").split()
+    if said == [word, "1", "True"]:
+        return None
+    if said == [word, "1", "False"]:
+        return "the Python of the sandbox is older than 3.10; name a newer one with HEADRACE_SANDBOX_PYTHON"
+    complaint = " ".join(finished.stderr.decode("utf-8", "replace").split())[:200]
+    how = complaint or f"exit code {finished.exit_code}, {finished.ended}"
+    return (
+        f"a program run in the sandbox to test it did not answer ({how}). Allow unprivileged user namespaces where the "
+        "rewarder runs, or set HEADRACE_SANDBOX=docker; docs/built-in-rewards.md says what each needs"
+    )

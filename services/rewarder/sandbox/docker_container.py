@@ -1,0 +1,168 @@
+"""Programs in containers of a Docker engine, through its SDK: for hosts whose kernel forbids bubblewrap.
+
+One container a program, a third of a second and more. It has no network, a read-only root, no capabilities, and a
+bound on memory and processes. It is removed when the program has ended; if the worker is killed before, the engine
+removes it when the program ends by itself.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import socket
+import struct
+import threading
+import time
+from typing import Any, Literal
+
+from services.rewarder.sandbox.sandbox import SCRATCH, Finished, Limits, SandboxUnavailableError, with_limits
+
+_USER = 65534
+_ENGINE_TIMEOUT_S = 30
+_STDERR_BYTES = 8 << 10
+_FRAME = struct.Struct(">BxxxI")
+_STDOUT = 1
+
+
+class DockerSandbox:
+    """A Sandbox.
+
+    Args:
+        image: Has ``python3``; must be there already, it is not pulled.
+        client: Of the engine; by default that of DOCKER_HOST and its like.
+    """
+
+    def __init__(self, *, image: str, client: Any = None) -> None:
+        self._image = image
+        self._client = client
+
+    async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
+        """See Sandbox."""
+        return await asyncio.to_thread(
+            self._run, with_limits(program, limits, counts_own_processes=False), stdin, limits
+        )
+
+    def _run(self, program: str, stdin: bytes, limits: Limits) -> Finished:
+        try:
+            container = self._engine().containers.create(self._image, **container_options(program, limits))
+        except SandboxUnavailableError:
+            raise
+        except Exception as error:
+            raise SandboxUnavailableError(
+                f"the Docker engine made no container of {self._image}: {_line(error)}. Pull the image, or name "
+                "another with HEADRACE_SANDBOX_IMAGE"
+            ) from error
+        try:
+            return _converse(container, stdin, limits)
+        except Exception as error:
+            raise SandboxUnavailableError(f"the Docker engine failed at a container: {_line(error)}") from error
+        finally:
+            with contextlib.suppress(Exception):  # it may have removed itself
+                container.remove(force=True)
+
+    def _engine(self) -> Any:
+        if self._client is None:
+            try:
+                docker: Any = importlib.import_module("docker")
+            except ImportError as error:
+                raise SandboxUnavailableError(
+                    "HEADRACE_SANDBOX=docker needs the package docker: pip install 'headrace[rewarder-docker]'"
+                ) from error
+            try:
+                self._client = docker.from_env(timeout=_ENGINE_TIMEOUT_S)
+                self._client.ping()
+            except Exception as error:
+                self._client = None
+                raise SandboxUnavailableError(
+                    f"no Docker engine answers: {_line(error)}. Set DOCKER_HOST, or HEADRACE_SANDBOX=bubblewrap"
+                ) from error
+        return self._client
+
+
+def container_options(program: str, limits: Limits) -> dict[str, Any]:
+    """Return what the engine is asked for."""
+    return {
+        "entrypoint": ["python3", "-I", "-c"],
+        "command": [program],
+        "environment": {},
+        "use_config_proxy": False,  # the address of a proxy may hold a password
+        "user": f"{_USER}:{_USER}",
+        "working_dir": SCRATCH,
+        "network_mode": "none",
+        "ipc_mode": "none",
+        "read_only": True,
+        # The owner, and not only the mode: that is taken over from the directory which the engine makes to mount it on.
+        "tmpfs": {SCRATCH: f"size={limits.scratch_bytes},uid={_USER},gid={_USER},mode=0700"},
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "pids_limit": limits.processes,
+        "mem_limit": limits.memory_bytes,
+        "memswap_limit": limits.memory_bytes,
+        "log_config": {"Type": "none"},
+        "init": False,
+        "stdin_open": True,
+        "auto_remove": True,
+        "labels": {"headrace": "sandbox"},
+    }
+
+
+def _converse(container: Any, stdin: bytes, limits: Limits) -> Finished:
+    attached: Any = container.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+    channel: Any = getattr(attached, "_sock", attached)
+    container.start()
+    feeder = threading.Thread(target=_feed, args=(channel, stdin), name="docker stdin", daemon=True)
+    feeder.start()
+    deadline = time.monotonic() + limits.wall_s
+    stdout, stderr = bytearray(), bytearray()
+    ended: Literal["exited", "wall clock", "output"] = "exited"
+    try:
+        while (frame := _read_frame(channel, deadline)) is not None:
+            stream, part = frame
+            if stream == _STDOUT:
+                stdout += part[: limits.output_bytes - len(stdout)]
+                if len(stdout) == limits.output_bytes:
+                    ended = "output"
+                    break
+            else:
+                stderr += part[: _STDERR_BYTES - len(stderr)]
+    except TimeoutError:
+        ended = "wall clock"
+    with contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)
+    # Closing what the SDK handed out leaves the socket within open, and a flood then holds up the engine.
+    attached.close()
+    channel.close()
+    return Finished(ended, None, bytes(stdout), bytes(stderr))
+
+
+def _feed(channel: Any, content: bytes) -> None:
+    with contextlib.suppress(OSError):
+        channel.sendall(content)
+        channel.shutdown(socket.SHUT_WR)
+
+
+def _read_frame(channel: Any, deadline: float) -> tuple[int, bytes] | None:
+    """Return stream and content of what the engine sends next, None at the end."""
+    header = _read_exactly(channel, _FRAME.size, deadline)
+    if header is None:
+        return None
+    stream, num_bytes = _FRAME.unpack(header)
+    content = _read_exactly(channel, num_bytes, deadline)
+    return None if content is None else (stream, content)
+
+
+def _read_exactly(channel: Any, num_bytes: int, deadline: float) -> bytes | None:
+    received = bytearray()
+    while len(received) < num_bytes:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        channel.settimeout(left_s)
+        part = channel.recv(min(1 << 16, num_bytes - len(received)))
+        if not part:
+            return None
+        received += part
+    return bytes(received)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

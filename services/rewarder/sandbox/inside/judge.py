@@ -1,0 +1,151 @@
+"""Process 1 of the sandbox: runs tests against code, and alone knows them, their expected values and the verdict.
+
+    stdin --payload--> judge --calls, arguments--> tested code      assert lines: the judge evaluates them
+                         |  <--plain data--------- (tested_code.py)
+                         +-----stdin-------------> the program      input and output: the judge compares them
+                         |  <--stdout------------- (a new process for each case)
+                         +--nonce and verdict----> stdout
+
+The code under test is another process. It never sees an assert line, so there is nothing in its reach to patch, to
+overwrite or to print: a call gives plain data, which is compared here. As process 1 the judge cannot be killed from
+inside, and it is not dumpable: its memory, its pipes and its environment are closed to processes of the same user.
+"""
+
+import ctypes
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from services.rewarder.sandbox.inside.remote_code import CodeGoneError, TestedCode, UnfitTestError, how_it_ended, start
+
+_PR_SET_DUMPABLE = 4
+_MAX_OUTPUT_BYTES = 1 << 20
+_PROGRAM = "program.py"
+_RUN_PROGRAM = (
+    "import resource, runpy; resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0} + 1)); del resource; "
+    "runpy.run_path('program.py', run_name='__main__')"
+)
+
+
+class Verdicts:
+    """What has been found out so far; said once, by whoever comes first: the tests' end or that of the time."""
+
+    def __init__(self, nonce: str, num_tests: int) -> None:
+        self._nonce = nonce
+        self._lock = threading.Lock()
+        self.passed = [False] * num_tests
+        self.why = ""
+
+    def note(self, index: int, why: str) -> None:
+        """Remember why a test failed, if it is the first."""
+        self.why = self.why or f"test {index + 1} of {len(self.passed)}: {why}"[:250]
+
+    def say(self, **more: Any) -> None:
+        """Say it, and end the sandbox."""
+        with self._lock:
+            said = {"nonce": self._nonce, "num_passed": sum(self.passed), "why": self.why, **more}
+            os.write(1, json.dumps(said).encode() + b"\n")
+            os._exit(0)
+
+
+def _sweep() -> None:
+    """End every other process of the sandbox."""
+    if os.getpid() != 1:  # anywhere else it would end every process of this user
+        return
+    try:
+        os.kill(-1, signal.SIGKILL)
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
+def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
+    compiled: list[Any] = []
+    for index, test in enumerate(payload["tests"]):
+        try:
+            compiled.append(compile(test, "<test>", "exec"))
+        except (SyntaxError, ValueError, RecursionError) as error:
+            verdicts.say(unfit=f"test {index + 1} is no Python: {error}")
+    code: TestedCode | None = None
+    names: dict[str, Any] = {"__name__": "tests"}
+    of_code: dict[str, Any] = {}
+    for index, test in enumerate(compiled):
+        try:
+            if code is None:
+                code = TestedCode(payload["tested_code"], payload["code"], payload["cpu_s"])
+                # A name that a test has given to something else stays the tests': code that ends itself, and is
+                # started again, does not get it back.
+                free = [name for name in code.names if name not in names or names[name] is of_code.get(name, names)]
+                of_code = {name: code.names[name] for name in free}
+                names |= of_code
+            exec(test, names)
+            code.check()
+            verdicts.passed[index] = True
+        except UnfitTestError as error:
+            verdicts.say(unfit=f"test {index + 1} {error}")
+        except CodeGoneError as error:
+            verdicts.note(index, str(error))
+            if code is None or str(error).endswith("processor time"):
+                return  # it cannot even be loaded, or does not end: so it would be with the other tests
+            code = None
+            _sweep()
+        except BaseException as error:  # noqa: BLE001  a test fails as it likes
+            verdicts.note(index, f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
+    for index, case in enumerate(payload["tests"]):
+        with open(_PROGRAM, "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(payload["code"])
+        with open("input", "w+b") as given:
+            given.write(case["input"].encode("utf-8", "surrogatepass"))
+            given.seek(0)
+            process = start([sys.executable, "-I", "-c", _RUN_PROGRAM.format(payload["cpu_s"])], stdin=given)
+        assert process.stdout is not None
+        output = process.stdout.read(_MAX_OUTPUT_BYTES)
+        how = how_it_ended(process)
+        if how != " with exit code 0":
+            verdicts.note(index, f"its process ended{how}")
+        elif _lines(output.decode("utf-8", "replace")) != _lines(case["output"]):
+            verdicts.note(index, "another output")
+        else:
+            verdicts.passed[index] = True
+        _sweep()
+        if how.endswith("processor time"):
+            return
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def main() -> None:
+    """Judge what is on stdin."""
+    payload = json.loads(sys.stdin.buffer.read())
+    verdicts = Verdicts(payload["nonce"], len(payload["tests"]))
+    if os.getpid() != 1 or ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        verdicts.say(unjudged="the judge is not alone in its sandbox")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdout = io.StringIO()  # what tests print goes nowhere
+
+    def end() -> None:
+        time.sleep(payload["timeout_s"])
+        verdicts.why = verdicts.why or f"its tests took longer than {payload['timeout_s']:g} s"
+        verdicts.say()
+
+    threading.Thread(target=end, daemon=True).start()
+    try:
+        (_run_asserts if payload["kind"] == "asserts" else _run_cases)(payload, verdicts)
+    except BaseException as error:  # noqa: BLE001  ours, or the machine's
+        verdicts.say(unjudged=f"{type(error).__name__}: {error}"[:200])
+    verdicts.say()
+
+
+if __name__ == "__main__":
+    main()

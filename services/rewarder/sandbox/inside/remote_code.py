@@ -1,0 +1,195 @@
+"""The judge's end of the code under test: its process, and what stands here for the objects that are there.
+
+    judge --RemoteObject(...)--> TestedCode --a line of JSON--> tested_code.py, in a process of its own
+
+Whatever comes back is decoded into plain data or into numbers of objects, and is checked for nothing else: it may be
+a lie, and can be no more than that.
+"""
+
+import builtins
+import importlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
+
+from services.rewarder.sandbox.inside.plain_data import decode, encode
+
+_MAX_REPLY_BYTES = 4 << 20
+
+
+class CodeGoneError(BaseException):
+    """The process of the code has ended or says nonsense; not an Exception, so that no test takes it for one."""
+
+
+class UnfitTestError(BaseException):
+    """A test asks for what cannot be asked of another process."""
+
+
+class CodeRaisedError(Exception):
+    """The code raised an exception of its own making."""
+
+
+class RemoteObject:
+    """An object in the process of the code. Compared with anything else it is another thing, whatever it says."""
+
+    def __init__(self, code: "TestedCode", number: int) -> None:
+        self.__dict__["_code"] = code
+        self.__dict__["_number"] = number
+
+    def _ask(self, do: str, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["_code"].ask(do, self.__dict__["_number"], args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, in the process of the code."""
+        return self._ask("call", *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._ask("get", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("set", name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._ask("item", key)
+
+    def __len__(self) -> int:
+        return int(self._ask("len"))
+
+    def __bool__(self) -> bool:
+        return bool(self._ask("bool"))
+
+    def __str__(self) -> str:
+        return str(self._ask("str"))
+
+    def __repr__(self) -> str:
+        return str(self._ask("repr"))
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self._ask("iter")
+        while True:
+            few = iterator._ask("next")  # noqa: SLF001  of the same class
+            if not few:
+                return
+            yield few[0]
+
+    def __next__(self) -> Any:
+        few = self._ask("next")
+        if not few:
+            raise StopIteration
+        return few[0]
+
+
+class TestedCode:
+    """The process of the code, and what it has defined."""
+
+    def __init__(self, program: str, code: str, cpu_s: int) -> None:
+        self.gone: CodeGoneError | None = None
+        self.process = start([sys.executable, "-I", "-c", program], stdin=subprocess.PIPE)
+        reply = self._exchange({"code": code, "cpu_s": cpu_s})
+        if "raised" in reply:
+            raise CodeGoneError(": ".join(str(part) for part in reply["raised"]))
+        self.names = self._names(reply["names"])
+
+    def ask(self, do: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the code's process answers, or raise what it raised."""
+        request = {
+            "do": do,
+            "of": number,
+            "args": [encode(item, _number_of) for item in args],
+            "kwargs": {name: encode(item, _number_of) for name, item in kwargs.items()},
+        }
+        reply = self._exchange(request)
+        if "raised" in reply:
+            kind, message = (str(part) for part in reply["raised"])
+            known = getattr(builtins, kind, None)
+            # StopIteration would end a loop of the test that calls the code, and with it what the loop asserts.
+            if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
+                raise known(message)
+            raise CodeRaisedError(f"{kind}: {message}")
+        try:
+            for given, changed in zip(args, reply.get("args") or [], strict=False):
+                if changed is not None:
+                    _take_over(given, decode(changed, self._object_of))
+            return decode(reply["value"], self._object_of)
+        except Exception as error:
+            raise self._lost(f"answered nonsense: {type(error).__name__}") from error
+
+    def check(self) -> None:
+        """Raise CodeGoneError if the code was lost, even if nobody has taken notice."""
+        if self.gone is not None:
+            raise self.gone
+
+    def _lost(self, why: str) -> CodeGoneError:
+        """Remember that the code is gone, whatever the test makes of the exception."""
+        self.gone = CodeGoneError(why)
+        return self.gone
+
+    def _names(self, said: Any) -> dict[str, Any]:
+        """Return what tests may use: nothing that is called like something of Python's own."""
+        found: dict[str, Any] = {}
+        try:
+            for name, (kind, value) in said.items():
+                if hasattr(builtins, name) or name.startswith("__"):
+                    continue
+                if kind == "module":
+                    if value in sys.stdlib_module_names:
+                        found[name] = importlib.import_module(value)
+                elif name not in sys.stdlib_module_names:
+                    found[name] = decode(value, self._object_of)
+        except Exception as error:
+            raise CodeGoneError(f"answered nonsense: {type(error).__name__}") from error
+        return found
+
+    def _object_of(self, number: int) -> RemoteObject:
+        return RemoteObject(self, number)
+
+    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline(_MAX_REPLY_BYTES)
+            reply: Any = json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError, RecursionError):
+            reply = None
+        if not isinstance(reply, dict):
+            raise self._lost(f"its process ended{how_it_ended(self.process)}")
+        return cast("dict[str, Any]", reply)
+
+
+def _number_of(value: Any) -> int:
+    if isinstance(value, RemoteObject):
+        return int(value.__dict__["_number"])
+    raise UnfitTestError(f"passes {type(value).__name__} to the code; only plain data can be passed")
+
+
+def _take_over(given: Any, changed: Any) -> None:
+    if isinstance(given, list):
+        given[:] = changed
+    elif isinstance(given, dict | set):
+        given.clear()
+        given.update(changed)
+
+
+def start(command: list[str], stdin: Any) -> "subprocess.Popen[bytes]":
+    """Return a process whose output is read, and which leads a session of its own."""
+    return subprocess.Popen(
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, start_new_session=True
+    )
+
+
+def how_it_ended(process: "subprocess.Popen[bytes]") -> str:
+    """Return how a process ended, to follow "its process ended"; empty if it has not."""
+    try:
+        code = process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        return ""
+    if code == -signal.SIGXCPU:
+        return ", out of processor time"
+    return f" by signal {-code}" if code < 0 else f" with exit code {code}"

@@ -1,0 +1,100 @@
+"""The process that holds the code under test: it runs the code, and then does what the judge asks of it.
+
+    judge --one line of JSON a request-->  call f(...), get an attribute, ...  --one line a reply--> judge
+
+It knows no test and no expected value, only the arguments of each call as it comes. Whatever it says is data to the
+judge and nothing else: it is in the hands of code that nobody has read.
+"""
+
+import itertools
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from services.rewarder.sandbox.inside.plain_data import decode, encode
+
+_objects: list[Any] = []
+
+
+def _number_of(value: Any) -> int:
+    _objects.append(value)
+    return len(_objects) - 1
+
+
+def _object_of(number: int) -> Any:
+    return _objects[number]
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    subject = _objects[request["of"]]
+    arguments = [decode(item, _object_of) for item in request["args"]]
+    named = {name: decode(item, _object_of) for name, item in request["kwargs"].items()}
+    do = request["do"]
+    if do == "call":
+        value = subject(*arguments, **named)
+    elif do == "get":
+        value = getattr(subject, *arguments)
+    elif do == "set":
+        setattr(subject, *arguments)
+        value = None
+    elif do == "item":
+        value = subject[arguments[0]]
+    elif do == "iter":
+        value = iter(subject)
+        return {"value": ["object", _number_of(value)]}
+    elif do == "next":
+        few: list[Any] = list(itertools.islice(subject, 1))
+        return {"value": ["list", [encode(item, _number_of) for item in few]]}
+    else:
+        asked: dict[str, Callable[[Any], Any]] = {"len": len, "bool": bool, "str": str, "repr": repr}
+        value = asked[do](subject)
+    # What the function did to a list or a table that it was given is seen on the other side, too.
+    changed = [encode(item, _number_of) if isinstance(item, list | dict | set) else None for item in arguments]
+    return {"value": encode(value, _number_of), "args": changed}
+
+
+def _describe(error: BaseException) -> list[str]:
+    try:
+        return [type(error).__name__, str(error)[:200]]
+    except BaseException:  # noqa: BLE001  not ours
+        return [type(error).__name__, ""]
+
+
+def _reply(outgoing: Any, content: dict[str, Any]) -> None:
+    outgoing.write(json.dumps(content).encode() + b"\n")
+    outgoing.flush()
+
+
+def main() -> None:
+    """Serve one judge."""
+    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):  # what the code prints goes nowhere
+        os.dup2(nothing, number)
+    first = json.loads(incoming.readline())
+    resource.setrlimit(resource.RLIMIT_CPU, (first["cpu_s"], first["cpu_s"] + 1))
+    namespace: dict[str, Any] = {"__name__": "solution"}
+    try:
+        exec(compile(first["code"], "<completion>", "exec"), namespace)
+        names = {
+            name: ["module", value.__name__] if isinstance(value, type(sys)) else ["value", encode(value, _number_of)]
+            for name, value in list(namespace.items())
+            if not name.startswith("__")
+        }
+        _reply(outgoing, {"names": names})
+    except BaseException as error:  # noqa: BLE001  not ours
+        _reply(outgoing, {"raised": _describe(error)})
+        return
+    for line in incoming:
+        try:
+            reply = _answer(json.loads(line))
+        except BaseException as error:  # noqa: BLE001  not ours
+            reply = {"raised": _describe(error)}
+        _reply(outgoing, reply)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Code of completions against tests, in a real sandbox: right is 1, wrong is less, and no trick is worth anything."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_worker import Limits
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.sandbox.chosen import SandboxChoice
+from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.worker_frames import Inspected, Refused
+from services.rewarder.worker_pool import WorkerPool
+from shared.messages import RewardOutcome
+from tests.rewarder.conftest import LIMITS, pool_and_scorer, until
+
+NAME = "code_execution_reward"
+ADD = ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]
+ECHO = [{"input": "3\n", "output": "6"}, {"input": "5\n", "output": "10\n"}]
+
+
+def limits_with(choice: SandboxChoice) -> Limits:
+    return Limits(LIMITS.memory_bytes, LIMITS.open_files, LIMITS.reward_path, choice)
+
+
+@pytest.fixture
+async def started(metrics: RewarderMetrics, bwrap: str) -> AsyncIterator[tuple[WorkerPool, Scorer]]:
+    async with pool_and_scorer(metrics, limits_with(SandboxChoice(bwrap=bwrap))) as started:
+        yield started
+
+
+@pytest.fixture
+def scorer(started: tuple[WorkerPool, Scorer]) -> Scorer:
+    return started[1]
+
+
+def fenced(code: str) -> str:
+    return f"Here it is:\n```python\n{code}\n```\nDone."
+
+
+async def outcomes(
+    scorer: Scorer, *codes: str, tests: Any, deadline_s: float = 100.0, **kwargs: Any
+) -> list[RewardOutcome]:
+    call = RewardCall(
+        prompts=["p"] * len(codes),
+        completions=[fenced(code) for code in codes],
+        columns={"tests": [tests] * len(codes)},
+        reward_kwargs={NAME: kwargs},
+    )
+    rows = await scorer.score(call, [WeightedFunction(NAME)], timeout_s=deadline_s, lane="test")
+    return [row[0] for row in rows]
+
+
+async def values(scorer: Scorer, *codes: str, tests: Any, **kwargs: Any) -> list[float | None]:
+    judged = await outcomes(scorer, *codes, tests=tests, **kwargs)
+    assert {outcome.outcome for outcome in judged} == {"scored"}, judged
+    return [outcome.value for outcome in judged]
+
+
+async def test_right_wrong_and_half_right_solutions_are_told_apart(scorer: Scorer) -> None:
+    codes = ["def add(a, b): return a + b", "def add(a, b): return a * b", "def add(a, b): return 3"]
+    judged = await outcomes(scorer, *codes, tests=ADD)
+    assert [outcome.value for outcome in judged] == [1.0, 0.0, 0.5]
+    assert [outcome.components for outcome in judged] == [
+        {"tests_passed": 2.0, "tests": 2.0},
+        {"tests_passed": 0.0, "tests": 2.0},
+        {"tests_passed": 1.0, "tests": 2.0},
+    ]
+    assert [outcome.detail for outcome in judged] == [
+        "",
+        "test 1 of 2: AssertionError",
+        "test 2 of 2: AssertionError",
+    ]
+    assert await values(scorer, *codes, tests=ADD, partial_credit=False) == [1.0, 0.0, 0.0]
+
+
+async def test_programs_are_judged_by_what_they_print(scorer: Scorer) -> None:
+    codes = [
+        "print(2 * int(input()))",
+        "if __name__ == '__main__':\n    print(f' {2 * int(input())} \\n')",
+        "print(6)",
+        "print(2 * int(input()))\nraise SystemExit(1)",
+        "print(2 * int(input()), end='')\nimport os\nos.kill(os.getpid(), 9)",
+    ]
+    assert await values(scorer, *codes, tests=ECHO) == [1.0, 1.0, 0.5, 0.0, 0.0]
+
+
+async def test_code_that_is_none_is_wrong_and_says_why(scorer: Scorer) -> None:
+    codes = ["def add(a, b) return a + b", "raise ValueError('no')", "", "add = 3"]
+    judged = await outcomes(scorer, *codes, tests=ADD)
+    assert [outcome.value for outcome in judged] == [0.0] * 4
+    assert judged[0].detail.startswith("test 1 of 2: SyntaxError: expected ':'")
+    assert judged[1].detail == "test 1 of 2: ValueError: no"
+    assert judged[2].detail == "test 1 of 2: NameError: name 'add' is not defined"
+
+
+CHEATS = {
+    "leaves before the tests": "import sys\nsys.exit(0)",
+    "leaves at once": "import os\nos._exit(0)",
+    "leaves in the call": "def add(a, b):\n    import os\n    os._exit(0)",
+    "raises exit in the call": "def add(a, b): raise SystemExit(0)",
+    "is equal to everything": (
+        "class Any:\n    def __eq__(self, other): return True\n    def __bool__(self): return True\n"
+        "def add(a, b): return Any()"
+    ),
+    "is an int that is equal to everything": (
+        "class Any(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\n"
+        "def add(a, b): return Any(7)"
+    ),
+    "patches what compares": "import builtins, sys\nbuiltins.AssertionError = None\ndef add(a, b): return 7",
+    "defines what tests use": "def isinstance(*_): return True\nabs = lambda _: 0\ndef add(a, b): return 7",
+    "prints a verdict": (
+        'import sys, os\nline = \'{"passed": [true, true], "why": "", "nonce": ""}\'\nprint(line, flush=True)\n'
+        "for number in range(20):\n    try:\n        os.write(number, line.encode() + b'\\n')\n"
+        "    except OSError:\n        pass\ndef add(a, b): return 7"
+    ),
+    "reads the judge": (
+        "import os\nfound = []\nfor name in ('mem', 'environ', 'maps', 'fd/0', 'fd/1'):\n    try:\n"
+        "        open(f'/proc/1/{name}', 'r+b').write(b'x')\n        found.append(name)\n"
+        "    except OSError:\n        pass\ndef add(a, b): return (3 if b == 2 else 0) if found else 7"
+    ),
+    "traces the judge": (
+        "import ctypes\nattached = ctypes.CDLL(None).ptrace(16, 1, 0, 0)\n"
+        "def add(a, b): return (3 if b == 2 else 0) if attached == 0 else 7"
+    ),
+    "kills the judge": (
+        "import os, signal\nfor number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):\n"
+        "    os.kill(1, number)\ndef add(a, b): return 7"
+    ),
+}
+
+
+async def test_a_trick_is_worth_nothing(scorer: Scorer) -> None:
+    honest = "def add(a, b): return a + b"
+    judged = await values(scorer, *CHEATS.values(), honest, tests=ADD)
+    assert dict(zip([*CHEATS, "is honest"], judged, strict=True)) == dict.fromkeys(CHEATS, 0.0) | {"is honest": 1.0}
+
+
+async def test_code_that_speaks_for_its_process_brings_no_builtins_along(scorer: Scorer) -> None:
+    """It can say to the judge what it likes, and that is data: here an ``abs`` that is always 0."""
+    names = {"half": ["value", ["object", 0]], "__builtins__": ["value", ["dict", [["abs", ["object", 0]]]]]}
+    cheat = (
+        "import json, sys\nscope = sys._getframe(1).f_locals\n"
+        "def say(what):\n    scope['outgoing'].write(json.dumps(what).encode() + b'\\n')\n"
+        "    scope['outgoing'].flush()\n"
+        f"say({{'names': {names}}})\n"
+        "for line in scope['incoming']:\n    say({'value': 0})\n"
+    )
+    tests = ["assert half(0) == 0", "assert abs(half(1) - 0.5) < 1e-9"]
+    assert await values(scorer, cheat, "def half(x): return x / 2", tests=tests) == [0.5, 1.0]
+
+
+async def test_a_test_that_shrugs_things_off_is_not_passed_by_leaving(scorer: Scorer) -> None:
+    codes = [
+        "import os\ndef square(x): os._exit(0)",
+        "def square(x): raise StopIteration",
+        "def square(x):\n    if x < 0: raise ValueError\n    return x * x",
+    ]
+    tests = [
+        "try:\n    square(-1)\nexcept:\n    pass\nelse:\n    assert False",
+        "for found, wanted in zip(map(square, [1, 2]), [1, 4]):\n    assert found == wanted",
+    ]
+    assert await values(scorer, *codes, tests=tests) == [0.0, 0.5, 1.0]
+
+
+async def test_code_that_takes_everything_from_its_judge_has_passed_nothing(scorer: Scorer) -> None:
+    kinds = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_FSIZE")
+    starve = "import resource\nresource.prlimit(1, resource.{0}, (0, 0))\ndef add(a, b): return 7"
+    judged = await outcomes(scorer, *map(starve.format, kinds), "def add(a, b): return a + b", tests=ADD)
+    assert judged[-1].value == 1.0
+    assert {outcome.value for outcome in judged[:-1]} <= {0.0, None}
+    assert {outcome.outcome for outcome in judged[:-1]} <= {"scored", "error"}
+
+
+async def test_a_name_that_a_test_has_made_its_own_stays_the_tests_when_the_code_is_started_again(
+    scorer: Scorer,
+) -> None:
+    cheat = "import os\ndef isclose(a, b): return True\ndef half(x):\n    if x == 1: os._exit(0)\n    return 7.0"
+    tests = ["from math import isclose", "assert isclose(half(1), 0.5)", "assert isclose(half(3), 1.5)"]
+    assert await values(scorer, cheat, "def half(x): return x / 2", tests=tests) == [1 / 3, 1.0]
+
+
+async def test_endless_and_greedy_code_costs_itself_and_not_its_neighbours(scorer: Scorer) -> None:
+    codes = [
+        "def add(a, b):\n    while True: pass",
+        "while True: pass",
+        "import time\ndef add(a, b): time.sleep(1000)",
+        "def add(a, b): return [0] * 10**10",
+        "import os\ndef add(a, b):\n    while True: os.fork()",
+        "def add(a, b): return a + b",
+    ]
+    assert await values(scorer, *codes, tests=ADD, cpu_s=1, timeout_s=3.0) == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+async def test_what_tests_commonly_do_works_across_the_two_processes(scorer: Scorer) -> None:
+    code = """
+import math
+from collections import Counter, OrderedDict
+from decimal import Decimal
+class Stack:
+    size = 0
+    def __init__(self): self.items = []
+    def push(self, item):
+        self.items.append(item)
+        return self
+    def __len__(self): return len(self.items)
+    def __getitem__(self, index): return self.items[index]
+def sort_in_place(items): items.sort()
+def squares(n):
+    for i in range(n): yield i * i
+def fail(kind):
+    raise {"value": ValueError, "own": type("OwnError", (Exception,), {})}[kind]("as asked")
+def count(words): return Counter(words)
+def ordered(): return OrderedDict(a=1)
+def shapes():
+    return ({1, 2}, frozenset({3}), (4, [5.5, None]), {"k": b"v", 6: 1j}, 10**30, float("inf"), Decimal("1.5"))
+LIMIT = 12
+"""
+    tests = [
+        "assert len(Stack().push(1).push(2)) == 2 and Stack().push(3)[0] == 3 and Stack.size == 0",
+        "stack = Stack()\nstack.size = 4\nassert stack.size == 4 and stack.push(1).items == [1]",
+        "items = [3, 1, 2]\nsort_in_place(items)\nassert items == [1, 2, 3]",
+        "assert list(squares(4)) == [0, 1, 4, 9] and 9 in squares(4) and sum(squares(3)) == 5",
+        "numbers = squares(3)\nassert next(numbers) == 0 and next(numbers) == 1",
+        "try:\n    fail('value')\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'as asked'",
+        "try:\n    fail('own')\n    assert False\nexcept Exception as error:\n    assert 'OwnError' in str(error)",
+        "assert count(['a', 'b', 'a']) == {'a': 2, 'b': 1} and ordered() == {'a': 1}",
+        "from decimal import Decimal\nassert shapes() == ({1, 2}, frozenset({3}), (4, [5.5, None]), "
+        "{'k': b'v', 6: 1j}, 10**30, float('inf'), Decimal('1.5'))",
+        "assert LIMIT == 12 and math.isclose(LIMIT / 5, 2.4)",
+        "def check(candidate):\n    assert candidate(['x']) == {'x': 1}\ncheck(count)",
+    ]
+    (judged,) = await outcomes(scorer, code, tests=tests)
+    assert (judged.value, judged.detail) == (1.0, "")
+
+
+async def test_a_row_without_usable_tests_is_not_applicable(scorer: Scorer) -> None:
+    code = "def add(a, b): return a + b"
+    for tests, says in [
+        (None, "the row has no tests"),
+        ([], "the row has no tests"),
+        ([1], "the row's tests are neither all text nor all tables of input and output"),
+        ([{"input": "1"}], "the row's tests are neither all text nor all tables of input and output"),
+        (["assert add(1, 2 == 3"], "the row's tests cannot be used: test 1 is no Python: '(' was never closed"),
+        (["assert add(print, 2) == 3"], "the row's tests cannot be used: test 1 passes builtin_function_or_method to"),
+    ]:
+        (judged,) = await outcomes(scorer, code, tests=tests)
+        assert (judged.outcome, judged.value) == ("not_applicable", None), judged
+        assert judged.detail.startswith(says), judged
+
+
+async def test_tests_may_be_json_or_one_text(scorer: Scorer) -> None:
+    code = "def add(a, b): return a + b"
+    assert await values(scorer, code, tests='["assert add(1, 2) == 3"]') == [1.0]
+    assert await values(scorer, code, tests="assert add(1, 2) == 4") == [0.0]
+    assert await values(scorer, "print(input())", tests='[{"input": "a", "output": ["a"]}]') == [1.0]
+
+
+async def test_a_killed_worker_takes_its_sandboxes_with_it(scorer: Scorer) -> None:
+    name = f"t{secrets.token_hex(6)}"
+    code = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{name}', 0, 0, 0)\ntime.sleep(1000)"
+    judging = asyncio.create_task(outcomes(scorer, code, tests=ADD, timeout_s=200))
+
+    async def is_there() -> bool:
+        return name in processes()
+
+    async def is_gone() -> bool:
+        return name not in processes()
+
+    await until(is_there, what="the code to run")
+    judging.cancel()  # the run is over, and the worker is killed
+    await asyncio.gather(judging, return_exceptions=True)
+    await until(is_gone, what="the end of the code")
+    assert await values(scorer, "def add(a, b): return a + b", tests=ADD) == [1.0]
+
+
+def processes() -> set[str]:
+    """Return the names that all processes have given themselves."""
+    names: set[str] = set()
+    for file in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            names.add(file.read_text().strip())
+    return names
+
+
+async def test_without_a_sandbox_nothing_is_run_and_nothing_is_scored(metrics: RewarderMetrics, tmp_path: Path) -> None:
+    for choice, says in [
+        (
+            SandboxChoice(bwrap=str(tmp_path / "bwrap")),
+            "bubblewrap is not installed where the rewarder runs: install",
+        ),
+        (
+            SandboxChoice(bwrap="/usr/bin/false"),
+            "a program run in the sandbox to test it did not answer (exit code 1",
+        ),
+        (SandboxChoice(kind="docker"), ""),
+    ]:
+        async with pool_and_scorer(metrics, limits_with(choice)) as (_, scorer):
+            proof = tmp_path / "proof"
+            (judged,) = await outcomes(scorer, f"open({str(proof)!r}, 'w')", tests=ADD)
+            assert (judged.outcome, judged.value) == ("error", None)
+            assert judged.detail.startswith(f"no sandbox to run code in: {says}"), judged.detail
+            refused = (await scorer.check([NAME]))[NAME]
+            assert isinstance(refused, Refused)
+            assert refused.detail.startswith(f"{NAME} has no sandbox to run code in: {says}")
+            assert not proof.exists()
+
+
+async def test_with_a_sandbox_the_check_says_what_is_needed(scorer: Scorer) -> None:
+    found = (await scorer.check([NAME], {NAME: {"partial_credit": False}}))[NAME]
+    assert isinstance(found, Inspected)
+    assert found.required_columns == [["tests"]]
+    refused = (await scorer.check([NAME], {NAME: {"cpu_s": 0}}))[NAME]
+    assert refused == Refused(f"{NAME} has an option 'cpu_s' that must be at least 1, and is 0")

@@ -1,0 +1,44 @@
+"""Which part of a completion is its code, and which of a row's values are tests."""
+
+import pytest
+
+from services.rewarder.built_ins.code_execution import RowTests, code_of, read_tests
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("```py\na\n```\nbetter:\n```python3\nb\n```", "b\n"),
+        ("```python\na\n```\nIt prints\n```\n3\n```", "a\n"),
+        ("```\na\n```", "a\n"),
+        ("```bash\nls\n```\n```\na\n```", "a\n"),
+        ("1. so:\n   ```python title=x\n   if a:\n       b\n   ```", "if a:\n    b\n"),
+        ("```python\n```", ""),
+        ("```bash\nls\n```", None),
+        ("```python\ncut off", None),
+        ("def f(): pass", None),
+        ("", None),
+    ],
+)
+def test_the_last_block_of_python_counts(text: str, code: str | None) -> None:
+    assert code_of(text) == code
+
+
+@pytest.mark.parametrize(
+    ("row", "tests"),
+    [
+        (["assert f() == 1"], RowTests("asserts", ["assert f() == 1"])),
+        ("assert f() == 1", RowTests("asserts", ["assert f() == 1"])),
+        ('["assert f() == 1"]', RowTests("asserts", ["assert f() == 1"])),
+        ([{"input": "1", "output": "2"}], RowTests("cases", [{"input": "1", "output": "2"}])),
+        ([{"input": ["1", "2"], "output": "3", "id": 7}], RowTests("cases", [{"input": "1\n2", "output": "3"}])),
+    ],
+)
+def test_tests_are_statements_or_cases(row: object, tests: RowTests) -> None:
+    assert read_tests(row) == tests
+
+
+@pytest.mark.parametrize("row", [None, [], 3, [3], [None], [{"input": 1, "output": "1"}], ["a", {"input": "1"}], "[]"])
+def test_anything_else_is_none(row: object) -> None:
+    assert isinstance(read_tests(row), str)

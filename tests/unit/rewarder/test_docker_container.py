@@ -1,0 +1,132 @@
+"""What the Docker engine is asked for, and what its answers mean; the engine is played here."""
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from services.rewarder.sandbox.docker_container import DockerSandbox, container_options
+from services.rewarder.sandbox.sandbox import Limits, SandboxUnavailableError
+
+LIMITS = Limits(wall_s=30.0, output_bytes=1000)
+
+
+class PlayedEngine:
+    """A client with one container, whose program is a function of its stdin."""
+
+    def __init__(self, program: Any) -> None:
+        self.containers = self
+        self.asked: dict[str, Any] = {}
+        self.removed = 0
+        self._program = program
+        self._ours, self._theirs = socket.socketpair()
+        self._thread = threading.Thread(target=self._play, daemon=True)
+
+    def create(self, image: str, **options: Any) -> "PlayedEngine":
+        self.asked = {"image": image, **options}
+        return self
+
+    def attach_socket(self, params: dict[str, int]) -> socket.socket:
+        assert params == {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        return self._ours
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def remove(self, *, force: bool) -> None:
+        assert force
+        self.removed += 1
+
+    def close(self) -> None:
+        self._ours.close()
+        self._thread.join(timeout=30)
+        self._theirs.close()
+
+    def _play(self) -> None:
+        received = b""
+        while part := self._theirs.recv(4096):
+            received += part
+        for stream, content in self._program(received):
+            try:
+                self._theirs.sendall(struct.pack(">BxxxI", stream, len(content)) + content)
+            except OSError:
+                return
+        self._theirs.shutdown(socket.SHUT_WR)
+
+
+async def run(program: Any, limits: Limits = LIMITS) -> tuple[Any, PlayedEngine]:
+    engine = PlayedEngine(program)
+    try:
+        return await DockerSandbox(image="an-image", client=engine).run("print(1)", stdin=b"7", limits=limits), engine
+    finally:
+        engine.close()
+
+
+def test_a_container_is_asked_for_with_nothing_that_it_does_not_need() -> None:
+    options = container_options("print(1)", Limits(memory_bytes=1 << 29, processes=64, scratch_bytes=1 << 24))
+    assert options["entrypoint"] + options["command"] == ["python3", "-I", "-c", "print(1)"]
+    assert {name: options[name] for name in ("network_mode", "read_only", "cap_drop", "security_opt", "user")} == {
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "user": "65534:65534",
+    }
+    assert (options["pids_limit"], options["mem_limit"], options["memswap_limit"]) == (64, 1 << 29, 1 << 29)
+    assert options["tmpfs"] == {"/scratch": "size=16777216,uid=65534,gid=65534,mode=0700"}
+    assert not {"volumes", "privileged", "devices", "cap_add", "ports"} & options.keys()
+
+
+async def test_what_the_program_says_comes_back_stream_by_stream_and_the_container_is_removed() -> None:
+    def program(stdin: bytes) -> list[tuple[int, bytes]]:
+        return [(1, b"got "), (2, b"warning"), (1, stdin)]
+
+    finished, engine = await run(program)
+    assert (finished.ended, finished.stdout, finished.stderr) == ("exited", b"got 7", b"warning")
+    assert engine.removed == 1
+    assert engine.asked["image"] == "an-image"
+    assert engine.asked["command"][0].endswith("print(1)")
+    assert "RLIMIT_AS" in engine.asked["command"][0]
+    assert "RLIMIT_NPROC" not in engine.asked["command"][0], "all containers have one user"
+
+
+async def test_a_flood_is_cut_off_and_the_container_removed() -> None:
+    def flood(_stdin: bytes) -> Iterator[tuple[int, bytes]]:
+        while True:
+            yield 1, b"x" * 100
+
+    finished, engine = await run(flood)
+    assert (finished.ended, len(finished.stdout), engine.removed) == ("output", 1000, 1)
+
+
+async def test_a_program_that_says_nothing_is_cut_off_by_the_clock() -> None:
+    enough = threading.Event()
+
+    def silent(_stdin: bytes) -> list[tuple[int, bytes]]:
+        enough.wait(30)
+        return []
+
+    engine = PlayedEngine(silent)
+    try:
+        finished = await DockerSandbox(image="i", client=engine).run("", limits=Limits(wall_s=0.2))
+    finally:
+        enough.set()
+        engine.close()
+    assert (finished.ended, finished.exit_code, engine.removed) == ("wall clock", None, 1)
+
+
+async def test_an_engine_that_makes_no_container_is_no_sandbox() -> None:
+    class Refuses:
+        containers: Any = None
+
+        def __init__(self) -> None:
+            self.containers = self
+
+        def create(self, image: str, **_options: Any) -> None:
+            raise RuntimeError(f"no such image: {image}")
+
+    with pytest.raises(SandboxUnavailableError, match="no container of an-image: no such image: an-image"):
+        await DockerSandbox(image="an-image", client=Refuses()).run("print(1)", limits=LIMITS)

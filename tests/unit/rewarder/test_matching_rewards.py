@@ -1,0 +1,238 @@
+"""Built-in rewards that compare a completion with what its row, or the run, asks for; values worked out by hand."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from services.rewarder.built_ins.exact_match import exact_match_reward
+from services.rewarder.built_ins.json_schema import check_schema, json_schema_reward
+from services.rewarder.built_ins.numeric_match import completion_number, gold_number, numeric_match_reward
+from services.rewarder.built_ins.overlong import soft_overlong_punishment_reward
+from services.rewarder.built_ins.reasoning_accuracy import reasoning_accuracy_reward
+from services.rewarder.built_ins.regex_match import check_pattern, regex_reward
+from services.rewarder.built_ins.repetition import repetition_penalty_reward
+from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
+from services.rewarder.reward_call import CallError, Completion, Verdict
+
+NOT_APPLICABLE = ("not_applicable", None)
+RIGHT, WRONG = ("scored", 1.0), ("scored", 0.0)
+
+
+def said(verdicts: list[Verdict]) -> list[tuple[str, float | None]]:
+    return [(verdict.outcome, verdict.value) for verdict in verdicts]
+
+
+def texts(*texts: str) -> list[Completion]:
+    return list(texts)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("6 * 7 makes 42.", "42"), ("42", "42"), ("-3", "-3"), ("it is \u22123", "-3"), ("5-3", "3"),
+        ("1,234,567.50 in all", "1234567.5"), ("one of 1,2,3", "3"), ("costs $1,000", "1000"), ("-$5", "-5"),
+        (".5", "0.5"), ("1.5e3", "1500"), ("2E-2", "0.02"), ("3/4", "0.75"), ("about 50%", "50"), ("12cm", "12"),
+        (r"\boxed{42} or 43", "42"), (r"\boxed{x = 7}", "7"), (r"\boxed{\frac{1}{2}} and 9", "0.5"),
+        (r"\boxed{-\dfrac{3}{4}}", "-0.75"), (r"\boxed{1{,}000}", "1000"), (r"\boxed{\$12}", "12"),
+        ("#### 18\nin 3 days", "18"), ("#### 1\n#### 2", "2"), (r"\boxed{1} #### 2", "2"),
+        ("The answer is 42, after 3 tries", "42"), ("Answer: **7** (of 9)", "7"), ("the answer = -1.5 or 2", "-1.5"),
+        ("the answer is unknown: 3", "3"), ("My answer to question 2 is wrong", "2"),
+    ],
+)  # fmt: skip
+def test_the_announced_number_counts_and_otherwise_the_last(text: str, number: str) -> None:
+    assert completion_number(text) == gold_number(number)
+
+
+@pytest.mark.parametrize("text", ["", "no number", "x2", "v1b", "3/0", "9" * 401, "inf", r"\frac{1}{0}"])
+def test_what_is_no_number_is_none(text: str) -> None:
+    assert completion_number(text) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "number"),
+    [
+        (42, "42"), (0.1, "1/10"), ("1,000", "1000"), ("$5", "5"), ("50%", "50"), (r"50\%", "50"), ("$-3$", "-3"),
+        (r"so \boxed{\frac{1}{3}}", "1/3"), ("48 + 24 = 72\n#### 72", "72"), ("1e400", "1e400"),
+    ],
+)  # fmt: skip
+def test_a_gold_answer_is_one_number(gold: object, number: str) -> None:
+    found = gold_number(gold)
+    assert found is not None
+    assert found == gold_number(number)
+
+
+@pytest.mark.parametrize("gold", [None, "", "about 5", "5 or 6", True, [5], "x", float("nan"), float("inf"), "3/0"])
+def test_a_gold_answer_that_is_no_number_is_not_applicable(gold: object) -> None:
+    assert said(numeric_match_reward(texts("5"), solution=[gold])) == [NOT_APPLICABLE]
+
+
+def test_numbers_are_compared_exactly_or_within_a_tolerance() -> None:
+    completions = texts("0.3", "0.1 + 0.2 = 0.30", "0.31", "0.4", "none")
+    golds: list[object] = ["0.3"] * 5
+    assert said(numeric_match_reward(completions, answer=golds)) == [RIGHT, RIGHT, WRONG, WRONG, WRONG]
+    assert said(numeric_match_reward(completions, answer=golds, tolerance=0.1)) == [RIGHT] * 4 + [WRONG]
+    near = numeric_match_reward(completions, answer=golds, relative_tolerance=0.05)
+    assert said(near) == [RIGHT, RIGHT, RIGHT, WRONG, WRONG]
+
+
+def test_an_announcement_can_be_required() -> None:
+    completions = texts("it is 5", "the answer is 5", "#### 5")
+    verdicts = numeric_match_reward(completions, solution=list[object](["5"] * 3), announced_only=True)
+    assert said(verdicts) == [WRONG, RIGHT, RIGHT]
+
+
+def test_a_long_text_of_nothing_but_openings_is_read_quickly() -> None:
+    with time_limit(20):
+        assert completion_number("\\boxed{" * 5000 + "1" * 300 + ",111" * 5000) is not None
+
+
+# Text
+
+
+def test_an_exact_match_is_letter_by_letter() -> None:
+    completions = texts("Paris", " Paris\n", "paris", "Paris.", "")
+    golds: list[object] = ["Paris"] * 5
+    assert said(exact_match_reward(completions, answer=golds)) == [RIGHT, RIGHT, WRONG, WRONG, WRONG]
+    golds = ["PARIS"] * 5
+    assert said(exact_match_reward(completions, answer=golds, ignore_case=True)) == [RIGHT] * 3 + [WRONG] * 2
+
+
+def test_an_exact_match_may_begin_after_a_mark() -> None:
+    completions = texts("so\n#### 72", "#### 71\n#### 72", "72")
+    golds: list[object] = ["a lot\n#### 72", "72", "72"]
+    assert said(exact_match_reward(completions, solution=golds, after="####")) == [RIGHT, RIGHT, WRONG]
+
+
+def test_any_of_several_gold_answers_will_do_and_none_is_not_applicable() -> None:
+    golds: list[object] = [["NYC", "New York"], 42, None, "", [], {"a": 1}]
+    completions = texts("New York", "42", "x", "", "x", "x")
+    assert said(exact_match_reward(completions, answer=golds)) == [RIGHT, RIGHT] + [NOT_APPLICABLE] * 4
+
+
+@pytest.mark.parametrize("reward", [exact_match_reward, numeric_match_reward, reasoning_accuracy_reward])
+def test_without_a_column_of_gold_answers_nothing_can_be_said(reward: Any) -> None:
+    with pytest.raises(CallError, match="needs the gold answers in a column 'solution' or 'answer'"):
+        reward(texts("x"))
+
+
+# Regular expressions
+
+
+def test_a_pattern_is_searched_matched_or_matched_in_full() -> None:
+    completions = texts("abc", "xabc", "abcx")
+    assert said(regex_reward(completions, pattern="abc")) == [RIGHT, RIGHT, RIGHT]
+    assert said(regex_reward(completions, pattern="abc", mode="match")) == [RIGHT, WRONG, RIGHT]
+    assert said(regex_reward(completions, pattern="abc", mode="fullmatch")) == [RIGHT, WRONG, WRONG]
+
+
+def test_a_row_s_pattern_that_is_none_is_not_applicable() -> None:
+    rows: list[object] = ["a", None, "(", 3]
+    assert said(regex_reward(texts("a", "a", "a", "a"), pattern=rows)) == [RIGHT] + [NOT_APPLICABLE] * 3
+
+
+def test_a_pattern_without_end_is_a_timeout_for_that_completion_alone() -> None:
+    completions = texts("a" * 60 + "b", "aaa", "b")
+    assert said(regex_reward(completions, pattern="(a+)+$")) == [("timeout", None), RIGHT, WRONG]
+
+
+def test_a_pattern_of_the_run_is_checked() -> None:
+    assert check_pattern({"pattern": "a|b"}) is None
+    assert str(check_pattern({"pattern": "("})).startswith("cannot use its pattern: missing )")
+
+
+# JSON
+
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+def test_json_meets_a_schema_or_does_not() -> None:
+    completions = texts(
+        '{"age": 3}', 'First\n```json\n{"age": "3"}\n```\nno:\n```json\n{"age": 3}\n```', '{"age": "3"}', "[]", "{", "",
+        '{"age": NaN}', "[" * 100_000,
+    )  # fmt: skip
+    verdicts = json_schema_reward(completions, json_schema=PERSON)
+    assert said(verdicts) == [RIGHT, RIGHT] + [WRONG] * 6
+    assert verdicts[2].detail == "$.age: '3' is not of type 'integer'"
+    assert verdicts[6].detail == "it is no JSON: NaN is not JSON"
+
+
+def test_a_row_s_schema_may_be_text_and_one_that_is_none_is_not_applicable() -> None:
+    rows: list[object] = [PERSON, '{"type": "array"}', None, "{", {"type": "objekt"}, 3]
+    completions = texts('{"age": 1}', '{"age": 1}', "1", "1", "1", "1")
+    assert said(json_schema_reward(completions, json_schema=rows)) == [RIGHT, WRONG] + [NOT_APPLICABLE] * 4
+
+
+def test_a_schema_refers_to_itself_and_to_nothing_elsewhere() -> None:
+    within = {"$defs": {"n": {"type": "integer"}}, "items": {"$ref": "#/$defs/n"}}
+    assert said(json_schema_reward(texts("[1]", '["1"]'), json_schema=within)) == [RIGHT, WRONG]
+    with pytest.raises(CallError, match="has a schema that refers to what is not in it"):
+        json_schema_reward(texts("1"), json_schema={"$ref": "http://127.0.0.1:1/schema"})
+
+
+def test_a_schema_whose_pattern_has_no_end_is_a_timeout() -> None:
+    schema = {"type": "string", "pattern": "(a+)+$"}
+    assert said(json_schema_reward(texts(f'"{"a" * 60}b"', '"a"'), json_schema=schema)) == [("timeout", None), RIGHT]
+
+
+def test_a_schema_of_the_run_is_checked() -> None:
+    assert check_schema({"json_schema": PERSON}) is None
+    assert str(check_schema({"json_schema": {"type": "objekt"}})).startswith("cannot use its json_schema: $.type: ")
+
+
+# Repetition, length, reasoning
+
+
+def test_repeated_n_grams_are_punished_by_their_share() -> None:
+    # [1,2,3,4]: 3 pairs, all distinct. [5]*5: 4 pairs, 1 distinct, so 3/4 repeated. [7]: shorter than a pair.
+    ids = [[1, 2, 3, 4], [5] * 5, [7], []]
+    completions = texts("a b c d", "a a A a a", "a", "")
+    tokens = repetition_penalty_reward(completions, completion_ids=ids, ngram_size=2)
+    words = repetition_penalty_reward(completions, ngram_size=2, max_penalty=-2.0, unit="words")
+    assert tokens == [0.0, -0.75, 0.0, 0.0]
+    assert words == [0.0, -1.5, 0.0, 0.0]
+    with pytest.raises(CallError, match="needs 'completion_ids'"):
+        repetition_penalty_reward(completions)
+
+
+def test_the_length_that_is_punished_can_be_chosen() -> None:
+    ids = [[0] * 50, [0] * 75, [0] * 100]
+    assert soft_overlong_punishment_reward(ids, max_completion_length=100, soft_punish_cache=50) == [0.0, -0.5, -1.0]
+    with pytest.raises(CallError, match="soft_punish_cache=101 is longer than max_completion_length=100"):
+        soft_overlong_punishment_reward(ids, max_completion_length=100, soft_punish_cache=101)
+
+
+def test_only_what_follows_the_reasoning_is_judged() -> None:
+    completions = texts(
+        r"<think>\boxed{2}</think> so \boxed{1}", r"<think>\boxed{1}</think> so \boxed{2}", r"\boxed{1}",
+        r"<r>\boxed{2}</r></think> \boxed{1}",
+    )  # fmt: skip
+    golds: list[object] = ["1"] * 4
+    assert said(reasoning_accuracy_reward(completions, solution=golds)) == [RIGHT, WRONG, WRONG, RIGHT]
+    other = reasoning_accuracy_reward(completions, solution=golds, reasoning_delimiters=["</r>", "</think>"])
+    assert said(other) == [RIGHT, WRONG, WRONG, RIGHT]
+
+
+def test_a_gold_answer_that_does_not_parse_is_not_applicable_also_where_reasoning_does_not_end() -> None:
+    completions = texts(r"</think> \boxed{1}", r"\boxed{1}")
+    assert said(reasoning_accuracy_reward(completions, solution=["word", "word"])) == [NOT_APPLICABLE] * 2
+
+
+# The limit itself
+
+
+def test_a_time_limit_ends_with_its_block_and_leaves_an_outer_one_in_place() -> None:
+    @contextmanager
+    def outer() -> Generator[None]:
+        with pytest.raises(TimeIsUpError), time_limit(0.2):
+            yield
+
+    with outer():
+        with time_limit(50):
+            pass
+        while True:
+            pass
