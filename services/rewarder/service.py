@@ -25,17 +25,17 @@ from services.rewarder.module_watch import ModuleWatch
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.rate_limits import FunctionLimits
 from services.rewarder.request_queue import RequestQueue
-from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_loop import RewardLoop
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.reward_worker import Limits
-from services.rewarder.rewarder_metrics import SELF_TEST_LANE, RewarderMetrics
-from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer
+from services.rewarder.self_test import self_test
 from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
-from shared.errors import HeadraceError, UnavailableError, UserError
+from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S, HttpGuard
 from shared.redis_connection import connect, wait_until_ready
 from shared.refusals import refuse, take_back
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 
 _HTTP_SHUTDOWN_S = 5
 _PING_TIMEOUT_S = 1.0
-_SELF_TEST_TIMEOUT_S = 60.0
 _GC_EVERY_ALLOCATIONS = 200_000
 """More allocations than releases; of garbage it would be some 40 MB."""
 
@@ -168,7 +167,7 @@ class RewarderService:
         await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
         self._starting = "starting: reward workers"
         async with self._pool:
-            await self._self_test()
+            await self_test(self._scorer)
             await take_back(self._redis, "rewarder", self._replica_id, run_id=None)
             self._starting = None
             _collect_seldom()
@@ -226,21 +225,6 @@ class RewarderService:
             for name, (summary, version) in self._models.listed().items()
         ]
         return [*functions, *models]
-
-    async def _self_test(self) -> None:
-        """Have one right and one wrong answer verified, or refuse to judge anybody's."""
-        call = RewardCall(
-            prompts=["1/2?"] * 2, completions=[r"\boxed{\frac{1}{2}}", r"\boxed{2}"], columns={"solution": ["0.5"] * 2}
-        )
-        rows = await self._scorer.score(
-            call, [WeightedFunction("accuracy_reward")], timeout_s=_SELF_TEST_TIMEOUT_S, lane=SELF_TEST_LANE
-        )
-        values = [row[0].value for row in rows]
-        if values == [1.0, 0.0]:
-            return
-        if rows[0][0].outcome == "scored":
-            raise UserError(f"math-verify judged 1/2 = 0.5 and 2 = 0.5 as {values}: install the pinned math-verify")
-        raise UnavailableError(f"the self-test was not answered: {rows[0][0].outcome}: {rows[0][0].detail}")
 
     async def _why_not_ready(self) -> str | None:
         if self._starting is not None:
