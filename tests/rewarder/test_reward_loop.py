@@ -229,7 +229,7 @@ async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
         await add(redis, keys, with_columns(completed_group("00000002"), directory=str(tmp_path)))
         (tmp_path / "go").touch()
     scored = [fields["group_id"] for _, fields in await entries(redis, keys.scored)]
-    assert scored[0] == b"00000001"
+    assert b"00000001" in scored  # the second one may come first: a read was under way
     assert await alive(redis, leases=keys.leases(REWARDERS)) == set()
     assert await redis.xlen(keys.completions) + len(scored) == 2, "what was not scored is still in the stream"
 
