@@ -132,6 +132,7 @@ def _info(client: EndpointClient) -> RewardFunctionInfo:
         kind="endpoint",
         summary=client.spec.summary,
         required_columns=client.wire_format.required_columns(client.spec),
+        version=client.spec.version,
     )
 
 
@@ -142,7 +143,7 @@ def _details(endpoints: Endpoints, client: EndpointClient) -> RewardDetails:
         requests_in_flight=client.turnstile.num_in_flight,
         requests_queued=client.turnstile.num_queued,
     )
-    return RewardDetails(**dict(_info(client)), version=client.spec.version, endpoint=client.spec, state=state)
+    return RewardDetails(**dict(_info(client)), endpoint=client.spec, state=state)
 
 
 def _without_redis(errors: Errors) -> dict[str, Any]:
