@@ -169,7 +169,7 @@ async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_c
     try:
         async with asyncio.timeout(timeout_s):
             client = await _in_thread(lambda: _build(spec, extra_args, has_cuda=has_cuda), name="start engine")
-            if client.vllm_config.parallel_config.pipeline_parallel_size > 1:
+            if not has_cuda and client.vllm_config.parallel_config.pipeline_parallel_size > 1:
                 await client.collective_rpc("headrace_make_ready")
     except TimeoutError as error:
         kill_children()

@@ -154,8 +154,15 @@ async def test_every_token_says_which_version_sampled_it_when_weights_change_in_
         return await trainer.num_pending() > 0
 
     await eventually(has_begun)
-    await trainer.push(1)
-    groups = await trainer.completed(16)
+    push = asyncio.create_task(trainer.push(1), name="push")
+    count = 16
+    while not push.done():  # however long it takes, something is under way
+        if await trainer.num_pending() < 8:
+            await trainer.admit(trainer.prompt(f"{count:08d}"))
+            count += 1
+        await asyncio.sleep(0.01)
+    await push
+    groups = await trainer.completed(count)
     spans = [[span.policy_version for span in r.version_spans] for group in groups for r in group.rollouts]
     assert all(versions in ([0], [1], [0, 1]) for versions in spans)
     assert [0, 1] in spans, "no completion crossed the push"

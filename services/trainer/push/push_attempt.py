@@ -239,8 +239,7 @@ class PushAttempt:
             name: asyncio.create_task(call, name=f"push {step} {name or 'ourselves'}") for name, call in calls.items()
         }
         try:
-            left = self._time_left()
-            left = max(left - _ANSWER_S, left / 2, 0.0)
+            left = max(_for_members(self._time_left()), 0.0)
             await asyncio.wait(tasks.values(), timeout=left, return_when=asyncio.FIRST_EXCEPTION)
             if all(task.done() and _error_of(task) is None for task in tasks.values()):
                 return {name: task.result() for name, task in tasks.items()}
@@ -271,7 +270,12 @@ class PushAttempt:
         left = self._time_left()
         if left <= 0:
             raise AttemptError("the deadline of the push has passed", blamed={})
-        return max(left - _ANSWER_S, left / 2)
+        return _for_members(left)
+
+
+def _for_members(left: float) -> float:
+    """Return what members get of the time that is left."""
+    return max(left - _ANSWER_S, left / 2)
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | str | None:
