@@ -8,13 +8,12 @@ Pure ASGI, in front of the routes that cost something. A request waits before it
 memory to speak of.
 """
 
-import asyncio
 import math
 import time
 from http import HTTPStatus
 
-from services.rewarder.rate_limits import Places
 from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
+from services.rewarder.turnstile import TurnedAwayError, Turnstile
 from shared.http_guard import App, Receive, Scope, Send, drain, problem, reply
 
 BOUNDED_PATHS = frozenset({"/v1/score", "/v1/rewards/check"})
@@ -39,10 +38,10 @@ class RequestQueue:
         self._app = app
         self._max_inflight = max_inflight
         self._max_queued = max_queued
-        self._queue_timeout_s = queue_timeout_s
         self._queued = metrics.queued.labels("requests", HTTP_LANE)
-        self._places = Places(max_inflight)
-        self._num_present = 0
+        self._turnstile = Turnstile(
+            max_concurrency=max_inflight, max_queued=max_queued, queue_timeout_s=queue_timeout_s
+        )
         self._mean_s = 1.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,26 +49,13 @@ class RequestQueue:
         if scope["type"] != "http" or scope["path"] not in BOUNDED_PATHS:
             await self._app(scope, receive, send)
             return
-        if self._num_present >= self._max_inflight + self._max_queued:
-            await self._refuse(receive, send)
-            return
-        self._num_present += 1
-        try:
-            if await self._enter():
-                await self._serve(scope, receive, send)
-            else:
-                await self._refuse(receive, send)
-        finally:
-            self._num_present -= 1
-
-    async def _enter(self) -> bool:
         try:
             with self._queued.track_inprogress():
-                async with asyncio.timeout(self._queue_timeout_s):
-                    await self._places.take(HTTP_LANE)
-        except TimeoutError:
-            return False
-        return True
+                await self._turnstile.enter(lane=HTTP_LANE, tokens=0)
+        except TurnedAwayError:
+            await self._refuse(receive, send)
+            return
+        await self._serve(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began_at = time.monotonic()
@@ -77,7 +63,7 @@ class RequestQueue:
             await self._app(scope, receive, send)
         finally:
             self._mean_s += _SMOOTHING * (time.monotonic() - began_at - self._mean_s)
-            self._places.give()
+            self._turnstile.leave()
 
     async def _refuse(self, receive: Receive, send: Send) -> None:
         retry_after_s = self._retry_after_s()
@@ -91,5 +77,6 @@ class RequestQueue:
 
     def _retry_after_s(self) -> int:
         """Return about how long those that are here will take."""
-        seconds = self._mean_s * self._num_present / self._max_inflight
+        num_present = self._turnstile.num_in_flight + self._turnstile.num_queued
+        seconds = self._mean_s * num_present / self._max_inflight
         return max(1, min(_LONGEST_RETRY_AFTER_S, math.ceil(seconds)))

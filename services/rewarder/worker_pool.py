@@ -34,7 +34,7 @@ class RewardFailure(Exception):  # noqa: N818  not an error of ours: it is what 
     """The call gave no answer.
 
     Args:
-        outcome: ``timeout``, ``overload`` or ``error``.
+        outcome: Anything but ``scored``.
         detail: One sentence.
     """
 

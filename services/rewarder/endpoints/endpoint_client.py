@@ -20,9 +20,9 @@ from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.retries import EndpointDown, outcome_of_status, with_retries
 from services.rewarder.endpoints.secret_files import SecretError
 from services.rewarder.endpoints.spec import EndpointSpec
-from services.rewarder.endpoints.turnstile import Turnstile
 from services.rewarder.endpoints.wire_formats import (
     InvalidAnswerError,
+    NothingToJudgeError,
     RequestContext,
     WireRequest,
     batch_size,
@@ -30,9 +30,10 @@ from services.rewarder.endpoints.wire_formats import (
 )
 from services.rewarder.reward_call import CallError, RewardCall, Verdict, everyone
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.token_estimate import num_tokens
+from services.rewarder.turnstile import TurnedAwayError, Turnstile
 from services.rewarder.worker_pool import RewardFailure
 
-_CHARACTERS_A_TOKEN = 4
 _SHOWN_OF_A_REFUSAL = 120
 _BREAKER_STATES = {"closed": 0, "half-open": 1, "open": 2}
 
@@ -67,7 +68,6 @@ class EndpointClient:
             requests_per_minute=spec.requests_per_minute,
             tokens_per_minute=spec.tokens_per_minute,
             queue_timeout_s=queue_timeout_s,
-            now=time.monotonic,
         )
         self._requests = requests
         self._metrics = metrics
@@ -98,6 +98,8 @@ class EndpointClient:
             return self.wire_format.encode(call, spec=self.spec, context=context), context
         except CallError as error:
             raise RewardFailure("error", str(error)) from error
+        except NothingToJudgeError as error:
+            raise RewardFailure("not_applicable", str(error)) from error
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise RewardFailure("error", f"the completions or columns cannot be sent as JSON: {error}") from error
 
@@ -135,7 +137,7 @@ class EndpointClient:
     ) -> tuple[list[Verdict], float]:
         started_at = time.monotonic()
         try:
-            tokens = _tokens(call)
+            tokens = num_tokens(call) + self.spec.num_tokens_beside
             self._refuse_if_open()  # before it waits among those that do not know yet
             await self.turnstile.enter(lane=lane, tokens=tokens)
             started_at = time.monotonic()
@@ -145,6 +147,8 @@ class EndpointClient:
                 self.turnstile.leave()
         except RewardFailure as failure:
             verdicts = everyone(len(call.completions), failure.outcome, f"endpoint {self.name}: {failure.detail}")
+        except TurnedAwayError as error:
+            verdicts = everyone(len(call.completions), "overload", f"endpoint {self.name}: {error}")
         return verdicts, time.monotonic() - started_at
 
     async def _judged(self, call: RewardCall, timeout_s: float, run_id: str | None, tokens: int) -> list[Verdict]:
@@ -184,15 +188,3 @@ def _refusal(answer: HttpAnswer) -> str:
         return f"it answered {answer.status}, a redirect, which is never followed; register the address it leads to"
     text = " ".join(answer.body.decode("utf-8", "replace")[: 4 * _SHOWN_OF_A_REFUSAL].split())
     return f"it answered {answer.status}" + (f": {text[:_SHOWN_OF_A_REFUSAL]}" if text else "")
-
-
-def _tokens(call: RewardCall) -> int:
-    """Estimate the tokens that a judge reads: completion ids where there are some, else a token every 4 characters."""
-    characters = sum(_length(prompt) for prompt in call.prompts)
-    if call.completion_ids is not None:
-        return characters // _CHARACTERS_A_TOKEN + sum(len(ids) for ids in call.completion_ids)
-    return (characters + sum(_length(completion) for completion in call.completions)) // _CHARACTERS_A_TOKEN
-
-
-def _length(text: str | list[dict[str, str]]) -> int:
-    return len(text) if isinstance(text, str) else sum(len(message.get("content", "")) for message in text)

@@ -19,9 +19,9 @@ from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.pinned_network import PinnedNetwork, Resolve
 from services.rewarder.endpoints.registry import Registered, Registry, Written
 from services.rewarder.endpoints.secret_files import SecretFiles
-from services.rewarder.endpoints.spec import EndpointSpec, why_no_name
+from services.rewarder.endpoints.spec import EndpointSpec, Scope, why_no_name
 from services.rewarder.reward_call import RewardCall
-from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
 from services.rewarder.settings import RewarderSettings
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
@@ -29,6 +29,7 @@ from shared.errors import UnavailableError, UserError
 from shared.redis_connection import Redis
 
 _LOOK_UP_TIMEOUT_S = 2.0
+_SCOPES: dict[Scope, str] = {"runs": "runs", "score": "POST /v1/score"}
 
 
 class Endpoints:
@@ -103,12 +104,17 @@ class Endpoints:
             return Refused(failure.detail)
         except UserError as error:
             return Refused(f"endpoint {name}: {error}")
+        if "runs" not in client.spec.scopes:
+            return Refused(_out_of_scope(name, "runs"))
         columns = client.wire_format.required_columns(client.spec)
         return Inspected("endpoint", client.spec.summary or f"an endpoint at {client.spec.url}", columns)
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
         """See RewardSource. The deadline is of each request, and runs from when it may go out."""
         client = await self.client(name)
+        scope: Scope = "score" if lane == HTTP_LANE else "runs"
+        if scope not in client.spec.scopes:
+            raise RewardFailure("error", _out_of_scope(name, scope))
         run_id = None if call.group_id is None else lane
         verdicts, seconds = await client.call(call, timeout_s=timeout_s, run_id=run_id, lane=lane)
         return Answer(verdicts, version=client.spec.version), seconds
@@ -192,3 +198,7 @@ class Endpoints:
         if self.registry.is_gone(name):
             return "it was deleted; register it again with POST /v1/rewards"
         return "no endpoint of that name is registered; POST /v1/rewards registers one"
+
+
+def _out_of_scope(name: str, scope: Scope) -> str:
+    return f"endpoint {name} is not open to {_SCOPES[scope]}: register it again with '{scope}' among its scopes"

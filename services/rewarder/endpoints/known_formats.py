@@ -1,6 +1,7 @@
 """The wire formats there are, by name."""
 
 from services.rewarder.endpoints.headrace_format import HeadraceFormat
+from services.rewarder.endpoints.openai_judge_format import OpenAIJudgeFormat
 from services.rewarder.endpoints.openrlhf_format import OpenRlhfFormat
 from services.rewarder.endpoints.spec import WireFormatName
 from services.rewarder.endpoints.trl_format import TrlFormat
@@ -10,4 +11,5 @@ FORMATS: dict[WireFormatName, WireFormat] = {
     "headrace": HeadraceFormat(),
     "trl": TrlFormat(),
     "openrlhf": OpenRlhfFormat(),
+    "openai_judge": OpenAIJudgeFormat(),
 }

@@ -13,15 +13,18 @@ from pydantic import Field, field_validator, model_validator
 
 from services.rewarder.bodies import Body
 from services.rewarder.built_in_rewards import ALIASES, BUILT_INS
+from services.rewarder.endpoints.judge_options import JudgeOptions
 from services.rewarder.endpoints.outbound_rules import MAX_URL_CHARACTERS
 from services.rewarder.endpoints.secret_files import SECRET_NAME
 from services.rewarder.endpoints.signing import SIGNATURE_HEADER, TIMESTAMP_HEADER
+from services.rewarder.token_estimate import CHARACTERS_PER_TOKEN
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
 MAX_HEADERS = 32
 VERSION_CHARACTERS = 12
-WireFormatName = Literal["headrace", "trl", "openrlhf"]
-SECTIONS: dict[str, str] = {"openrlhf": "openrlhf"}
+Scope = Literal["runs", "score"]
+WireFormatName = Literal["headrace", "trl", "openrlhf", "openai_judge"]
+SECTIONS: dict[str, str] = {"openrlhf": "openrlhf", "openai_judge": "openai_judge"}
 """Wire formats with options of their own, and the field that holds them."""
 
 _RESERVED_NAMES = frozenset({"check"})
@@ -62,6 +65,9 @@ class EndpointSpec(Body):
     url: str = Field(max_length=MAX_URL_CHARACTERS, description="https://, or http:// to a host the operator allows")
     wire_format: WireFormatName = Field(default="headrace", description="How requests and answers look")
     summary: str = Field(default="", max_length=300, description="One line for people")
+    scopes: list[Scope] = Field(
+        default=["runs", "score"], min_length=1, description="Who may use it: runs, and POST /v1/score"
+    )
     timeout_s: float = Field(
         default=30.0, gt=0, le=600, description="Deadline of a request with its retries; the run's own holds too"
     )
@@ -81,6 +87,8 @@ class EndpointSpec(Body):
     breaker_failures: int = Field(default=5, ge=1, le=1000, description="In a row, after which it is left alone")
     breaker_pause_s: float = Field(default=30.0, gt=0, le=3600, description="How long it is left alone")
     openrlhf: OpenRlhfOptions | None = Field(default=None, description="Options of the wire format of that name")
+
+    openai_judge: JudgeOptions | None = Field(default=None, description="Model and rubric of that wire format")
 
     @field_validator("headers")
     @classmethod
@@ -117,11 +125,25 @@ class EndpointSpec(Body):
             raise ValueError(f"{', '.join(wrong)} is for that wire format, and wire_format is {self.wire_format}")
         return self
 
+    @model_validator(mode="after")
+    def _a_judge_has_a_rubric(self) -> Self:
+        if self.wire_format == "openai_judge" and self.openai_judge is None:
+            raise ValueError('wire_format openai_judge needs "openai_judge": {"model", "rubric", "min_score", "max_score"}')
+        return self
+
     @property
     def version(self) -> str:
         """The first digits of a sha256 of all that was set: the same endpoint has the same."""
         text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:VERSION_CHARACTERS]
+
+    @property
+    def num_tokens_beside(self) -> int:
+        """About how many tokens a request has beside prompt and completion, the answer included."""
+        judge = self.openai_judge
+        if judge is None:
+            return 0
+        return (len(judge.rubric) + len(judge.system_prompt)) // CHARACTERS_PER_TOKEN + (judge.max_tokens or 0)
 
     @property
     def secret_names(self) -> list[str]:

@@ -43,6 +43,10 @@ class InvalidAnswerError(Exception):
     """The answer is not what the format asks for: ``invalid`` for every completion of the request."""
 
 
+class NothingToJudgeError(Exception):
+    """The row lacks what would be judged: ``not_applicable``."""
+
+
 class WireFormat(Protocol):
     """One language."""
 
@@ -60,6 +64,7 @@ class WireFormat(Protocol):
 
         Raises:
             CallError: The call lacks what the format needs.
+            NothingToJudgeError: This row does.
         """
         ...
 

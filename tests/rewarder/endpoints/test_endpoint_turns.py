@@ -37,7 +37,7 @@ async def test_no_more_requests_than_allowed_are_under_way_and_too_many_waiting_
     outcomes = [found[0].outcome for found in verdicts]
     assert outcomes.count("overload") == 1, "two are out, three wait, and one is too many"
     assert outcomes.count("timeout") == 5
-    assert verdicts[-1][0].detail == "endpoint judge: 3 requests wait for this endpoint already"
+    assert verdicts[-1][0].detail == "endpoint judge: 3 requests wait already"
 
 
 async def test_who_waits_too_long_for_a_turn_is_told_so(
@@ -61,7 +61,7 @@ async def test_who_waits_too_long_for_a_turn_is_told_so(
         assert await endpoints.knows("judge")
         assert gauge("in_flight") is None, "a deleted endpoint is shown no more"
     assert second[0].outcome == "overload"
-    assert second[0].detail == "endpoint judge: waited 0.5 s for one of its 1 requests at a time"
+    assert second[0].detail == "endpoint judge: waited 0.5 s for its turn: 1 at a time"
 
 
 async def test_connections_are_used_again_and_a_broken_one_is_not(

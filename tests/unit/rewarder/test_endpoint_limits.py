@@ -1,132 +1,14 @@
-"""Turns, minutes, breakers and retries of an endpoint, by a clock of the test's."""
+"""Breakers and retries of an endpoint, by a clock of the test's."""
 
 import asyncio
 import random
 import time
-from collections import deque
 
 import pytest
 
 from services.rewarder.endpoints.breaker import Breaker
 from services.rewarder.endpoints.retries import backoff_s, outcome_of_status
-from services.rewarder.endpoints.turnstile import Turnstile
 from services.rewarder.worker_pool import RewardFailure
-
-
-def turnstile(
-    *, now: float = 0.0, max_concurrency: int = 2, max_queued: int = 10, rpm: int | None = None, tpm: int | None = None
-) -> tuple[Turnstile, list[float]]:
-    clock = [now]
-    return (
-        Turnstile(
-            max_concurrency=max_concurrency,
-            max_queued=max_queued,
-            requests_per_minute=rpm,
-            tokens_per_minute=tpm,
-            queue_timeout_s=60.0,
-            now=lambda: clock[0],
-        ),
-        clock,
-    )
-
-
-async def turn_loop() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-def entering(gate: Turnstile, lane: str, order: list[str], *, tokens: int = 0) -> "asyncio.Task[None]":
-    async def enter() -> None:
-        await gate.enter(lane=lane, tokens=tokens)
-        order.append(lane)
-
-    return asyncio.create_task(enter())
-
-
-async def test_lanes_take_turns() -> None:
-    gate, _ = turnstile(max_concurrency=1)
-    order: list[str] = []
-    tasks = [entering(gate, lane, order) for lane in ("a", "a", "a", "b", "c")]
-    for _ in tasks:
-        await turn_loop()
-        gate.leave()
-    await asyncio.gather(*tasks)
-    assert order == ["a", "a", "b", "c", "a"]
-    assert (gate.num_in_flight, gate.num_queued) == (0, 0)
-
-
-async def test_one_too_many_is_turned_away_at_once() -> None:
-    gate, _ = turnstile(max_concurrency=1, max_queued=1)
-    order: list[str] = []
-    tasks = [entering(gate, "a", order) for _ in range(2)]
-    await turn_loop()
-    with pytest.raises(RewardFailure, match="1 requests wait for this endpoint already"):
-        await gate.enter(lane="b", tokens=0)
-    gate.leave()
-    await asyncio.gather(*tasks)
-
-
-async def test_who_is_cancelled_while_waiting_takes_no_turn() -> None:
-    gate, _ = turnstile(max_concurrency=1)
-    order: list[str] = []
-    tasks = [entering(gate, lane, order) for lane in ("a", "b", "c")]
-    await turn_loop()
-    tasks[1].cancel()
-    gate.leave()  # in the same moment
-    await turn_loop()
-    assert order == ["a", "c"]
-    gate.leave()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert (gate.num_in_flight, gate.num_queued) == (0, 0)
-
-
-async def test_no_minute_has_more_requests_than_the_limit() -> None:
-    gate, clock = turnstile(max_concurrency=100, rpm=2)
-    order: list[str] = []
-    tasks = [entering(gate, "a", order) for _ in range(5)]
-    await turn_loop()
-    assert len(order) == 2
-    for now, num_out in ((59.9, 2), (60.0, 4), (119.0, 4), (120.0, 5)):
-        clock[0] = now
-        gate.num_in_flight += 1
-        gate.leave()
-        await turn_loop()
-        assert len(order) == num_out, now
-    await asyncio.gather(*tasks)
-
-
-async def test_tokens_count_too_and_a_giant_goes_out_when_nothing_else_did() -> None:
-    gate, clock = turnstile(max_concurrency=100, tpm=100)
-    order: list[str] = []
-    tasks = [entering(gate, "a", order, tokens=tokens) for tokens in (60, 40, 1000, 1)]
-    await turn_loop()
-    assert len(order) == 2
-    for now, num_out in ((60.0, 3), (119.0, 3), (120.0, 4)):
-        clock[0] = now
-        gate.num_in_flight += 1
-        gate.leave()
-        await turn_loop()
-        assert len(order) == num_out, now
-    await asyncio.gather(*tasks)
-
-
-async def test_a_retry_takes_from_the_minute_as_well() -> None:
-    gate, _ = turnstile(max_concurrency=100, rpm=2)
-    await gate.enter(lane="a", tokens=0)
-    gate.count_retry(0)
-    order: list[str] = []
-    waiting = entering(gate, "a", order)
-    await turn_loop()
-    assert order == []
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-
-
-async def test_the_minute_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Turnstile(max_concurrency=9, max_queued=9, requests_per_minute=1, queue_timeout_s=60, now=time.monotonic)
-    monkeypatch.setattr(gate, "_sent", deque([(time.monotonic() - 59.9, 0)]))
-    async with asyncio.timeout(30):
-        await gate.enter(lane="a", tokens=0)
 
 
 def test_a_breaker_opens_after_failures_in_a_row_only() -> None:

@@ -1,144 +1,66 @@
-"""Limits of a function: buckets by a clock of the test's, places by lanes."""
+"""Limits of a function, and what a token is taken for."""
 
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from services.rewarder.rate_limits import CallLimits, Limiter, Places, TokenBucket, num_tokens
+from services.rewarder.rate_limits import CallLimits, FunctionLimits
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.token_estimate import num_tokens
 from services.rewarder.worker_pool import RewardFailure
 
-
-def test_a_bucket_of_600_a_minute_lets_60_through_at_once_and_then_ten_a_second() -> None:
-    bucket = TokenBucket(600.0, now_s=100.0)
-    for _ in range(60):
-        assert bucket.wait_s(1.0, now_s=100.0) == 0.0
-        bucket.take(1.0, now_s=100.0)
-    assert bucket.wait_s(1.0, now_s=100.0) == pytest.approx(0.1)
-    assert bucket.wait_s(1.0, now_s=100.05) == pytest.approx(0.05)
-    assert bucket.wait_s(1.0, now_s=100.1) == pytest.approx(0.0, abs=1e-9)
-    assert bucket.wait_s(5.0, now_s=100.1) == pytest.approx(0.4)
+CALL = RewardCall(prompts=["p"], completions=["c"], columns={}, completion_ids=[[1] * 60])
 
 
-def test_in_no_minute_a_bucket_lets_more_than_a_tenth_above_its_rate_through() -> None:
-    bucket = TokenBucket(600.0, now_s=0.0)
-    taken_at_s: list[float] = []
-    for millisecond in range(0, 180_000, 10):
-        now_s = millisecond / 1000
-        while bucket.wait_s(1.0, now_s=now_s) == 0.0:
-            bucket.take(1.0, now_s=now_s)
-            taken_at_s.append(now_s)
-    most = max(sum(start <= at_s < start + 60 for at_s in taken_at_s) for start in range(120))
-    assert 600 <= most <= 661
-    assert 1850 <= len(taken_at_s) <= 1860, "60 at once and 600 in each of three minutes"
-
-
-def test_what_is_larger_than_the_bucket_goes_through_a_full_one_and_leaves_a_debt() -> None:
-    bucket = TokenBucket(600.0, now_s=0.0)  # holds 60, and 10 more come in a second
-    assert bucket.wait_s(100.0, now_s=0.0) == 0.0
-    bucket.take(100.0, now_s=0.0)
-    assert bucket.wait_s(1.0, now_s=0.0) == pytest.approx(4.1), "40 of debt and 1"
-    assert bucket.wait_s(100.0, now_s=0.0) == pytest.approx(10.0), "until it is full again"
-
-
-def test_less_than_one_call_in_six_seconds_is_still_a_rate() -> None:
-    bucket = TokenBucket(2.0, now_s=0.0)
-    assert bucket.wait_s(1.0, now_s=0.0) == 0.0
-    bucket.take(1.0, now_s=0.0)
-    assert bucket.wait_s(1.0, now_s=0.0) == pytest.approx(30.0)
-
-
-def test_a_bucket_that_stood_still_for_an_hour_holds_no_more_than_before() -> None:
-    bucket = TokenBucket(60.0, now_s=0.0)
-    bucket.take(6.0, now_s=0.0)
-    assert bucket.wait_s(6.0, now_s=3600.0) == 0.0
-    bucket.take(6.0, now_s=3600.0)
-    assert bucket.wait_s(1.0, now_s=3600.0) == pytest.approx(1.0)
-
-
-async def test_lanes_take_turns_at_a_place() -> None:
-    places = Places(1)
-    order: list[str] = []
-
-    async def visit(lane: str, name: str) -> None:
-        await places.take(lane)
-        order.append(name)
-        places.give()
-
-    await places.take("A")
-    visits = [asyncio.create_task(visit(name[0], name)) for name in ("A1", "A2", "A3", "B1", "C1", "B2")]
-    await asyncio.sleep(0)
-    places.give()
-    await asyncio.gather(*visits)
-    assert order == ["A1", "B1", "C1", "A2", "B2", "A3"]
-
-
-async def test_a_place_that_was_given_to_somebody_who_left_goes_to_the_next() -> None:
-    places = Places(1)
-    await places.take("A")
-    leaves = asyncio.create_task(places.take("A"))
-    stays = asyncio.create_task(places.take("A"))
-    await asyncio.sleep(0)
-    places.give()  # to `leaves`, which is cancelled before it can take it
-    leaves.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaves
-    await stays
+def limits_of(*, queue_timeout_s: float = 60.0, **allowed: int) -> FunctionLimits:
+    metrics = RewarderMetrics(CollectorRegistry())
+    return FunctionLimits(
+        {"judge": CallLimits.model_validate(allowed)}, queue_timeout_s=queue_timeout_s, metrics=metrics
+    )
 
 
 async def test_no_more_calls_at_a_time_than_allowed() -> None:
-    limiter = Limiter(CallLimits(max_concurrency=3))
+    limits = limits_of(max_concurrency=3)
     running = most = 0
 
-    async def call() -> None:
+    async def call(name: str) -> int:
         nonlocal running, most
-        async with limiter.turn(lane="run", num_tokens=1, patience_s=60.0):
+        async with limits.turn(name, CALL, lane="run"):
             running += 1
             most = max(most, running)
             for _ in range(5):
                 await asyncio.sleep(0)
             running -= 1
+        return most
 
-    await asyncio.gather(*(call() for _ in range(20)))
+    await asyncio.gather(*(call("judge") for _ in range(20)))
     assert most == 3
+    await asyncio.gather(*(call("unlimited") for _ in range(20)))
+    assert most == 20
 
 
-async def test_who_waits_longer_than_the_patience_is_an_overload_and_leaves_its_place() -> None:
-    limiter = Limiter(CallLimits(max_concurrency=1))
-    async with limiter.turn(lane="run", num_tokens=1, patience_s=60.0):
-        with pytest.raises(RewardFailure) as failure:
-            async with limiter.turn(lane="run", num_tokens=1, patience_s=0.01):
-                raise AssertionError("there was no place")
+@pytest.mark.parametrize("allowed", [{"requests_per_minute": 2}, {"tokens_per_minute": 125}])
+async def test_what_does_not_fit_into_the_minute_is_an_overload_that_says_why(allowed: dict[str, int]) -> None:
+    limits = limits_of(queue_timeout_s=0.01, **allowed)
+    for _ in range(2):  # of 61 tokens each
+        async with limits.turn("judge", CALL, lane="run"):
+            pass
+    with pytest.raises(RewardFailure) as failure:
+        async with limits.turn("judge", CALL, lane="run"):
+            raise AssertionError("the minute was full")
     assert failure.value.outcome == "overload"
-    assert "HEADRACE_REWARD_LIMITS" in failure.value.detail
-    async with limiter.turn(lane="run", num_tokens=1, patience_s=60.0):
-        pass
-
-
-async def test_a_limiter_waits_for_both_buckets_and_takes_from_neither_if_one_refuses() -> None:
-    now_s = 0.0
-    limiter = Limiter(CallLimits(requests_per_minute=20.0, tokens_per_minute=600.0), now_s=lambda: now_s)
-    async with limiter.turn(lane="run", num_tokens=60, patience_s=60.0):
-        pass
-    with pytest.raises(RewardFailure):
-        async with limiter.turn(lane="run", num_tokens=60, patience_s=0.01):
-            raise AssertionError("the 60 tokens of six seconds are used up")
-    async with limiter.turn(lane="run", num_tokens=0, patience_s=60.0):
-        pass  # the second of the two requests of six seconds, which the refused call did not take
-    with pytest.raises(RewardFailure):
-        async with limiter.turn(lane="run", num_tokens=0, patience_s=0.01):
-            raise AssertionError("both requests of six seconds are used up")
-    now_s = 6.0
-    async with limiter.turn(lane="run", num_tokens=60, patience_s=60.0):
-        pass
+    of_what = "2 a minute" if "requests_per_minute" in allowed else "125 tokens a minute"
+    assert failure.value.detail == f"waited 0.01 s for its turn: {of_what} (HEADRACE_REWARD_LIMITS)"
 
 
 async def test_a_function_that_raises_gives_its_place_back() -> None:
-    limiter = Limiter(CallLimits(max_concurrency=1))
+    limits = limits_of(max_concurrency=1)
     for _ in range(2):
         with pytest.raises(ValueError, match="ill"):
-            async with limiter.turn(lane="run", num_tokens=1, patience_s=60.0):
+            async with limits.turn("judge", CALL, lane="run"):
                 raise ValueError("the judge is ill")
 
 

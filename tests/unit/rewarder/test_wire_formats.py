@@ -42,7 +42,15 @@ TALK = RewardCall(
 )
 
 
+SECTIONS: dict[str, dict[str, Any]] = {
+    "openai_judge": {"model": "j", "rubric": "{{completion}}?", "min_score": 0.0, "max_score": 1.0}
+}
+"""Of the formats that cannot do without."""
+
+
 def spec(wire_format: WireFormatName, **fields: Any) -> EndpointSpec:
+    if wire_format in SECTIONS:
+        fields = {wire_format: SECTIONS[wire_format], **fields}
     return EndpointSpec.model_validate({"url": "https://judge.example/", "wire_format": wire_format, **fields})
 
 
@@ -220,12 +228,13 @@ ANSWER = JSON | st.fixed_dictionaries({"items": st.lists(ITEM | JSON, max_size=3
 
 @given(ANSWER | st.binary(max_size=50))
 def test_whatever_an_endpoint_sends_becomes_an_outcome(answer: object) -> None:
-    for name in FORMATS:
+    for name, wire_format in FORMATS.items():
+        call = slices(CALL, wire_format.max_batch)[0]
         try:
-            verdicts = read(name, answer)
+            verdicts = read(name, answer, call)
         except InvalidAnswerError:
             continue
-        assert len(verdicts) == 2
+        assert len(verdicts) == len(call.completions)
         for verdict in verdicts:
             assert (verdict.value is not None) == (verdict.outcome == "scored")
             verdict.detail.encode()

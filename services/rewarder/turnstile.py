@@ -1,4 +1,4 @@
-"""Lets requests to one endpoint through: so many at a time, so many a minute, and the lanes in turn.
+"""Lets calls of one function, or requests to one endpoint, through: so many at a time, so many a minute, lanes in turn.
 
     lane A: [request, request] --+
     lane B: [request] -----------+--> free slot, and room in the last minute? --> goes out --> leaves
@@ -9,13 +9,16 @@ limit goes out when nothing else did for a minute.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.rewarder.worker_pool import RewardFailure
-
 WINDOW_S = 60.0
+
+
+class TurnedAwayError(Exception):
+    """Too many wait, or this one has waited too long; the message says which."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +28,11 @@ class _Waiter:
 
 
 class Turnstile:
-    """Of one endpoint.
+    """Of one function or endpoint, or of all requests that come over HTTP.
 
     Args:
-        max_concurrency: Requests at a time.
-        max_queued: Requests that wait; the next is turned away.
+        max_concurrency: Requests at a time; None is no limit.
+        max_queued: Requests that wait; the next is turned away. None is no limit.
         requests_per_minute: None is no limit.
         tokens_per_minute: None is no limit.
         queue_timeout_s: Longest wait.
@@ -39,12 +42,12 @@ class Turnstile:
     def __init__(
         self,
         *,
-        max_concurrency: int,
-        max_queued: int,
+        max_concurrency: int | None = None,
+        max_queued: int | None = None,
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
         queue_timeout_s: float,
-        now: Callable[[], float],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_concurrency = max_concurrency
         self._max_queued = max_queued
@@ -63,10 +66,10 @@ class Turnstile:
         """Wait for the turn of a request; ``leave`` must follow.
 
         Raises:
-            RewardFailure: ``overload``: too many wait, or it has waited too long.
+            TurnedAwayError: Too many wait, or it has waited too long.
         """
-        if self.num_queued >= self._max_queued and not self._has_room(tokens):
-            raise RewardFailure("overload", f"{self.num_queued} requests wait for this endpoint already")
+        if self._max_queued is not None and self.num_queued >= self._max_queued and not self._has_room(tokens):
+            raise TurnedAwayError(f"{self.num_queued} requests wait already")
         waiter = _Waiter(tokens, asyncio.get_running_loop().create_future())
         self._lanes.setdefault(lane, deque()).append(waiter)
         self.num_queued += 1
@@ -80,8 +83,7 @@ class Turnstile:
             else:
                 self._withdraw(lane, waiter)
             if isinstance(error, TimeoutError):
-                detail = f"waited {self._queue_timeout_s:g} s for one of its {self._max_concurrency} requests at a time"
-                raise RewardFailure("overload", detail) from error
+                raise TurnedAwayError(f"waited {self._queue_timeout_s:g} s for its turn: {self._limits()}") from error
             raise
 
     def leave(self) -> None:
@@ -121,7 +123,8 @@ class Turnstile:
         self._let_through()
 
     def _has_room(self, tokens: int) -> bool:
-        return self.num_in_flight < self._max_concurrency and self._wait_s(tokens) <= 0
+        has_place = self._max_concurrency is None or self.num_in_flight < self._max_concurrency
+        return has_place and self._wait_s(tokens) <= 0
 
     def _wait_s(self, tokens: int) -> float:
         """Return how long until the last minute has room for one more request of ``tokens``."""
@@ -141,6 +144,14 @@ class Turnstile:
         has_requests = self._max_requests is None or num_requests < self._max_requests
         has_tokens = self._max_tokens is None or num_tokens == 0 or num_tokens + tokens <= self._max_tokens
         return has_requests and has_tokens
+
+    def _limits(self) -> str:
+        limits = (
+            (self._max_concurrency, "at a time"),
+            (self._max_requests, "a minute"),
+            (self._max_tokens, "tokens a minute"),
+        )
+        return ", ".join(f"{limit} {of_what}" for limit, of_what in limits if limit is not None)
 
     def _count(self, tokens: int) -> None:
         if self._max_requests is not None or self._max_tokens is not None:

@@ -1,0 +1,50 @@
+"""What an LLM judge is told, and what its answer may be: the options of the wire format ``openai_judge``."""
+
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.rewarder.bodies import Body
+
+PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
+"""Two braces a side, so that JSON and LaTeX in a rubric stay what they are."""
+NOT_COLUMNS = frozenset({"prompt", "completion"})
+_OURS = frozenset({"model", "messages", "stream", "n", "temperature", "max_tokens", "response_format"})
+
+
+class JudgeOptions(Body):
+    """A model, a rubric, and how the score stands in the answer."""
+
+    model: str = Field(min_length=1, max_length=300, description="As the server calls it")
+    rubric: str = Field(
+        min_length=1,
+        max_length=50_000,
+        description="What the judge is asked, with {{prompt}}, {{completion}} and {{any_column}} of the data set",
+    )
+    min_score: float = Field(description="The worst score of the rubric; its reward is 0")
+    max_score: float = Field(description="The best score of the rubric; its reward is 1")
+    answer_format: Literal["text", "json"] = Field(
+        default="text", description="The score on a line of its own, or a JSON object that the server is held to"
+    )
+    system_prompt: str = Field(default="", max_length=50_000)
+    temperature: float | None = Field(default=0.0, ge=0, le=2, description="null is not sent")
+    max_tokens: int | None = Field(default=1024, ge=1, le=1_000_000, description="Of the judge's answer; null is not sent")
+    extra_body: dict[str, Any] = Field(
+        default={}, max_length=32, description="More fields of the request, such as reasoning_effort"
+    )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.min_score >= self.max_score:
+            raise ValueError(f"min_score={self.min_score:g} must be less than max_score={self.max_score:g}")
+        if "completion" not in PLACEHOLDER.findall(self.rubric):
+            raise ValueError("the rubric has no {{completion}}, so the judge would not see what it is to judge")
+        if ours := sorted(_OURS & set(self.extra_body)):
+            raise ValueError(f"extra_body: {', '.join(ours)} cannot be set there")
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        """The data set columns that the rubric shows, in order."""
+        return [name for name in dict.fromkeys(PLACEHOLDER.findall(self.rubric)) if name not in NOT_COLUMNS]

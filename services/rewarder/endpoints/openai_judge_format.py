@@ -1,0 +1,176 @@
+"""A language model as the judge, behind any server that speaks OpenAI's chat completions.
+
+    rubric with {{prompt}}, {{completion}}, {{column}}  -->  POST URL/chat/completions, one completion a request
+    "... reads well, but the sum is wrong.\\nScore: 4"   -->  (4 - min_score) / (max_score - min_score)
+
+An answer that does not say plainly what the score is, or says one outside of the scale, is ``invalid`` and never a
+number: nothing is clamped, guessed or taken from the middle of a sentence. What a completion says cannot become markup
+of the rubric: placeholders are filled in once.
+"""
+
+import json
+import re
+from typing import Any, cast
+
+import msgspec
+
+from services.rewarder.endpoints.judge_options import PLACEHOLDER, JudgeOptions
+from services.rewarder.endpoints.spec import EndpointSpec
+from services.rewarder.endpoints.wire_formats import (
+    MAX_COMPONENTS,
+    InvalidAnswerError,
+    NothingToJudgeError,
+    RequestContext,
+    WireRequest,
+    as_object,
+    component_name,
+    finite,
+    parse_json,
+)
+from services.rewarder.reward_call import CallError, Completion, RewardCall, Verdict, printable
+from shared.messages import Prompt
+
+PATH = "/chat/completions"
+_SCORE_LINE = re.compile(r"^[^\w\n]{0,8}score[*_]{0,3}\s{0,3}[:=]([^\n]*)$", re.IGNORECASE | re.MULTILINE)
+_NUMBER = re.compile(r"[\s*_\[(`$]{0,8}([+-]?\d{1,9}(?:\.\d{1,9})?)\s{0,3}(?:(?:/|out of)\s{0,3}(\d{1,9}(?:\.\d{1,9})?))?")
+_AFTER = re.compile(r"[\s*_\])`$.]*")
+_FENCED = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*?)```\s*\Z", re.DOTALL)
+_CUT_CHARACTERS = 200
+_DETAIL_CHARACTERS = 1000
+
+
+class OpenAIJudgeFormat:
+    """See WireFormat."""
+
+    max_batch: int | None = 1
+
+    def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
+        """Return the columns that the rubric shows."""
+        return [[column] for column in _options(spec).columns]
+
+    def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
+        """Return a chat request for the one completion."""
+        options = _options(spec)
+        body: dict[str, Any] = {**options.extra_body, "model": options.model, "messages": _messages(call, options)}
+        if options.temperature is not None:
+            body["temperature"] = options.temperature
+        if options.max_tokens is not None:
+            body["max_tokens"] = options.max_tokens
+        if options.answer_format == "json":
+            body["response_format"] = _response_format(options)
+        return WireRequest(msgspec.json.encode(body), path=PATH)
+
+    def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
+        """Return the one verdict; what the judge wrote is its detail."""
+        options = _options(spec)
+        content = _content(body)
+        if options.answer_format == "json":
+            score, components, detail = _from_json(content)
+        else:
+            score, components, detail = _from_text(content, options), {}, content
+        if not options.min_score <= score <= options.max_score:
+            scale = f"{options.min_score:g} to {options.max_score:g}"
+            raise InvalidAnswerError(f"the judge's score {score:g} is not on the scale from {scale}")
+        value = (score - options.min_score) / (options.max_score - options.min_score)
+        return [Verdict("scored", value, _shown(detail, _DETAIL_CHARACTERS), {**components, "score": score})]
+
+
+def _options(spec: EndpointSpec) -> JudgeOptions:
+    assert spec.openai_judge is not None  # the specification's own check
+    return spec.openai_judge
+
+
+def _messages(call: RewardCall, options: JudgeOptions) -> list[dict[str, str]]:
+    values = {"prompt": _text(call.prompts[0]), "completion": _text(call.completions[0])}
+    for column in options.columns:
+        if column not in call.columns:
+            columns = ", ".join(sorted(call.columns)) or "none"
+            raise CallError(f"its rubric shows the column '{column}'; the columns are: {columns}")
+        value: object = call.columns[column][0]
+        if value is None:
+            raise NothingToJudgeError(f"its rubric shows the column '{column}', which is null in this row")
+        values[column] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    asked = PLACEHOLDER.sub(lambda found: values[found[1]], options.rubric)
+    messages = [{"role": "user", "content": f"{asked}\n\n{_how_to_answer(options)}"}]
+    if options.system_prompt:
+        messages.insert(0, {"role": "system", "content": options.system_prompt})
+    return messages
+
+
+def _how_to_answer(options: JudgeOptions) -> str:
+    scale = f"a number from {options.min_score:g} (worst) to {options.max_score:g} (best)"
+    if options.answer_format == "json":
+        return f'Answer with a JSON object: "reasoning", a short text, and then "score", {scale}.'
+    return f"Give your reasons briefly. Then end with one line that has nothing but 'Score: N', where N is {scale}."
+
+
+def _response_format(options: JudgeOptions) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {"reasoning": {"type": "string"}, "score": {"type": "number"}},
+        "required": ["reasoning", "score"],
+        "additionalProperties": False,
+    }
+    return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
+
+
+def _content(body: bytes) -> str:
+    """Return what the judge wrote."""
+    choices: object = as_object(parse_json(body), what="the answer").get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise InvalidAnswerError("the answer has no choices, so it is no chat completion")
+    choice = as_object(cast("list[object]", choices)[0], what="the choice")
+    message = as_object(choice.get("message"), what="the message")
+    content: object = message.get("content")
+    if choice.get("finish_reason") == "length":
+        raise InvalidAnswerError("the judge's answer was cut at max_tokens; allow more of them")
+    if isinstance(content, str) and content.strip():
+        return content
+    refusal: object = message.get("refusal")
+    if isinstance(refusal, str):
+        raise InvalidAnswerError(f"the judge refused: {_shown(refusal)}")
+    raise InvalidAnswerError("the judge's answer has no text")
+
+
+def _from_text(content: str, options: JudgeOptions) -> float:
+    """Return the number on the last line that is a score."""
+    lines = _SCORE_LINE.findall(content)
+    if not lines:
+        raise InvalidAnswerError(f"the judge's answer has no line 'Score: N': ...{_shown(content[-_CUT_CHARACTERS:])}")
+    line = str(lines[-1])
+    number = _NUMBER.match(line)
+    if number is None or not _AFTER.fullmatch(line, number.end()):
+        raise InvalidAnswerError(f"the judge's score is no plain number: {_shown(line)}")
+    if number[2] is not None and float(number[2]) != options.max_score:
+        raise InvalidAnswerError(f"the judge's score is out of {number[2]}, not of {options.max_score:g}")
+    return float(number[1])
+
+
+def _from_json(content: str) -> tuple[float, dict[str, float], str]:
+    """Return the score, further numbers beside it, and the reasoning."""
+    fenced = _FENCED.match(content)
+    try:
+        found = json.loads(content if fenced is None else fenced[1])
+    except (ValueError, RecursionError) as error:
+        raise InvalidAnswerError(f"the judge's answer is no JSON: {_shown(content)}") from error
+    verdict = as_object(found, what="the judge's answer")
+    score = finite(verdict.get("score"))
+    if score is None:
+        raise InvalidAnswerError(f"the judge's answer has no number called score: {_shown(content)}")
+    named = {name: number for name, value in verdict.items() if (number := finite(value)) is not None}
+    components = {component_name(name): number for name, number in list(named.items())[: MAX_COMPONENTS - 1]}
+    reasoning: object = verdict.get("reasoning")
+    return score, components, reasoning if isinstance(reasoning, str) else content
+
+
+def _text(messages: Prompt | Completion) -> str:
+    """Return a conversation as people read it; one message alone is its content."""
+    if isinstance(messages, str):
+        return messages
+    if len(messages) == 1:
+        return messages[0].get("content", "")
+    return "\n\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in messages)
+
+
+def _shown(text: str, num_characters: int = _CUT_CHARACTERS) -> str:
+    return printable(" ".join(text[:num_characters].split()))

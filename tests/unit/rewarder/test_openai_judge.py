@@ -1,0 +1,229 @@
+"""What an LLM judge is asked, and which of its answers are scores."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from services.rewarder.endpoints.openai_judge_format import OpenAIJudgeFormat
+from services.rewarder.endpoints.spec import EndpointSpec
+from services.rewarder.endpoints.wire_formats import InvalidAnswerError, NothingToJudgeError, RequestContext
+from services.rewarder.reward_call import CallError, RewardCall, Verdict
+
+FORMAT = OpenAIJudgeFormat()
+CONTEXT = RequestContext("r-1", None, 0.0)
+CALL = RewardCall(prompts=["6*7?"], completions=["42"], columns={"answer": ["forty-two"], "facts": [{"n": 1}]})
+RUBRIC = "Q: {{prompt}}\nA: {{ completion }}\nGold: {{answer}} {not this} \\frac{{1}}{2}"
+
+
+def spec(**options: Any) -> EndpointSpec:
+    judge = {"model": "judge-1", "rubric": RUBRIC, "min_score": 0.0, "max_score": 10.0, **options}
+    return EndpointSpec.model_validate(
+        {"url": "https://judge.example/v1", "wire_format": "openai_judge", "openai_judge": judge}
+    )
+
+
+def sent(call: RewardCall = CALL, **options: Any) -> Any:
+    request = FORMAT.encode(call, spec=spec(**options), context=CONTEXT)
+    assert request.path == "/chat/completions"
+    return json.loads(request.body)
+
+
+def read(content: object, **options: Any) -> Verdict:
+    """Return the verdict on what the judge wrote."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+    return read_body({"id": "c", "object": "chat.completion", "choices": [choice]}, **options)
+
+
+def read_body(answer: object, **options: Any) -> Verdict:
+    (verdict,) = FORMAT.decode(json.dumps(answer).encode(), call=CALL, spec=spec(**options))
+    return verdict
+
+
+def test_the_rubric_is_filled_in_once_and_the_scale_is_told() -> None:
+    body = sent(system_prompt="You are strict.")
+    system, user = body.pop("messages")
+    assert system == {"role": "system", "content": "You are strict."}
+    asked, how = user["content"].split("\n\n")
+    assert asked == "Q: 6*7?\nA: 42\nGold: forty-two {not this} \\frac{{1}}{2}"
+    assert how == (
+        "Give your reasons briefly. Then end with one line that has nothing but 'Score: N', "
+        "where N is a number from 0 (worst) to 10 (best)."
+    )
+    assert body == {"model": "judge-1", "temperature": 0.0, "max_tokens": 1024}
+    cheeky = RewardCall(prompts=["p"], completions=["{{answer}}"], columns={"answer": ["secret"]})
+    assert "secret" not in sent(cheeky, rubric="{{completion}} {{prompt}}")["messages"][0]["content"]
+
+
+def test_what_the_server_shall_be_told_beside() -> None:
+    body = sent(temperature=None, max_tokens=None, extra_body={"reasoning_effort": "low"})
+    assert set(body) == {"model", "messages", "reasoning_effort"}
+    held = sent(answer_format="json")["response_format"]["json_schema"]
+    assert held["strict"] is True
+    assert held["schema"]["required"] == ["reasoning", "score"]
+
+
+def test_a_conversation_is_shown_as_people_read_it_and_other_columns_as_json() -> None:
+    talk = RewardCall(
+        prompts=[[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6*7?"}]],
+        completions=[[{"role": "assistant", "content": "42"}]],
+        columns={"facts": [{"n": 1}]},
+    )
+    asked = sent(talk, rubric="{{prompt}}|{{completion}}|{{facts}}")["messages"][0]["content"]
+    assert asked.startswith('system: Be brief.\n\nuser: 6*7?|42|{"n":1}\n\n')
+
+
+def test_a_column_that_is_missing_is_an_error_and_one_that_is_null_is_not_applicable() -> None:
+    assert FORMAT.required_columns(spec()) == [["answer"]]
+    with pytest.raises(CallError, match="its rubric shows the column 'answer'; the columns are: none"):
+        sent(RewardCall(prompts=["p"], completions=["c"], columns={}))
+    with pytest.raises(NothingToJudgeError, match="the column 'answer', which is null in this row"):
+        sent(RewardCall(prompts=["p"], completions=["c"], columns={"answer": [None]}))
+
+
+@pytest.mark.parametrize(
+    ("content", "score"),
+    [
+        ("Score: 4", 4.0),
+        ("It is right.\nScore: 10", 10.0),
+        ("**Score:** 7.5", 7.5),
+        ("**Score: 7**\n", 7.0),
+        ("### SCORE = [[3]]", 3.0),
+        ("- score: 8/10.", 8.0),
+        ("Score: 8 out of 10", 8.0),
+        ("The rubric says 'Score: 9'.\nScore: 1\nScore: 2\n\nThat is all.", 2.0),
+        ("Score: `+6`", 6.0),
+    ],
+)
+def test_a_plain_score_is_read_and_brought_to_the_scale_of_a_reward(content: str, score: float) -> None:
+    verdict = read(content)
+    assert (verdict.outcome, verdict.value) == ("scored", pytest.approx(score / 10))
+    assert verdict.components == {"score": score}
+    assert verdict.detail == " ".join(content.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("I would give it an 8.", "the judge's answer has no line 'Score: N': ...I would give it an 8."),
+        ("The score: 8", "no line 'Score: N'"),
+        ("Score (0-10): 8", "no line 'Score: N'"),
+        ("Score: 7-8", "the judge's score is no plain number: 7-8"),
+        ("Score: 7 or 8", "no plain number"),
+        ("Score: 80%", "no plain number"),
+        ("Score: high", "no plain number: high"),
+        ("Score: 4\nScore: none", "no plain number: none"),
+        ("Score: 1e9", "no plain number"),
+        ("Score: nan", "no plain number"),
+        ("Score:", "no plain number"),
+        ("Score: 4/5", "the judge's score is out of 5, not of 10"),
+        ("Score: 11", "the judge's score 11 is not on the scale from 0 to 10"),
+        ("Score: -1", "the judge's score -1 is not on the scale from 0 to 10"),
+        ("  \n", "the judge's answer has no text"),
+        (None, "the judge's answer has no text"),
+        ([{"type": "text"}], "the judge's answer has no text"),
+    ],
+)
+def test_what_is_no_plain_score_is_invalid_and_no_guess(content: object, why: str) -> None:
+    with pytest.raises(InvalidAnswerError) as error:
+        read(content)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"reasoning": "fine", "score": 5}', Verdict("scored", 0.5, "fine", {"score": 5.0})),
+        ('```json\n{"score": 10, "style": 2.5}\n```', Verdict("scored", 1.0, '```json {"score": 10, "style": 2.5} ```',
+                                                             {"score": 10.0, "style": 2.5})),
+        ('{"score": 0, "ok": true, "reasoning": 3}', Verdict("scored", 0.0, '{"score": 0, "ok": true, "reasoning": 3}',
+                                                            {"score": 0.0, "reasoning": 3.0})),
+    ],
+)  # fmt: skip
+def test_a_json_verdict_has_its_parts(content: str, expected: Verdict) -> None:
+    assert read(content, answer_format="json") == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("Score: 5", "the judge's answer is no JSON: Score: 5"),
+        ("[5]", "the judge's answer is list, not an object"),
+        ('{"score": "5"}', "no number called score"),
+        ('{"score": true}', "no number called score"),
+        ('{"score": NaN}', "no number called score"),
+        ('{"Score": 5}', "no number called score"),
+        ('{"score": 12}', "is not on the scale"),
+        ("[" * 100_000, "is no JSON"),
+        ("```\n" + "\n" * 1_000_000, "is no JSON"),
+    ],
+)
+def test_a_json_verdict_without_a_score_is_invalid(content: str, why: str) -> None:
+    with pytest.raises(InvalidAnswerError) as error:
+        read(content, answer_format="json")
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"error": {"message": "no such model"}}, "the answer has no choices, so it is no chat completion"),
+        ({"choices": []}, "the answer has no choices"),
+        ({"choices": [1]}, "the choice is int, not an object"),
+        ({"choices": [{}]}, "the message is NoneType, not an object"),
+        ({"choices": [{"finish_reason": "length", "message": {"content": "Score: 9"}}]}, "was cut at max_tokens"),
+        ({"choices": [{"message": {"content": None, "refusal": "I can't."}}]}, "the judge refused: I can't."),
+    ],
+)
+def test_what_is_no_chat_completion_is_invalid(answer: object, why: str) -> None:
+    with pytest.raises(InvalidAnswerError) as error:
+        read_body(answer)
+    assert why in str(error.value)
+
+
+def test_another_scale() -> None:
+    assert read("Score: 0", min_score=-1.0, max_score=1.0).value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"rubric": "Is {{prompt}} good?"}, "the rubric has no {{completion}}"),
+        ({"min_score": 5.0, "max_score": 5.0}, "min_score=5 must be less than max_score=5"),
+        ({"max_score": float("inf")}, "finite number"),
+        ({"extra_body": {"model": "x"}}, "extra_body: model cannot be set there"),
+        ({"rubrik": ""}, "Extra inputs are not permitted"),
+        ({"temperature": 3.0}, "less than or equal to 2"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        spec(**options)
+
+
+def test_a_judge_needs_its_section_and_others_may_not_have_it() -> None:
+    with pytest.raises(ValidationError, match='needs "openai_judge"'):
+        EndpointSpec.model_validate({"url": "https://judge.example/v1", "wire_format": "openai_judge"})
+    with pytest.raises(ValidationError, match="openai_judge is for that wire format, and wire_format is trl"):
+        EndpointSpec.model_validate({**spec().model_dump(), "wire_format": "trl"})
+
+
+def test_the_rubric_and_the_answer_count_among_the_tokens_of_a_minute() -> None:
+    assert spec(rubric="{{completion}}" + "x" * 386, system_prompt="y" * 100, max_tokens=50).num_tokens_beside == 175
+    assert EndpointSpec(url="https://judge.example/").num_tokens_beside == 0
+
+
+@given(st.text())
+def test_whatever_a_judge_writes_is_on_the_scale_or_invalid(content: str) -> None:
+    for prefix in ("", "Score: ", '{"score": '):
+        for answer_format in ("text", "json"):
+            try:
+                verdict = read(prefix + content, answer_format=answer_format)
+            except InvalidAnswerError:
+                continue
+            assert verdict.value is not None
+            assert 0.0 <= verdict.value <= 1.0
+            verdict.detail.encode()
