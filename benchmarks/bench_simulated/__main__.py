@@ -28,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="medians are over these (3)")
     parser.add_argument("--seconds", type=float, default=90.0, help="measured in each run (90)")
     parser.add_argument("--speed-up", type=float, default=0.5, help="simulated seconds in a second (0.5)")
+    parser.add_argument("--max-staleness", type=int, default=2, help="of the run; with it groups in flight grow (2)")
     parser.add_argument("--scorer", choices=("pass-through", "rewarder"), default="pass-through")
     arguments = parser.parse_args(argv)
     results: dict[int, list[Measured]] = {count: [] for count in arguments.replicas}
@@ -50,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
                 "rounds": arguments.rounds,
                 "seconds": arguments.seconds,
                 "speed_up": arguments.speed_up,
+                "max_staleness": arguments.max_staleness,
                 "scorer": arguments.scorer,
                 "fleets": {str(count): values for count, values in medians.items()},
                 "rate_per_replica_over_smallest_fleet": {
@@ -84,7 +86,7 @@ def _load(arguments: argparse.Namespace, num_replicas: int) -> Load:
         num_replicas=num_replicas,
         groups_per_replica=2,
         num_generations=8,
-        max_staleness=2,
+        max_staleness=arguments.max_staleness,
         num_prompt_tokens=200,
         max_completion_length=1024,
         seconds=arguments.seconds,
