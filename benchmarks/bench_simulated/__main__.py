@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=90.0, help="measured in each run (90)")
     parser.add_argument("--speed-up", type=float, default=0.5, help="simulated seconds in a second (0.5)")
     parser.add_argument("--max-staleness", type=int, default=2, help="of the run; with it groups in flight grow (2)")
+    parser.add_argument("--length-sigma", type=float, default=0.7, help="of the lengths' logarithm; 0: all alike (0.7)")
     parser.add_argument("--scorer", choices=("pass-through", "rewarder"), default="pass-through")
     arguments = parser.parse_args(argv)
     results: dict[int, list[Measured]] = {count: [] for count in arguments.replicas}
@@ -52,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
                 "seconds": arguments.seconds,
                 "speed_up": arguments.speed_up,
                 "max_staleness": arguments.max_staleness,
+                "length_sigma": arguments.length_sigma,
                 "scorer": arguments.scorer,
                 "fleets": {str(count): values for count, values in medians.items()},
                 "rate_per_replica_over_smallest_fleet": {
@@ -92,7 +94,10 @@ def _load(arguments: argparse.Namespace, num_replicas: int) -> Load:
         seconds=arguments.seconds,
         warmup_steps=3,
         scorer=arguments.scorer,
-        simulation={"speed_up": str(arguments.speed_up)},
+        simulation={
+            "speed_up": str(arguments.speed_up),
+            "completion_tokens_sigma": str(arguments.length_sigma),
+        },
     )
 
 
