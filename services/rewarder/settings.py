@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
 from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
-from services.rewarder.rate_limits import CallLimits, read_limits
+from services.rewarder.rate_limits import CallLimits, check_names, read_limits
 from services.rewarder.sandbox.chosen import DEFAULT_IMAGE, Kind, SandboxChoice
 from shared.settings import ServiceSettings
 
@@ -83,6 +83,12 @@ class RewarderSettings(ServiceSettings):
     @classmethod
     def _limits_are_json(cls, raw: object) -> object:
         return read_limits(raw)
+
+    @field_validator("reward_limits")
+    @classmethod
+    def _limits_are_of_functions(cls, limits: dict[str, CallLimits]) -> dict[str, CallLimits]:
+        check_names(limits)
+        return limits
 
     # Generated code
     sandbox: Kind = Field(default="bubblewrap", description="Where generated code runs: bubblewrap, or docker")

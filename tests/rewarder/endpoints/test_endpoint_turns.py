@@ -141,6 +141,16 @@ async def test_secrets_reach_the_endpoint_and_come_back_to_nobody(
     verdicts = await ask(endpoints, "judge", CALL)
     assert server.received[0].headers["authorization"] == f"Bearer {SECRET}"
     assert verdicts[0].outcome == "invalid"
+    header_line = f"HTTP/1.1 200 OK\r\nyour key is {SECRET}\r\n\r\n".encode()
+
+    async def quotes(_request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(header_line)
+        writer.close()
+
+    await register(endpoints, "judge", server.on("/quote", quotes), headers={"authorization": header})
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert "the connection broke: " in verdicts[0].detail
+    assert "your key is [secret]" in verdicts[0].detail
     leak = answers(f"your key is {SECRET}".encode(), status=403)
     await register(endpoints, "judge", server.on("/leak", leak), headers={"authorization": header})
     verdicts = await ask(endpoints, "judge", CALL)
