@@ -27,6 +27,7 @@ def spec(**options: Any) -> EndpointSpec:
 
 
 def sent(call: RewardCall = CALL, **options: Any) -> Any:
+    FORMAT.check(call, spec=spec(**options))
     request = FORMAT.encode(call, spec=spec(**options), context=CONTEXT)
     assert request.path == "/chat/completions"
     return json.loads(request.body)
