@@ -10,6 +10,7 @@ and never repeat what was sent.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
+from http import HTTPStatus
 from typing import Any, cast
 
 import msgspec
@@ -202,13 +203,22 @@ async def _user_error(_request: Request, error: Exception) -> JSONResponse:
     return problem_reply(422, "Invalid request", str(error))
 
 
-async def _http_error(_request: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
     reply = problem_reply(
         known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json."
     )
-    reply.headers.update(known.headers or {})  # a 405 says which methods there are
+    reply.headers.update(known.headers or {})
+    if known.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        reply.headers["allow"] = _methods(request)
     return reply
+
+
+def _methods(request: Request) -> str:
+    """Return the methods that a path has, each of which is a route of its own."""
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
+    path = next((route.path for route in routes if route.path_regex.fullmatch(request.scope["path"])), None)
+    return ", ".join(sorted(method for route in routes if route.path == path for method in route.methods))
 
 
 async def _bug(_request: Request, error: Exception) -> JSONResponse:

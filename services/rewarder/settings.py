@@ -75,7 +75,7 @@ class RewarderSettings(ServiceSettings):
         default={}, description='JSON: limits of Python functions by name, such as {"my_rewards:judge": {...}}'
     )
     max_inflight_requests: int = Field(
-        default=64, ge=1, description="Requests to /v1/score and /v1/rewards/check that are worked on at a time"
+        default=64, ge=1, description="Requests that score, check or test rewards and are worked on at a time"
     )
     max_queued_requests: int = Field(default=256, ge=0, description="Such requests that may wait; more get a 429")
 

@@ -131,7 +131,7 @@ async def test_a_function_is_called_no_more_often_at_a_time_than_its_limit(
     asked = body(JUDGE, directory=str(tmp_path))
     replies = await asyncio.gather(*(client.post("/v1/score", json=asked) for _ in range(2)))
     assert [reply.json()["rewards"] for reply in replies] == [[1.0], [1.0]]
-    calls = (tmp_path / "calls").read_text(encoding="ascii").split()  # noqa: ASYNC240  a few bytes
+    calls = (tmp_path / "calls").read_text(encoding="ascii").split()
     assert calls == ["begin", "end"] * 2, "the second began before the first had ended"
 
 

@@ -66,6 +66,9 @@ def test_the_openapi_document_says_which_routes_need_the_key(client: httpx.Clien
 
 def test_a_wrong_method_is_told_which_ones_there_are(client: httpx.Client) -> None:
     assert client.get("/v1/score").headers["allow"] == "POST"
+    assert client.put("/v1/rewards").headers["allow"] == "GET, POST"
+    assert client.put("/v1/rewards/judge").headers["allow"] == "DELETE, GET"
+    assert client.put("/v1/rewards/check").headers["allow"] == "POST"
 
 
 def test_the_built_ins_are_listed_with_what_they_need(client: httpx.Client) -> None:

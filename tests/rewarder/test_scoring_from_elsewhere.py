@@ -72,7 +72,7 @@ def test_a_function_that_fails_is_none_which_trl_leaves_out(rewarder: RewarderPr
 
 
 def test_a_misspelt_column_or_name_ends_the_training_with_the_reason(rewarder: RewarderProcess) -> None:
-    with pytest.raises(AssertionError, match="'outcome': 'error'.*needs the gold answers in a column"):
+    with pytest.raises(AssertionError, match=r"'outcome': 'error'.*needs the gold answers in a column"):
         called_by_trl(reward_function(rewarder), ["a", "b"], soluton=["42", "42"])
     both = reward_function(rewarder, functions='["accuracy_reward", "acuracy_reward"]')
     with pytest.raises(AssertionError, match="Did you mean 'accuracy_reward'"):

@@ -11,13 +11,16 @@ from services.rewarder.endpoints.endpoint_bodies import TrialRequest
 GOOD: dict[str, Any] = {"reward_funcs": ["accuracy_reward"], "prompts": ["p"], "completions": ["c"]}
 
 
+NOTHING: dict[str, Any] = {}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
         {"completions": [1] * 100_000},
-        {"completions": [[{}] * 100_000]},
+        {"completions": [[NOTHING] * 100_000]},
         {"completions": [[1] * 100_000]},
-        {"prompts": [[{}] * 100_000]},
+        {"prompts": [[NOTHING] * 100_000]},
         {"completion_ids": [["a"] * 100_000]},
         {"completion_ids": ["a"] * 100_000},
         {"completion_ids": [["a"]] * 100_000},
