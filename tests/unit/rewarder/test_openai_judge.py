@@ -18,6 +18,8 @@ CONTEXT = RequestContext("r-1", None, 0.0)
 CALL = RewardCall(prompts=["6*7?"], completions=["42"], columns={"answer": ["forty-two"], "facts": [{"n": 1}]})
 RUBRIC = "Q: {{prompt}}\nA: {{ completion }}\nGold: {{answer}} {not this} \\frac{{1}}{2}"
 
+NOTHING: dict[str, Any] = {}
+
 
 def deep_list(depth: int) -> list[Any]:
     return [deep_list(depth - 1)] if depth else []
@@ -105,7 +107,8 @@ def test_a_column_that_is_missing_is_an_error_and_one_that_is_null_is_not_applic
 )
 def test_a_plain_score_is_read_and_brought_to_the_scale_of_a_reward(content: str, score: float) -> None:
     verdict = read(content)
-    assert (verdict.outcome, verdict.value) == ("scored", pytest.approx(score / 10))
+    assert verdict.outcome == "scored"
+    assert verdict.value == pytest.approx(score / 10)
     assert verdict.components == {"score": score}
     assert verdict.detail == " ".join(content.split())
 
@@ -178,7 +181,7 @@ def test_a_json_verdict_without_a_score_is_invalid(content: str, why: str) -> No
         ({"error": {"message": "no such model"}}, "the answer has no choices, so it is no chat completion"),
         ({"choices": []}, "the answer has no choices"),
         ({"choices": [1]}, "the choice is int, not an object"),
-        ({"choices": [{}]}, "the message is NoneType, not an object"),
+        ({"choices": [NOTHING]}, "the message is NoneType, not an object"),
         ({"choices": [{"finish_reason": "length", "message": {"content": "Score: 9"}}]}, "was cut at max_tokens"),
         (
             {"choices": [{"finish_reason": "content_filter", "message": {"content": "Score: 9"}}]},
