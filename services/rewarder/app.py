@@ -10,6 +10,7 @@ and never repeat what was sent.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
+from http import HTTPStatus
 from typing import Any, cast
 
 import msgspec
@@ -18,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from services.rewarder.bodies import (
     CheckRequest,
@@ -33,15 +35,17 @@ from services.rewarder.built_in_rewards import built_in
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.routes import Listed, add_reward_routes
 from services.rewarder.openapi_document import declare_key
+from services.rewarder.problem_reply import PROBLEM_JSON, problem_reply
 from services.rewarder.reward_call import printable
 from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.worker_frames import Inspected, Refused
 from shared.errors import UserError
-from shared.http_guard import problem
 from shared.json_body import BodyError, decode_json, require_json
 
-PROBLEM_JSON = "application/problem+json"
+_MAX_ERRORS = 100
+_MAX_FIELDS = 100
+"""Of a body; no route has as many, and each that it does not know would be a mistake to tell."""
 NotReady = Callable[[], Awaitable[str | None]]
 """Answers why the service is not ready, or None."""
 
@@ -54,6 +58,7 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, 
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(UserError, _user_error)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _bug)
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": ProblemBody, "description": text, "content": {PROBLEM_JSON: {}}}
@@ -80,7 +85,7 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, 
     async def readyz() -> JSONResponse:
         reason = await why_not_ready()
         if reason is not None:
-            return _problem(503, "Not ready", reason)
+            return problem_reply(503, "Not ready", reason)
         return JSONResponse({"status": "ready"})
 
     @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=errors)
@@ -133,6 +138,8 @@ class _JsonRequest(Request):
         self._decoded = decode_json(await self.body())
         if not isinstance(self._decoded, dict):
             raise BodyError(422, "Invalid request", "The body must be a JSON object.")
+        if len(cast("dict[str, Any]", self._decoded)) > _MAX_FIELDS:
+            raise BodyError(422, "Invalid request", f"The body has more than {_MAX_FIELDS} fields.")
 
     async def json(self) -> Any:
         return self._decoded
@@ -166,13 +173,9 @@ class UnknownRewardsError(UserError):
         self.refused = refused
 
 
-def _problem(status: int, title: str, detail: str, **more: object) -> JSONResponse:
-    return JSONResponse(problem(status, title, detail, **more), status_code=status, media_type=PROBLEM_JSON)
-
-
 async def _body_error(_request: Request, error: Exception) -> JSONResponse:
     found = cast("BodyError", error)
-    return _problem(found.status, found.title, found.detail)
+    return problem_reply(found.status, found.title, found.detail)
 
 
 async def _invalid_body(_request: Request, error: Exception) -> JSONResponse:
@@ -182,26 +185,42 @@ async def _invalid_body(_request: Request, error: Exception) -> JSONResponse:
             "field": printable(".".join(str(part) for part in item["loc"][1:])),
             "message": printable(str(item["msg"]).removeprefix("Value error, ")),
         }
-        for item in found
+        for item in found[:_MAX_ERRORS]
     ]
     detail = "; ".join(f"{item['field'] or 'body'}: {item['message']}" for item in errors[:10])
-    return _problem(422, "Invalid request", detail, errors=errors[:100])
+    return problem_reply(422, "Invalid request", detail, errors=errors)
+
+
+async def _client_gone(_request: Request, _error: Exception) -> JSONResponse:
+    """Answer nobody: without an answer it would be in the log as a failure of ours."""
+    return problem_reply(400, "Incomplete body", "The connection was closed before the body was whole.")
 
 
 async def _user_error(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, UnknownRewardsError):
         errors = [{"field": printable(name), "message": detail} for name, detail in error.refused.items()]
-        return _problem(422, "Unusable reward functions", str(error), errors=errors)
-    return _problem(422, "Invalid request", str(error))
+        return problem_reply(422, "Unusable reward functions", str(error), errors=errors)
+    return problem_reply(422, "Invalid request", str(error))
 
 
-async def _http_error(_request: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
     known = cast("HTTPException", error)
-    reply = _problem(known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json.")
-    reply.headers.update(known.headers or {})  # a 405 says which methods there are
+    reply = problem_reply(
+        known.status_code, str(known.detail), f"{known.detail}. The routes are listed at /openapi.json."
+    )
+    reply.headers.update(known.headers or {})
+    if known.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        reply.headers["allow"] = _methods(request)
     return reply
+
+
+def _methods(request: Request) -> str:
+    """Return the methods that a path has, each of which is a route of its own."""
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
+    path = next((route.path for route in routes if route.path_regex.fullmatch(request.scope["path"])), None)
+    return ", ".join(sorted(method for route in routes if route.path == path for method in route.methods))
 
 
 async def _bug(_request: Request, error: Exception) -> JSONResponse:
     detail = f"The rewarder failed with {type(error).__name__}; its log says where. Nothing was scored."
-    return _problem(500, "Internal error", detail)
+    return problem_reply(500, "Internal error", detail)

@@ -1,6 +1,6 @@
 """Bodies of the rewarder's HTTP routes: strict, no unknown keys, no nesting without end."""
 
-from typing import Any, Self, cast
+from typing import Annotated, Any, Self, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -13,6 +13,7 @@ from shared.run_options.reward_kwargs import RewardKwargs, check_reward_kwargs
 MAX_COMPLETIONS = 4096
 MAX_FUNCTIONS = 64
 MAX_DEPTH = 32
+MAX_WEIGHT = 1e6
 
 
 class Body(BaseModel):
@@ -62,12 +63,19 @@ class ChatMessage(Body):
     content: str
 
 
+Text = str | Annotated[list[ChatMessage], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+"""Of what can be long, the first mistake is told: a list of millions of them would hold up every other request."""
+
+
 class Rows(Body):
     """Completions to score. Every list has one entry a completion."""
 
-    prompts: list[str | list[ChatMessage]] = Field(min_length=1, max_length=MAX_COMPLETIONS)
-    completions: list[str | list[ChatMessage]]
-    completion_ids: list[list[int]] | None = None
+    prompts: list[Text] = Field(min_length=1, max_length=MAX_COMPLETIONS)
+    completions: list[Text] = Field(max_length=MAX_COMPLETIONS)
+    completion_ids: Annotated[list[TokenIds], Field(fail_fast=True)] | None = Field(
+        default=None, max_length=MAX_COMPLETIONS
+    )
     columns: dict[str, list[Any]] = Field(default={}, description="Dataset columns, for example `solution`")
     max_completion_length: int | None = Field(default=None, ge=1)
     chat_template_kwargs: dict[str, Any] = Field(
@@ -77,7 +85,7 @@ class Rows(Body):
 
     @field_validator("prompts", "completions")
     @classmethod
-    def _conversations_say_something(cls, texts: list[str | list[ChatMessage]]) -> list[str | list[ChatMessage]]:
+    def _conversations_say_something(cls, texts: list[Text]) -> list[Text]:
         for index, text in enumerate(texts):
             if isinstance(text, list) and not text:
                 raise ValueError(f"entry {index} is a list without messages; send text, or at least one message")
@@ -86,15 +94,7 @@ class Rows(Body):
     @field_validator("columns", "chat_template_kwargs")
     @classmethod
     def _columns_are_shallow(cls, columns: dict[str, Any]) -> dict[str, Any]:
-        pending: list[tuple[Any, int]] = [(columns, 0)]
-        while pending:
-            value, depth = pending.pop()
-            if depth > MAX_DEPTH:
-                raise ValueError(f"nested deeper than {MAX_DEPTH}")
-            if isinstance(value, dict):
-                pending += [(item, depth + 1) for item in cast("dict[str, Any]", value).values()]
-            elif isinstance(value, list):
-                pending += [(item, depth + 1) for item in cast("list[object]", value)]
+        refuse_deep_nesting(columns)
         return columns
 
     @model_validator(mode="after")
@@ -121,7 +121,20 @@ class Rows(Body):
         )
 
 
-def _plain(text: str | list[ChatMessage]) -> str | list[dict[str, str]]:
+def refuse_deep_nesting(found: dict[str, Any]) -> None:
+    """Raise ValueError if lists and objects are in one another deeper than anybody means."""
+    pending: list[tuple[Any, int]] = [(found, 0)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        if isinstance(value, dict):
+            pending += [(item, depth + 1) for item in cast("dict[str, Any]", value).values()]
+        elif isinstance(value, list):
+            pending += [(item, depth + 1) for item in cast("list[object]", value)]
+
+
+def _plain(text: Text) -> str | list[dict[str, str]]:
     if isinstance(text, str):
         return text
     return [{"role": message.role, "content": message.content} for message in text]
@@ -145,7 +158,9 @@ class ScoreRequest(Rows):
     )
 
     reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
-    reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
+    reward_weights: list[Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT)]] | None = Field(
+        default=None, max_length=MAX_FUNCTIONS, description="One a function; all 1.0 if left out"
+    )
     reward_kwargs: RewardKwargs = Field(default={}, description=KWARGS_MEANING)
 
     @model_validator(mode="after")

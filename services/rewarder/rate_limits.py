@@ -10,11 +10,13 @@ from collections.abc import AsyncGenerator, Mapping
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.rewarder.function_loading import check_name
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
 from services.rewarder.token_estimate import num_tokens
 from services.rewarder.turnstile import TurnedAwayError, Turnstile
 from services.rewarder.worker_pool import RewardFailure
+from shared.errors import UserError
 
 
 class CallLimits(BaseModel):
@@ -64,6 +66,21 @@ class FunctionLimits:
             yield
         finally:
             turnstile.leave()
+
+
+def check_names(limits: Mapping[str, CallLimits]) -> None:
+    """Refuse a limit that would hold for nobody.
+
+    Raises:
+        ValueError: A name is that of no built-in reward and of no function in Python.
+    """
+    for name in limits:
+        try:
+            check_name(name)
+        except UserError as error:
+            raise ValueError(
+                f"{error}. These are limits of functions in Python; an endpoint has its own, in what is registered"
+            ) from error
 
 
 def read_limits(raw: object) -> object:

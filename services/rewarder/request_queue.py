@@ -1,24 +1,28 @@
 """Bounds what comes over HTTP: so many requests are worked on at a time, a few more wait, the others come back later.
 
     request --> [in flight: <= max_inflight] --> application
-                [waiting:   <= max_queued]
+                [waiting:   <= max_queued] --> its client hangs up: forgotten
                 429, Retry-After
 
-Pure ASGI, in front of the routes that cost something. A request waits before its body is read: what waits takes no
-memory to speak of.
+Pure ASGI, in front of the routes that cost something. Of the body of a request that waits a piece is read, to see
+whether somebody still wants the answer, and no more: what waits takes no memory to speak of.
 """
 
+import asyncio
 import math
+import re
 import time
+from collections import deque
 from http import HTTPStatus
 
 from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
-from services.rewarder.turnstile import TurnedAwayError, Turnstile
-from shared.http_guard import App, Receive, Scope, Send, drain, problem, reply
+from services.rewarder.turnstile import TurnedAwayError, Turnstile, WaitedTooLongError
+from shared.http_guard import App, Message, Receive, Scope, Send, drain, problem, reply
 
-BOUNDED_PATHS = frozenset({"/v1/score", "/v1/rewards/check"})
+BOUNDED_PATHS = re.compile(r"/v1/score|/v1/rewards/check|/v1/rewards/[^/]+/test")
 _LONGEST_RETRY_AFTER_S = 60
 _SMOOTHING = 0.1
+_MAX_READ_AHEAD_BYTES = 64 * 1024
 
 
 class RequestQueue:
@@ -46,16 +50,44 @@ class RequestQueue:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request in, now or later, or answer it here."""
-        if scope["type"] != "http" or scope["path"] not in BOUNDED_PATHS:
+        if scope["type"] != "http" or not BOUNDED_PATHS.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
+        received: deque[Message] = deque()
+
+        async def receive_again() -> Message:
+            return received.popleft() if received else await receive()
+
         try:
             with self._queued.track_inprogress():
-                await self._turnstile.enter(lane=HTTP_LANE, tokens=0)
-        except TurnedAwayError:
-            await self._refuse(receive, send)
+                is_here = await self._turn(receive, received)
+        except TurnedAwayError as error:
+            await self._refuse(receive_again, send, error)
             return
-        await self._serve(scope, receive, send)
+        if is_here:
+            await self._serve(scope, receive_again, send)
+
+    async def _turn(self, receive: Receive, received: deque[Message]) -> bool:
+        """Wait for the turn of a request; return False, without a turn, if its client does not wait as long.
+
+        Raises:
+            TurnedAwayError: See Turnstile.enter.
+        """
+        entering = asyncio.create_task(self._turnstile.enter(lane=HTTP_LANE, tokens=0), name="turn of a request")
+        leaving = asyncio.create_task(_client_leaves(receive, received), name="client of a request")
+        is_here = False
+        try:
+            await asyncio.wait({entering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            is_here = not leaving.done()
+        finally:
+            entering.cancel()
+            leaving.cancel()
+            await asyncio.gather(entering, leaving, return_exceptions=True)
+            if not is_here and not entering.cancelled() and entering.exception() is None:
+                self._turnstile.leave()
+        if is_here:
+            entering.result()
+        return is_here
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         began_at = time.monotonic()
@@ -65,12 +97,16 @@ class RequestQueue:
             self._mean_s += _SMOOTHING * (time.monotonic() - began_at - self._mean_s)
             self._turnstile.leave()
 
-    async def _refuse(self, receive: Receive, send: Send) -> None:
+    async def _refuse(self, receive: Receive, send: Send, error: TurnedAwayError) -> None:
         retry_after_s = self._retry_after_s()
-        detail = (
-            f"{self._max_inflight} requests are worked on and {self._max_queued} wait, which is all that this rewarder "
-            f"takes: come back in {retry_after_s} s, or send fewer and larger batches."
-        )
+        if isinstance(error, WaitedTooLongError):
+            what = f"This request {error}, and others were before it"
+        else:
+            what = (
+                f"{self._max_inflight} requests are worked on and {self._max_queued} wait, which is all that this "
+                "rewarder takes"
+            )
+        detail = f"{what}: come back in {retry_after_s} s, or send fewer and larger batches."
         body = problem(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests", detail)
         await drain(receive)
         await reply(send, body, extra=[(b"retry-after", str(retry_after_s).encode())])
@@ -80,3 +116,15 @@ class RequestQueue:
         num_present = self._turnstile.num_in_flight + self._turnstile.num_queued
         seconds = self._mean_s * num_present / self._max_inflight
         return max(1, min(_LONGEST_RETRY_AFTER_S, math.ceil(seconds)))
+
+
+async def _client_leaves(receive: Receive, received: deque[Message]) -> None:
+    """Return when the client has hung up; what it sent before is kept, up to a limit, and no more is asked for."""
+    num_bytes = 0
+    while num_bytes < _MAX_READ_AHEAD_BYTES:
+        message = await receive()
+        received.append(message)
+        if message["type"] == "http.disconnect":
+            return
+        num_bytes += len(message.get("body", b""))
+    await asyncio.Event().wait()

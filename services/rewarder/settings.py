@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
 from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
-from services.rewarder.rate_limits import CallLimits, read_limits
+from services.rewarder.rate_limits import CallLimits, check_names, read_limits
 from services.rewarder.sandbox.chosen import DEFAULT_IMAGE, Kind, SandboxChoice
 from shared.settings import ServiceSettings
 
@@ -75,7 +75,7 @@ class RewarderSettings(ServiceSettings):
         default={}, description='JSON: limits of Python functions by name, such as {"my_rewards:judge": {...}}'
     )
     max_inflight_requests: int = Field(
-        default=64, ge=1, description="Requests to /v1/score and /v1/rewards/check that are worked on at a time"
+        default=64, ge=1, description="Requests that score, check or test rewards and are worked on at a time"
     )
     max_queued_requests: int = Field(default=256, ge=0, description="Such requests that may wait; more get a 429")
 
@@ -83,6 +83,12 @@ class RewarderSettings(ServiceSettings):
     @classmethod
     def _limits_are_json(cls, raw: object) -> object:
         return read_limits(raw)
+
+    @field_validator("reward_limits")
+    @classmethod
+    def _limits_are_of_functions(cls, limits: dict[str, CallLimits]) -> dict[str, CallLimits]:
+        check_names(limits)
+        return limits
 
     # Generated code
     sandbox: Kind = Field(default="bubblewrap", description="Where generated code runs: bubblewrap, or docker")

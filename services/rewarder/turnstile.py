@@ -5,7 +5,7 @@
     lane C: [request] -----------+    lanes take turns                            a retry counts, too
 
 The minute is a window that slides: of no 60 seconds do more than the limit go out. A request with more tokens than the
-limit goes out when nothing else did for a minute.
+limit goes out when nothing else did for a minute. A retry waits for its room in the minute as well, inside.
 """
 
 import asyncio
@@ -19,6 +19,10 @@ WINDOW_S = 60.0
 
 class TurnedAwayError(Exception):
     """Too many wait, or this one has waited too long; the message says which."""
+
+
+class WaitedTooLongError(TurnedAwayError):
+    """It waited, and its turn did not come."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +70,10 @@ class Turnstile:
         """Wait for the turn of a request; ``leave`` must follow.
 
         Raises:
-            TurnedAwayError: Too many wait, or it has waited too long.
+            TurnedAwayError: Too many wait, or, a WaitedTooLongError, it has waited too long.
         """
-        if self._max_queued is not None and self.num_queued >= self._max_queued and not self._has_room(tokens):
+        is_full = self._max_queued is not None and self.num_queued >= self._max_queued
+        if is_full and (self._lanes or not self._has_room(tokens)):
             raise TurnedAwayError(f"{self.num_queued} requests wait already")
         waiter = _Waiter(tokens, asyncio.get_running_loop().create_future())
         self._lanes.setdefault(lane, deque()).append(waiter)
@@ -83,7 +88,8 @@ class Turnstile:
             else:
                 self._withdraw(lane, waiter)
             if isinstance(error, TimeoutError):
-                raise TurnedAwayError(f"waited {self._queue_timeout_s:g} s for its turn: {self._limits()}") from error
+                detail = f"waited {self._queue_timeout_s:g} s for its turn: {self._limits()}"
+                raise WaitedTooLongError(detail) from error
             raise
 
     def leave(self) -> None:
@@ -91,8 +97,17 @@ class Turnstile:
         self.num_in_flight -= 1
         self._let_through()
 
-    def count_retry(self, tokens: int) -> None:
-        """Count one more request of who is inside; those that wait, wait longer."""
+    async def retry(self, tokens: int, *, within_s: float) -> None:
+        """Wait until one more request of who is inside fits into the minute; those that wait outside, wait longer.
+
+        Raises:
+            WaitedTooLongError: It would take longer than ``within_s``.
+        """
+        give_up_at = self._now() + within_s
+        while (wait_s := self._wait_s(tokens)) > 0:
+            if self._now() + wait_s > give_up_at:
+                raise WaitedTooLongError(f"no room for one more within the deadline: {self._limits()}")
+            await asyncio.sleep(wait_s)
         self._count(tokens)
 
     def _let_through(self) -> None:

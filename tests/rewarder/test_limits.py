@@ -13,26 +13,30 @@ from tests.conftest import RedisServer, free_port
 from tests.rewarder.conftest import RewarderProcess, until, user
 
 KEY = {"Authorization": "Bearer key-of-the-test"}
-JUDGE, PACED = user("half_a_second"), user("without_kwargs")
+JUDGE, PACED = user("begins_and_ends"), user("without_kwargs")
 
 
 @pytest.fixture(scope="module")
-def narrow(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def metrics_url() -> str:
+    return f"http://127.0.0.1:{free_port()}/metrics"
+
+
+@pytest.fixture(scope="module")
+def narrow(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, metrics_url: str) -> Any:
     """Return a rewarder that works on two requests at a time and lets one wait."""
-    limits = {JUDGE: {"max_concurrency": 1}, PACED: {"requests_per_minute": 3}}
     rewarder = RewarderProcess(
         redis_server.url,
         tmp_path_factory.mktemp("narrow") / "rewarder.log",
         HEADRACE_MAX_INFLIGHT_REQUESTS="2",
         HEADRACE_MAX_QUEUED_REQUESTS="1",
-        HEADRACE_QUEUE_TIMEOUT_S="5",
-        HEADRACE_REWARD_LIMITS=json.dumps(limits),
-        HEADRACE_METRICS_PORT=str(free_port()),
+        HEADRACE_REWARD_LIMITS=json.dumps({JUDGE: {"max_concurrency": 1}}),
+        HEADRACE_METRICS_PORT=str(httpx.URL(metrics_url).port),
     )
     try:
         rewarder.wait_until_ready()
         yield rewarder
         assert rewarder.stop() == 0, rewarder.log()
+        assert "Traceback" not in rewarder.log(), rewarder.log()
     finally:
         if rewarder.process.poll() is None:
             rewarder.kill()
@@ -53,56 +57,96 @@ def body(function: str, **columns: str) -> dict[str, Any]:
     }
 
 
-async def test_more_requests_than_fit_get_a_429_and_those_that_wait_are_answered(
-    client: httpx.AsyncClient, tmp_path: Path
-) -> None:
-    async def have_started() -> bool:
-        return await asyncio.to_thread(lambda: len(list(tmp_path.glob("started-*"))) == 2)
+async def until_waiting(client: httpx.AsyncClient, metrics_url: str, *, how_many: int = 1) -> None:
+    """Return when as many requests wait for their turn."""
+    line = f'headrace_reward_queue_depth{{lane="http",queue="requests"}} {float(how_many)}'
 
-    waits = body(user("waits_for_go"), directory=str(tmp_path))
+    async def are_waiting() -> bool:
+        return line in (await client.get(metrics_url)).text.splitlines()
+
+    await until(are_waiting, what=f"{how_many} to wait")
+
+
+async def two_under_way(client: httpx.AsyncClient, directory: Path) -> "list[asyncio.Task[httpx.Response]]":
+    """Return two requests that end when there is a file called ``go``."""
+    waits = body(user("waits_for_go"), directory=str(directory))
     worked_on = [asyncio.create_task(client.post("/v1/score", json=waits)) for _ in range(2)]
+
+    async def have_started() -> bool:
+        return await asyncio.to_thread(lambda: len(list(directory.glob("started-*"))) == 2)
+
     await until(have_started, what="two requests under way")
+    return worked_on
+
+
+async def test_more_requests_than_fit_get_a_429_and_those_that_wait_are_answered(
+    client: httpx.AsyncClient, metrics_url: str, tmp_path: Path
+) -> None:
+    worked_on = await two_under_way(client, tmp_path)
     queued = asyncio.create_task(client.post("/v1/rewards/check", json={"reward_funcs": [JUDGE]}))
-
-    async def is_refused() -> bool:
-        # Until the third one has come to wait, this one does, and is given up.
-        with_patience = httpx.Timeout(0.5)
-        try:
-            reply = await client.post("/v1/score", json=body(user("one")), timeout=with_patience)
-        except httpx.TimeoutException:
-            return False
-        assert reply.status_code == 429, reply.text
-        refusals.append(reply)
-        return True
-
-    refusals: list[httpx.Response] = []
-    await until(is_refused, what="a 429")
-    (refused,) = refusals
+    await until_waiting(client, metrics_url)
+    refused = await client.post("/v1/score", json=body(user("one")))
+    assert refused.status_code == 429, refused.text
     assert refused.headers["content-type"] == "application/problem+json"
     assert int(refused.headers["retry-after"]) >= 1
     assert "2 requests are worked on and 1 wait" in refused.json()["detail"]
     large = await client.post("/v1/score", json=body(user("one"), text="x" * 7_000_000))
     assert large.status_code == 429, "also who sends a large body reads why"
+    assert (await client.post("/v1/rewards/nobody/test", json={})).status_code == 429
     assert (await client.get("/v1/rewards")).status_code == 200, "what costs nothing is not refused"
     (tmp_path / "go").touch()
     assert [reply.json()["rewards"] for reply in await asyncio.gather(*worked_on)] == [[1.0], [1.0]]
-    assert (await queued).status_code in (200, 429)
+    assert (await queued).status_code == 200
     assert (await client.post("/v1/score", json=body(user("one")))).json()["rewards"] == [1.0]
 
 
-async def test_a_function_is_called_no_more_often_at_a_time_than_its_limit(client: httpx.AsyncClient) -> None:
-    replies = await asyncio.gather(*(client.post("/v1/score", json=body(JUDGE)) for _ in range(2)))
-    seconds = [reply.json()["outcomes"][0][0]["latency_s"] for reply in replies]
+async def test_a_client_that_hangs_up_leaves_its_place_and_no_trace_in_the_log(
+    client: httpx.AsyncClient, narrow: RewarderProcess, metrics_url: str, tmp_path: Path
+) -> None:
+    def request(*, num_bytes_missing: int = 0) -> bytes:
+        data = json.dumps(body(user("one"))).encode()
+        head = f"POST /v1/score HTTP/1.1\r\nHost: here\r\nAuthorization: {KEY['Authorization']}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(data) + num_bytes_missing}\r\n\r\n"
+        return head.encode() + data
+
+    worked_on = await two_under_way(client, tmp_path)
+    for missing in (0, 10):
+        _, writer = await asyncio.open_connection("127.0.0.1", narrow.port)
+        writer.write(request(num_bytes_missing=missing))
+        await until_waiting(client, metrics_url)
+        writer.close()
+        await until_waiting(client, metrics_url, how_many=0)
+    (tmp_path / "go").touch()
+    await asyncio.gather(*worked_on)
+    reader, writer = await asyncio.open_connection("127.0.0.1", narrow.port)
+    writer.write(request(num_bytes_missing=10))
+    writer.write_eof()
+    assert await reader.read() == b"", "nobody is told anything, and the log of this rewarder is looked at in the end"
+    writer.close()
+
+
+async def test_a_function_is_called_no_more_often_at_a_time_than_its_limit(
+    client: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    asked = body(JUDGE, directory=str(tmp_path))
+    replies = await asyncio.gather(*(client.post("/v1/score", json=asked) for _ in range(2)))
     assert [reply.json()["rewards"] for reply in replies] == [[1.0], [1.0]]
-    assert max(seconds) < 5.0, "the time a call waits for its turn is not the function's"
+    calls = (tmp_path / "calls").read_text(encoding="ascii").split()
+    assert calls == ["begin", "end"] * 2, "the second began before the first had ended"
 
 
-async def test_a_function_is_called_no_more_often_a_minute_than_its_limit(client: httpx.AsyncClient) -> None:
-    for _ in range(3):
-        assert (await client.post("/v1/score", json=body(PACED))).json()["rewards"] == [0.5]
-    (outcome,) = (await client.post("/v1/score", json=body(PACED))).json()["outcomes"][0]
+async def test_a_function_is_called_no_more_often_a_minute_than_its_limit(
+    start_rewarder: Callable[..., RewarderProcess],
+) -> None:
+    limits = json.dumps({PACED: {"requests_per_minute": 3}})
+    rewarder = start_rewarder(HEADRACE_REWARD_LIMITS=limits, HEADRACE_QUEUE_TIMEOUT_S="1")
+    await asyncio.to_thread(rewarder.wait_until_ready)
+    async with httpx.AsyncClient(base_url=rewarder.url(""), headers=KEY, trust_env=False, timeout=60) as client:
+        for _ in range(3):
+            assert (await client.post("/v1/score", json=body(PACED))).json()["rewards"] == [0.5]
+        (outcome,) = (await client.post("/v1/score", json=body(PACED))).json()["outcomes"][0]
     assert outcome["outcome"] == "overload"
-    assert outcome["detail"] == "waited 5 s for its turn: 3 a minute (HEADRACE_REWARD_LIMITS)"
+    assert outcome["detail"] == "waited 1 s for its turn: 3 a minute (HEADRACE_REWARD_LIMITS)"
 
 
 @pytest.mark.parametrize(
@@ -111,6 +155,7 @@ async def test_a_function_is_called_no_more_often_a_minute_than_its_limit(client
         ("{", "HEADRACE_REWARD_LIMITS: it is not JSON"),
         ('{"my_rewards:judge": {"max_concurency": 1}}', "HEADRACE_REWARD_LIMITS"),
         ('{"my_rewards:judge": {"max_concurrency": 0}}', "greater than or equal to 1"),
+        ('{"judge": {"max_concurrency": 1}}', "HEADRACE_REWARD_LIMITS: 'judge' is no built-in reward"),
     ],
 )
 def test_limits_that_cannot_be_read_are_a_sentence_and_exit_status_2(

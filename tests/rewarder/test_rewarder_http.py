@@ -66,6 +66,9 @@ def test_the_openapi_document_says_which_routes_need_the_key(client: httpx.Clien
 
 def test_a_wrong_method_is_told_which_ones_there_are(client: httpx.Client) -> None:
     assert client.get("/v1/score").headers["allow"] == "POST"
+    assert client.put("/v1/rewards").headers["allow"] == "GET, POST"
+    assert client.put("/v1/rewards/judge").headers["allow"] == "DELETE, GET"
+    assert client.put("/v1/rewards/check").headers["allow"] == "POST"
 
 
 def test_the_built_ins_are_listed_with_what_they_need(client: httpx.Client) -> None:
@@ -133,6 +136,18 @@ def test_a_module_that_hangs_on_import_is_refused_and_the_service_goes_on(
             assert score(client, reward_funcs=[user("one")]).json()["rewards"] == [1.0, 1.0]
     finally:
         impatient.kill()
+
+
+def test_a_large_body_that_is_wrong_everywhere_gets_a_short_answer(client: httpx.Client) -> None:
+    reply = score(client, reward_funcs=[user("one")], completion_ids=[["x"] * 1000] * 1000)
+    assert reply.status_code == 422
+    assert [error["field"] for error in reply.json()["errors"]] == ["completion_ids.0.0"]
+    reply = score(client, reward_funcs=[1] * 64, prompts=[1] * 4096)
+    assert reply.status_code == 422
+    assert len(reply.json()["errors"]) == 100
+    reply = score(client, **{f"field_{number}": 1 for number in range(100_000)})
+    assert reply.status_code == 422
+    assert reply.json()["detail"] == "The body has more than 100 fields."
 
 
 def test_a_batch_is_scored_with_outcomes_and_weighted_sums(client: httpx.Client) -> None:

@@ -71,6 +71,14 @@ def test_a_function_that_fails_is_none_which_trl_leaves_out(rewarder: RewarderPr
     assert gold_is_no_formula == [None, 0.0]
 
 
+def test_a_misspelt_column_or_name_ends_the_training_with_the_reason(rewarder: RewarderProcess) -> None:
+    with pytest.raises(AssertionError, match=r"'outcome': 'error'.*needs the gold answers in a column"):
+        called_by_trl(reward_function(rewarder), ["a", "b"], soluton=["42", "42"])
+    both = reward_function(rewarder, functions='["accuracy_reward", "acuracy_reward"]')
+    with pytest.raises(AssertionError, match="Did you mean 'accuracy_reward'"):
+        called_by_trl(both, ["a", "b"], solution=["42", "42"])
+
+
 def test_conversations_are_scored_too(rewarder: RewarderProcess) -> None:
     said = [[{"role": "assistant", "content": r"\boxed{42}"}]]
     assert called_by_trl(reward_function(rewarder), said, answer=["42"]) == [1.0]

@@ -27,6 +27,7 @@ _INTERNAL = (
 _NOBODY = (
     ("0.0.0.0/8", "unspecified"),
     ("169.254.0.0/16", "link-local (cloud metadata)"),
+    ("100.100.100.200/32", "cloud metadata"),
     ("168.63.129.16/32", "cloud metadata"),
     ("192.0.0.0/24", "reserved"),
     ("192.0.2.0/24", "documentation"),

@@ -8,9 +8,9 @@ idle: with 300 requests at a time it kept the event loop busy for seconds. Here 
 there are is not limited here: endpoints have a limit each.
 """
 
+import asyncio
 import contextlib
 import ssl
-import time
 from collections import deque
 from collections.abc import AsyncGenerator
 
@@ -37,7 +37,7 @@ class Connections:
         self._ssl_context = ssl_context
         self._idle: dict[Origin, deque[httpcore.AsyncHTTPConnection]] = {}
         self._in_use: set[httpcore.AsyncHTTPConnection] = set()
-        self._swept_at = time.monotonic()
+        self._sweeping: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
     async def send(self, request: httpcore.Request) -> AsyncGenerator[httpcore.Response]:
@@ -61,14 +61,29 @@ class Connections:
 
     async def aclose(self) -> None:
         """Close all of them; whoever still waits for an answer gets an error."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         connections = [*self._in_use, *(connection for idle in self._idle.values() for connection in idle)]
         self._idle.clear()
         for connection in connections:
             await connection.aclose()
 
+    async def sweep(self) -> None:
+        """Close what has been idle for long, or was closed by the other side, also of endpoints no longer called."""
+        expired: list[httpcore.AsyncHTTPConnection] = []
+        for origin, idle in list(self._idle.items()):
+            gone = [connection for connection in idle if connection.has_expired()]
+            for connection in gone:
+                idle.remove(connection)
+            if not idle:
+                del self._idle[origin]
+            expired += gone
+        for connection in expired:
+            await connection.aclose()
+
     async def _take(self, origin: Origin, request: httpcore.Request) -> httpcore.AsyncHTTPConnection:
-        idle = self._idle.get(origin, deque())
-        while idle:
+        while idle := self._idle.get(origin):  # looked up again each time: others take and sweep while one is closed
             connection = idle.pop()  # the one used last is the likeliest to be still open
             if connection.is_available() and not connection.has_expired():
                 return connection
@@ -81,25 +96,16 @@ class Connections:
         )
 
     async def _give_back(self, origin: Origin, connection: httpcore.AsyncHTTPConnection) -> None:
-        idle = self._idle.setdefault(origin, deque())
-        if connection.is_idle() and connection.is_available() and len(idle) < _MAX_IDLE:
-            idle.append(connection)
-        else:
+        num_idle = len(self._idle.get(origin, ()))
+        if not connection.is_idle() or not connection.is_available() or num_idle >= _MAX_IDLE:
             await connection.aclose()
-        now = time.monotonic()
-        if now - self._swept_at >= _SWEEP_EVERY_S:
-            self._swept_at = now
-            await self._sweep()
+            return
+        self._idle.setdefault(origin, deque()).append(connection)
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._keep_sweeping(), name="close idle connections")
 
-    async def _sweep(self) -> None:
-        """Close what has been idle for long, or was closed by the other side, also of endpoints no longer called."""
-        expired: list[httpcore.AsyncHTTPConnection] = []
-        for origin, idle in list(self._idle.items()):
-            expired += [connection for connection in idle if connection.has_expired()]
-            kept = deque(connection for connection in idle if connection not in expired)
-            if kept:
-                self._idle[origin] = kept
-            else:
-                del self._idle[origin]
-        for connection in expired:
-            await connection.aclose()
+    async def _keep_sweeping(self) -> None:
+        """Sweep now and then until nothing is left, also when no more requests come."""
+        while self._idle:
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            await self.sweep()

@@ -4,8 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.rewarder.bodies import Body, ChatMessage, OutcomeBody, RewardFunctionInfo, Rows
+from services.rewarder.bodies import Body, OutcomeBody, RewardFunctionInfo, Rows, Text
 from services.rewarder.endpoints.spec import EndpointSpec
+
+_MAX_ROWS = 1024
 
 
 class RegisterRequest(EndpointSpec):
@@ -39,8 +41,8 @@ class RewardDetails(RewardFunctionInfo):
 class TrialRequest(Rows):
     """Rows to try an endpoint with; without any, an example is sent."""
 
-    prompts: list[str | list[ChatMessage]] = Field(default=["What is 6 times 7?"] * 2, min_length=1, max_length=1024)
-    completions: list[str | list[ChatMessage]] = Field(default=["6 times 7 is 42.", "It is 41."])
+    prompts: list[Text] = Field(default=["What is 6 times 7?"] * 2, min_length=1, max_length=_MAX_ROWS)
+    completions: list[Text] = Field(default=["6 times 7 is 42.", "It is 41."], max_length=_MAX_ROWS)
 
 
 class SentRequest(Body):

@@ -1,8 +1,9 @@
 """Calls one registered endpoint: everything between a group and its verdicts.
 
-    call --slices--> each: breaker --> turn (turnstile.py) --> [ send --> retry? ] within the deadline --> decode
-                              |          |                          |                                       |
-                          overload   overload           timeout, overload, error, invalid                invalid
+    call --slices--> each: judgeable? --> breaker --> turn (turnstile.py) --> [ send --> retry? ] in time --> decode
+                              |              |           |                        |                           |
+                       not_applicable,   overload    overload         timeout, overload, error, invalid    invalid
+                           error
 
 A slice that fails costs its own completions and no others. The deadline begins when a request may go out: waiting for
 its turn, like waiting for a worker, has a limit of its own.
@@ -17,7 +18,7 @@ from services.rewarder.endpoints.http_exchange import HttpAnswer, RefusedAnswerE
 from services.rewarder.endpoints.known_formats import FORMATS
 from services.rewarder.endpoints.outbound_rules import ForbiddenTargetError
 from services.rewarder.endpoints.outgoing_request import OutgoingRequests
-from services.rewarder.endpoints.retries import EndpointDown, outcome_of_status, with_retries
+from services.rewarder.endpoints.retries import EndpointDown, EndpointThere, outcome_of_status, with_retries
 from services.rewarder.endpoints.secret_files import SecretError
 from services.rewarder.endpoints.spec import EndpointSpec
 from services.rewarder.endpoints.wire_formats import (
@@ -87,19 +88,32 @@ class EndpointClient:
         verdicts = [verdict for found, _ in answers for verdict in found]
         return verdicts, max(seconds for _, seconds in answers)
 
-    def encode(self, call: RewardCall, *, timeout_s: float, run_id: str | None) -> tuple[WireRequest, RequestContext]:
-        """Return the request for a slice that goes out now.
+    def breaker_detail(self) -> str:
+        """Return why nothing is sent now; empty if something is."""
+        return self.breaker.why_not(time.monotonic()) or ""
+
+    def check(self, call: RewardCall) -> None:
+        """Refuse a slice for which no request is worth its turn.
 
         Raises:
-            RewardFailure: The call lacks what the wire format needs, or JSON cannot hold it.
+            RewardFailure: ``error`` if it lacks what the wire format needs, ``not_applicable`` if its row does.
         """
-        context = RequestContext(uuid.uuid4().hex, run_id, time.time() + timeout_s)
         try:
-            return self.wire_format.encode(call, spec=self.spec, context=context), context
+            self.wire_format.check(call, spec=self.spec)
         except CallError as error:
             raise RewardFailure("error", str(error)) from error
         except NothingToJudgeError as error:
             raise RewardFailure("not_applicable", str(error)) from error
+
+    def encode(self, call: RewardCall, *, timeout_s: float, run_id: str | None) -> tuple[WireRequest, RequestContext]:
+        """Return the request for a slice that ``check`` let through and that goes out now.
+
+        Raises:
+            RewardFailure: JSON cannot hold it.
+        """
+        context = RequestContext(uuid.uuid4().hex, run_id, time.time() + timeout_s)
+        try:
+            return self.wire_format.encode(call, spec=self.spec, context=context), context
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise RewardFailure("error", f"the completions or columns cannot be sent as JSON: {error}") from error
 
@@ -128,19 +142,20 @@ class EndpointClient:
             async with asyncio.timeout(timeout_s):
                 return await self._requests.send(self.spec, request, context, timeout_s=timeout_s)
         except RefusedAnswerError as error:
-            raise RewardFailure("invalid", str(error)) from error
+            raise EndpointThere("invalid", str(error)) from error
         except (ForbiddenTargetError, SecretError) as error:
             raise RewardFailure("error", f"nothing was sent: {error}") from error
 
     async def _slice(
         self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
     ) -> tuple[list[Verdict], float]:
-        started_at = time.monotonic()
+        sent_at: float | None = None
         try:
+            self.check(call)
             tokens = num_tokens(call) + self.spec.num_tokens_beside
             self._refuse_if_open()  # before it waits among those that do not know yet
             await self.turnstile.enter(lane=lane, tokens=tokens)
-            started_at = time.monotonic()
+            sent_at = time.monotonic()
             try:
                 verdicts = await self._judged(call, min(timeout_s, self.spec.timeout_s), run_id, tokens)
             finally:
@@ -149,15 +164,15 @@ class EndpointClient:
             verdicts = everyone(len(call.completions), failure.outcome, f"endpoint {self.name}: {failure.detail}")
         except TurnedAwayError as error:
             verdicts = everyone(len(call.completions), "overload", f"endpoint {self.name}: {error}")
-        return verdicts, time.monotonic() - started_at
+        return verdicts, 0.0 if sent_at is None else time.monotonic() - sent_at
 
     async def _judged(self, call: RewardCall, timeout_s: float, run_id: str | None, tokens: int) -> list[Verdict]:
         self._refuse_if_open()
         request, context = self.encode(call, timeout_s=timeout_s, run_id=run_id)
 
-        def before_retry(reason: str) -> None:
+        async def before_retry(reason: str, left_s: float) -> None:
+            await self.turnstile.retry(tokens, within_s=left_s)
             self._metrics.endpoint_retries.labels(self.name, reason).inc()
-            self.turnstile.count_retry(tokens)
 
         is_probe = self.breaker.starts()
         try:
@@ -170,6 +185,9 @@ class EndpointClient:
             )
         except EndpointDown as failure:
             self.breaker.failed(failure.detail, time.monotonic(), is_probe=is_probe)
+            raise
+        except EndpointThere:
+            self.breaker.answered()
             raise
         except BaseException:  # nothing was judged, and not for its being down; or the run is over
             self.breaker.gave_up(is_probe=is_probe)

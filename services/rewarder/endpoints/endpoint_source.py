@@ -6,7 +6,6 @@ A client lives as long as its specification stays as it is; one that was replace
 """
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Self
 
@@ -14,7 +13,7 @@ import httpcore
 
 from services.rewarder.endpoints.endpoint_client import EndpointClient
 from services.rewarder.endpoints.http_exchange import HttpExchange
-from services.rewarder.endpoints.outbound_rules import DEFAULT_PORTS, OutboundRules
+from services.rewarder.endpoints.outbound_rules import OutboundRules, target
 from services.rewarder.endpoints.outgoing_request import OutgoingRequests
 from services.rewarder.endpoints.pinned_network import PinnedNetwork, Resolve
 from services.rewarder.endpoints.registry import Registered, Registry, Written
@@ -59,7 +58,7 @@ class Endpoints:
         resolve: Resolve | None = None,
     ) -> None:
         self.registry = Registry(redis)
-        self._network = PinnedNetwork(rules, resolve=resolve)
+        self._network = PinnedNetwork(rules, max_answer_bytes=max_answer_bytes, resolve=resolve)
         self._exchange = HttpExchange(self._network, max_answer_bytes=max_answer_bytes, ca_file=ca_file)
         self.requests = OutgoingRequests(self._exchange, rules=rules, secrets=SecretFiles(secrets_dir))
         self._queue_timeout_s = queue_timeout_s
@@ -149,11 +148,10 @@ class Endpoints:
         Raises:
             UserError: The URL is not allowed, or a secret cannot be used.
         """
-        url = self.requests.check(spec)
-        port = DEFAULT_PORTS[url.scheme] if url.port is None else url.port
+        host, port = target(self.requests.check(spec))
         try:
             async with asyncio.timeout(_LOOK_UP_TIMEOUT_S):
-                await self._network.allowed_addresses(url.host, port)
+                await self._network.allowed_addresses(host, port)
         except (httpcore.ConnectError, TimeoutError):
             return
 
@@ -169,10 +167,6 @@ class Endpoints:
             raise UserError(reason, field="name")
         await self.check(spec)
         return await self.registry.write(name, spec, replace=replace)
-
-    def breaker_detail(self, client: EndpointClient) -> str:
-        """Return why nothing is sent to it now; empty if something is."""
-        return client.breaker.why_not(time.monotonic()) or ""
 
     async def _registered(self) -> Registered:
         registered = await self.registry.registered()

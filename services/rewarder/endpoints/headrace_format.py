@@ -34,6 +34,9 @@ class HeadraceFormat:
         """Return none: the endpoint does not say what it reads."""
         return []
 
+    def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
+        """Refuse nothing."""
+
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return all that is known, an item a completion."""
         items: list[dict[str, Any]] = []

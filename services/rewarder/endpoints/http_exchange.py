@@ -20,10 +20,10 @@ import httpcore
 import httpx
 
 from services.rewarder.endpoints.connections import Connections
-from services.rewarder.endpoints.outbound_rules import DEFAULT_PORTS
+from services.rewarder.endpoints.outbound_rules import target
 from services.rewarder.endpoints.pinned_network import CONNECT_TIMEOUT_S, PinnedNetwork
 
-_MAX_PIECES = 4096
+_MIN_PIECES, _BYTES_A_PIECE = 4096, 512
 """Of one answer: a server that sends a byte at a time would keep the event loop busy with each of them."""
 USER_AGENT = "headrace-rewarder"
 
@@ -58,6 +58,7 @@ class HttpExchange:
         # At DEBUG it logs the headers of answers, and a server may send back those of the request.
         logging.getLogger("httpcore").setLevel(logging.WARNING)
         self._max_answer_bytes = max_answer_bytes
+        self._max_pieces = _MIN_PIECES + max_answer_bytes // _BYTES_A_PIECE
         self._connections = Connections(network, ssl_context=_ssl_context(ca_file))
 
     async def post(self, url: httpx.URL, *, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
@@ -85,10 +86,10 @@ class HttpExchange:
             **headers,
         }
         limits = {"connect": min(CONNECT_TIMEOUT_S, timeout_s), "read": timeout_s, "write": timeout_s}
-        port = DEFAULT_PORTS[url.scheme] if url.port is None else url.port
-        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=port, target=url.raw_path)
+        _, port = target(url)
+        address = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=port, target=url.raw_path)
         pairs = [(name.encode("ascii"), value.encode("ascii")) for name, value in sent.items()]
-        request = httpcore.Request("POST", target, headers=pairs, content=body, extensions={"timeout": limits})
+        request = httpcore.Request("POST", address, headers=pairs, content=body, extensions={"timeout": limits})
         try:
             async with self._connections.send(request) as response:
                 return await self._read(response)
@@ -98,7 +99,7 @@ class HttpExchange:
             raise TimeoutError from error
         except httpcore.ConnectError as error:
             raise ConnectionLostError(f"no connection: {_reason(error)}") from error
-        except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ConnectionNotAvailable, OSError) as error:
             raise ConnectionLostError(f"the connection broke: {_reason(error)}") from error
 
     async def aclose(self) -> None:
@@ -114,8 +115,8 @@ class HttpExchange:
         async for part in response.aiter_stream():
             body += part
             num_pieces += 1
-            if num_pieces > _MAX_PIECES:
-                raise RefusedAnswerError(f"the answer comes in more than {_MAX_PIECES} pieces")
+            if num_pieces > self._max_pieces:
+                raise RefusedAnswerError(f"the answer comes in more than {self._max_pieces} pieces")
             if len(body) > self._max_answer_bytes:
                 raise RefusedAnswerError(f"the answer has more than {self._max_answer_bytes} bytes")
         return HttpAnswer(response.status, headers, bytes(body))

@@ -5,12 +5,18 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.rewarder.bodies import Body
+from services.rewarder.bodies import Body, refuse_deep_nesting
 
 PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
 """Two braces a side, so that JSON and LaTeX in a rubric stay what they are."""
 NOT_COLUMNS = frozenset({"prompt", "completion"})
 _OURS = frozenset({"model", "messages", "stream", "n", "temperature", "max_tokens", "response_format"})
+_MAX_SCORE = 1e6
+
+
+def plain(number: float) -> str:
+    """Return a number of the scale as people write it, all of it."""
+    return f"{number:.9g}"
 
 
 class JudgeOptions(Body):
@@ -22,14 +28,18 @@ class JudgeOptions(Body):
         max_length=50_000,
         description="What the judge is asked, with {{prompt}}, {{completion}} and {{any_column}} of the data set",
     )
-    min_score: float = Field(description="The worst score of the rubric; its reward is 0")
-    max_score: float = Field(description="The best score of the rubric; its reward is 1")
+    min_score: float = Field(
+        ge=-_MAX_SCORE, le=_MAX_SCORE, description="The worst score of the rubric; its reward is 0"
+    )
+    max_score: float = Field(ge=-_MAX_SCORE, le=_MAX_SCORE, description="The best score of the rubric; its reward is 1")
     answer_format: Literal["text", "json"] = Field(
         default="text", description="The score on a line of its own, or a JSON object that the server is held to"
     )
     system_prompt: str = Field(default="", max_length=50_000)
     temperature: float | None = Field(default=0.0, ge=0, le=2, description="null is not sent")
-    max_tokens: int | None = Field(default=1024, ge=1, le=1_000_000, description="Of the judge's answer; null is not sent")
+    max_tokens: int | None = Field(
+        default=1024, ge=1, le=1_000_000, description="Of the judge's answer; null is not sent"
+    )
     extra_body: dict[str, Any] = Field(
         default={}, max_length=32, description="More fields of the request, such as reasoning_effort"
     )
@@ -37,11 +47,12 @@ class JudgeOptions(Body):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.min_score >= self.max_score:
-            raise ValueError(f"min_score={self.min_score:g} must be less than max_score={self.max_score:g}")
+            raise ValueError(f"min_score={plain(self.min_score)} must be less than max_score={plain(self.max_score)}")
         if "completion" not in PLACEHOLDER.findall(self.rubric):
             raise ValueError("the rubric has no {{completion}}, so the judge would not see what it is to judge")
         if ours := sorted(_OURS & set(self.extra_body)):
             raise ValueError(f"extra_body: {', '.join(ours)} cannot be set there")
+        refuse_deep_nesting(self.extra_body)
         return self
 
     @property

@@ -1,7 +1,7 @@
-"""A language model as the judge, behind any server that speaks OpenAI's chat completions.
+r"""A language model as the judge, behind any server that speaks OpenAI's chat completions.
 
     rubric with {{prompt}}, {{completion}}, {{column}}  -->  POST URL/chat/completions, one completion a request
-    "... reads well, but the sum is wrong.\\nScore: 4"   -->  (4 - min_score) / (max_score - min_score)
+    "... reads well, but the sum is wrong.\nScore: 4"    -->  (4 - min_score) / (max_score - min_score)
 
 An answer that does not say plainly what the score is, or says one outside of the scale, is ``invalid`` and never a
 number: nothing is clamped, guessed or taken from the middle of a sentence. What a completion says cannot become markup
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
-from services.rewarder.endpoints.judge_options import PLACEHOLDER, JudgeOptions
+from services.rewarder.endpoints.judge_options import PLACEHOLDER, JudgeOptions, plain
 from services.rewarder.endpoints.spec import EndpointSpec
 from services.rewarder.endpoints.wire_formats import (
     MAX_COMPONENTS,
@@ -27,16 +27,17 @@ from services.rewarder.endpoints.wire_formats import (
     finite,
     parse_json,
 )
-from services.rewarder.reward_call import CallError, Completion, RewardCall, Verdict, printable
+from services.rewarder.reward_call import MAX_DETAIL_CHARS, CallError, Completion, RewardCall, Verdict, printable
 from shared.messages import Prompt
 
 PATH = "/chat/completions"
 _SCORE_LINE = re.compile(r"^[^\w\n]{0,8}score[*_]{0,3}\s{0,3}[:=]([^\n]*)$", re.IGNORECASE | re.MULTILINE)
-_NUMBER = re.compile(r"[\s*_\[(`$]{0,8}([+-]?\d{1,9}(?:\.\d{1,9})?)\s{0,3}(?:(?:/|out of)\s{0,3}(\d{1,9}(?:\.\d{1,9})?))?")
+_NUMBER = re.compile(
+    r"[\s*_\[(`$]{0,8}([+-]?\d{1,9}(?:\.\d{1,9})?)\s{0,3}(?:(?:/|out of)\s{0,3}(\d{1,9}(?:\.\d{1,9})?))?"
+)
 _AFTER = re.compile(r"[\s*_\])`$.]*")
 _FENCED = re.compile(r"\A\s*```(?:json)?[ \t]*\n(.*?)```\s*\Z", re.DOTALL)
 _CUT_CHARACTERS = 200
-_DETAIL_CHARACTERS = 1000
 
 
 class OpenAIJudgeFormat:
@@ -47,6 +48,15 @@ class OpenAIJudgeFormat:
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
         """Return the columns that the rubric shows."""
         return [[column] for column in _options(spec).columns]
+
+    def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
+        """Refuse a call without a column that the rubric shows, and a row in which one is null."""
+        for column in _options(spec).columns:
+            if column not in call.columns:
+                columns = ", ".join(sorted(call.columns)) or "none"
+                raise CallError(f"its rubric shows the column '{column}'; the columns are: {columns}")
+            if call.columns[column][0] is None:
+                raise NothingToJudgeError(f"its rubric shows the column '{column}', which is null in this row")
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return a chat request for the one completion."""
@@ -69,10 +79,10 @@ class OpenAIJudgeFormat:
         else:
             score, components, detail = _from_text(content, options), {}, content
         if not options.min_score <= score <= options.max_score:
-            scale = f"{options.min_score:g} to {options.max_score:g}"
-            raise InvalidAnswerError(f"the judge's score {score:g} is not on the scale from {scale}")
+            scale = f"{plain(options.min_score)} to {plain(options.max_score)}"
+            raise InvalidAnswerError(f"the judge's score {plain(score)} is not on the scale from {scale}")
         value = (score - options.min_score) / (options.max_score - options.min_score)
-        return [Verdict("scored", value, _shown(detail, _DETAIL_CHARACTERS), {**components, "score": score})]
+        return [Verdict("scored", value, _end_of(detail), {**components, "score": score})]
 
 
 def _options(spec: EndpointSpec) -> JudgeOptions:
@@ -83,12 +93,7 @@ def _options(spec: EndpointSpec) -> JudgeOptions:
 def _messages(call: RewardCall, options: JudgeOptions) -> list[dict[str, str]]:
     values = {"prompt": _text(call.prompts[0]), "completion": _text(call.completions[0])}
     for column in options.columns:
-        if column not in call.columns:
-            columns = ", ".join(sorted(call.columns)) or "none"
-            raise CallError(f"its rubric shows the column '{column}'; the columns are: {columns}")
         value: object = call.columns[column][0]
-        if value is None:
-            raise NothingToJudgeError(f"its rubric shows the column '{column}', which is null in this row")
         values[column] = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     asked = PLACEHOLDER.sub(lambda found: values[found[1]], options.rubric)
     messages = [{"role": "user", "content": f"{asked}\n\n{_how_to_answer(options)}"}]
@@ -98,7 +103,7 @@ def _messages(call: RewardCall, options: JudgeOptions) -> list[dict[str, str]]:
 
 
 def _how_to_answer(options: JudgeOptions) -> str:
-    scale = f"a number from {options.min_score:g} (worst) to {options.max_score:g} (best)"
+    scale = f"a number from {plain(options.min_score)} (worst) to {plain(options.max_score)} (best)"
     if options.answer_format == "json":
         return f'Answer with a JSON object: "reasoning", a short text, and then "score", {scale}.'
     return f"Give your reasons briefly. Then end with one line that has nothing but 'Score: N', where N is {scale}."
@@ -122,8 +127,11 @@ def _content(body: bytes) -> str:
     choice = as_object(cast("list[object]", choices)[0], what="the choice")
     message = as_object(choice.get("message"), what="the message")
     content: object = message.get("content")
-    if choice.get("finish_reason") == "length":
+    finish_reason: object = choice.get("finish_reason")
+    if finish_reason == "length":
         raise InvalidAnswerError("the judge's answer was cut at max_tokens; allow more of them")
+    if finish_reason not in (None, "stop"):
+        raise InvalidAnswerError(f"the judge's answer was cut: its finish_reason is {_shown(str(finish_reason))}")
     if isinstance(content, str) and content.strip():
         return content
     refusal: object = message.get("refusal")
@@ -142,7 +150,7 @@ def _from_text(content: str, options: JudgeOptions) -> float:
     if number is None or not _AFTER.fullmatch(line, number.end()):
         raise InvalidAnswerError(f"the judge's score is no plain number: {_shown(line)}")
     if number[2] is not None and float(number[2]) != options.max_score:
-        raise InvalidAnswerError(f"the judge's score is out of {number[2]}, not of {options.max_score:g}")
+        raise InvalidAnswerError(f"the judge's score is out of {number[2]}, not of {plain(options.max_score)}")
     return float(number[1])
 
 
@@ -172,5 +180,11 @@ def _text(messages: Prompt | Completion) -> str:
     return "\n\n".join(f"{message.get('role', '')}: {message.get('content', '')}" for message in messages)
 
 
-def _shown(text: str, num_characters: int = _CUT_CHARACTERS) -> str:
-    return printable(" ".join(text[:num_characters].split()))
+def _shown(text: str) -> str:
+    return printable(" ".join(text[:_CUT_CHARACTERS].split()))
+
+
+def _end_of(text: str) -> str:
+    """Return what fits into a detail: of a long text the end, where the score is and what led to it."""
+    line = " ".join(text.split())
+    return printable(line if len(line) <= MAX_DETAIL_CHARS else f"...{line[3 - MAX_DETAIL_CHARS :]}")

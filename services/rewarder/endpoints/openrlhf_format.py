@@ -39,15 +39,17 @@ class OpenRlhfFormat:
         column = _label_column(spec)
         return [] if column is None else [[column]]
 
+    def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
+        """Refuse a call without the column of the labels."""
+        column = _label_column(spec)
+        if column is not None and column not in call.columns:
+            columns = ", ".join(sorted(call.columns)) or "none"
+            raise CallError(f"needs the column '{column}' for its labels; the columns are: {columns}")
+
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return queries, prompts and labels."""
         column = _label_column(spec)
-        labels: list[Any] = [""] * len(call.completions)
-        if column is not None:
-            if column not in call.columns:
-                columns = ", ".join(sorted(call.columns)) or "none"
-                raise CallError(f"needs the column '{column}' for its labels; the columns are: {columns}")
-            labels = call.columns[column]
+        labels: list[Any] = [""] * len(call.completions) if column is None else call.columns[column]
         prompts = [_text(prompt) for prompt in call.prompts]
         queries = [
             prompt + (completion if isinstance(completion, str) else _BETWEEN_MESSAGES + _text(completion))

@@ -38,6 +38,10 @@ class AllowedHost:
         name = host.rstrip(".")
         return name == self.host or (self.host.startswith("*.") and name.endswith(self.host[1:]))
 
+    def opens(self, host: str, port: int) -> bool:
+        """Return whether this makes ``host`` an allowed one at ``port``: another service may be at another port."""
+        return self.covers(host) and self.port in (None, 0, port)
+
 
 @dataclass(frozen=True)
 class OutboundRules:
@@ -76,12 +80,12 @@ class OutboundRules:
         self._check_port(host, DEFAULT_PORTS[url.scheme] if port is None else port)
         return url
 
-    def check_addresses(self, host: str, addresses: Sequence[Address]) -> None:
-        """Raise ForbiddenTargetError unless every one of the addresses may be dialled.
+    def check_addresses(self, host: str, port: int, addresses: Sequence[Address]) -> None:
+        """Raise ForbiddenTargetError unless every one of the addresses may be dialled at ``port``.
 
         All, and not one that is chosen: whoever answers for the name decides their order.
         """
-        is_allowed_host = self.is_allowed_host(host)
+        is_allowed_host = self.is_allowed_host(host, port)
         for address in addresses:
             kind = why_denied(address, is_allowed_host=is_allowed_host, allowed_networks=self.networks)
             if kind is not None:
@@ -90,17 +94,17 @@ class OutboundRules:
                     "with HEADRACE_REWARD_ALLOWED_HOSTS or HEADRACE_REWARD_ALLOWED_NETWORKS of the rewarder"
                 )
 
-    def is_allowed_host(self, host: str) -> bool:
-        """Return whether the operator named this host."""
-        return any(allowed.covers(host) for allowed in self.hosts)
+    def is_allowed_host(self, host: str, port: int) -> bool:
+        """Return whether the operator named this host, and did not name another port of it only."""
+        return any(allowed.opens(host, port) for allowed in self.hosts)
 
-    def is_named_by_operator(self, host: str) -> bool:
+    def is_named_by_operator(self, host: str, port: int) -> bool:
         """Return whether the host, or the address that it is, was allowed by the operator."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
-            return self.is_allowed_host(host)
-        return self.is_allowed_host(host) or any(address in network for network in self.networks)
+            return self.is_allowed_host(host, port)
+        return self.is_allowed_host(host, port) or any(address in network for network in self.networks)
 
     def _check_port(self, host: str, port: int) -> None:
         if any(first <= port <= last for first, last in self.ports):
@@ -111,6 +115,11 @@ class OutboundRules:
             f"port {port} is not one that reward endpoints may have; an operator allows it with "
             f"HEADRACE_REWARD_ALLOWED_PORTS, or with {_bracketed(host)}:{port} in HEADRACE_REWARD_ALLOWED_HOSTS"
         )
+
+
+def target(url: httpx.URL) -> tuple[str, int]:
+    """Return the host and the port of a parsed URL: the name that is resolved, which stays in its xn-- form."""
+    return url.raw_host.decode("ascii"), DEFAULT_PORTS[url.scheme] if url.port is None else url.port
 
 
 def parse_hosts(text: str) -> tuple[AllowedHost, ...]:

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 
 import httpx
 
-from services.rewarder.endpoints.http_exchange import HttpAnswer, HttpExchange
-from services.rewarder.endpoints.outbound_rules import OutboundRules
+from services.rewarder.endpoints.http_exchange import (
+    ConnectionLostError,
+    HttpAnswer,
+    HttpExchange,
+    RefusedAnswerError,
+)
+from services.rewarder.endpoints.outbound_rules import OutboundRules, target
 from services.rewarder.endpoints.secret_files import REDACTED, SecretError, SecretFiles, redacted
 from services.rewarder.endpoints.signing import signature_headers
 from services.rewarder.endpoints.spec import CARRIES_A_SECRET, EndpointSpec
@@ -52,8 +57,13 @@ class OutgoingRequests:
             headers[name] = value if isinstance(value, str) else value.prefix + values[value.secret]
         if spec.signing_secret is not None:
             headers |= signature_headers(request.body, secret=values[spec.signing_secret], at_s=time.time())
-        answer = await self._exchange.post(url, body=request.body, headers=headers, timeout_s=timeout_s)
-        return _clean(answer, set(values.values()))
+        secrets = set(values.values())
+        try:
+            answer = await self._exchange.post(url, body=request.body, headers=headers, timeout_s=timeout_s)
+        except (ConnectionLostError, RefusedAnswerError) as error:
+            # It may quote what the server sent; and so may the errors that it came from.
+            raise type(error)(redacted(str(error), secrets)) from None
+        return _clean(answer, secrets)
 
     def shown(self, spec: EndpointSpec, request: WireRequest, context: RequestContext) -> ShownRequest:
         """Return the request for people: what is secret, or signed with a secret, is not in it."""
@@ -82,16 +92,20 @@ class OutgoingRequests:
 
     def _address(self, spec: EndpointSpec, request: WireRequest) -> httpx.URL:
         url = self._rules.parse(spec.url)
-        return url.copy_with(path=url.path.rstrip("/") + request.path) if request.path else url
+        if not request.path:
+            return url
+        path, mark, query = url.raw_path.partition(b"?")  # as it was escaped: what %2F stands for is no separator
+        return url.copy_with(raw_path=path.rstrip(b"/") + request.path.encode() + mark + query)
 
     def _secret_values(self, spec: EndpointSpec, url: httpx.URL) -> dict[str, str]:
         sent = [value.secret for value in spec.headers.values() if not isinstance(value, str)]
-        if sent and url.scheme != "https" and not self._rules.is_named_by_operator(url.host):
+        host, port = target(url)
+        if sent and url.scheme != "https" and not self._rules.is_named_by_operator(host, port):
             raise SecretError(
                 f"secret '{sent[0]}' would be sent over plain http://; use https://, or have an operator name the host "
                 "in HEADRACE_REWARD_ALLOWED_HOSTS"
             )
-        return {name: self._secrets.read(name, host=url.host) for name in spec.secret_names}
+        return {name: self._secrets.read(name, host=host) for name in spec.secret_names}
 
 
 def _clean(answer: HttpAnswer, secrets: set[str]) -> HttpAnswer:

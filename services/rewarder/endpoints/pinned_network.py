@@ -17,6 +17,7 @@ from typing import Any, cast
 import httpcore
 
 from services.rewarder.endpoints.addresses import Address
+from services.rewarder.endpoints.bounded_stream import BoundedStream, max_bytes_around
 from services.rewarder.endpoints.outbound_rules import ForbiddenTargetError, OutboundRules
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -25,6 +26,8 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 CONNECT_TIMEOUT_S = 10.0
 _NEXT_ADDRESS_AFTER_S = 2.0
 """A host with several addresses is given this long for each but the last."""
+_MAX_THREADS = 64
+"""Names that are asked for at a time; others wait for one of them."""
 
 
 class PinnedNetwork(httpcore.AsyncNetworkBackend):
@@ -32,11 +35,13 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
 
     Args:
         rules: Which addresses are allowed.
+        max_answer_bytes: Of a body. An answer may have some more around it, and then its connection is cut.
         resolve: Asks for the addresses of a name.
     """
 
-    def __init__(self, rules: OutboundRules, *, resolve: "Resolve | None" = None) -> None:
+    def __init__(self, rules: OutboundRules, *, max_answer_bytes: int, resolve: "Resolve | None" = None) -> None:
         self._rules = rules
+        self._max_answer_bytes = max_answer_bytes
         self._resolve = resolve if resolve is not None else Resolver()
         self._network = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
 
@@ -58,7 +63,8 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
         try:
             async with asyncio.timeout(timeout):
                 addresses = await self.allowed_addresses(host, port)
-                return await self._dial(addresses, port, local_address, socket_options)
+                stream = await self._dial(addresses, port, local_address, socket_options)
+                return BoundedStream(stream, max_bytes=max_bytes_around(self._max_answer_bytes))
         except TimeoutError as error:
             raise httpcore.ConnectTimeout(f"no connection within {timeout:g} s") from error
 
@@ -89,7 +95,7 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError("its name cannot be resolved") from error
         if not addresses:
             raise httpcore.ConnectError("its name has no address")
-        self._rules.check_addresses(host, addresses)
+        self._rules.check_addresses(host, port, addresses)
         return addresses
 
     async def _dial(
@@ -108,20 +114,35 @@ class Resolver:
 
     def __init__(self) -> None:
         self._asking: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
+        self._free_threads = asyncio.Semaphore(_MAX_THREADS)
 
     async def __call__(self, host: str, port: int) -> list[str]:
         """See Resolve."""
         key = (host, port)
         if key not in self._asking:
-            answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-            answer.add_done_callback(lambda done: self._forget(key, done))
-            self._asking[key] = answer
-            # A daemon: the process does not wait for a name server when it ends.
-            threading.Thread(target=_ask, args=(host, port, answer), name=f"resolve {host}", daemon=True).start()
+            await self._free_threads.acquire()
+            if key in self._asking:  # somebody else asked meanwhile
+                self._free_threads.release()
+            else:
+                self._ask(key)
         return await asyncio.shield(self._asking[key])
+
+    def _ask(self, key: tuple[str, int]) -> None:
+        host, port = key
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        # A daemon: the process does not wait for a name server when it ends.
+        thread = threading.Thread(target=_ask, args=(host, port, answer), name=f"resolve {host}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._free_threads.release()
+            raise OSError("no thread can be started to resolve a name") from error
+        answer.add_done_callback(lambda done: self._forget(key, done))
+        self._asking[key] = answer
 
     def _forget(self, key: tuple[str, int], done: "asyncio.Future[list[str]]") -> None:
         self._asking.pop(key, None)
+        self._free_threads.release()
         if not done.cancelled():
             done.exception()  # nobody may be waiting any more
 

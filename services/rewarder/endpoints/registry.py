@@ -42,6 +42,7 @@ class Registry:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._known: Registered | None = None
+        self._raw: dict[bytes, bytes] | None = None
         self._gone: set[str] = set()
         self._read_at = -REREAD_AFTER_S
         self._reading: asyncio.Task[None] | None = None
@@ -72,17 +73,19 @@ class Registry:
         """
         try:
             async with self._one_at_a_time, asyncio.timeout(_PATIENCE_S):
-                found = await self._redis.hgetall(REWARD_ENDPOINTS)
+                found = cast("dict[bytes, bytes]", await self._redis.hgetall(REWARD_ENDPOINTS))
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             log.warning("the registered reward endpoints cannot be read: %s", error)
             self._read_at = time.monotonic()
             return
+        self._read_at = time.monotonic()
+        if found == self._raw:
+            return
         before = set[str]() if self._known is None else set(self._known.specs)
-        self._known = _decoded(cast("dict[bytes, bytes]", found))
+        self._known, self._raw = _decoded(found), found
         self._gone = (self._gone | before) - set(self._known.specs)
         while len(self._gone) > MAX_ENDPOINTS:
             self._gone.pop()
-        self._read_at = time.monotonic()
 
     async def write(self, name: str, spec: EndpointSpec, *, replace: bool) -> Written:
         """Register ``spec``; another one under that name is replaced only if ``replace``.

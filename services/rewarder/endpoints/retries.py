@@ -1,6 +1,6 @@
 """Whether a request is worth another try, and when: only where nothing was judged, and never past the deadline.
 
-    connection error, 429, 502, 503, 504 --> wait (full jitter, or what Retry-After asks for) --> again
+    connection error, 429, 502, 503, 504 --> wait (full jitter, or what Retry-After asks for; limits) --> again
     any other status, a time-out, an answer that cannot be read --> that was it
 
 Full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015): uniform between nothing and a bound that doubles, so
@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from services.rewarder.endpoints.http_exchange import ConnectionLostError, HttpAnswer
+from services.rewarder.turnstile import TurnedAwayError
 from services.rewarder.worker_pool import RewardFailure
 from shared.messages import Outcome
 
@@ -26,12 +27,16 @@ class EndpointDown(RewardFailure):
     """A failure of the endpoint itself, which its breaker counts."""
 
 
+class EndpointThere(RewardFailure):
+    """A failure that shows that the endpoint is up: it answered, which closes its breaker."""
+
+
 async def with_retries(
     try_once: Callable[[float], Awaitable[HttpAnswer]],
     *,
     max_retries: int,
     timeout_s: float,
-    before_retry: Callable[[str], None],
+    before_retry: Callable[[str, float], Awaitable[None]],
     detail_of: Callable[[HttpAnswer], str],
 ) -> HttpAnswer:
     """Return the first answer that is final: of an endpoint that is up, whatever it says.
@@ -40,12 +45,14 @@ async def with_retries(
         try_once: Makes one try within the seconds it is given.
         max_retries: After the first.
         timeout_s: Of all tries and waits.
-        before_retry: Told what came of the last try: ``connection`` or a status.
+        before_retry: Told what came of the last try, ``connection`` or a status, and how many seconds are left; waits
+            until another may go out, or raises TurnedAwayError.
         detail_of: Says what an answer is that is no success.
 
     Raises:
         EndpointDown: It is not there, or not up to it.
-        RewardFailure: It asks to be called later, or ``try_once`` says that another try is of no use.
+        EndpointThere: It asks to be called later.
+        RewardFailure: ``try_once`` says that another try is of no use.
     """
     give_up_at, num_tries, before = time.monotonic() + timeout_s, 0, ""
     while True:
@@ -66,15 +73,18 @@ async def with_retries(
             outcome, detail = outcome_of_status(answer.status), f"it answered {answer.status}"
         wait_s = backoff_s(num_tries, headers, now_s=time.time())
         tries = f"{num_tries} tries" if num_tries > 1 else "1 try"
-        ended = RewardFailure if reason == "429" else EndpointDown
+        ended = EndpointThere if reason == "429" else EndpointDown
         if num_tries > max_retries:
             raise ended(outcome, f"{detail} (after {tries})")
         if time.monotonic() + wait_s >= give_up_at:
             late = f"after {tries}; the next, in {wait_s:.3g} s, would be past the deadline of {timeout_s:g} s"
             raise ended(outcome, f"{detail} ({late})")
         before = f"; the try before: {detail}"
-        before_retry(reason)
         await asyncio.sleep(wait_s)
+        try:
+            await before_retry(reason, give_up_at - time.monotonic())
+        except TurnedAwayError as error:
+            raise ended(outcome, f"{detail} (after {tries}; {error})") from error
 
 
 def backoff_s(num_tries: int, headers: Mapping[str, str], *, now_s: float) -> float:

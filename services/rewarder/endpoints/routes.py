@@ -28,11 +28,10 @@ from services.rewarder.endpoints.endpoint_client import EndpointClient
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.registry import MAX_ENDPOINTS
 from services.rewarder.endpoints.trial import trial
+from services.rewarder.problem_reply import problem_reply
 from services.rewarder.reward_call import printable
 from shared.errors import UnavailableError
-from shared.http_guard import problem
 
-_PROBLEM_JSON = "application/problem+json"
 Errors = dict[int | str, dict[str, Any]]
 Listed = Callable[[], list[RewardFunctionInfo]]
 """Returns what was found beside built-in functions and endpoints."""
@@ -43,7 +42,7 @@ class RewardProblem(Exception):  # noqa: N818  an answer, and no failure of ours
 
     def __init__(self, status: int, title: str, detail: str) -> None:
         super().__init__(detail)
-        self.body = problem(status, title, detail)
+        self.status, self.title, self.detail = status, title, detail
 
 
 def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, listed: Listed) -> None:
@@ -84,13 +83,13 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, lis
         if written == "created":
             response.status_code = 201
             response.headers["Location"] = f"/v1/rewards/{body.name}"
-        return _details(endpoints, await _client(endpoints, body.name))
+        return _details(await _client(endpoints, body.name))
 
     @app.get("/v1/rewards/{name}", summary="One built-in function or endpoint", responses=read)
     async def get_reward(name: str) -> RewardDetails:
         if built_in(name) is not None:
             return RewardDetails(**dict(_built_in(name)))
-        return _details(endpoints, await _client(endpoints, name))
+        return _details(await _client(endpoints, name))
 
     @app.delete(
         "/v1/rewards/{name}", status_code=204, summary="Forget an endpoint", responses={**read, 409: write[409]}
@@ -136,10 +135,10 @@ def _info(client: EndpointClient) -> RewardFunctionInfo:
     )
 
 
-def _details(endpoints: Endpoints, client: EndpointClient) -> RewardDetails:
+def _details(client: EndpointClient) -> RewardDetails:
     state = EndpointState(
         breaker=client.breaker.state,
-        detail=endpoints.breaker_detail(client),
+        detail=client.breaker_detail(),
         requests_in_flight=client.turnstile.num_in_flight,
         requests_queued=client.turnstile.num_queued,
     )
@@ -151,10 +150,11 @@ def _without_redis(errors: Errors) -> dict[str, Any]:
 
 
 async def _reward_problem(_request: Request, error: Exception) -> JSONResponse:
-    body = cast("RewardProblem", error).body
-    return JSONResponse(body, status_code=body["status"], media_type=_PROBLEM_JSON)
+    found = cast("RewardProblem", error)
+    return problem_reply(found.status, found.title, found.detail)
 
 
 async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
-    body = problem(503, "Unavailable", f"{error}. Try again.")
-    return JSONResponse(body, status_code=503, media_type=_PROBLEM_JSON, headers={"Retry-After": "2"})
+    reply = problem_reply(503, "Unavailable", f"{error}. Try again.")
+    reply.headers["Retry-After"] = "2"
+    return reply

@@ -24,8 +24,8 @@ MAX_HEADERS = 32
 VERSION_CHARACTERS = 12
 Scope = Literal["runs", "score"]
 WireFormatName = Literal["headrace", "trl", "openrlhf", "openai_judge"]
-SECTIONS: dict[str, str] = {"openrlhf": "openrlhf", "openai_judge": "openai_judge"}
-"""Wire formats with options of their own, and the field that holds them."""
+SECTIONS: tuple[WireFormatName, ...] = ("openrlhf", "openai_judge")
+"""Wire formats with options of their own, in a field of their name."""
 
 _RESERVED_NAMES = frozenset({"check"})
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -116,11 +116,7 @@ class EndpointSpec(Body):
 
     @model_validator(mode="after")
     def _only_the_section_of_its_wire_format(self) -> Self:
-        wrong = [
-            section
-            for wire_format, section in SECTIONS.items()
-            if wire_format != self.wire_format and getattr(self, section) is not None
-        ]
+        wrong = [section for section in SECTIONS if section != self.wire_format and getattr(self, section) is not None]
         if wrong:
             raise ValueError(f"{', '.join(wrong)} is for that wire format, and wire_format is {self.wire_format}")
         return self
@@ -128,7 +124,9 @@ class EndpointSpec(Body):
     @model_validator(mode="after")
     def _a_judge_has_a_rubric(self) -> Self:
         if self.wire_format == "openai_judge" and self.openai_judge is None:
-            raise ValueError('wire_format openai_judge needs "openai_judge": {"model", "rubric", "min_score", "max_score"}')
+            raise ValueError(
+                'wire_format openai_judge needs "openai_judge": {"model", "rubric", "min_score", "max_score"}'
+            )
         return self
 
     @property

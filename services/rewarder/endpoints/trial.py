@@ -61,6 +61,7 @@ async def _one(
     error = ""
     try:
         try:
+            client.check(call)
             request, context = client.encode(call, timeout_s=timeout_s, run_id=None)
             shown = requests.shown(client.spec, request, context)
             sent = SentRequest(url=shown.url, headers=shown.headers, body=_cut(shown.body))

@@ -30,6 +30,9 @@ class TrlFormat:
         """Return none: the endpoint does not say what it reads."""
         return []
 
+    def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
+        """Refuse nothing."""
+
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return the keyword arguments of the function."""
         body: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in NOT_COLUMNS}

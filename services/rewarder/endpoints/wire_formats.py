@@ -59,13 +59,17 @@ class WireFormat(Protocol):
         """Return, as inner lists, data set columns of each of which one is needed."""
         ...
 
-    def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
-        """Return the request for all completions of ``call``.
+    def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
+        """Refuse a call for which there is no request.
 
         Raises:
             CallError: The call lacks what the format needs.
             NothingToJudgeError: This row does.
         """
+        ...
+
+    def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
+        """Return the request for all completions of ``call``, which ``check`` let through."""
         ...
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:

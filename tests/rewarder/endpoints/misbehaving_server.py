@@ -154,6 +154,13 @@ async def sends_crumbs(_request: Received, writer: asyncio.StreamWriter) -> None
     writer.write(b"8\r\n[1.0, 2]\r\n0\r\n\r\n")
 
 
+async def continues_for_ever(_request: Received, writer: asyncio.StreamWriter) -> None:
+    """Say that the answer is about to come, again and again."""
+    while True:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+        await writer.drain()
+
+
 async def closes(_request: Received, writer: asyncio.StreamWriter) -> None:
     """Close instead of answering."""
     writer.close()

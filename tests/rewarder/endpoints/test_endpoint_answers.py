@@ -11,9 +11,11 @@ from tests.rewarder.endpoints.conftest import MAX_ANSWER_BYTES, ask, register
 from tests.rewarder.endpoints.misbehaving_server import (
     Behaviour,
     MisbehavingServer,
+    Received,
     answers,
     closes,
     closes_mid_body,
+    continues_for_ever,
     gzip_bomb,
     sends_crumbs,
     sends_plain,
@@ -45,7 +47,7 @@ GOOD = answers([1.0, 0.5])
         (answers(b"[" * 100_000), "invalid", "the answer is no JSON"),
         (answers(b""), "invalid", "the answer is no JSON at character 0"),
         (gzip_bomb(600_000_000), "invalid", "the answer is compressed, although 'Accept-Encoding: identity' was sent"),
-        (sends_crumbs, "invalid", "the answer comes in more than 4096 pieces"),
+        (sends_crumbs, "invalid", "the answer comes in more than 6049 pieces"),
         (answers(b"oops", status=500), "error", "it answered 500: oops"),
         (answers(b"no such route", status=404), "error", "it answered 404: no such route"),
         (answers({"error": "bad\nkey"}, status=401), "error", 'it answered 401: {"error": "bad\\nkey"}'),
@@ -54,6 +56,7 @@ GOOD = answers([1.0, 0.5])
         (answers(b"", status=503), "overload", "it answered 503 (after 1 try)"),
         (answers(b"", status=502), "error", "it answered 502 (after 1 try)"),
         (answers(b"", status=504), "error", "it answered 504 (after 1 try)"),
+        (continues_for_ever, "error", "the connection broke: it sent more than 1387144 bytes"),
         (closes, "error", "the connection broke: Server disconnected without sending a response."),
         (closes_mid_body, "error", "the connection broke: "),
         (talks_nonsense, "error", "the connection broke: "),
@@ -70,6 +73,20 @@ async def test_an_answer_has_its_outcome(
     assert (verdicts[0].value is None) == (outcome != "scored")
     assert len(verdicts) == 2
     assert len(server.received) == 1
+
+
+async def test_an_answer_in_more_pieces_than_small_ones_have_is_read_if_it_is_large(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    piece = b"200\r\n" + b" " * 512 + b"\r\n"  # 1900 of them: 972,800 of 1,000,000 bytes
+    body = b"".join([piece] * 1900) + b"1\r\n \r\n" * 4000 + b"8\r\n[1.0, 2]\r\n0\r\n\r\n"
+
+    async def in_pieces(_request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        await writer.drain()
+
+    await register(endpoints, "judge", server.on("/judge", in_pieces))
+    assert [verdict.value for verdict in await ask(endpoints, "judge", CALL)] == [1.0, 2.0]
 
 
 async def test_what_is_wrong_with_one_completion_is_wrong_with_no_other(

@@ -18,7 +18,9 @@ from tests.rewarder.endpoints.misbehaving_server import (
     closes,
     closes_mid_body,
     drips,
+    gzip_bomb,
     hangs,
+    sends_crumbs,
 )
 
 CALL = call_with("a", "b", answer="42")
@@ -142,8 +144,51 @@ async def test_the_breaker_opens_after_failures_in_a_row_and_a_probe_closes_it(
 async def test_a_judge_that_says_no_is_there_and_opens_no_breaker(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
-    for path, behaviour in (("/a", answers(b"", status=400)), ("/b", answers([1.0])), ("/c", answers(b"", status=429))):
-        await register(endpoints, "judge", server.on(path, behaviour), breaker_failures=1)
+    said = [answers(b"", status=400), answers([1.0]), answers(b"", status=429), gzip_bomb(6_000_000), sends_crumbs]
+    for number, behaviour in enumerate(said):
+        await register(endpoints, "judge", server.on(f"/{number}", behaviour), breaker_failures=1)
         for _ in range(3):
             await ask(endpoints, "judge", CALL)
-        assert len(server.received_at(path)) == 3
+        assert len(server.received_at(f"/{number}")) == 3
+
+
+@pytest.mark.parametrize("answer", [answers(b"", status=429), answers([1.0] * 500_000), gzip_bomb(6_000_000)])
+async def test_a_probe_that_is_answered_closes_the_breaker_whatever_the_answer_is(
+    endpoints: Endpoints, server: MisbehavingServer, answer: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.on("/judge", answers(b"", status=500), answer, GOOD)
+    await register(endpoints, "judge", url, breaker_failures=1, breaker_pause_s=3600)
+    breaker = (await endpoints.client("judge")).breaker
+    await ask(endpoints, "judge", CALL)
+    assert breaker.why_not(time.monotonic()) is not None
+    monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)
+    assert (await ask(endpoints, "judge", CALL))[0].outcome in ("overload", "invalid")
+    assert breaker.state == "closed"
+    assert (await ask(endpoints, "judge", CALL))[0].value == 1.0
+
+
+async def test_a_retry_waits_for_its_room_in_the_minute_and_is_none_without(
+    endpoints: Endpoints, server: MisbehavingServer, metrics: RewarderMetrics
+) -> None:
+    url = server.on("/judge", answers(b"", status=503), GOOD)
+    await register(endpoints, "judge", url, max_retries=5, requests_per_minute=1)
+    verdict = (await ask(endpoints, "judge", CALL))[0]
+    assert verdict.outcome == "overload"
+    assert verdict.detail == (
+        "endpoint judge: it answered 503 (after 1 try; no room for one more within the deadline: "
+        "16 at a time, 1 a minute)"
+    )
+    assert len(server.received) == 1
+    labels = {"endpoint": "judge", "reason": "503"}
+    assert metrics.registry.get_sample_value("headrace_reward_endpoint_retries_total", labels) is None
+
+
+async def test_what_was_never_sent_took_no_time(endpoints: Endpoints, server: MisbehavingServer) -> None:
+    await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=1, max_queued=0, timeout_s=600)
+    first = asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600))
+    await eventually(lambda: server.received)
+    answer, seconds = await endpoints.call("judge", CALL, timeout_s=600, lane="test")
+    assert answer.verdicts[0].outcome == "overload"
+    assert seconds == 0.0
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)

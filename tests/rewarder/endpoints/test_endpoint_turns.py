@@ -32,34 +32,49 @@ GOOD = answers([1.0, 0.5])
 async def test_no_more_requests_than_allowed_are_under_way_and_too_many_waiting_are_turned_away(
     endpoints: Endpoints, server: MisbehavingServer
 ) -> None:
-    await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=2, max_queued=3, timeout_s=0.5)
-    verdicts = await asyncio.gather(*(ask(endpoints, "judge", CALL) for _ in range(6)))
-    outcomes = [found[0].outcome for found in verdicts]
-    assert outcomes.count("overload") == 1, "two are out, three wait, and one is too many"
-    assert outcomes.count("timeout") == 5
-    assert verdicts[-1][0].detail == "endpoint judge: 3 requests wait already"
+    await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=2, max_queued=3, timeout_s=600)
+    tasks = [asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600)) for _ in range(5)]
+    turnstile = (await endpoints.client("judge")).turnstile
+    await eventually(lambda: (turnstile.num_in_flight, turnstile.num_queued) == (2, 3))
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert verdicts[0].outcome == "overload", "two are out, three wait, and one is too many"
+    assert verdicts[0].detail == "endpoint judge: 3 requests wait already"
+    await eventually(lambda: len(server.received) == 2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(server.received) == 2
 
 
-async def test_who_waits_too_long_for_a_turn_is_told_so(
-    redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer
+async def test_who_is_under_way_and_who_waits_is_counted_until_the_endpoint_is_deleted(
+    endpoints: Endpoints, metrics: RewarderMetrics, server: MisbehavingServer
 ) -> None:
     def gauge(name: str) -> float | None:
         labels = {"endpoint": "judge"}
         return metrics.registry.get_sample_value(f"headrace_reward_endpoint_requests_{name}", labels)
 
+    await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=1, timeout_s=600)
+    tasks = [asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600)) for _ in range(2)]
+    await eventually(lambda: gauge("queued") == 1.0)
+    assert gauge("in_flight") == 1.0
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await endpoints.registry.delete("judge")
+    assert await endpoints.knows("judge")
+    assert gauge("in_flight") is None, "a deleted endpoint is shown no more"
+
+
+async def test_who_waits_too_long_for_a_turn_is_told_so(
+    redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer
+) -> None:
     async with endpoints_on(redis, metrics=metrics, queue_timeout_s=0.5) as endpoints:
         await register(endpoints, "judge", server.on("/judge", hangs), max_concurrency=1, timeout_s=600)
         first = asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600))
         await eventually(lambda: server.received)
-        waiting = asyncio.create_task(ask(endpoints, "judge", CALL, timeout_s=600))
-        await eventually(lambda: gauge("queued") == 1.0)
-        assert gauge("in_flight") == 1.0
         second = await ask(endpoints, "judge", CALL)
         first.cancel()
-        await asyncio.gather(first, waiting, return_exceptions=True)
-        await endpoints.registry.delete("judge")
-        assert await endpoints.knows("judge")
-        assert gauge("in_flight") is None, "a deleted endpoint is shown no more"
+        await asyncio.gather(first, return_exceptions=True)
     assert second[0].outcome == "overload"
     assert second[0].detail == "endpoint judge: waited 0.5 s for its turn: 1 at a time"
 
@@ -72,9 +87,11 @@ async def test_connections_are_used_again_and_a_broken_one_is_not(
         await asyncio.gather(*(ask(endpoints, "judge", CALL) for _ in range(8)))
     assert server.num_connections <= 4
     before = server.num_connections
-    await register(endpoints, "judge", server.on("/bad", closes_mid_body, sends_crumbs, hangs, GOOD), timeout_s=0.5)
-    outcomes = [(await ask(endpoints, "judge", CALL))[0].outcome for _ in range(6)]
-    assert outcomes == ["error", "invalid", "timeout", "scored", "scored", "scored"]
+    await register(endpoints, "hangs", server.on("/hangs", hangs), timeout_s=0.5)
+    assert (await ask(endpoints, "hangs", CALL))[0].outcome == "timeout"
+    await register(endpoints, "judge", server.on("/bad", closes_mid_body, sends_crumbs, GOOD))
+    outcomes = [(await ask(endpoints, "judge", CALL))[0].outcome for _ in range(5)]
+    assert outcomes == ["error", "invalid", "scored", "scored", "scored"]
     assert server.num_connections <= before + 3
 
 
@@ -141,6 +158,16 @@ async def test_secrets_reach_the_endpoint_and_come_back_to_nobody(
     verdicts = await ask(endpoints, "judge", CALL)
     assert server.received[0].headers["authorization"] == f"Bearer {SECRET}"
     assert verdicts[0].outcome == "invalid"
+    header_line = f"HTTP/1.1 200 OK\r\nyour key is {SECRET}\r\n\r\n".encode()
+
+    async def quotes(_request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(header_line)
+        writer.close()
+
+    await register(endpoints, "judge", server.on("/quote", quotes), headers={"authorization": header})
+    verdicts = await ask(endpoints, "judge", CALL)
+    assert "the connection broke: " in verdicts[0].detail
+    assert "your key is [secret]" in verdicts[0].detail
     leak = answers(f"your key is {SECRET}".encode(), status=403)
     await register(endpoints, "judge", server.on("/leak", leak), headers={"authorization": header})
     verdicts = await ask(endpoints, "judge", CALL)

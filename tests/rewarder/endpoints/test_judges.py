@@ -74,6 +74,22 @@ async def test_a_row_without_its_reference_is_not_applicable_and_asks_nobody(
     assert found.required_columns == [["answer"]]
 
 
+async def test_a_row_without_its_reference_waits_for_nobody_and_takes_no_request_of_the_minute(
+    endpoints: Endpoints, server: MisbehavingServer
+) -> None:
+    url = server.on("/v1/chat/completions", answers(b"", status=500), judges).removesuffix("/chat/completions")
+    limits = {"requests_per_minute": 1, "max_queued": 0, "breaker_failures": 1, "breaker_pause_s": 3600}
+    await register(endpoints, "judge", url, wire_format="openai_judge", openai_judge=JUDGE, **limits)
+    nothing = call_with("42", answer=None)
+    assert (await ask(endpoints, "judge", nothing))[0].outcome == "not_applicable"
+    assert (await ask(endpoints, "judge", call_with("42", answer="42")))[0].outcome == "error", "it went out"
+    assert (await ask(endpoints, "judge", call_with("42", answer="42")))[0].outcome == "overload", "the breaker is open"
+    assert (await ask(endpoints, "judge", nothing))[0].outcome == "not_applicable"
+    (await endpoints.client("judge")).breaker.answered()
+    assert (await ask(endpoints, "judge", call_with("42", answer="42")))[0].outcome == "overload", "the queue is full"
+    assert (await ask(endpoints, "judge", nothing))[0].outcome == "not_applicable"
+
+
 @pytest.mark.parametrize("scope", ["runs", "score"])
 async def test_an_endpoint_answers_those_in_its_scope_only(
     endpoints: Endpoints, server: MisbehavingServer, scope: str

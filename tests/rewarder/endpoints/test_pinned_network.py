@@ -144,12 +144,12 @@ async def test_a_name_server_that_hangs_costs_its_own_calls_their_deadline_and_n
         slow = [asyncio.create_task(ask(endpoints, "slow", CALL, timeout_s=1.0)) for _ in range(16)]
         assert (await ask(endpoints, "good", CALL))[0].outcome == "scored"
         outcomes = {verdicts[0].outcome for verdicts in await asyncio.gather(*slow)}
-    assert outcomes <= {"timeout", "error"}
+    assert outcomes == {"timeout"}
 
 
 async def test_unix_sockets_are_refused() -> None:
     with pytest.raises(ForbiddenTargetError):
-        await PinnedNetwork(OutboundRules()).connect_unix_socket("/run/docker.sock")
+        await PinnedNetwork(OutboundRules(), max_answer_bytes=1024).connect_unix_socket("/run/docker.sock")
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "::1"])

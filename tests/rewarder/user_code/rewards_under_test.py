@@ -97,6 +97,14 @@ def nonsense(completions: list[str], **_: Any) -> list[Any]:
     return [float("nan"), float("inf"), "0.5", None, True, 2][: len(completions)]
 
 
+async def begins_and_ends(completions: list[str], directory: list[str], **_: Any) -> list[float]:
+    for word in ("begin", "end"):
+        with (Path(directory[0]) / "calls").open("a", encoding="ascii") as calls:
+            calls.write(f"{word}\n")
+        await asyncio.sleep(0.1)
+    return [1.0] * len(completions)
+
+
 async def half_a_second(completions: list[str], **_: Any) -> list[float]:
     await asyncio.sleep(0.5)
     return [1.0] * len(completions)

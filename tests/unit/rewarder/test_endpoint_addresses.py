@@ -53,7 +53,7 @@ def test_public_addresses_may_be_dialled(address: str) -> None:
         ("192.168.1.1", "private"),
         ("::ffff:10.0.0.1", "private"),
         ("100.64.0.1", "private (carrier-grade NAT)"),
-        ("100.100.100.200", "private (carrier-grade NAT)"),
+        ("100.100.100.200", "cloud metadata"),
         ("fd00::1", "private"),
         ("fc00::1", "private"),
         ("0.0.0.0", "unspecified"),
@@ -93,8 +93,12 @@ def test_a_host_that_the_operator_names_may_be_internal(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["169.254.169.254", "0.0.0.0", "224.0.0.1", "fd00:ec2::254", "fe80::1", "64:ff9b::a9fe:a9fe"]
-)
+    "address",
+    [
+        "169.254.169.254", "100.100.100.200", "::ffff:100.100.100.200", "168.63.129.16", "0.0.0.0", "224.0.0.1",
+        "fd00:ec2::254", "fd20:ce::254", "fe80::1", "64:ff9b::a9fe:a9fe",
+    ],
+)  # fmt: skip
 def test_no_name_makes_a_metadata_service_an_endpoint(address: str) -> None:
     assert denied(address, is_allowed_host=True) is not None
 
@@ -223,8 +227,23 @@ def test_an_operator_allows_ports_and_hosts() -> None:
 def test_all_addresses_of_a_name_must_be_allowed() -> None:
     both = [ipaddress.ip_address("8.8.8.8"), ipaddress.ip_address("10.0.0.1")]
     with pytest.raises(ForbiddenTargetError, match=r"judge\.example has an address that is private, which"):
-        PUBLIC.check_addresses("judge.example", both)
-    OutboundRules(hosts=(AllowedHost("judge.example"),)).check_addresses("judge.example", both)
+        PUBLIC.check_addresses("judge.example", 443, both)
+    OutboundRules(hosts=(AllowedHost("judge.example"),)).check_addresses("judge.example", 443, both)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "ports"),
+    [("127.0.0.1:9000", [9000]), ("127.0.0.1:*", [80, 443, 9000]), ("127.0.0.1", [80, 443, 9000])],
+)
+def test_a_host_that_is_allowed_at_one_port_is_internal_at_no_other(allowed: str, ports: list[int]) -> None:
+    rules, here = OutboundRules(hosts=parse_hosts(allowed)), [ipaddress.ip_address("127.0.0.1")]
+    for port in (80, 443, 9000):
+        assert rules.is_named_by_operator("127.0.0.1", port) == (port in ports)
+        if port in ports:
+            rules.check_addresses("127.0.0.1", port, here)
+        else:
+            with pytest.raises(ForbiddenTargetError, match="an address that is loopback"):
+                rules.check_addresses("127.0.0.1", port, here)
 
 
 @pytest.mark.parametrize("text", ["http://judge", "judge:0", "judge:99999", "judge:x", "*", "a b"])

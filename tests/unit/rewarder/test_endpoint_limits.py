@@ -1,14 +1,11 @@
 """Breakers and retries of an endpoint, by a clock of the test's."""
 
-import asyncio
 import random
-import time
 
 import pytest
 
 from services.rewarder.endpoints.breaker import Breaker
 from services.rewarder.endpoints.retries import backoff_s, outcome_of_status
-from services.rewarder.worker_pool import RewardFailure
 
 
 def test_a_breaker_opens_after_failures_in_a_row_only() -> None:

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from services.rewarder.endpoints.http_exchange import HttpExchange
+from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, target
+from services.rewarder.endpoints.outgoing_request import OutgoingRequests
+from services.rewarder.endpoints.pinned_network import PinnedNetwork
 from services.rewarder.endpoints.secret_files import SecretError, SecretFiles, redacted
 from services.rewarder.endpoints.signing import signature_headers
 from services.rewarder.endpoints.spec import EndpointSpec, why_no_name
@@ -100,6 +104,19 @@ def test_a_secret_may_be_for_some_hosts_alone(tmp_path: Path) -> None:
         secrets.read("judge-key", host="judge.example")
 
 
+async def test_an_international_name_is_its_xn_form_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "judge-key").write_text("sk-12345678")
+    (tmp_path / "judge-key.hosts").write_text("xn--jdge-0ra.example\nxn--i-7iq.ws\n")
+    rules = OutboundRules(hosts=parse_hosts("xn--jdge-0ra.example"))
+    exchange = HttpExchange(PinnedNetwork(rules, max_answer_bytes=1024), max_answer_bytes=1024)
+    requests = OutgoingRequests(exchange, rules=rules, secrets=SecretFiles(tmp_path))
+    header = {"authorization": {"secret": "judge-key"}}
+    for url in ("https://xn--i-7iq.ws/", "http://xn--jdge-0ra.example/"):  # the first is one that nobody can decode
+        found = requests.check(EndpointSpec.model_validate({"url": url, "headers": header}))
+        assert f"{found.scheme}://{target(found)[0]}/" == url
+    await exchange.aclose()
+
+
 def test_secrets_are_taken_out_of_text_also_where_json_has_escaped_them() -> None:
     secrets = ('pa"ss\\word', "sk-12345678")
     text = r'{"key": "pa\"ss\\word", "other": "sk-12345678"} pa"ss\word'
@@ -123,6 +140,9 @@ def test_a_signature_can_be_checked_as_the_documentation_says() -> None:
         ("reward_allowed_ports", "http", "'http' is no port"),
         ("reward_secrets_dir", "/no/such", "/no/such is no directory"),
         ("reward_ca_file", "/dev/null", "/dev/null holds no certificates"),
+        ("reward_limits", '{"acuracy_reward": {}}', "Did you mean 'accuracy_reward'"),
+        ("reward_limits", '{"judge": {}}', "'judge' is no built-in reward.*an endpoint has its own"),
+        ("reward_limits", '{"os.path:no such": {}}', "'os.path:no such' is no 'package.module:function'"),
         ("reward_ca_file", "/no/such", "/no/such holds no certificates"),
     ],
 )
@@ -136,5 +156,5 @@ def test_settings_say_where_endpoints_may_be() -> None:
         {"reward_allowed_hosts": "judge.internal:*", "reward_allowed_networks": "10.0.0.0/8"}
     ).outbound_rules()
     assert rules.parse("http://judge.internal:5000/")
-    assert rules.is_named_by_operator("10.1.2.3")
-    assert not rules.is_named_by_operator("judge.example")
+    assert rules.is_named_by_operator("10.1.2.3", 80)
+    assert not rules.is_named_by_operator("judge.example", 80)

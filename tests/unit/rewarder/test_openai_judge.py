@@ -18,6 +18,12 @@ CONTEXT = RequestContext("r-1", None, 0.0)
 CALL = RewardCall(prompts=["6*7?"], completions=["42"], columns={"answer": ["forty-two"], "facts": [{"n": 1}]})
 RUBRIC = "Q: {{prompt}}\nA: {{ completion }}\nGold: {{answer}} {not this} \\frac{{1}}{2}"
 
+NOTHING: dict[str, Any] = {}
+
+
+def deep_list(depth: int) -> list[Any]:
+    return [deep_list(depth - 1)] if depth else []
+
 
 def spec(**options: Any) -> EndpointSpec:
     judge = {"model": "judge-1", "rubric": RUBRIC, "min_score": 0.0, "max_score": 10.0, **options}
@@ -27,6 +33,7 @@ def spec(**options: Any) -> EndpointSpec:
 
 
 def sent(call: RewardCall = CALL, **options: Any) -> Any:
+    FORMAT.check(call, spec=spec(**options))
     request = FORMAT.encode(call, spec=spec(**options), context=CONTEXT)
     assert request.path == "/chat/completions"
     return json.loads(request.body)
@@ -100,7 +107,8 @@ def test_a_column_that_is_missing_is_an_error_and_one_that_is_null_is_not_applic
 )
 def test_a_plain_score_is_read_and_brought_to_the_scale_of_a_reward(content: str, score: float) -> None:
     verdict = read(content)
-    assert (verdict.outcome, verdict.value) == ("scored", pytest.approx(score / 10))
+    assert verdict.outcome == "scored"
+    assert verdict.value == pytest.approx(score / 10)
     assert verdict.components == {"score": score}
     assert verdict.detail == " ".join(content.split())
 
@@ -173,8 +181,12 @@ def test_a_json_verdict_without_a_score_is_invalid(content: str, why: str) -> No
         ({"error": {"message": "no such model"}}, "the answer has no choices, so it is no chat completion"),
         ({"choices": []}, "the answer has no choices"),
         ({"choices": [1]}, "the choice is int, not an object"),
-        ({"choices": [{}]}, "the message is NoneType, not an object"),
+        ({"choices": [NOTHING]}, "the message is NoneType, not an object"),
         ({"choices": [{"finish_reason": "length", "message": {"content": "Score: 9"}}]}, "was cut at max_tokens"),
+        (
+            {"choices": [{"finish_reason": "content_filter", "message": {"content": "Score: 9"}}]},
+            "the judge's answer was cut: its finish_reason is content_filter",
+        ),
         ({"choices": [{"message": {"content": None, "refusal": "I can't."}}]}, "the judge refused: I can't."),
     ],
 )
@@ -186,6 +198,20 @@ def test_what_is_no_chat_completion_is_invalid(answer: object, why: str) -> None
 
 def test_another_scale() -> None:
     assert read("Score: 0", min_score=-1.0, max_score=1.0).value == 0.5
+    assert read_body({"choices": [{"finish_reason": None, "message": {"content": "Score: 1"}}]}).value == 0.1
+
+
+def test_a_large_scale_is_told_digit_by_digit() -> None:
+    asked = sent(min_score=-1e6, max_score=999_999.5)["messages"][0]["content"]
+    assert "a number from -1000000 (worst) to 999999.5 (best)" in asked
+    assert read("Score: 999999.5", min_score=-1e6, max_score=999_999.5).value == 1.0
+
+
+def test_of_a_long_answer_the_end_is_kept_where_the_score_is() -> None:
+    verdict = read(f"{'It is right. ' * 100}And brief.\nScore: 8")
+    assert len(verdict.detail) == 300
+    assert verdict.detail.startswith("...")
+    assert verdict.detail.endswith("It is right. And brief. Score: 8")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +219,10 @@ def test_another_scale() -> None:
     [
         ({"rubric": "Is {{prompt}} good?"}, "the rubric has no {{completion}}"),
         ({"min_score": 5.0, "max_score": 5.0}, "min_score=5 must be less than max_score=5"),
-        ({"max_score": float("inf")}, "finite number"),
+        ({"max_score": float("inf")}, "finite number|less than or equal to 1000000"),
+        ({"max_score": 1.7e308}, "less than or equal to 1000000"),
+        ({"min_score": -1e7}, "greater than or equal to -1000000"),
+        ({"extra_body": {"deep": deep_list(40)}}, "nested deeper than 32"),
         ({"extra_body": {"model": "x"}}, "extra_body: model cannot be set there"),
         ({"rubrik": ""}, "Extra inputs are not permitted"),
         ({"temperature": 3.0}, "less than or equal to 2"),

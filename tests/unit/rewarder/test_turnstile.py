@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from services.rewarder.turnstile import TurnedAwayError, Turnstile
+from services.rewarder.turnstile import TurnedAwayError, Turnstile, WaitedTooLongError
 
 
 def turnstile(
@@ -106,16 +106,53 @@ async def test_tokens_count_too_and_a_giant_goes_out_when_nothing_else_did() -> 
     await asyncio.gather(*tasks)
 
 
+async def test_a_full_queue_takes_nobody_while_a_giant_is_first_in_it() -> None:
+    gate, _ = turnstile(max_concurrency=100, max_queued=1, tpm=100)
+    order: list[str] = []
+    tasks = [entering(gate, "a", order, tokens=tokens) for tokens in (60, 1000)]
+    await turn_loop()
+    assert (order, gate.num_queued) == (["a"], 1)
+    for _ in range(3):
+        with pytest.raises(TurnedAwayError, match="1 requests wait already"):
+            await gate.enter(lane="b", tokens=1)  # for which the minute has room
+    assert gate.num_queued == 1
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await gate.enter(lane="b", tokens=1)
+
+
 async def test_a_retry_takes_from_the_minute_as_well() -> None:
     gate, _ = turnstile(max_concurrency=100, rpm=2)
     await gate.enter(lane="a", tokens=0)
-    gate.count_retry(0)
+    await gate.retry(0, within_s=0.0)
     order: list[str] = []
     waiting = entering(gate, "a", order)
     await turn_loop()
     assert order == []
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_retry_that_the_minute_has_no_room_for_before_its_deadline_is_none() -> None:
+    gate, clock = turnstile(max_concurrency=100, rpm=1)
+    await gate.enter(lane="a", tokens=0)
+    clock[0] = 10.0
+    with pytest.raises(WaitedTooLongError, match="no room for one more within the deadline: 100 at a time, 1 a minute"):
+        await gate.retry(0, within_s=49.9)
+    clock[0] = 60.0
+    await gate.retry(0, within_s=0.0)
+    with pytest.raises(WaitedTooLongError):
+        await gate.retry(0, within_s=59.9)
+
+
+async def test_a_retry_waits_until_the_minute_has_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Turnstile(requests_per_minute=1, queue_timeout_s=60)
+    monkeypatch.setattr(gate, "_sent", deque([(time.monotonic() - 59.9, 0)]))
+    before = time.monotonic()
+    await gate.retry(0, within_s=30.0)
+    assert time.monotonic() - before >= 0.05
+    with pytest.raises(WaitedTooLongError):
+        await gate.retry(0, within_s=1.0)
 
 
 async def test_the_minute_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +165,7 @@ async def test_the_minute_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
 async def test_who_waits_too_long_is_told_the_limits_and_leaves_no_trace() -> None:
     gate = Turnstile(max_concurrency=1, tokens_per_minute=9, queue_timeout_s=0.01)
     await gate.enter(lane="a", tokens=1)
-    with pytest.raises(TurnedAwayError, match="waited 0.01 s for its turn: 1 at a time, 9 tokens a minute"):
+    with pytest.raises(TurnedAwayError, match=r"waited 0\.01 s for its turn: 1 at a time, 9 tokens a minute"):
         await gate.enter(lane="a", tokens=1)
     gate.leave()
     await gate.enter(lane="a", tokens=1)

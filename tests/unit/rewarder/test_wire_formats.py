@@ -1,6 +1,7 @@
 """What reward endpoints are sent, in each wire format, and how their answers are read."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -55,7 +56,9 @@ def spec(wire_format: WireFormatName, **fields: Any) -> EndpointSpec:
 
 
 def sent(wire_format: WireFormatName, call: RewardCall = CALL, **fields: Any) -> Any:
-    request = FORMATS[wire_format].encode(call, spec=spec(wire_format, **fields), context=CONTEXT)
+    made = spec(wire_format, **fields)
+    FORMATS[wire_format].check(call, spec=made)
+    request = FORMATS[wire_format].encode(call, spec=made, context=CONTEXT)
     assert request.path == ""
     return json.loads(request.body)
 
@@ -196,13 +199,14 @@ def test_a_format_may_take_less_than_a_specification_allows() -> None:
     assert batch_size(spec("trl"), OneEach()) == 1
 
 
-async def test_a_format_may_use_a_path_below_the_url() -> None:
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/a%2Fb/", "/a%2F", "/a%3Fb", "/a%0Ab", "/a%23b", ""])
+async def test_a_format_may_use_a_path_below_the_url(path: str) -> None:
     rules = OutboundRules()
-    exchange = HttpExchange(PinnedNetwork(rules), max_answer_bytes=1024)
+    exchange = HttpExchange(PinnedNetwork(rules, max_answer_bytes=1024), max_answer_bytes=1024)
     requests = OutgoingRequests(exchange, rules=rules, secrets=SecretFiles(None))
-    made = spec("trl").model_copy(update={"url": "https://judge.example/v1/?team=a"})
+    made = spec("trl").model_copy(update={"url": f"https://judge.example{path}?team=a%2Fb"})
     shown = requests.shown(made, WireRequest(b"{}", path="/chat/completions"), CONTEXT)
-    assert shown.url == "https://judge.example/v1/chat/completions?team=a"
+    assert shown.url == f"https://judge.example{path.rstrip('/')}/chat/completions?team=a%2Fb"
     await exchange.aclose()
 
 
@@ -237,5 +241,7 @@ def test_whatever_an_endpoint_sends_becomes_an_outcome(answer: object) -> None:
         assert len(verdicts) == len(call.completions)
         for verdict in verdicts:
             assert (verdict.value is not None) == (verdict.outcome == "scored")
+            assert verdict.value is None or math.isfinite(verdict.value)
             verdict.detail.encode()
             assert all(isinstance(number, float) for number in verdict.components.values())
+            assert all(math.isfinite(number) for number in verdict.components.values())

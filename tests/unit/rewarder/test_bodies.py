@@ -1,0 +1,48 @@
+"""What a body may hold, and how little is said of one that is all wrong."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from services.rewarder.bodies import ScoreRequest
+from services.rewarder.endpoints.endpoint_bodies import TrialRequest
+
+GOOD: dict[str, Any] = {"reward_funcs": ["accuracy_reward"], "prompts": ["p"], "completions": ["c"]}
+
+
+NOTHING: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"completions": [1] * 100_000},
+        {"completions": [[NOTHING] * 100_000]},
+        {"completions": [[1] * 100_000]},
+        {"prompts": [[NOTHING] * 100_000]},
+        {"completion_ids": [["a"] * 100_000]},
+        {"completion_ids": ["a"] * 100_000},
+        {"completion_ids": [["a"]] * 100_000},
+        {"reward_weights": ["a"] * 100_000},
+        {"reward_funcs": [1] * 100_000},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_body_that_is_wrong_everywhere_is_no_list_of_all_its_mistakes(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as error:
+        ScoreRequest.model_validate({**GOOD, **wrong})
+    assert error.value.error_count() <= 10
+
+
+@pytest.mark.parametrize("weight", [1e6 + 1, -1e7, 1e308])
+def test_a_weight_that_a_sum_could_not_hold_is_refused(weight: float) -> None:
+    with pytest.raises(ValidationError, match="reward_weights"):
+        ScoreRequest.model_validate({**GOOD, "reward_weights": [weight]})
+    assert ScoreRequest.model_validate({**GOOD, "reward_weights": [-1e6]}).weights() == [-1e6]
+
+
+def test_a_trial_has_a_thousand_rows_at_most() -> None:
+    for rows in ({"prompts": ["p"] * 1025}, {"completions": ["c"] * 1025}):
+        with pytest.raises(ValidationError, match="at most 1024 items"):
+            TrialRequest.model_validate(rows)
