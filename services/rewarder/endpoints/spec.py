@@ -17,11 +17,11 @@ from services.rewarder.endpoints.judge_options import JudgeOptions
 from services.rewarder.endpoints.outbound_rules import MAX_URL_CHARACTERS
 from services.rewarder.endpoints.secret_files import SECRET_NAME
 from services.rewarder.endpoints.signing import SIGNATURE_HEADER, TIMESTAMP_HEADER
+from services.rewarder.module_sources import VERSION_CHARACTERS
 from services.rewarder.token_estimate import CHARACTERS_PER_TOKEN
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
 MAX_HEADERS = 32
-VERSION_CHARACTERS = 12
 Scope = Literal["runs", "score"]
 WireFormatName = Literal["headrace", "trl", "openrlhf", "openai_judge"]
 SECTIONS: dict[str, str] = {"openrlhf": "openrlhf", "openai_judge": "openai_judge"}
@@ -128,7 +128,9 @@ class EndpointSpec(Body):
     @model_validator(mode="after")
     def _a_judge_has_a_rubric(self) -> Self:
         if self.wire_format == "openai_judge" and self.openai_judge is None:
-            raise ValueError('wire_format openai_judge needs "openai_judge": {"model", "rubric", "min_score", "max_score"}')
+            raise ValueError(
+                'wire_format openai_judge needs "openai_judge": {"model", "rubric", "min_score", "max_score"}'
+            )
         return self
 
     @property

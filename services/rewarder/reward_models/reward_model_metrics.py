@@ -2,7 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+from services.rewarder.rewarder_metrics import SECONDS
+
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -14,7 +15,7 @@ class RewardModelMetrics:
             "headrace_reward_model_forward_seconds",
             "Time of one forward pass of a reward model",
             ["model"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self.batch_texts = Histogram(
