@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_call import RewardCall, describe
 from services.rewarder.reward_models.model_frames import (
     Cancel,
     Described,
@@ -95,7 +95,7 @@ class ServedModel:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, if there is one."""
+        """Of its process, if there is one; for logs."""
         return None if self._process is None else self._process.pid
 
     async def call(self, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
@@ -111,8 +111,11 @@ class ServedModel:
             self._ensure_serving()
             if self._process is not None:
                 self._process.send(score)
-            await self._wait_until_loaded(waiting)
-            return await waiting.answered(queue_timeout_s=self._settings.queue_timeout_s)
+            answered: tuple[Answer, float] | None = None
+            while answered is None:
+                await self._wait_until_loaded(waiting)
+                answered = await waiting.answered(queue_timeout_s=self._settings.queue_timeout_s)
+            return answered
         finally:
             del self._calls[score.id]
             if waiting.answer.done():
@@ -162,6 +165,17 @@ class ServedModel:
     def _ensure_serving(self) -> None:
         if not self.is_up:
             self._serving = asyncio.create_task(self._serve(), name=f"reward model {self.name}")
+            self._serving.add_done_callback(self._say_why_it_ended)
+
+    def _say_why_it_ended(self, serving: "asyncio.Task[None]") -> None:
+        """Leave no call waiting when talking to the process failed in a way that nobody foresaw."""
+        error = None if serving.cancelled() else serving.exception()
+        if error is None:
+            return
+        log.error("talking to the process of reward model %s failed", self.name, exc_info=error)
+        self._fail(f"the rewarder failed to talk to the process of {self.name}: {describe(error)}")
+        for call in self._calls.values():
+            call.fail("error", str(self._failure and self._failure[0]))
 
     async def _serve(self) -> None:
         """Have a process up until it ends with nobody waiting, or cannot be loaded."""
@@ -171,8 +185,11 @@ class ServedModel:
                 for call in self._calls.values():
                     call.fail("error", self._failure[0])
                 return
-            if all(call.answer.done() for call in self._calls.values()):
+            waiting = [call for call in self._calls.values() if not call.answer.done()]
+            if not waiting:
                 return
+            for call in waiting:
+                call.requeue()
 
     async def _serve_one_process(self) -> None:
         try:
@@ -227,7 +244,7 @@ class ServedModel:
             self._described = reply
             self._revision = reply.revision  # a process that replaces this one loads the same commit
         elif isinstance(reply, Loaded):
-            log.info("reward model %s is loaded: %s", self.name, reply)
+            log.info("reward model %s is loaded by process %s: %s", self.name, self.pid, reply)
             self._loaded, self._activity = reply, None
             self._metrics.loads.labels("loaded").inc()
             self._metrics.loaded.inc()
