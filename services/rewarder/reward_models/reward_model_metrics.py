@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.rewarder.reward_models.model_frames import Passed
 from services.rewarder.rewarder_metrics import SECONDS
 
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -43,3 +44,10 @@ class RewardModelMetrics:
         self.loaded = Gauge(
             "headrace_reward_models_loaded", "Processes of reward models that are up", registry=registry
         )
+
+    def observe_pass(self, model: str, done: Passed) -> None:
+        """Count one forward pass."""
+        self.forward_seconds.labels(model).observe(done.seconds)
+        self.batch_texts.labels(model).observe(done.num_texts)
+        self.tokens.labels(model, "text").inc(done.num_tokens)
+        self.tokens.labels(model, "padding").inc(done.num_padded_tokens - done.num_tokens)
