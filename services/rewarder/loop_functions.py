@@ -5,8 +5,10 @@ A call that does not end when it is cancelled is left behind, so that it holds u
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 from services.rewarder.function_loading import load_function
 from services.rewarder.module_sources import Sources
@@ -36,6 +38,8 @@ class LoopFunctions:
         self._import_timeout_s = import_timeout_s
         self._functions: dict[tuple[str, str], RewardFunction] = {}
         self._abandoned: set[asyncio.Task[Answer]] = set()
+        self._imports: dict[tuple[str, str], asyncio.Task[RewardFunction]] = {}
+        self._overdue: dict[str, Future[RewardFunction]] = {}  # by module
         # Importing one module in several threads at once, each invalidating the finders' caches, can miss the file.
         self._importing = asyncio.Lock()
 
@@ -60,10 +64,11 @@ class LoopFunctions:
                 self._abandoned.add(task)
                 task.add_done_callback(self._abandoned.discard)
         if not task.done():
-            raise RewardFailure("timeout", f"took longer than {timeout_s:g} s and was cancelled")
+            raise RewardFailure("timeout", f"took longer than {timeout_s:g} s and was cancelled", seconds=timeout_s)
+        seconds = time.monotonic() - started_at
         if task.cancelled():
-            raise RewardFailure("error", "cancelled itself")
-        return task.result(), time.monotonic() - started_at
+            raise RewardFailure("error", "cancelled itself", seconds=seconds)
+        return task.result(), seconds
 
     def forget(self, module: str) -> None:
         """Let go of the functions of a module that has a new version; calls under way go on with them."""
@@ -72,6 +77,9 @@ class LoopFunctions:
 
     async def close(self) -> bool:
         """Cancel the calls left behind, again and again for a second; return whether all of them have ended."""
+        for importing in self._imports.values():
+            importing.cancel()
+        await asyncio.gather(*self._imports.values(), return_exceptions=True)
         for _ in range(_CLOSE_ATTEMPTS):
             if not self._abandoned:
                 break
@@ -82,20 +90,53 @@ class LoopFunctions:
 
     async def _function(self, name: str, sources: Sources | None) -> RewardFunction:
         key = (name, "" if sources is None else sources.key)
-        async with self._importing:
-            if key not in self._functions:
-                self._functions[key] = await self._import(name, sources)
-            return self._functions[key]
+        known = self._functions.get(key)
+        if known is not None:
+            return known
+        if key not in self._imports:
+            importing = asyncio.create_task(self._import(name, sources), name=f"import of reward {name}")
+            self._imports[key] = importing
+            importing.add_done_callback(lambda done: self._keep(key, done))
+        # A call that is cancelled leaves the import to others, which goes on in its thread in any case.
+        return await asyncio.shield(self._imports[key])
+
+    def _keep(self, key: tuple[str, str], importing: "asyncio.Task[RewardFunction]") -> None:
+        del self._imports[key]
+        if not importing.cancelled() and importing.exception() is None:
+            self._functions[key] = importing.result()
 
     async def _import(self, name: str, sources: Sources | None) -> RewardFunction:
-        try:
-            async with asyncio.timeout(self._import_timeout_s):
-                return await asyncio.to_thread(load_function, name, reward_path=self._reward_path, sources=sources)
-        except TimeoutError as error:
-            detail = f"importing its module took longer than {self._import_timeout_s:g} s"
-            raise RewardFailure("timeout", detail) from error
-        except (UserError, SystemExit) as error:
-            raise RewardFailure("error", str(error)) from error
+        module = name.partition(":")[0]
+        async with self._importing:
+            if module in self._overdue and not self._overdue[module].done():
+                # It holds Python's lock of the module: whoever imports that, in any version, would wait for it, too.
+                detail = f"importing {module} took longer than {self._import_timeout_s:g} s and has not ended since"
+                raise RewardFailure("timeout", f"{detail}; mend what it waits for, or start the rewarder again")
+            loading = self._start_loading(name, sources)
+            loaded = asyncio.wrap_future(loading)
+            try:
+                async with asyncio.timeout(self._import_timeout_s):
+                    return await loaded
+            except TimeoutError as error:
+                self._overdue[module] = loading
+                detail = f"importing its module took longer than {self._import_timeout_s:g} s"
+                raise RewardFailure("timeout", detail, seconds=self._import_timeout_s) from error
+            except (UserError, SystemExit) as error:
+                raise RewardFailure("error", str(error)) from error
+
+    def _start_loading(self, name: str, sources: Sources | None) -> "Future[RewardFunction]":
+        """Load it in a thread of its own: one that hangs takes no thread from others and does not keep the process."""
+        loading: Future[RewardFunction] = Future()
+        loading.set_running_or_notify_cancel()
+
+        def load() -> None:
+            try:
+                loading.set_result(load_function(name, reward_path=self._reward_path, sources=sources))
+            except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
+                loading.set_exception(error)
+
+        threading.Thread(target=load, name=f"import of reward {name}", daemon=True).start()
+        return loading
 
 
 async def _answer(name: str, function: RewardFunction, call: RewardCall) -> Answer:

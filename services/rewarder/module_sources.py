@@ -2,9 +2,11 @@
 
     files on disk --recorded by a process made for it--> Sources --used by any process, at any time--> the same modules
 
-A version is a snapshot: the function's own module, and all modules of HEADRACE_REWARD_PATH that it imports, however
-indirectly. What is written to the disk later, or half-written, or deleted, does not reach those who import a snapshot,
-so no process mixes two versions of a file. Libraries are imported from where they are installed, and are in no version.
+A version is a snapshot: the function's own module, and all modules of HEADRACE_REWARD_PATH that are imported with it or
+named in an ``import`` of one of its files. What is written to the disk later, or half-written, or deleted, does not
+reach those who import a snapshot, so no worker mixes two versions of a file. In the service itself, where async
+functions run, the version used last is in force for imports at call time. A module whose name is put together when a
+function is called (``importlib.import_module(name)``) is in no version, nor are libraries: both come from the disk.
 """
 
 import ast
@@ -15,7 +17,7 @@ import importlib.abc
 import importlib.util
 import linecache
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -184,6 +186,14 @@ def is_on_reward_path(module: str, path: str, reward_path: Sequence[str]) -> boo
     if module.partition(".")[0] in _OURS:
         return False
     return any(Path(path) in _places(module, directory) for directory in reward_path)
+
+
+def is_on_disk(files: Iterable[SourceFile]) -> bool:
+    """Whether the files hold what was read from them."""
+    try:
+        return all(Path(file.path).read_bytes() == file.code for file in files)
+    except OSError:
+        return False
 
 
 def complete(module: str, recorded: Mapping[str, SourceFile], reward_path: Sequence[str]) -> Sources:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.rewarder.module_sources import SourceFile, Sources, is_on_reward_path
+from services.rewarder.module_sources import SourceFile, Sources, is_on_disk, is_on_reward_path
 from services.rewarder.python_functions import PythonFunctions
 
 log = logging.getLogger(__name__)
@@ -39,32 +39,48 @@ class ModuleWatch:
         self._reward_path = tuple(reward_path)
         self._every_s = every_s
         self._last: dict[str, _State] = {}
-        self._handled: dict[str, _State] = {}
+        self._handled: dict[str, tuple[_State, str]] = {}  # what was looked at, and the version then in force
         self._retries: dict[str, tuple[float, float]] = {}  # by module: when, and how long it waited for that
+        self._looks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look again and again."""
-        while True:
-            await asyncio.sleep(self._every_s)
-            await self.look()
+        """Look again and again; a module whose edit takes long to be imported holds up no other."""
+        try:
+            while True:
+                await asyncio.sleep(self._every_s)
+                self._begin_looks()
+        finally:
+            looks = list(self._looks.values())
+            self._looks.clear()
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Look at all modules once, and take in what has been edited."""
-        modules = self._functions.modules
-        await asyncio.gather(*(self._look_at(module, sources) for module, sources in modules.items()))
+        """Look at all modules once, take in what has been edited, and return when that is done."""
+        self._begin_looks()
+        await asyncio.gather(*self._looks.values())
+
+    def _begin_looks(self) -> None:
+        for module, sources in self._functions.modules.items():
+            if module in self._looks and self._looks[module].done():
+                self._looks.pop(module).result()
+            if module not in self._looks:
+                self._looks[module] = asyncio.create_task(self._look_at(module, sources), name=f"look at {module}")
 
     async def _look_at(self, module: str, sources: Sources) -> None:
         files = [file for file in sources.files if is_on_reward_path(file.module, file.path, self._reward_path)]
         state = await asyncio.to_thread(_state, files)
         is_settled = state == self._last.get(module)
         self._last[module] = state
-        if not is_settled or (state == self._handled.get(module) and not self._may_retry(module)):
+        seen = state, sources.key
+        if not is_settled or (seen == self._handled.get(module) and not self._may_retry(module)):
             return
-        self._handled[module] = state
+        self._handled[module] = seen
         gone = [Path(file.path).name for file, there in zip(files, state, strict=True) if there is None]
         if gone:
             self._functions.warn(module, f"{', '.join(gone)} has vanished")
-        elif await asyncio.to_thread(_is_unchanged, files):
+        elif await asyncio.to_thread(is_on_disk, files):
             self._functions.take_back_warning(module)
             self._retries.pop(module, None)
         elif await self._functions.reload(module):
@@ -89,10 +105,3 @@ def _state(files: Sequence[SourceFile]) -> _State:
         else:
             found.append((file.path, stat.st_ino, stat.st_size, stat.st_mtime_ns))
     return tuple(found)
-
-
-def _is_unchanged(files: Sequence[SourceFile]) -> bool:
-    try:
-        return all(Path(file.path).read_bytes() == file.code for file in files)
-    except OSError:
-        return False

@@ -23,7 +23,7 @@ import msgspec
 from services.rewarder.built_in_rewards import built_in
 from services.rewarder.function_loading import check_name
 from services.rewarder.loop_functions import LoopFunctions
-from services.rewarder.module_sources import Sources
+from services.rewarder.module_sources import Sources, is_on_disk
 from services.rewarder.rate_limits import FunctionLimits
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.worker_frames import Answer, Inspected, Refused
@@ -104,19 +104,31 @@ class PythonFunctions:
         ]
 
     async def inspect(self, name: str, kwargs: Mapping[str, Any] | None = None) -> Inspected | Refused:
-        """Import it as its files are now, to be called with these; the next call to a changed one runs the new code."""
-        inspected = await self._inspect(name, self._check_timeout_s, kwargs=kwargs)
-        if isinstance(inspected, Refused):
-            return inspected
-        if inspected.kind != "built-in":
-            module = _module_of(name)
-            if self._is_in_force(inspected.sources, module):
-                self._modules[module].functions[name] = inspected
-            else:
-                self._put_in_force(module, ModuleVersion(inspected.sources, {name: inspected}))
-        given = frozenset(kwargs or {})
-        needed = [columns for columns in inspected.required_columns if not given.intersection(columns)]
-        return msgspec.structs.replace(inspected, required_columns=needed)
+        """Import it as its files are now, to be called with these; the next call to a changed one runs the new code.
+
+        A change is refused that takes a function away which a run uses.
+        """
+        module = _module_of(name)
+        give_up_at = time.monotonic() + self._check_timeout_s
+        while (left_s := give_up_at - time.monotonic()) > 0:
+            inspected = await self._inspect(name, left_s, kwargs=kwargs)
+            if isinstance(inspected, Refused):
+                return inspected
+            if inspected.kind == "built-in":
+                return _without_columns_of(kwargs, inspected)
+            before = self._modules.get(module)
+            if before is not None and self._is_in_force(inspected.sources, module):
+                before.functions[name] = inspected
+                return _without_columns_of(kwargs, inspected)
+            others = () if before is None else (before.functions.keys() & self._in_use()) - {name}
+            left_s = give_up_at - time.monotonic()
+            usable, refused = await self._inspect_all(others, left_s, sources=inspected.sources)
+            if refused:
+                lost, why = ", ".join(sorted(refused)), next(iter(refused.values()))
+                return Refused(f"{module} was edited, and a run uses {lost}, which cannot be had from it now: {why}")
+            if await self._put_in_force(module, before, ModuleVersion(inspected.sources, usable | {name: inspected})):
+                return _without_columns_of(kwargs, inspected)
+        return Refused(f"the files of {module} are being changed; try again when they are saved")
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
         """See RewardSource. The deadline runs from when the function is called."""
@@ -137,30 +149,17 @@ class PythonFunctions:
         If they do not, the version before stays, with a warning.
         """
         before = self._modules[module]
-        names = list(before.functions)
-        found = dict(
-            zip(
-                names,
-                await asyncio.gather(*(self._inspect(name, self._import_timeout_s) for name in names)),
-                strict=True,
-            )
-        )
+        usable, refused = await self._inspect_all(before.functions, self._import_timeout_s, in_background=True)
         if self._modules[module] is not before:
             return True  # a check was faster
-        usable = {name: what for name, what in found.items() if isinstance(what, Inspected)}
-        refused = {name: what.detail for name, what in found.items() if isinstance(what, Refused)}
         missed = [detail for name, detail in refused.items() if self._is_needed(name)]
         if missed or not usable:
             self.warn(module, (missed or list(refused.values()))[0])
             return False
-        versions = {"" if what.sources is None else what.sources.key for what in usable.values()}
+        versions = {_key(what.sources) for what in usable.values()}
         if len(versions) > 1:
             return False  # it was changed between two of them: the next look sees it
-        sources = next(iter(usable.values())).sources
-        self.take_back_warning(module)
-        if not self._is_in_force(sources, module):
-            self._put_in_force(module, ModuleVersion(sources, usable))
-        return True
+        return await self._put_in_force(module, before, ModuleVersion(next(iter(usable.values())).sources, usable))
 
     def warn(self, module: str, why: str) -> None:
         """Say, in the log and in what is listed, that an edit is not in force."""
@@ -190,14 +189,26 @@ class PythonFunctions:
         was_called = called_at is not None and time.monotonic() - called_at < _IN_USE_FOR_S
         return was_called or name in self._in_use()
 
-    def _put_in_force(self, module: str, version: ModuleVersion) -> None:
-        is_new = module not in self._modules
-        self._modules[module] = version
+    async def _put_in_force(self, module: str, before: ModuleVersion | None, version: ModuleVersion) -> bool:
+        """Put ``version`` in force in the place of ``before``; return whether it is.
+
+        It is not if the files were changed since it was read, or another version was put in force.
+        """
+        if version.sources is not None and not await asyncio.to_thread(is_on_disk, version.sources.files):
+            return False
+        now = self._modules.get(module)
+        if now is not None and self._is_in_force(version.sources, module):
+            now.functions |= version.functions
+        elif now is before:
+            self._modules[module] = version
+        else:
+            return False
         self.take_back_warning(module)
-        if not is_new:
+        if now is not None and now is not self._modules[module]:
             log.info("reward module %s was edited and is imported anew: version %s", module, _version(version))
             self._loop_functions.forget(module)
             self._pool.renew()
+        return True
 
     async def _what_is(self, name: str) -> tuple[Inspected, ModuleVersion | None]:
         """Return what ``name`` is in the version that this group uses.
@@ -232,14 +243,41 @@ class PythonFunctions:
             raise RewardFailure("error", inspected.detail)
         return inspected
 
+    async def _inspect_all(
+        self, names: Collection[str], timeout_s: float, *, sources: Sources | None = None, in_background: bool = False
+    ) -> tuple[dict[str, Inspected], dict[str, str]]:
+        """Return what each of these is, and why others cannot be used."""
+        names = list(names)  # more may be found meanwhile
+        found = await asyncio.gather(
+            *(self._inspect(name, timeout_s, sources=sources, in_background=in_background) for name in names)
+        )
+        by_name = dict(zip(names, found, strict=True))
+        usable = {name: what for name, what in by_name.items() if isinstance(what, Inspected)}
+        return usable, {name: what.detail for name, what in by_name.items() if isinstance(what, Refused)}
+
     async def _inspect(
-        self, name: str, timeout_s: float, *, sources: Sources | None = None, kwargs: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        timeout_s: float,
+        *,
+        sources: Sources | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        in_background: bool = False,
     ) -> Inspected | Refused:
         try:
             check_name(name)
-            return await self._pool.inspect(name, timeout_s=timeout_s, sources=sources, kwargs=kwargs)
+            return await self._pool.inspect(
+                name, timeout_s=timeout_s, sources=sources, kwargs=kwargs, in_background=in_background
+            )
         except (HeadraceError, OSError) as error:
             return Refused(str(error))
+
+
+def _without_columns_of(kwargs: Mapping[str, Any] | None, inspected: Inspected) -> Inspected:
+    """Return it without the columns that these keyword arguments stand in for."""
+    given = frozenset(kwargs or {})
+    needed = [columns for columns in inspected.required_columns if not given.intersection(columns)]
+    return msgspec.structs.replace(inspected, required_columns=needed)
 
 
 def _module_of(name: str) -> str:

@@ -14,6 +14,7 @@ import math
 import numbers
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 import msgspec
@@ -27,6 +28,8 @@ MAX_DETAIL_CHARS = 300
 
 NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
 """Columns that TRL does not pass on, because the call has them under these or similar names."""
+_NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, AbstractSet)
+"""They can be iterated over, but hold no rewards, or in no order."""
 _GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 
 
@@ -174,21 +177,24 @@ def is_async(function: RewardFunction) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def judge(returned: object, num_completions: int) -> list[Verdict]:
-    """Return one verdict a completion for what a function returned, whatever that is."""
+def judge(returned: object, num_completions: int, *, is_built_in: bool = False) -> list[Verdict]:
+    """Return one verdict a completion for what a function returned, whatever that is.
+
+    A built-in, which knows better than a number, may return verdicts itself.
+    """
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
             returned.close()
         return everyone(num_completions, "invalid", "returned an awaitable; declare it `async def`")
     kind = type(returned).__name__
-    if isinstance(returned, str | bytes | Mapping) or not isinstance(returned, Iterable):
+    if isinstance(returned, _NO_LISTS) or not isinstance(returned, Iterable):
         return everyone(num_completions, "invalid", f"returned {kind}, not a list of {num_completions} numbers")
     values = list(itertools.islice(cast("Iterable[object]", returned), num_completions + 1))
     if len(values) != num_completions:
         count = f"more than {num_completions}" if len(values) > num_completions else str(len(values))
         detail = f"returned {count} rewards for {num_completions} completions; return one for each"
         return everyone(num_completions, "invalid", detail)
-    return [_judge_one(value) for value in values]
+    return [value if is_built_in and isinstance(value, Verdict) else _judge_one(value) for value in values]
 
 
 def everyone(num_completions: int, outcome: Outcome, detail: str) -> list[Verdict]:
@@ -222,8 +228,6 @@ def _judge_one(value: object) -> Verdict:
         return Verdict("scored", value)
     if value is None:
         return Verdict("not_applicable")
-    if isinstance(value, Verdict):  # a built-in that knows better than a number
-        return value
     try:
         number: object = value if isinstance(value, numbers.Real) else getattr(value, "item")()  # noqa: B009
         result = float(number) if isinstance(number, numbers.Real) else None

@@ -130,6 +130,8 @@ class RewardLoop:
         for run_id in serving.keys() - {record.run_id for record in active}:
             log.info("run %s is over", run_id)
             await _cancel(serving.pop(run_id))
+        # Also of runs that ended by themselves, because Redis lost them.
+        for run_id in (self._states.keys() | self._reward_names.keys()) - {record.run_id for record in active}:
             self._states.pop(run_id, None)
             self._reward_names.pop(run_id, None)
         for record in active:

@@ -13,6 +13,10 @@ class RewardSource(Protocol):
         """Return whether ``name`` is one of these. Asked for every call: it must be quick."""
         ...
 
+    def exists(self, name: str) -> bool:
+        """Return whether ``name`` was found to be there: only such names are labels of metrics."""
+        ...
+
     async def inspect(self, name: str) -> Inspected | Refused:
         """Return what ``name`` is, or why it cannot be used."""
         ...

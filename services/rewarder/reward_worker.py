@@ -116,7 +116,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _limit_cpu(timeout_s: float) -> None:
-    """Bound the processor time of the next call, should the service not be there to watch its deadline."""
+    """Bound the processor time of what comes next, should the service not be there to watch its deadline."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     budget_s = timeout_s * (os.cpu_count() or 1) + _SPARE_CPU_S
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -167,6 +167,7 @@ def _serve(
         if task.sources is not None:
             versions[task.version] = task.sources
         if (task.function, task.version) not in loaded:
+            _limit_cpu(task.import_timeout_s)
             loaded[task.function, task.version] = load_function(
                 task.function, reward_path=limits.reward_path, sources=versions.get(task.version)
             )
@@ -193,7 +194,7 @@ def _call(name: str, function: RewardFunction, call: RewardCall) -> tuple[list[V
         options = () if known is None else known.not_from_columns()
         arguments = arguments_for(function, call, name=name, is_built_in=known is not None, options=options)
         returned = function(**arguments)
-        return judge(returned, num_completions), ""
+        return judge(returned, num_completions, is_built_in=known is not None), ""
     except CallError as error:
         return everyone(num_completions, "error", str(error)), ""
     except BaseException as error:  # noqa: BLE001  user code: math-verify's own timeout is no Exception either

@@ -1,11 +1,16 @@
 """What the rewarder counts, for Prometheus. One process, one registry."""
 
 import contextlib
+from collections.abc import Iterable
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.rewarder.value_drift import ValueDrift
+from shared.messages import Outcome
+
 HTTP_LANE, SELF_TEST_LANE = "http", "self-test"
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 RETRY_REASONS = ("connection", "429", "502", "503", "504")
 
 
@@ -14,11 +19,13 @@ class RewarderMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
+        self._drifts: dict[str, ValueDrift] = {}
         self.seconds = Histogram(
             "headrace_reward_seconds",
-            "Time one reward function took for one group, queueing not included, by its most frequent outcome",
+            "Time one reward function took for one group, waiting for its turn not included: 0 for an overload, "
+            "the deadline for a timeout. By its most frequent outcome",
             ["function", "outcome"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=self.registry,
         )
         self.outcomes = Counter(
@@ -77,14 +84,30 @@ class RewarderMetrics:
             registry=self.registry,
         )
 
+    def observe_values(self, function: str, values: Iterable[float]) -> None:
+        """Take in what a function scored."""
+        drift = self._drifts.setdefault(function, ValueDrift())
+        for value in values:
+            drift.add(value)
+        self.value_mean.labels(function).set(drift.mean)
+        self.value_std.labels(function).set(drift.std)
+
     def forget_endpoint(self, name: str) -> None:
         """Show an endpoint no more that was deleted."""
-        for gauge in (self.endpoint_in_flight, self.endpoint_queued, self.endpoint_breaker):
-            with contextlib.suppress(KeyError):
-                gauge.remove(name)
+        self._drifts.pop(name, None)
+        by_name = (self.endpoint_in_flight, self.endpoint_queued, self.endpoint_breaker)
+        for metric in (*by_name, self.in_flight, self.value_mean, self.value_std):
+            _remove(metric, name)
         for reason in RETRY_REASONS:
-            with contextlib.suppress(KeyError):
-                self.endpoint_retries.remove(name, reason)
+            _remove(self.endpoint_retries, name, reason)
+        for outcome in get_args(Outcome):
+            _remove(self.outcomes, name, outcome)
+            _remove(self.seconds, name, outcome)
+
+
+def _remove(metric: Counter | Gauge | Histogram, *labels: str) -> None:
+    with contextlib.suppress(KeyError):
+        metric.remove(*labels)
 
 
 def lane_kind(lane: str) -> str:

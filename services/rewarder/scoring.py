@@ -9,7 +9,7 @@ outcomes and nobody else's, and never becomes a zero.
 
 import asyncio
 import logging
-import time
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall, everyone
 from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from services.rewarder.value_drift import ValueDrift
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
 from shared.errors import UserError
@@ -59,7 +58,6 @@ class Scorer:
         self._metrics = metrics
         self._sources = sources
         self._logged: set[tuple[str, str]] = set()
-        self._drifts: dict[str, ValueDrift] = {}
 
     async def score(
         self, call: RewardCall, functions: Sequence[WeightedFunction], *, timeout_s: float, lane: str
@@ -106,13 +104,12 @@ class Scorer:
         self, function: WeightedFunction, call: RewardCall, *, timeout_s: float, lane: str
     ) -> list[RewardOutcome]:
         name = function.name
-        started_at = time.monotonic()
         source = await self._source_of(name)
         try:
             answer, seconds = await self._call(source, name, call, timeout_s=timeout_s, lane=lane)
         except RewardFailure as failure:
             answer = Answer(everyone(len(call.completions), failure.outcome, failure.detail))
-            seconds = time.monotonic() - started_at
+            seconds = failure.seconds
         self._observe(name, answer, seconds, label=self._label(source, name))
         return [
             RewardOutcome(
@@ -138,7 +135,7 @@ class Scorer:
 
     def _label(self, source: RewardSource, name: str) -> str:
         """Return the name if it is one that exists, which bounds how many labels there are."""
-        return name if source is not self._functions or self._functions.exists(name) else "unknown"
+        return name if source.exists(name) else "unknown"
 
     def _observe(self, name: str, answer: Answer, seconds: float, *, label: str) -> None:
         counts = Counter(verdict.outcome for verdict in answer.verdicts)
@@ -146,7 +143,8 @@ class Scorer:
             self._metrics.outcomes.labels(label, outcome).inc(count)
         self._metrics.seconds.labels(label, max(counts, key=counts.__getitem__)).observe(seconds)
         if "scored" in counts:
-            self._observe_values(label, answer)
+            values = [verdict.value for verdict in answer.verdicts if verdict.value is not None]
+            self._metrics.observe_values(label, values)
         if not counts.keys() - _HARMLESS:
             return
         failed = next(verdict for verdict in answer.verdicts if verdict.outcome not in _HARMLESS)
@@ -158,18 +156,11 @@ class Scorer:
         self._logged.add(key)
         log.warning("reward %s: %s: %s (logged once)\n%s", name, failed.outcome, failed.detail, answer.trace)
 
-    def _observe_values(self, label: str, answer: Answer) -> None:
-        drift = self._drifts.setdefault(label, ValueDrift())
-        for verdict in answer.verdicts:
-            if verdict.value is not None:
-                drift.add(verdict.value)
-        self._metrics.value_mean.labels(label).set(drift.mean)
-        self._metrics.value_std.labels(label).set(drift.std)
-
 
 def weighted_sum(outcomes: Sequence[RewardOutcome]) -> float | None:
-    """Return the weighted sum of what was scored; None if a function failed or none applies."""
+    """Return the weighted sum of what was scored; None if a function failed, none applies, or no float holds it."""
     if any(outcome.outcome not in _HARMLESS for outcome in outcomes):
         return None
     values = [outcome.weight * outcome.value for outcome in outcomes if outcome.value is not None]
-    return sum(values) if values else None
+    total = sum(values)
+    return total if values and math.isfinite(total) else None

@@ -92,7 +92,7 @@ class RewarderService:
             metrics=RewardModelMetrics(self._metrics.registry),
             in_use=lambda: self._reward_loop.names_in_use(),
         )
-        self._scorer = Scorer(self._functions, metrics=self._metrics, sources=[self._models, self._endpoints])
+        self._scorer = Scorer(self._functions, metrics=self._metrics, sources=[self._endpoints, self._models])
         self._reward_loop = RewardLoop(
             self._redis,
             self._scorer,

@@ -27,8 +27,9 @@ Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
-    """Call ``function`` with ``call``, an encoded RewardCall; ``timeout_s`` bounds its processor time.
+    """Call ``function`` with ``call``, an encoded RewardCall.
 
+    ``timeout_s`` bounds its processor time, ``import_timeout_s`` that of importing its module.
     ``version`` is the key of the version of its module, as the file is if empty; ``sources`` is that version, unless
     this worker was given it before.
     """
@@ -36,6 +37,7 @@ class Task(msgspec.Struct, frozen=True, tag=True):
     function: str
     call: msgspec.Raw
     timeout_s: float
+    import_timeout_s: float
     version: str = ""
     sources: Sources | None = None
 

@@ -9,6 +9,7 @@ A function's deadline does not run while it queues, nor while its module is impo
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from services.rewarder.module_sources import Sources
 from services.rewarder.reward_call import describe
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
-from services.rewarder.worker_frames import Answer, Inspect, Inspected, Refused, Started, Task
+from services.rewarder.worker_frames import Answer, Inspect, Inspected, Refused, Reply, Started, Task
 from services.rewarder.worker_process import WorkerDiedError, WorkerProcess
 from shared.messages import Outcome
 
@@ -36,12 +37,14 @@ class RewardFailure(Exception):  # noqa: N818  not an error of ours: it is what 
     Args:
         outcome: Anything but ``scored``.
         detail: One sentence.
+        seconds: How long it was worked on, waiting for a turn not included.
     """
 
-    def __init__(self, outcome: Outcome, detail: str) -> None:
+    def __init__(self, outcome: Outcome, detail: str, *, seconds: float = 0.0) -> None:
         super().__init__(detail)
         self.outcome: Outcome = outcome
         self.detail = detail
+        self.seconds = seconds
 
 
 class WorkerPool:
@@ -67,7 +70,9 @@ class WorkerPool:
         self._alive: set[WorkerProcess] = set()
         self._generation = 0
         self._is_closing = False
-        self._inspections = asyncio.Semaphore(max(2, num_workers))
+        num_inspections = max(2, num_workers)
+        self._inspections = asyncio.Semaphore(num_inspections)
+        self._background_inspections = asyncio.Semaphore(num_inspections - 1)  # one is left for who waits
 
     async def __aenter__(self) -> Self:
         try:
@@ -106,15 +111,16 @@ class WorkerPool:
         while sources is not None and worker.has_other_versions(sources):
             self._in_background(self._discard(worker, reason="renewed"))
             worker = await self._acquire(lane)
+        began_at = time.monotonic()
         try:
-            task = Task(function, msgspec.Raw(call), timeout_s)
+            task = Task(function, msgspec.Raw(call), timeout_s, self._import_timeout_s)
             if sources is not None:
                 task = msgspec.structs.replace(task, version=sources.key, sources=worker.give(sources))
             answer, seconds = await self._converse(worker, task, timeout_s)
         except WorkerDiedError as error:
             exit_code = await self._discard(worker, reason="died")
             detail = f"its worker process died with exit code {exit_code} ({_what_killed(exit_code)})"
-            raise RewardFailure("error", detail) from error
+            raise RewardFailure("error", detail, seconds=time.monotonic() - began_at) from error
         except RewardFailure as failure:
             await self._discard(worker, reason=failure.outcome)
             raise
@@ -131,30 +137,50 @@ class WorkerPool:
         timeout_s: float,
         sources: Sources | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        in_background: bool = False,
     ) -> Inspected | Refused:
         """Import the function's module in a process made for it, in this version or as its files are now.
 
-        ``kwargs`` is what it would be given. The columns in the answer are those that it needs without.
+        Args:
+            function: Its name.
+            timeout_s: Deadline of all of it: waiting until few enough others are imported, the process, the import.
+            sources: The version.
+            kwargs: What it would be given. The columns in the answer are those that it needs without.
+            in_background: Nobody waits for this: it leaves room for those that somebody waits for.
         """
-        async with self._inspections:
-            try:
-                worker = await WorkerProcess.start(self._limits)
-            except (OSError, WorkerDiedError) as error:
-                return Refused(f"no process could be started to import it ({describe(error)}); try again")
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await worker.send(Inspect(function, dict(kwargs or {}), sources))
-                    reply = await worker.receive()
-            except TimeoutError:
-                return Refused(f"importing {function.partition(':')[0]} took longer than {timeout_s:g} s")
-            except WorkerDiedError:
-                exit_code = await worker.kill()
-                return Refused(f"importing {function.partition(':')[0]} killed its process (exit code {exit_code})")
-            finally:
-                await worker.kill()
+        module = function.partition(":")[0]
+        shown_s = f"{round(timeout_s, 1):g}"
+        is_begun = False
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._background_inspections if in_background else contextlib.nullcontext(),
+                self._inspections,
+            ):
+                is_begun = True
+                reply = await self._ask_new_process(Inspect(function, dict(kwargs or {}), sources))
+        except TimeoutError:
+            if not is_begun:
+                return Refused(f"{module} had to wait for {shown_s} s while others were imported; try again")
+            return Refused(f"importing {module} took longer than {shown_s} s")
         if not isinstance(reply, Inspected | Refused):
             return Refused(f"the reward worker said {type(reply).__name__}")
         return reply
+
+    async def _ask_new_process(self, request: Inspect) -> Reply:
+        module = request.function.partition(":")[0]
+        try:
+            worker = await WorkerProcess.start(self._limits)
+        except (OSError, WorkerDiedError) as error:
+            return Refused(f"no process could be started to import {module} ({describe(error)}); try again")
+        try:
+            await worker.send(request)
+            return await worker.receive()
+        except WorkerDiedError:
+            exit_code = await worker.kill()
+            return Refused(f"importing {module} killed its process (exit code {exit_code})")
+        finally:
+            await worker.kill()
 
     def renew(self) -> None:
         """Replace every worker once it is free, so that changed modules are imported anew."""
@@ -170,13 +196,14 @@ class WorkerPool:
                 started = await worker.receive()
         except TimeoutError as error:
             detail = f"importing its module took longer than {self._import_timeout_s:g} s"
-            raise RewardFailure("timeout", detail) from error
+            raise RewardFailure("timeout", detail, seconds=self._import_timeout_s) from error
         started_at = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await worker.receive()
         except TimeoutError as error:
-            raise RewardFailure("timeout", f"took longer than {timeout_s:g} s and was killed") from error
+            detail = f"took longer than {timeout_s:g} s and was killed"
+            raise RewardFailure("timeout", detail, seconds=timeout_s) from error
         if not isinstance(started, Started) or not isinstance(answer, Answer):
             raise RewardFailure("error", "its worker process broke the protocol")
         return answer, time.monotonic() - started_at

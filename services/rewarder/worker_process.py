@@ -14,6 +14,8 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Self
 
+import msgspec
+
 from services.rewarder import reward_worker
 from services.rewarder.module_sources import SourceFile, Sources
 from services.rewarder.reward_worker import Limits
@@ -107,6 +109,8 @@ class WorkerProcess:
             reply: Reply = decode_reply(await self._reader.readexactly(num_bytes))
         except (asyncio.IncompleteReadError, OSError) as error:
             raise WorkerDiedError("its socket is closed") from error
+        except msgspec.DecodeError as error:  # user code can reach the socket, and what is sent there
+            raise WorkerDiedError("what it said cannot be read") from error
         return reply
 
     async def kill(self) -> int | None:
@@ -116,12 +120,14 @@ class WorkerProcess:
         self._is_killed = True
         self._writer.transport.abort()
         pid = self._process.pid
-        if pid is not None and not wait([self._process.sentinel], timeout=0):
+        if pid is not None:
+            has_ended = wait([self._process.sentinel], timeout=0)
             try:
-                os.killpg(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):  # it has not made its session yet, or has just ended
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)  # what it has spawned may be there still when it has ended by itself
+            except (ProcessLookupError, PermissionError):  # it has not made its session yet, or nothing is left
+                if not has_ended:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
         self._exit_code = await asyncio.to_thread(_reap, self._process)
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()

@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -259,6 +260,27 @@ async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
         second = RunKeys("run-two")
         await add(redis, second, completed_group("00000001"))
         await wait_for_scored(redis, second, 1)
+
+
+async def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics: RewarderMetrics) -> None:
+    nothing: Any = None
+    loop = RewardLoop(
+        nothing,
+        nothing,
+        replica_id="rewarder-0",
+        max_inflight_groups=1,
+        poll_every_s=1.0,
+        drain_s=1.0,
+        redis_patience_s=1.0,
+        metrics=metrics,
+    )
+    loop._states["run-lost"] = TrainerState(1, 2)  # pyright: ignore[reportPrivateUsage]
+    loop._reward_names["run-lost"] = [user("one")]  # pyright: ignore[reportPrivateUsage]
+    ended = asyncio.create_task(asyncio.sleep(0))
+    await ended
+    await loop._follow([], {"run-lost": ended})  # pyright: ignore[reportPrivateUsage]
+    assert loop.names_in_use() == set()
+    assert loop._states == {}  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_wiped_redis_does_not_end_the_rewarder_which_serves_the_next_run(

@@ -211,14 +211,12 @@ async def test_sync_functions_run_at_the_same_time_or_two_that_wait_for_each_oth
 
 async def test_a_pathological_answer_is_a_timeout_and_its_neighbours_are_judged(scorer: Scorer) -> None:
     call = call_with(r"\boxed{42}", r"\boxed{100000000!}", r"\boxed{41}", answer="42")
-    started_at = time.monotonic()
     slow = asyncio.create_task(outcomes_of(scorer, "accuracy_reward", call=call))
     fast = await outcomes_of(scorer, user("one"), call=call_with("a"))
-    fast_s = time.monotonic() - started_at
+    assert not slow.done(), "a plain reward waited for a pathological one"
     rows = await slow
     assert [(row[0].outcome, row[0].value) for row in rows] == [("scored", 1.0), ("timeout", None), ("scored", 0.0)]
     assert fast[0][0].value == 1.0
-    assert fast_s < 2.0, "a plain reward waited for a pathological one"
 
 
 async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: RewarderMetrics, tmp_path: Path) -> None:

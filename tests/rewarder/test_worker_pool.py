@@ -3,13 +3,18 @@
 import asyncio
 import os
 import signal
+from multiprocessing.connection import wait
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.worker_frames import Inspect, Inspected, Refused, Started, Task
 from services.rewarder.worker_pool import RewardFailure, WorkerPool
-from tests.rewarder.conftest import LIMITS, call_with, descendants, is_worker, until, user
+from services.rewarder.worker_process import WorkerDiedError, WorkerProcess
+from tests.eventually import eventually
+from tests.rewarder.conftest import LIMITS, call_with, descendants, is_running, is_worker, until, user, wait_for
 
 
 def one_worker(
@@ -40,16 +45,26 @@ async def test_a_lane_with_one_call_does_not_wait_for_the_queue_of_another(metri
     assert finished.count("busy") == 8
 
 
-async def test_the_deadline_does_not_run_while_a_call_queues(metrics: RewarderMetrics) -> None:
-    async with one_worker(metrics) as pool:
-        hanging = asyncio.create_task(pool.call(user("hangs"), ONE, lane="a", timeout_s=4.0))
-        patient = asyncio.create_task(pool.call(user("one"), ONE, lane="b", timeout_s=3.0))
-        answer, seconds = await patient
-        assert hanging.done(), "the call did not queue, so this test shows nothing"
-        with pytest.raises(RewardFailure, match="took longer than 4 s"):
-            await hanging
+async def test_the_deadline_does_not_run_while_a_call_queues(
+    metrics: RewarderMetrics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def num_queued() -> float | None:
+        labels = {"queue": "workers", "lane": "run"}
+        return metrics.registry.get_sample_value("headrace_reward_queue_depth", labels)
+
+    call = msgspec.msgpack.encode(call_with("a", directory=str(tmp_path)))
+    async with one_worker(metrics, queue_timeout_s=600.0, import_timeout_s=600.0) as pool:
+        holder = asyncio.create_task(pool.call(user("waits_for_go"), call, lane="a", timeout_s=600))
+        await eventually(lambda: any(tmp_path.glob("started-*")))
+        patient = asyncio.create_task(pool.call(user("one"), ONE, lane="b", timeout_s=60))
+        await eventually(lambda: num_queued() == 1.0)
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        monkeypatch.setattr(loop, "time", lambda: clock() + 120.0)  # longer than it may take, as timers see it
+        (tmp_path / "go").touch()
+        await holder
+        answer, _ = await patient
     assert answer.verdicts[0].value == 1.0
-    assert seconds < 3.0
 
 
 async def test_a_call_that_no_worker_gets_free_for_is_overload(metrics: RewarderMetrics) -> None:
@@ -98,3 +113,75 @@ async def test_a_worker_that_died_while_idle_is_replaced_before_its_next_call(me
         await until(is_noticed, what="the end of the worker")
         answer, _ = await pool.call(user("one"), ONE, lane="a", timeout_s=10)
         assert answer.verdicts[0].value == 1.0
+
+
+async def test_what_a_worker_that_ended_by_itself_has_started_ends_too(tmp_path: Path) -> None:
+    call = msgspec.msgpack.encode(call_with("a", pid_file=str(tmp_path / "pid")))
+    worker = await WorkerProcess.start(LIMITS)
+    await worker.send(Task(user("starts_a_child_and_exits"), msgspec.Raw(call), 60, 60))
+    assert isinstance(await worker.receive(), Started)
+    with pytest.raises(WorkerDiedError):
+        await worker.receive()
+    await eventually(lambda: wait([worker._process.sentinel], timeout=0))  # pyright: ignore[reportPrivateUsage]
+    assert await worker.kill() == 7
+    child = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_running(child), what="the end of the child")
+
+
+async def test_a_worker_that_says_what_cannot_be_read_is_an_error_and_is_replaced(metrics: RewarderMetrics) -> None:
+    async with one_worker(metrics) as pool:
+        with pytest.raises(RewardFailure) as caught:
+            await pool.call(user("speaks_for_the_worker"), ONE, lane="a", timeout_s=60)
+        assert caught.value.outcome == "error"
+        answer, _ = await pool.call(user("one"), ONE, lane="a", timeout_s=60)
+    assert answer.verdicts[0].value == 1.0
+
+
+async def test_the_processor_time_of_an_import_is_bounded_by_its_own_deadline(metrics: RewarderMetrics) -> None:
+    async with one_worker(metrics, import_timeout_s=100_000.0) as pool:
+        await pool.call("think_format_reward", ONE, lane="a", timeout_s=20)
+        answer, _ = await pool.call(user("processor_seconds_of_its_import"), ONE, lane="a", timeout_s=20)
+    (verdict,) = answer.verdicts
+    assert verdict.value is not None
+    assert verdict.value > 100_000.0
+
+
+class Held:
+    """Stands in for processes that import: those of ``held`` modules never come back."""
+
+    def __init__(self, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_held = 0
+        monkeypatch.setattr(pool, "_ask_new_process", self.ask)
+
+    async def ask(self, request: Inspect) -> Inspected:
+        if request.function.startswith("held:"):
+            self.num_held += 1
+            await asyncio.Event().wait()
+        return Inspected("sync")
+
+
+async def test_imports_that_nobody_waits_for_leave_room_for_a_check(
+    metrics: RewarderMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = one_worker(metrics)
+    held = Held(pool, monkeypatch)
+    edits = [asyncio.create_task(pool.inspect("held:f", timeout_s=600, in_background=True)) for _ in range(3)]
+    await eventually(lambda: held.num_held)
+    assert await pool.inspect("quick:f", timeout_s=60) == Inspected("sync")
+    for edit in edits:
+        edit.cancel()
+    await asyncio.gather(*edits, return_exceptions=True)
+
+
+async def test_the_deadline_of_a_check_includes_waiting_for_other_imports(
+    metrics: RewarderMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = one_worker(metrics)
+    held = Held(pool, monkeypatch)
+    checks = [asyncio.create_task(pool.inspect("held:f", timeout_s=600)) for _ in range(2)]
+    await eventually(lambda: held.num_held == 2)
+    refused = await pool.inspect("quick:f", timeout_s=0.1)
+    assert refused == Refused("quick had to wait for 0.1 s while others were imported; try again")
+    for check in checks:
+        check.cancel()
+    await asyncio.gather(*checks, return_exceptions=True)

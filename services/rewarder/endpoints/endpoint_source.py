@@ -94,6 +94,10 @@ class Endpoints:
             return True  # and the call says so
         return name in registered.specs or name in registered.unreadable or self.registry.is_gone(name)
 
+    def exists(self, name: str) -> bool:
+        """See RewardSource."""
+        return self._seen is not None and name in self._seen.specs
+
     async def inspect(self, name: str) -> Inspected | Refused:
         """See RewardSource. The endpoint itself is not asked: it may be started after the run."""
         try:
@@ -106,7 +110,8 @@ class Endpoints:
         if "runs" not in client.spec.scopes:
             return Refused(_out_of_scope(name, "runs"))
         columns = client.wire_format.required_columns(client.spec)
-        return Inspected("endpoint", client.spec.summary or f"an endpoint at {client.spec.url}", columns)
+        summary = client.spec.summary or f"an endpoint at {client.spec.url}"
+        return Inspected("endpoint", summary, columns, version=client.spec.version)
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
         """See RewardSource. The deadline is of each request, and runs from when it may go out."""

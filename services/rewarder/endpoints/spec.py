@@ -17,11 +17,11 @@ from services.rewarder.endpoints.judge_options import JudgeOptions
 from services.rewarder.endpoints.outbound_rules import MAX_URL_CHARACTERS
 from services.rewarder.endpoints.secret_files import SECRET_NAME
 from services.rewarder.endpoints.signing import SIGNATURE_HEADER, TIMESTAMP_HEADER
+from services.rewarder.module_sources import VERSION_CHARACTERS
 from services.rewarder.token_estimate import CHARACTERS_PER_TOKEN
 
 NAME = r"[a-z0-9][a-z0-9_-]{0,63}"
 MAX_HEADERS = 32
-VERSION_CHARACTERS = 12
 Scope = Literal["runs", "score"]
 WireFormatName = Literal["headrace", "trl", "openrlhf", "openai_judge"]
 SECTIONS: tuple[WireFormatName, ...] = ("openrlhf", "openai_judge")

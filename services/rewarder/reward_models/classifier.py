@@ -73,9 +73,11 @@ class Classifier:
         try:
             values = self._forward(encodings)
         except torch.OutOfMemoryError:
-            if len(encodings) > 1:
-                half = len(encodings) // 2
-                return [*self.score(encodings[:half]), *self.score(encodings[half:])]
+            values = None  # no more is done in here: the error's frames hold the tensors of the pass that failed
+        if values is None and len(encodings) > 1:
+            half = len(encodings) // 2
+            return [*self.score(encodings[:half]), *self.score(encodings[half:])]
+        if values is None:
             num_tokens = len(encodings[0]["input_ids"])
             return [Verdict("error", None, f"no memory on {self.device} for a text of {num_tokens} tokens")]
         return [

@@ -1,6 +1,6 @@
 """Brings a reward model's files from the Hugging Face hub into the local cache: the config first, then what it needs.
 
-    config.json, tokenizer_config.json --check_config--> weights and tokenizer --> a directory, named by its commit
+    config.json and the like --check_config--> weights and tokenizer --> a directory, named by its commit
 
 Only files that are data are fetched: no pickle, no Python.
 """
@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 from services.rewarder.reward_models.model_files import FILES_TO_FETCH
 from shared.errors import UserError
 
-_CONFIGS = ["config.json", "tokenizer_config.json"]
+_CONFIGS = ["config.json", "tokenizer_config.json", "adapter_config.json"]
 
 
 def fetch_config(model_id: str, revision: str | None) -> Path:

@@ -30,6 +30,8 @@ def check_config(directory: Path, *, name: str) -> str:
     Raises:
         UserError: It is no reward model that can be loaded.
     """
+    if (directory / "adapter_config.json").is_file():
+        raise UserError(f"{name} is an adapter (adapter_config.json); merge it into its base model and save that")
     if not (directory / "config.json").is_file():
         raise UserError(f"{name} has no config.json, so it is no transformers model")
     configs = {file: _read_json(directory / file, name) for file in _WITH_AUTO_MAP if (directory / file).is_file()}
@@ -39,8 +41,6 @@ def check_config(directory: Path, *, name: str) -> str:
                 f"{file} of {name} has auto_map: the model would run Python code from its own directory, which "
                 "headrace refuses. Use a model whose architecture transformers knows"
             )
-    if (directory / "adapter_config.json").is_file():
-        raise UserError(f"{name} is an adapter (adapter_config.json); merge it into its base model and save that")
     config = configs["config.json"]
     if not isinstance(config.get("model_type"), str):
         raise UserError(f"config.json of {name} has no model_type, so it is no transformers model")

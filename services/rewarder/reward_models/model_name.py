@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from services.rewarder.built_in_rewards import built_in
 from services.rewarder.reward_call import printable
 from shared.errors import UserError
 
@@ -28,10 +27,8 @@ class ModelPlace(msgspec.Struct, frozen=True):
 
 
 def is_reward_model(name: str) -> bool:
-    """Whether ``name`` is taken for a model: it has a slash, or is no function and a directory that exists."""
-    if "/" in name:
-        return True
-    return ":" not in name and built_in(name) is None and _is_directory(name)
+    """Whether ``name`` is taken for a model: it has a slash, as no function and no endpoint has."""
+    return "/" in name
 
 
 def model_place(name: str) -> ModelPlace:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from services.rewarder.module_sources import VERSION_CHARACTERS
 from services.rewarder.reward_call import Verdict, describe, everyone, users_trace
 from services.rewarder.reward_models.batching import next_round, passes
 from services.rewarder.reward_models.model_files import check_config, check_files, content_hash, fingerprint
@@ -47,7 +48,6 @@ if TYPE_CHECKING:  # a model that is refused for its files is refused without to
 
 log = logging.getLogger("services.rewarder.reward_models.model_worker")
 
-VERSION_CHARACTERS = 12
 _PR_SET_PDEATHSIG = 1
 
 

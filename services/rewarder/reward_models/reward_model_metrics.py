@@ -2,7 +2,9 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+from services.rewarder.reward_models.model_frames import Passed
+from services.rewarder.rewarder_metrics import SECONDS
+
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -14,7 +16,7 @@ class RewardModelMetrics:
             "headrace_reward_model_forward_seconds",
             "Time of one forward pass of a reward model",
             ["model"],
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=registry,
         )
         self.batch_texts = Histogram(
@@ -42,3 +44,10 @@ class RewardModelMetrics:
         self.loaded = Gauge(
             "headrace_reward_models_loaded", "Processes of reward models that are up", registry=registry
         )
+
+    def observe_pass(self, model: str, done: Passed) -> None:
+        """Count one forward pass."""
+        self.forward_seconds.labels(model).observe(done.seconds)
+        self.batch_texts.labels(model).observe(done.num_texts)
+        self.tokens.labels(model, "text").inc(done.num_tokens)
+        self.tokens.labels(model, "padding").inc(done.num_padded_tokens - done.num_tokens)

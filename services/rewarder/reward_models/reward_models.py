@@ -51,6 +51,10 @@ class RewardModels:
         """See RewardSource."""
         return is_reward_model(name)
 
+    def exists(self, name: str) -> bool:
+        """See RewardSource."""
+        return name in self._models and self._models[name].described is not None
+
     async def inspect(self, name: str) -> Inspected | Refused:
         """Load the model, and say what it is; a directory that was changed is loaded anew."""
         self._num_checks += 1
@@ -103,18 +107,25 @@ class RewardModels:
         """
         known = self._models.get(name)
         if known is None or anew_if_changed or (not known.is_up and known.recent_failure() is None):
-            await self._make(name, model_place(name))
+            await self._make(name, model_place(name), anew_if_changed=anew_if_changed)
         if self._is_closed:
             raise RewardFailure("error", "the rewarder is stopping")
         model = self._models.pop(name)
         self._models[name] = model  # at the end: used last
         return model
 
-    async def _make(self, name: str, place: ModelPlace) -> None:
+    async def _make(self, name: str, place: ModelPlace, *, anew_if_changed: bool) -> None:
         async with self._making_room:
             seen = await asyncio.to_thread(_fingerprint, place)
             known = self._models.get(name)
-            if known is not None and seen != self._seen[name] and not known.is_busy:
+            is_changed = known is not None and seen != self._seen[name]
+            if known is not None and is_changed and known.is_busy and anew_if_changed:
+                raise RewardFailure(
+                    "overload",
+                    f"the files of {name} were changed while calls of it are under way; try again when there are none, "
+                    "or give the changed model a directory of its own",
+                )
+            if known is not None and is_changed and not known.is_busy:
                 await self._forget(name).close()
                 known = None
             if known is not None and known.is_up:
@@ -131,7 +142,8 @@ class RewardModels:
                 self._seen[name] = seen
 
     async def _make_room(self, name: str) -> None:
-        for other in [other for other, model in self._models.items() if not model.is_up][:-_MAX_REMEMBERED]:
+        down = [other for other, model in self._models.items() if not model.is_up and other != name]
+        for other in down[:-_MAX_REMEMBERED]:
             self._forget(other)
         while len(up := [other for other, model in self._models.items() if model.is_up]) >= self._settings.max_loaded:
             used = {*self._in_use(), *self._checking}

@@ -14,10 +14,10 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_call import RewardCall, describe
+from services.rewarder.reward_models.activity import Activity
 from services.rewarder.reward_models.model_frames import (
     Cancel,
     Described,
@@ -44,15 +44,6 @@ _RETRY_LOAD_AFTER_S = 30.0
 """A model that could not be loaded is not tried again sooner, unless somebody asks for a check."""
 
 
-@dataclass(frozen=True)
-class _Activity:
-    """What the process is at, and when that has taken too long."""
-
-    ids: frozenset[int]
-    limit_s: float
-    ends_at: float
-
-
 class ServedModel:
     """A model that is loaded when it is first asked, and again after its process has ended."""
 
@@ -70,7 +61,7 @@ class ServedModel:
         self._loaded: Loaded | None = None
         self._failure: tuple[str, float] | None = None
         self._changed = asyncio.Event()
-        self._activity: _Activity | None = None
+        self._activity: Activity | None = None
         self._longest_timeout_s = 0.0
 
     @property
@@ -95,7 +86,7 @@ class ServedModel:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, if there is one."""
+        """Of its process, if there is one; for logs."""
         return None if self._process is None else self._process.pid
 
     async def call(self, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
@@ -111,8 +102,11 @@ class ServedModel:
             self._ensure_serving()
             if self._process is not None:
                 self._process.send(score)
-            await self._wait_until_loaded(waiting)
-            return await waiting.answered(queue_timeout_s=self._settings.queue_timeout_s)
+            answered: tuple[Answer, float] | None = None
+            while answered is None:
+                await self._wait_until_loaded(waiting)
+                answered = await waiting.answered(queue_timeout_s=self._settings.queue_timeout_s)
+            return answered
         finally:
             del self._calls[score.id]
             if waiting.answer.done():
@@ -162,6 +156,18 @@ class ServedModel:
     def _ensure_serving(self) -> None:
         if not self.is_up:
             self._serving = asyncio.create_task(self._serve(), name=f"reward model {self.name}")
+            self._serving.add_done_callback(self._say_why_it_ended)
+
+    def _say_why_it_ended(self, serving: "asyncio.Task[None]") -> None:
+        """Leave no call waiting when talking to the process failed in a way that nobody foresaw."""
+        error = None if serving.cancelled() else serving.exception()
+        if error is None:
+            return
+        log.error("talking to the process of reward model %s failed", self.name, exc_info=error)
+        detail = f"the rewarder failed to talk to the process of {self.name}: {describe(error)}"
+        self._fail(detail)
+        for call in self._calls.values():
+            call.fail("error", detail)
 
     async def _serve(self) -> None:
         """Have a process up until it ends with nobody waiting, or cannot be loaded."""
@@ -171,8 +177,11 @@ class ServedModel:
                 for call in self._calls.values():
                     call.fail("error", self._failure[0])
                 return
-            if all(call.answer.done() for call in self._calls.values()):
+            waiting = [call for call in self._calls.values() if not call.answer.done()]
+            if not waiting:
                 return
+            for call in waiting:
+                call.requeue()
 
     async def _serve_one_process(self) -> None:
         try:
@@ -190,7 +199,7 @@ class ServedModel:
             for call in self._calls.values():
                 if not call.answer.done():
                     process.send(call.score)
-            self._activity = _Activity(frozenset(), settings.load_timeout_s, time.monotonic() + settings.load_timeout_s)
+            self._activity = Activity.begun(settings.load_timeout_s)
             reason = await self._converse(process)
         finally:
             is_up = self._loaded is not None
@@ -218,16 +227,14 @@ class ServedModel:
             self._handle(reply)
 
     def _patience(self) -> float | None:
-        if self._activity is None:
-            return None
-        return asyncio.get_running_loop().time() + max(0.0, self._activity.ends_at - time.monotonic())
+        return None if self._activity is None else asyncio.get_running_loop().time() + self._activity.left_s()
 
     def _handle(self, reply: Reply) -> None:
         if isinstance(reply, Described):
             self._described = reply
             self._revision = reply.revision  # a process that replaces this one loads the same commit
         elif isinstance(reply, Loaded):
-            log.info("reward model %s is loaded: %s", self.name, reply)
+            log.info("reward model %s is loaded by process %s: %s", self.name, self.pid, reply)
             self._loaded, self._activity = reply, None
             self._metrics.loads.labels("loaded").inc()
             self._metrics.loaded.inc()
@@ -235,10 +242,7 @@ class ServedModel:
         elif isinstance(reply, Working):
             self._note_activity(reply)
         elif isinstance(reply, Passed):
-            self._metrics.forward_seconds.labels(self.name).observe(reply.seconds)
-            self._metrics.batch_texts.labels(self.name).observe(reply.num_texts)
-            self._metrics.tokens.labels(self.name, "text").inc(reply.num_tokens)
-            self._metrics.tokens.labels(self.name, "padding").inc(reply.num_padded_tokens - reply.num_tokens)
+            self._metrics.observe_pass(self.name, reply)
         elif isinstance(reply, Scored):
             self._take_answer(reply)
 
@@ -248,7 +252,7 @@ class ServedModel:
             for call in known:
                 call.begin()
         limit_s = max([self._settings.min_hang_s, *([call.timeout_s for call in known] or [self._longest_timeout_s])])
-        self._activity = _Activity(frozenset(working.ids), limit_s, time.monotonic() + limit_s) if working.ids else None
+        self._activity = Activity.begun(limit_s, working.ids) if working.ids else None
 
     def _take_answer(self, scored: Scored) -> None:
         call = self._calls.get(scored.id)
@@ -260,7 +264,7 @@ class ServedModel:
         call.begin()
         call.answer.set_result(Answer(scored.verdicts, version=self._loaded.version))
 
-    def _blame(self, activity: _Activity | None, *, reason: str, exit_code: int, was_up: bool) -> None:
+    def _blame(self, activity: Activity | None, *, reason: str, exit_code: int, was_up: bool) -> None:
         """Say of each call that the process was at what became of it, or of the model that it cannot be loaded."""
         how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
         if not was_up:

@@ -19,6 +19,7 @@ class WaitingCall:
         self.timeout_s = timeout_s
         self.begun: asyncio.Future[float] = loop.create_future()
         self.answer: asyncio.Future[Answer] = loop.create_future()
+        self._requeued: asyncio.Future[None] = loop.create_future()
 
     def begin(self) -> None:
         """Note that the model is at this call: its deadline runs from now."""
@@ -28,21 +29,33 @@ class WaitingCall:
     def fail(self, outcome: Outcome, detail: str) -> None:
         """Say that there is no answer, unless there is one."""
         if not self.answer.done():
-            self.answer.set_exception(RewardFailure(outcome, detail))
+            seconds = time.monotonic() - self.begun.result() if self.begun.done() else 0.0
+            self.answer.set_exception(RewardFailure(outcome, detail, seconds=seconds))
 
-    async def answered(self, *, queue_timeout_s: float) -> tuple[Answer, float]:
-        """Return the answer and the seconds it took.
+    def requeue(self) -> None:
+        """Note that another process will begin with this call: until it does, no deadline runs."""
+        requeued, loop = self._requeued, asyncio.get_running_loop()
+        self.begun, self._requeued = loop.create_future(), loop.create_future()
+        requeued.set_result(None)
+
+    async def answered(self, *, queue_timeout_s: float) -> tuple[Answer, float] | None:
+        """Return the answer and the seconds it took; None if the call was requeued meanwhile.
 
         Raises:
             RewardFailure: The model did not begin in time, did not end in time, or failed.
         """
-        futures: set[asyncio.Future[Any]] = {self.begun, self.answer}
+        begun, requeued = self.begun, self._requeued
+        futures: set[asyncio.Future[Any]] = {begun, requeued, self.answer}
         await asyncio.wait(futures, timeout=queue_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not self.begun.done() and not self.answer.done():
+        begun_at = begun.result() if begun.done() else time.monotonic()
+        if begun.done():
+            left_s = begun_at + self.timeout_s - time.monotonic()
+            futures = {requeued, self.answer}
+            await asyncio.wait(futures, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+        if self.answer.done():
+            return self.answer.result(), time.monotonic() - begun_at
+        if requeued.done():
+            return None
+        if not begun.done():
             raise RewardFailure("overload", f"the model was busy with other calls for {queue_timeout_s:g} s")
-        begun_at = self.begun.result() if self.begun.done() else time.monotonic()
-        left_s = begun_at + self.timeout_s - time.monotonic()
-        await asyncio.wait({self.answer}, timeout=max(0.0, left_s))
-        if not self.answer.done():
-            raise RewardFailure("timeout", f"took longer than {self.timeout_s:g} s")
-        return self.answer.result(), time.monotonic() - begun_at
+        raise RewardFailure("timeout", f"took longer than {self.timeout_s:g} s", seconds=self.timeout_s)

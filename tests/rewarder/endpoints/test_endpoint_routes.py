@@ -104,7 +104,8 @@ def test_what_was_registered_is_listed_shown_and_used_in_any_mix(client: httpx.C
     assert shown["endpoint"]["timeout_s"] == 30.0
     assert shown["state"] == {"breaker": "closed", "detail": "", "requests_in_flight": 0, "requests_queued": 0}
     checked = client.post("/v1/rewards/check", json={"reward_funcs": ["judge", "think_format_reward"]})
-    assert [item["kind"] for item in checked.json()["reward_funcs"]] == ["endpoint", "built-in"]
+    found = [(item["kind"], item["version"]) for item in checked.json()["reward_funcs"]]
+    assert found == [("endpoint", version), ("built-in", "")]
     body = {
         "reward_funcs": ["judge", "think_format_reward"], "reward_weights": [2.0, 1.0], "prompts": ["p"],
         "completions": ["<think>a</think>b"],

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_models import model_process
 from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels
-from services.rewarder.reward_models.served_model import ServedModel
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_frames import Answer
 from services.rewarder.worker_pool import RewardFailure
-from tests.rewarder.conftest import ROOT, descendants, is_running, until, wait_for
+from tests.eventually import eventually
+from tests.rewarder.conftest import ROOT, descendants, is_running, wait_for
 from tests.rewarder.reward_models.conftest import call_for, count, serving
 
-# One pass of 600 x 200 tokens takes long enough to be met in it.
-LARGE = [("a" * 199, "b")] * 300
-SETTINGS = ModelSettings(device="cpu", max_batch_tokens=200_000, min_hang_s=5.0)
+PAIR = ("a", "b")
+SETTINGS = ModelSettings(device="cpu", min_hang_s=5.0)
 
 ALONE = """
 import asyncio, sys
@@ -42,23 +42,12 @@ asyncio.run(main())
 """
 
 
-def served(models: RewardModels, name: str) -> ServedModel | None:
-    return models._models.get(name)  # pyright: ignore[reportPrivateUsage]
-
-
-async def in_a_pass(models: RewardModels, name: str, *, num_calls: int) -> int:
-    """Wait until that many calls are being scored; return the process's id."""
-
-    async def is_scoring() -> bool:
-        model = served(models, name)
-        calls = {} if model is None else model._calls  # pyright: ignore[reportPrivateUsage]
-        return sum(call.begun.done() for call in calls.values()) == num_calls
-
-    await until(is_scoring, what="the pass", timeout_s=100.0)
-    model = served(models, name)
-    assert model is not None
-    assert model.pid is not None
-    return model.pid
+async def in_a_pass(models: RewardModels, name: str, go: Path, *, number: int) -> int:
+    """Wait until the model is in its pass of that number; return the process's id."""
+    await eventually((go / f"began-{number}").exists, within_s=100.0)
+    pid = models._models[name].pid  # pyright: ignore[reportPrivateUsage]
+    assert pid is not None
+    return pid
 
 
 async def outcome_of(work: "asyncio.Task[tuple[Answer, float]]") -> tuple[str, str]:
@@ -79,27 +68,38 @@ def start_call(
     return asyncio.create_task(call())
 
 
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have the forward passes of models wait for files in this directory."""
+    monkeypatch.setattr(model_process, "_MODULE", "tests.rewarder.reward_models.waiting_worker")
+    monkeypatch.setenv("PASSES_WAIT_IN", str(tmp_path))
+    return tmp_path
+
+
 @pytest.mark.slow
 async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_process(
-    reward_model: Path, metrics: RewarderMetrics
+    reward_model: Path, metrics: RewarderMetrics, go: Path
 ) -> None:
     name = str(reward_model)
     async with serving(SETTINGS, metrics=metrics) as models:
-        # Three calls in one pass: one has little time, the others have more.
-        hasty = start_call(models, name, *LARGE[:100], timeout_s=5.0)
-        others = [start_call(models, name, *LARGE[:100], timeout_s=60.0) for _ in range(2)]
-        pid = await in_a_pass(models, name, num_calls=3)
-        os.kill(pid, signal.SIGSTOP)
-        assert await outcome_of(hasty) == ("timeout", "took longer than 5 s")
-        os.kill(pid, signal.SIGCONT)
+        # Sent while the model is loaded, three calls are in one pass: one has little time, the others have more.
+        hasty = start_call(models, name, PAIR, timeout_s=1.0)
+        others = [start_call(models, name, PAIR, timeout_s=60.0) for _ in range(2)]
+        pid = await in_a_pass(models, name, go, number=1)
+        assert await outcome_of(hasty) == ("timeout", "took longer than 1 s")
+        (go / "pass-1").touch()
         for answer, _ in await asyncio.gather(*others):
-            assert [verdict.outcome for verdict in answer.verdicts] == ["scored"] * 100
+            assert [verdict.outcome for verdict in answer.verdicts] == ["scored"]
         assert count(metrics, "batch_texts_count", model=name) == 1, "they were not in one pass"
 
-        hung = [start_call(models, name, *LARGE, timeout_s=timeout_s) for timeout_s in (5.0, 6.0)]
-        assert await in_a_pass(models, name, num_calls=2) == pid
-        os.kill(pid, signal.SIGSTOP)
-        queued = start_call(models, name, ("a", "b"), timeout_s=60.0)
+        before = start_call(models, name, PAIR, timeout_s=60.0)
+        await in_a_pass(models, name, go, number=2)
+        hung = [start_call(models, name, PAIR, timeout_s=timeout_s) for timeout_s in (1.0, 2.0)]
+        await asyncio.sleep(0)  # they are sent, and wait for the end of the pass
+        (go / "pass-2").touch()
+        await before
+        assert await in_a_pass(models, name, go, number=3) == pid
+        queued = start_call(models, name, PAIR, timeout_s=60.0)
         assert [(await outcome_of(call))[0] for call in hung] == ["timeout", "timeout"]
         answer, _ = await queued
         assert answer.verdicts[0].outcome == "scored"
@@ -109,15 +109,15 @@ async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_
 
 @pytest.mark.slow
 async def test_a_process_that_dies_costs_what_it_was_at_and_nothing_else(
-    reward_model: Path, metrics: RewarderMetrics
+    reward_model: Path, metrics: RewarderMetrics, go: Path
 ) -> None:
     name = str(reward_model)
+    (go / "pass-1").touch()
     async with serving(SETTINGS, metrics=metrics) as models:
-        await models.call(name, call_for(("a", "b")), timeout_s=60.0, lane="a")
-        struck = start_call(models, name, *LARGE, timeout_s=60.0)
-        pid = await in_a_pass(models, name, num_calls=1)
-        os.kill(pid, signal.SIGSTOP)
-        queued = start_call(models, name, ("a", "b"), timeout_s=60.0)
+        await models.call(name, call_for(PAIR), timeout_s=60.0, lane="a")
+        struck = start_call(models, name, PAIR, timeout_s=60.0)
+        pid = await in_a_pass(models, name, go, number=2)
+        queued = start_call(models, name, PAIR, timeout_s=60.0)
         await asyncio.sleep(0)
         os.kill(pid, signal.SIGKILL)
         assert await outcome_of(struck) == ("error", "the model's process died with signal 9 while it scored this")
@@ -140,7 +140,7 @@ async def test_a_chat_template_without_end_is_a_timeout_of_its_call_and_who_wait
     async with serving(SETTINGS, metrics=metrics) as models:
         hung = asyncio.create_task(models.call(name, endless, timeout_s=0.5, lane="a"))
         await asyncio.sleep(0)
-        queued = start_call(models, name, ("a", "b"), timeout_s=60.0)
+        queued = start_call(models, name, PAIR, timeout_s=60.0)
         assert await outcome_of(hung) == ("timeout", "took longer than 5 s, and the model's process was killed")
         answer, _ = await queued
         assert answer.verdicts[0].outcome == "scored"

@@ -15,6 +15,7 @@ from services.rewarder.worker_frames import Refused
 from services.rewarder.worker_pool import RewardFailure
 from tests.conftest import free_port
 from tests.rewarder.reward_models.conftest import call_for, rewrite_json, serving
+from tests.rewarder.reward_models.fake_hub import serving_hub
 from tests.tiny_model import make_tiny_model
 from tests.tiny_reward_model import make_tiny_reward_model
 
@@ -140,6 +141,21 @@ async def test_a_hub_that_cannot_be_reached_is_a_sentence(
     said = await refusal(models, "org/unreachable@v1")
     assert said.startswith("org/unreachable ")
     assert "cannot be" in said
+
+
+async def test_an_adapter_on_the_hub_is_refused_before_its_weights_are_fetched(
+    models: RewardModels, reward_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on_hub = tmp_path / "on the hub"
+    shutil.copytree(reward_model, on_hub)
+    as_adapter(on_hub)
+    with serving_hub(on_hub) as hub:
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        assert "org/name is an adapter (adapter_config.json); merge it" in await refusal(models, "org/name")
+    assert not [path for path in hub.asked if path.endswith(".safetensors")]
 
 
 async def test_a_check_right_after_a_refusal_looks_again(models: RewardModels, tmp_path: Path) -> None:

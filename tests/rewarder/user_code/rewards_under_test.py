@@ -1,7 +1,10 @@
 """Reward functions as users write them, good and bad. Nothing here imports headrace."""
 
 import asyncio
+import contextlib
 import os
+import resource
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -62,6 +65,28 @@ async def cancels_itself(**_: Any) -> list[float]:
 
 def crashes(**_: Any) -> list[float]:
     os._exit(7)
+
+
+def starts_a_child_and_exits(pid_file: list[str], **_: Any) -> list[float]:
+    Path(pid_file[0]).write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+    os._exit(7)
+
+
+def speaks_for_the_worker(**_: Any) -> list[float]:
+    """Write a frame that is no reply to the socket between service and worker."""
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family == socket.AF_UNIX and connection.type == socket.SOCK_STREAM:
+                connection.sendall(b"\0\0\0\1\xc1")
+    while True:
+        time.sleep(0.05)
+
+
+_processor_seconds = float(resource.getrlimit(resource.RLIMIT_CPU)[0])
+
+
+def processor_seconds_of_its_import(completions: list[str], **_: Any) -> list[float]:
+    return [_processor_seconds] * len(completions)
 
 
 def hangs(pid_file: list[str] | None = None, **_: Any) -> list[float]:

@@ -136,11 +136,22 @@ def test_any_sequence_will_do(returned: object) -> None:
         (1.0, "returned float, not a list of 2 numbers"),
         ("ab", "returned str, not a list of 2 numbers"),
         ({"a": 1, "b": 2}, "returned dict, not a list of 2 numbers"),
+        ({1.0, 0.0}, "returned set, not a list of 2 numbers"),
+        (frozenset({1.0, 0.0}), "returned frozenset, not a list of 2 numbers"),
+        (b"ab", "returned bytes, not a list of 2 numbers"),
+        (bytearray(b"ab"), "returned bytearray, not a list of 2 numbers"),
+        (memoryview(b"ab"), "returned memoryview, not a list of 2 numbers"),
         (None, "returned NoneType, not a list of 2 numbers"),
     ],
 )
 def test_what_is_no_list_of_the_right_length_is_invalid_for_all(returned: object, detail: str) -> None:
     assert judge(returned, 2) == [Verdict("invalid", None, detail)] * 2
+
+
+def test_a_verdict_is_taken_from_a_built_in_alone() -> None:
+    verdict = Verdict("scored", 0.5, components={"style": 0.5})
+    assert judge([verdict], 1, is_built_in=True) == [verdict]
+    assert judge([verdict], 1) == [Verdict("invalid", None, "returned Verdict where a number belongs")]
 
 
 def test_a_plain_function_that_returns_a_coroutine_is_told_to_say_async() -> None:

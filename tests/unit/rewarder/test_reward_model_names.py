@@ -18,15 +18,14 @@ def test_functions_and_endpoints_are_none(name: str) -> None:
     assert not is_reward_model(name)
 
 
-def test_a_directory_that_exists_is_one_unless_a_function_has_its_name(
+def test_a_directory_does_not_take_the_name_of_a_function_or_an_endpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("my_model", "accuracy_reward"):
-        (tmp_path / name).mkdir()
-    assert is_reward_model("my_model")
-    assert not is_reward_model("accuracy_reward")
-    assert model_place("my_model") == ModelPlace(str(tmp_path / "my_model"))
+    (tmp_path / "judge").mkdir()
+    assert not is_reward_model("judge")
+    assert is_reward_model("./judge")
+    assert model_place("./judge") == ModelPlace(str(tmp_path / "judge"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""What the scorer counts of what its sources say, and what it sums up. No processes."""
+
+from typing import Any, cast
+
+import pytest
+
+from services.rewarder.loop_functions import LoopFunctions
+from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.reward_call import RewardCall, Verdict
+from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
+from services.rewarder.worker_frames import Answer, Inspected
+from services.rewarder.worker_pool import RewardFailure
+from shared.messages import Outcome, RewardOutcome
+
+CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
+
+
+class FakeSource:
+    """Takes every name for one of its own, and knows ``judge`` alone; scores 0.5, or fails."""
+
+    def __init__(self, failure: RewardFailure | None = None) -> None:
+        self.failure = failure
+
+    async def knows(self, name: str) -> bool:
+        return True
+
+    def exists(self, name: str) -> bool:
+        return name == "judge"
+
+    async def inspect(self, name: str) -> Inspected:
+        return Inspected("endpoint")
+
+    async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
+        if self.failure is not None:
+            raise self.failure
+        return Answer([Verdict("scored", 0.5)]), 2.0
+
+
+def scorer(source: FakeSource, metrics: RewarderMetrics) -> Scorer:
+    functions = PythonFunctions(
+        cast("Any", None),
+        loop_functions=LoopFunctions(reward_path=(), import_timeout_s=60),
+        import_timeout_s=60,
+        check_timeout_s=60,
+    )
+    return Scorer(functions, metrics=metrics, sources=[source])
+
+
+async def outcome_of(source: FakeSource, metrics: RewarderMetrics, name: str = "judge") -> RewardOutcome:
+    ((outcome,),) = await scorer(source, metrics).score(CALL, [WeightedFunction(name)], timeout_s=60, lane="test")
+    return outcome
+
+
+def functions_shown(metrics: RewarderMetrics) -> set[str]:
+    """Return what the label ``function`` holds, in all metrics."""
+    samples = [sample for metric in metrics.registry.collect() for sample in metric.samples]
+    return {sample.labels["function"] for sample in samples if "function" in sample.labels}
+
+
+async def test_names_that_nobody_found_share_one_label() -> None:
+    metrics = RewarderMetrics()
+    for name in ("judge", "org/one", "org/two"):
+        await outcome_of(FakeSource(), metrics, name)
+    assert functions_shown(metrics) == {"judge", "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "seconds"),
+    [
+        (RewardFailure("overload", "nobody is free"), 0.0),
+        (RewardFailure("timeout", "took longer than 30 s", seconds=30.0), 30.0),
+    ],
+)
+async def test_the_time_of_a_failure_is_that_of_the_work_without_the_wait(
+    failure: RewardFailure, seconds: float
+) -> None:
+    metrics = RewarderMetrics()
+    outcome = await outcome_of(FakeSource(failure), metrics)
+    assert (outcome.outcome, outcome.latency_s) == (failure.outcome, seconds)
+    labels = {"function": "judge", "outcome": failure.outcome}
+    assert metrics.registry.get_sample_value("headrace_reward_seconds_sum", labels) == seconds
+
+
+async def test_an_endpoint_that_was_deleted_is_shown_no_more_and_begins_anew_under_its_name() -> None:
+    metrics = RewarderMetrics()
+    await outcome_of(FakeSource(), metrics)
+    await outcome_of(FakeSource(RewardFailure("timeout", "took long", seconds=30.0)), metrics)
+    metrics.observe_values("judge", [100.0])
+    metrics.forget_endpoint("judge")
+    assert functions_shown(metrics) == set()
+    await outcome_of(FakeSource(), metrics)
+    assert metrics.registry.get_sample_value("headrace_reward_value_mean", {"function": "judge"}) == 0.5
+
+
+def outcome(value: float | None, weight: float = 1.0, kind: Outcome = "scored") -> RewardOutcome:
+    return RewardOutcome("f", kind, value, weight, "", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "total"),
+    [
+        ([outcome(1.0, 2.0), outcome(0.5)], 2.5),
+        ([outcome(1.0), outcome(None, kind="not_applicable")], 1.0),
+        ([outcome(None, kind="not_applicable")], None),
+        ([outcome(1.0), outcome(None, kind="timeout")], None),
+        ([outcome(1e308), outcome(1e308)], None),
+        ([outcome(1e308, 10.0), outcome(1e308, -10.0)], None),
+    ],
+)
+def test_a_sum_is_a_finite_number_or_none(outcomes: list[RewardOutcome], total: float | None) -> None:
+    assert weighted_sum(outcomes) == total

@@ -1,0 +1,174 @@
+"""Reward models without their processes: what the test says, a process says. No torch."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.rewarder.reward_call import RewardCall, Verdict
+from services.rewarder.reward_models import reward_models
+from services.rewarder.reward_models.model_frames import Described, Loaded, Reply, Request, Score, Scored, Working
+from services.rewarder.reward_models.model_process import ModelDiedError, ModelProcess
+from services.rewarder.reward_models.model_settings import ModelSettings
+from services.rewarder.reward_models.reward_model_metrics import RewardModelMetrics
+from services.rewarder.reward_models.reward_models import RewardModels
+from services.rewarder.worker_frames import Answer, Inspected, Refused
+from services.rewarder.worker_pool import RewardFailure
+from tests.eventually import eventually
+
+CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
+LOADED: list[Reply] = [Described("Fake", None), Loaded("Fake", "v1", "cpu", "float32")]
+
+
+class FakeProcess:
+    """Says what it is told to."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.sent: list[Request] = []
+        self.replies: asyncio.Queue[Reply | Exception] = asyncio.Queue()
+
+    def says(self, *replies: Reply | Exception) -> None:
+        for reply in replies:
+            self.replies.put_nowait(reply)
+
+    def send(self, request: Request) -> None:
+        self.sent.append(request)
+
+    async def receive(self) -> Reply:
+        reply = await self.replies.get()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def kill(self) -> int:
+        return -9
+
+    def scores(self) -> list[int]:
+        return [request.id for request in self.sent if isinstance(request, Score)]
+
+
+class Processes:
+    """Those that were started; ``failure`` is why none can be."""
+
+    def __init__(self) -> None:
+        self.started: list[FakeProcess] = []
+        self.failure: Exception | None = None
+
+    async def start(self) -> FakeProcess:
+        if self.failure is not None:
+            raise self.failure
+        self.started.append(FakeProcess())
+        return self.started[-1]
+
+    async def newest(self, number: int) -> FakeProcess:
+        await eventually(lambda: len(self.started) == number)
+        return self.started[-1]
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    made = Processes()
+    monkeypatch.setattr(ModelProcess, "start", made.start)
+    monkeypatch.setattr(reward_models, "_NEEDED", ())
+    return made
+
+
+@pytest.fixture
+async def models(processes: Processes) -> Any:
+    models = RewardModels(ModelSettings(), metrics=RewardModelMetrics(CollectorRegistry()), in_use=tuple)
+    yield models
+    await models.close()
+
+
+def start_call(models: RewardModels, name: str, *, timeout_s: float = 60.0) -> "asyncio.Task[tuple[Answer, float]]":
+    return asyncio.create_task(cast("Any", models.call(name, CALL, timeout_s=timeout_s, lane="a")))
+
+
+async def turn_the_loop() -> None:
+    """Let all tasks go as far as they can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_deadline_does_not_run_while_the_model_is_loaded_again(
+    models: RewardModels, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [start_call(models, "org/name") for _ in range(2)]
+    first = await processes.newest(1)
+    await eventually(lambda: first.scores() == [0, 1])
+    # It begins with one, turns to the other, and dies.
+    first.says(*LOADED, Working([0], is_scoring=True))
+    await turn_the_loop()
+    first.says(Working([1], is_scoring=True), ModelDiedError("gone"))
+    second = await processes.newest(2)
+    await eventually(lambda: second.scores() == [0])
+    with pytest.raises(RewardFailure, match="died with signal 9 while it scored this"):
+        await calls[1]
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + 120.0)  # as timers see it
+    await turn_the_loop()
+    assert not calls[0].done()
+    second.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))
+    answer, seconds = await calls[0]
+    assert answer.verdicts == [Verdict("scored", 0.5)]
+    assert seconds < 60.0
+
+
+async def test_a_failure_that_nobody_foresaw_is_an_error_of_the_calls_and_no_wait_without_end(
+    models: RewardModels, processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    processes.failure = RuntimeError("unforeseen")
+    with pytest.raises(RewardFailure, match="RuntimeError: unforeseen") as caught:
+        await start_call(models, "org/one")
+    assert caught.value.outcome == "error"
+    processes.failure = None
+    call = start_call(models, "org/two")
+    (await processes.newest(1)).says(*LOADED, Working([0], is_scoring=True), RuntimeError("unforeseen"))
+    with pytest.raises(RewardFailure, match="RuntimeError: unforeseen"):
+        await call
+    assert len([record for record in caplog.records if record.exc_info]) == 2, "the log says where"
+
+
+async def test_a_directory_that_was_changed_is_not_loaded_under_calls_and_a_check_says_so(
+    models: RewardModels, processes: Processes, tmp_path: Path
+) -> None:
+    name = str(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    call = start_call(models, name)
+    first = await processes.newest(1)
+    first.says(*LOADED)
+    assert isinstance(await models.inspect(name), Inspected)
+    (tmp_path / "config.json").write_text('{"changed": true}')
+    refused = await models.inspect(name)
+    assert isinstance(refused, Refused)
+    assert refused.detail.startswith(f"the files of {name} were changed while calls of it are under way; try again")
+    first.says(Scored(0, [Verdict("scored", 0.5)]))
+    await call
+    check = asyncio.create_task(models.inspect(name))
+    (await processes.newest(2)).says(*LOADED)
+    assert isinstance(await check, Inspected)
+
+
+async def test_however_many_models_are_down_one_that_is_asked_for_is_not_forgotten(models: RewardModels) -> None:
+    names = [f"org/model-{number}" for number in range(66)]
+    for name in names:
+        await models._model(name)  # pyright: ignore[reportPrivateUsage]
+    oldest = next(iter(models._models))  # pyright: ignore[reportPrivateUsage]
+    model = await models._model(oldest)  # pyright: ignore[reportPrivateUsage]
+    assert model.name == oldest
+
+
+async def test_a_model_exists_once_its_config_was_read(models: RewardModels, processes: Processes) -> None:
+    assert await models.knows("org/name")
+    assert not models.exists("org/name")
+    call = start_call(models, "org/name")
+    process = await processes.newest(1)
+    assert not models.exists("org/name")
+    process.says(*LOADED, Scored(0, [Verdict("scored", 0.5)]))
+    await call
+    assert models.exists("org/name")
