@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import msgspec
 
+from shared.errors import UserError
 from shared.messages import Outcome, Prompt
 from shared.run_options.reward_kwargs import also_columns
 
@@ -62,6 +63,14 @@ class RewardCall(msgspec.Struct, frozen=True):
     chat_template_kwargs: dict[str, Any] = {}
     reward_kwargs: dict[str, dict[str, Any]] = {}
     """Extra keyword arguments, by function."""
+
+
+def require_sendable(call: RewardCall) -> None:
+    """Raise UserError if a call holds what msgpack, in which it goes to workers, cannot carry."""
+    try:
+        msgspec.msgpack.encode(call)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise UserError(f"the completions or columns cannot be passed on: {error}") from error
 
 
 def own_copy(call: RewardCall) -> RewardCall:

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.reward_call import RewardCall, TrainerState, require_sendable
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
-from shared.errors import MessageError, StateLostError, UserError
+from shared.errors import StateLostError, UserError
 from shared.keys import REWARDERS, RunKeys
 from shared.lease import lease
 from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, decode_completed_group, encode
@@ -142,6 +142,7 @@ class RewardLoop:
     async def _serve(self, record: RunRecord) -> None:
         try:
             config = record.parsed_config()
+            require_sendable(_call_without_rows(config))
         except UserError as error:
             log.error("run %s is not scored: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
             await refuse(self._redis, "rewarder", self._replica_id, str(error), run_id=record.run_id)
@@ -196,21 +197,19 @@ class RewardLoop:
             WeightedFunction(name, weight) for name, weight in zip(config.reward_funcs, config.weights(), strict=True)
         ]
         state = self._states.get(group.prompt.run_id, TrainerState())
-        try:
-            outcomes = await self._scorer.score(
-                call_for(
-                    group,
-                    state=state,
-                    max_completion_length=config.max_completion_length,
-                    chat_template_kwargs=config.chat_template_kwargs,
-                    reward_kwargs=config.reward_kwargs,
-                ),
-                functions,
-                timeout_s=config.reward_timeout_s,
-                lane=group.prompt.run_id,
-            )
-        except UserError as error:
-            raise MessageError(str(error)) from error
+        outcomes = await self._scorer.score(
+            call_for(
+                group,
+                state=state,
+                max_completion_length=config.max_completion_length,
+                chat_template_kwargs=config.chat_template_kwargs,
+                reward_kwargs=config.reward_kwargs,
+            ),
+            functions,
+            timeout_s=config.reward_timeout_s,
+            lane=group.prompt.run_id,
+            is_known_to_be_sendable=True,
+        )
         return with_rewards(group, outcomes, by=self._replica_id)
 
     async def _pause(self) -> None:
@@ -219,6 +218,13 @@ class RewardLoop:
                 await self._stopping.wait()
         except TimeoutError:
             pass
+
+
+def _call_without_rows(config: RunConfig) -> RewardCall:
+    """Return what of every call of the run comes from its configuration, and not off a stream."""
+    return RewardCall(
+        [], [], {}, chat_template_kwargs=config.chat_template_kwargs or {}, reward_kwargs=config.reward_kwargs
+    )
 
 
 def call_for(

@@ -15,15 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.reward_call import RewardCall, everyone
+from services.rewarder.reward_call import RewardCall, everyone, require_sendable
 from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
-from shared.errors import UserError
 from shared.messages import RewardOutcome
 
 log = logging.getLogger(__name__)
@@ -60,17 +57,28 @@ class Scorer:
         self._logged: set[tuple[str, str]] = set()
 
     async def score(
-        self, call: RewardCall, functions: Sequence[WeightedFunction], *, timeout_s: float, lane: str
+        self,
+        call: RewardCall,
+        functions: Sequence[WeightedFunction],
+        *,
+        timeout_s: float,
+        lane: str,
+        is_known_to_be_sendable: bool = False,
     ) -> list[tuple[RewardOutcome, ...]]:
         """Return for each completion one outcome a function, in the order of ``functions``.
+
+        Args:
+            call: What is scored.
+            functions: By what.
+            timeout_s: Deadline of each function.
+            lane: The run, or the HTTP routes.
+            is_known_to_be_sendable: Whether ``call`` came off a stream, or ``require_sendable`` was asked.
 
         Raises:
             UserError: The call holds what msgpack cannot carry.
         """
-        try:
-            msgspec.msgpack.encode(call)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise UserError(f"the completions or columns cannot be passed on: {error}") from error
+        if not is_known_to_be_sendable:
+            require_sendable(call)
         asked = [self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions]
         with self._functions.one_version():
             # One needs no task of its own.
