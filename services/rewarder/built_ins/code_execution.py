@@ -19,14 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from services.rewarder.built_ins.fenced_blocks import fenced_blocks
 from services.rewarder.reward_call import Completion, Verdict, everyone, printable, text_of
 from services.rewarder.sandbox import inside
 from services.rewarder.sandbox.chosen import usable_sandbox
 from services.rewarder.sandbox.sandbox import Limits, Sandbox, SandboxUnavailableError
 
-_FENCED = re.compile(
-    r"^[ \t]*```[ \t]*(?P<language>[\w+-]*)[^\n]*\n(?P<code>.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE
-)
 _PYTHON = ("python", "python3", "py")
 _WALL_SPARE_S = 20.0
 """Beyond the time of the tests, for starting and ending: the judge watches the time itself."""
@@ -97,9 +95,9 @@ def check_sandbox(_kwargs: Mapping[str, Any]) -> str | None:
 
 def code_of(text: str) -> str | None:
     """Return the last fenced block that says it is Python, or else the last without a word; None if there is none."""
-    blocks = list(_FENCED.finditer(text))
-    of_python = [block["code"] for block in blocks if block["language"].lower() in _PYTHON]
-    unnamed = [block["code"] for block in blocks if not block["language"]]
+    blocks = fenced_blocks(text)
+    of_python = [block.content for block in blocks if block.language in _PYTHON]
+    unnamed = [block.content for block in blocks if not block.language]
     code = next(reversed(of_python or unnamed), None)
     return None if code is None else textwrap.dedent(code)
 
