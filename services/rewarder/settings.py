@@ -92,7 +92,7 @@ class RewarderSettings(ServiceSettings):
 
     def sandbox_choice(self) -> SandboxChoice:
         """Return the settings of the sandbox."""
-        return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image)
+        return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image, self.num_reward_workers)
 
     @field_validator("reward_path", mode="before")
     @classmethod
