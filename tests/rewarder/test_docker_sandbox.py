@@ -39,9 +39,9 @@ def _client(docker: Any) -> tuple[Any, str]:
     try:
         client = docker.from_env(timeout=60)
         client.ping()
-        return client, ""
     except Exception as error:  # noqa: BLE001  the SDK raises its own, requests' and urllib3's
         return None, str(error)
+    return client, ""
 
 
 async def test_a_program_computes_reads_its_input_and_is_process_1(sandbox: DockerSandbox) -> None:
