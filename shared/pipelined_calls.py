@@ -6,7 +6,7 @@
     call D --+
 
 Each is still all or nothing by itself, and none waits for others that may come. A thousand results at the same moment
-cost a few round trips on one connection, not a thousand connections. The time of each runs from its own start, and goes on
+cost a few round trips on one connection, not a thousand connections. Time runs for each from its own start, and goes on
 while others are sent before it.
 """
 
