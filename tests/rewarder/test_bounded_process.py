@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ async def test_a_flood_that_has_filled_every_buffer_when_it_is_killed_ends_at_on
 async def test_a_command_whose_caller_is_cancelled_while_it_is_stopped_leaves_nothing_stopped_or_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parent_of = bounded_process._state_and_parent
+    parent_of: Callable[[int], tuple[str, int]] = getattr(bounded_process, "_state_and_parent")  # noqa: B009  private
     asked: list[int] = []
 
     def never_seen_stopped(pid: int) -> tuple[str, int]:

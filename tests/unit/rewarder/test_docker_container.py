@@ -81,6 +81,10 @@ class PlayedEngine:
         self._theirs.shutdown(socket.SHUT_WR)
 
 
+def says_nothing(_stdin: bytes) -> list[tuple[int, bytes]]:
+    return []
+
+
 async def run(program: Any, limits: Limits = LIMITS) -> tuple[Any, PlayedEngine]:
     engine = PlayedEngine(program)
     try:
@@ -158,7 +162,7 @@ async def test_an_engine_that_makes_no_container_is_no_sandbox() -> None:
 
 
 async def test_an_engine_over_tls_is_refused_and_gets_no_program() -> None:
-    engine = PlayedEngine(lambda _stdin: [], url="https://engine:2376")
+    engine = PlayedEngine(says_nothing, url="https://engine:2376")
     try:
         with pytest.raises(SandboxUnavailableError, match="https://engine:2376 is spoken to over TLS"):
             await DockerSandbox(image="an-image", client=engine).run("print(1)", limits=LIMITS)
@@ -169,7 +173,7 @@ async def test_an_engine_over_tls_is_refused_and_gets_no_program() -> None:
 
 async def test_containers_that_killed_workers_never_started_are_removed_at_the_first_use() -> None:
     made = [Made(3600), Made(5), Made(120)]
-    engine = PlayedEngine(lambda _stdin: [], made=made)
+    engine = PlayedEngine(says_nothing, made=made)
     sandbox = DockerSandbox(image="an-image", client=engine)
     try:
         await sandbox.run("print(1)", limits=LIMITS)
