@@ -172,12 +172,12 @@ async def status(api: TrainerApi, run_id: str) -> str:
 async def test_a_queued_run_that_was_paused_lets_others_go_first_until_it_is_resumed(
     settings: TrainerSettings, redis: Redis, run_config: RunConfig, tmp_path: Path
 ) -> None:
-    plan = RankPlan(tmp_path)
-    async with supervising(plan.settings(settings, "finish"), redis) as api:
-        await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
-        await api.supervisor.pause_run("run-a")
-        await api.store.create("run-b", run_config, run_dir=str(tmp_path / "run-b"))
-        api.supervisor.wake()
+    settings = RankPlan(tmp_path).settings(settings, "finish")
+    before = make_api(settings, redis, stopping=asyncio.Event())
+    await before.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+    await before.supervisor.pause_run("run-a")
+    await before.store.create("run-b", run_config, run_dir=str(tmp_path / "run-b"))
+    async with supervising(settings, redis) as api:
 
         async def is_finished(run_id: str) -> bool:
             return await status(api, run_id) == "finished"
