@@ -216,10 +216,10 @@ async def test_a_rank_that_crashes_while_its_run_is_paused_does_not_use_up_the_r
 ) -> None:
     plan = RankPlan(tmp_path)
     num_crashes = settings.max_restarts_without_progress + 3
+    store = RunStore(redis)
+    await store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+    await store.write_pause("run-a", ASKED)
     async with supervising(plan.settings(settings, "exit=1 " * num_crashes + "finish"), redis) as api:
-        await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
-        await api.store.write_pause("run-a", ASKED)
-        api.supervisor.wake()
 
         async def has_ended() -> bool:
             return await status(api, "run-a") in ("finished", "failed")
