@@ -153,6 +153,7 @@ def _add_rewards(add_parser: AddParser) -> None:
     check.add_argument(
         "--timeout-s", type=_seconds, default=30.0, metavar="S", help="deadline for one row's completions (30)"
     )
+    check.add_argument("--kwargs", metavar="JSON", help="what a run's reward_kwargs would say of the function")
     check.set_defaults(command=_rewards_check)
     listed = commands.add_parser("list", help="list the reward functions that a running rewarder knows by name")
     listed.add_argument("--rewarder-url", metavar="URL", help="a rewarder elsewhere; its key is HEADRACE_API_KEY")

@@ -2,10 +2,11 @@
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from rich import box
 from rich.console import Console
@@ -16,6 +17,7 @@ from headrace import process_table
 from headrace.reward_check.function_name import NamedFunction, named_function
 from headrace.state_dir import StateDir, choose_state_dir
 from shared.errors import HeadraceError, UserError
+from shared.run_options.reward_kwargs import check_reward_kwargs
 
 SCORED, FAILED, WRONG_ARGUMENTS = 0, 1, 2
 _PIPE_WIDTH = 160
@@ -56,10 +58,17 @@ def _check(arguments: argparse.Namespace) -> int:
     read = read_row_groups(
         _data_settings(arguments), num_rows=arguments.num_rows, completion_column=arguments.completion_column
     )
+    kwargs = _kwargs(named.name, arguments.kwargs)
     runner = asyncio.Runner()
-    trial = runner.run(
-        try_function(named.name, read.groups, reward_path=named.reward_path, timeout_s=arguments.timeout_s)
-    )
+    try:
+        trial = runner.run(
+            try_function(
+                named.name, read.groups, reward_path=named.reward_path, timeout_s=arguments.timeout_s, kwargs=kwargs
+            )
+        )
+    except Exception:
+        runner.close()
+        raise
     if trial.is_ended:
         runner.close()  # which waits for what is left on the event loop, for ever if need be
     sources = trial.inspected.sources
@@ -76,6 +85,23 @@ def _check(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         os._exit(status)
     return status
+
+
+def _kwargs(name: str, text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        kwargs: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--kwargs is no JSON: {error or type(error).__name__}") from error
+    if not isinstance(kwargs, dict):
+        raise UserError('--kwargs: write a table of arguments and values, such as {"tolerance": 0.01}')
+    checked = cast("dict[str, Any]", kwargs)
+    try:
+        check_reward_kwargs({name: checked}, [name])
+    except ValueError as error:
+        raise UserError(f"--kwargs: {error}") from error
+    return checked
 
 
 def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -28,6 +28,11 @@ Prompt = str | list[dict[str, str]]
 """TRL's two formats: plain text, or a conversation of ``{"role": ..., "content": ...}``."""
 
 
+def is_failure(outcome: Outcome) -> bool:
+    """Whether a reward function should have said something of a completion, and could not."""
+    return outcome not in ("scored", "not_applicable")
+
+
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
     """Sampled tokens ``[start, end)`` of a rollout came from this policy version.
 

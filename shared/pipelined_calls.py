@@ -6,20 +6,24 @@
     call D --+
 
 Each is still all or nothing by itself, and none waits for others that may come. A thousand results at the same moment
-cost a few round trips on one connection, not a thousand connections.
+cost a few round trips on one connection, not a thousand connections. Time runs for each from its own start, and goes on
+while others are sent before it.
 """
 
 import asyncio
+import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from redis.exceptions import ResponseError
 
+from shared.errors import UnavailableError
 from shared.redis_connection import TRANSIENT, Redis, patiently, translate
 
-_MAX_CALLS = 128
-"""In one round trip: with payloads of 100 kB it moves 13 MB."""
+_MAX_CALLS, _MAX_BYTES = 128, 8 << 20
+"""In one round trip, which takes less than a second then; a longer call goes alone."""
 
 
 @dataclass(eq=False)
@@ -28,6 +32,11 @@ class _Call:
     keys: Sequence[str]
     args: Sequence[str | bytes | int | float]
     answers: list[Any] = field(default_factory=list[Any])
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its arguments; numbers are short."""
+        return sum(len(arg) for arg in self.args if isinstance(arg, str | bytes))
 
 
 class PipelinedCalls:
@@ -48,18 +57,34 @@ class PipelinedCalls:
     ) -> Any:
         """Do what redis_connection.call does, and raise what it raises."""
         mine = _Call(function, keys, args)
+        deadline = time.monotonic() + timeout_s
         self._waiting[mine] = None
         try:
-            while not mine.answers:
-                async with self._sending:
-                    if not mine.answers:  # nobody who was ahead has taken it along
-                        await self._send(list(self._waiting)[:_MAX_CALLS], timeout_s)
+            async with asyncio.timeout(timeout_s):
+                while not mine.answers:
+                    async with self._sending:
+                        if not mine.answers:  # nobody who was ahead has taken it along
+                            await self._send(self._next_calls(), deadline - time.monotonic())
+        except TimeoutError as error:
+            if not mine.answers:
+                raise UnavailableError(f"Redis function {function} was not answered within {timeout_s:g} s") from error
         finally:
             self._waiting.pop(mine, None)
         (answer,) = mine.answers
         if isinstance(answer, ResponseError):
             raise translate(answer) from answer
         return answer
+
+    def _next_calls(self) -> list[_Call]:
+        """Return those that have waited longest, as many as one round trip takes."""
+        calls: list[_Call] = []
+        num_bytes = 0
+        for call in itertools.islice(self._waiting, _MAX_CALLS):
+            num_bytes += call.num_bytes
+            if calls and num_bytes > _MAX_BYTES:
+                break
+            calls.append(call)
+        return calls
 
     async def _send(self, calls: list[_Call], timeout_s: float) -> None:
         """Send these, in one round trip. Who sends them may be cancelled: the others send theirs again."""

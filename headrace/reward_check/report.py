@@ -11,9 +11,8 @@ from rich.text import Text
 from headrace.reward_check.row_groups import RowGroup, RowGroups
 from headrace.reward_check.training_view import GroupView, training_view
 from headrace.reward_check.trial import Trial
-from shared.messages import RewardOutcome
+from shared.messages import RewardOutcome, is_failure
 
-HARMLESS = ("scored", "not_applicable")
 _MAX_SHOWN = 44
 _STYLES = {"scored": "green", "not_applicable": "dim"}
 
@@ -63,7 +62,7 @@ def summary(name: str, read: RowGroups, trial: Trial) -> Iterator[str]:
 
 def has_failed(trial: Trial) -> bool:
     """Whether the function failed on any completion."""
-    return any(outcome.outcome not in HARMLESS for group in trial.outcomes for outcome in group)
+    return any(is_failure(outcome.outcome) for group in trial.outcomes for outcome in group)
 
 
 def _fates(views: Sequence[GroupView]) -> Iterator[str]:

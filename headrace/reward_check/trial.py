@@ -9,9 +9,11 @@ So a function that hangs, crashes or returns nonsense shows here as it would in 
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
+
+from pydantic import ValidationError
 
 from headrace.reward_check.row_groups import RowGroup
 from services.rewarder.loop_functions import LoopFunctions
@@ -19,8 +21,9 @@ from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.sandbox.chosen import SandboxChoice
 from services.rewarder.scoring import Scorer, WeightedFunction
-from services.rewarder.settings import MIB, RewarderSettings
+from services.rewarder.settings import MIB, RewarderSettings, SandboxSettings
 from services.rewarder.worker_frames import Inspected, Refused
 from services.rewarder.worker_pool import WorkerPool
 from shared.errors import UserError
@@ -49,20 +52,27 @@ class Trial:
 
 
 async def try_function(
-    name: str, groups: Sequence[RowGroup], *, reward_path: tuple[str, ...], timeout_s: float
+    name: str,
+    groups: Sequence[RowGroup],
+    *,
+    reward_path: tuple[str, ...],
+    timeout_s: float,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Trial:
-    """Score every group, all at the same time.
+    """Score every group, all at the same time, with ``kwargs`` as a run's ``reward_kwargs`` of the function.
 
     Raises:
-        UserError: There is no such function, or it cannot be imported.
+        UserError: There is no such function, it cannot be imported, or it cannot be given these arguments.
     """
     settings = RewarderSettings.model_construct()  # the defaults, whatever the environment says of a service
+    num_workers = min(len(groups), max(2, os.cpu_count() or 1))
+    limits = Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path, _sandbox(num_workers))
     metrics = RewarderMetrics()
     loop_functions = LoopFunctions(reward_path=reward_path, import_timeout_s=settings.import_timeout_s)
     with _Heard() as heard:
         async with WorkerPool(
-            num_workers=min(len(groups), max(2, os.cpu_count() or 1)),
-            limits=Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path),
+            num_workers=num_workers,
+            limits=limits,
             queue_timeout_s=(timeout_s + settings.import_timeout_s) * len(groups),
             import_timeout_s=settings.import_timeout_s,
             metrics=metrics,
@@ -74,28 +84,36 @@ async def try_function(
                 check_timeout_s=settings.import_timeout_s,
             )
             try:
-                inspected = await functions.inspect(name)
+                inspected = await functions.inspect(name, kwargs)
                 if isinstance(inspected, Refused):
                     raise UserError(inspected.detail)
-                outcomes = await _score(Scorer(functions, metrics=metrics), name, groups, timeout_s)
+                calls = [_call(group, {name: dict(kwargs or {})}) for group in groups]
+                outcomes = await _score(Scorer(functions, metrics=metrics), name, calls, timeout_s)
             finally:
                 await functions.close()
                 is_ended = await loop_functions.close()
     return Trial(inspected, outcomes, tuple(heard.messages), is_ended)
 
 
+def _sandbox(num_workers: int) -> SandboxChoice:
+    try:
+        return SandboxSettings().choice_for(num_workers)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UserError(f"HEADRACE_{'_'.join(map(str, first['loc'])).upper()}: {first['msg']}") from error
+
+
 async def _score(
-    scorer: Scorer, name: str, groups: Sequence[RowGroup], timeout_s: float
+    scorer: Scorer, name: str, calls: Sequence[RewardCall], timeout_s: float
 ) -> tuple[tuple[RewardOutcome, ...], ...]:
     function = [WeightedFunction(name)]
-    calls = map(_call, groups)
     rows_by_group = await asyncio.gather(
         *(scorer.score(call, function, timeout_s=timeout_s, lane=LANE) for call in calls)
     )
     return tuple(tuple(row[0] for row in rows) for rows in rows_by_group)
 
 
-def _call(group: RowGroup) -> RewardCall:
+def _call(group: RowGroup, reward_kwargs: dict[str, dict[str, Any]]) -> RewardCall:
     is_conversational = not isinstance(group.prompt, str)
     return RewardCall(
         prompts=[group.prompt] * len(group.completions),
@@ -105,6 +123,7 @@ def _call(group: RowGroup) -> RewardCall:
         columns={name: [value] * len(group.completions) for name, value in group.columns.items()},
         completion_ids=[list(text.encode("utf-8", "replace")) for text in group.completions],
         max_completion_length=MAX_COMPLETION_LENGTH,
+        reward_kwargs=reward_kwargs,
     )
 
 

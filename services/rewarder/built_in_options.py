@@ -17,12 +17,14 @@ class Option:
         at_least: Of a number.
         at_most: Of a number.
         choices: All that it can be, if that is known.
+        may_be_empty: Of text, and of each in a list.
     """
 
     kind: Kind
     at_least: float | None = None
     at_most: float | None = None
     choices: tuple[str, ...] = ()
+    may_be_empty: bool = True
 
     def why_not(self, value: object) -> str | None:
         """Return what it must be, and is not; None if it is."""
@@ -33,6 +35,9 @@ class Option:
                 return f"must be at least {self.at_least:g}, and is {value}"
             if self.at_most is not None and value > self.at_most:
                 return f"must be at most {self.at_most:g}, and is {value}"
+        texts = cast("list[object]", value) if isinstance(value, list) else [value]
+        if not self.may_be_empty and ("" in texts or not texts):
+            return "must not be empty" if value in ("", []) else "must not have an empty text"
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
         return None

@@ -66,7 +66,7 @@ BUILT_INS: dict[str, BuiltIn] = {
         "reasoning_accuracy:reasoning_accuracy_reward",
         "accuracy_reward of what follows the reasoning; 0.0 if the reasoning does not end",
         _GOLD,
-        {"reasoning_delimiters": Option("a list of text")},
+        {"reasoning_delimiters": Option("a list of text", may_be_empty=False)},
     ),
     "numeric_match_reward": BuiltIn(
         "numeric_match:numeric_match_reward",
@@ -82,7 +82,7 @@ BUILT_INS: dict[str, BuiltIn] = {
         "exact_match:exact_match_reward",
         "1.0 if the completion is the gold answer but for surrounding white space, 0.0 if not",
         _GOLD,
-        {"after": Option("text"), "ignore_case": Option("true or false")},
+        {"after": Option("text", may_be_empty=False), "ignore_case": Option("true or false")},
     ),
     "regex_reward": BuiltIn(
         "regex_match:regex_reward",

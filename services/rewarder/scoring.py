@@ -21,12 +21,11 @@ from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
-from shared.messages import RewardOutcome
+from shared.messages import RewardOutcome, is_failure
 
 log = logging.getLogger(__name__)
 
 _TAKES_NO_KWARGS = "is no Python function and takes no reward_kwargs; leave its entry out"
-_HARMLESS = frozenset({"scored", "not_applicable"})
 _MAX_TRACES = 1000
 """Traces are logged once for each distinct failure; the memory of which is forgotten at this size."""
 
@@ -153,9 +152,9 @@ class Scorer:
         if "scored" in counts:
             values = [verdict.value for verdict in answer.verdicts if verdict.value is not None]
             self._metrics.observe_values(label, values)
-        if not counts.keys() - _HARMLESS:
+        failed = next((verdict for verdict in answer.verdicts if is_failure(verdict.outcome)), None)
+        if failed is None:
             return
-        failed = next(verdict for verdict in answer.verdicts if verdict.outcome not in _HARMLESS)
         key = (name, failed.outcome if failed.outcome != "error" else failed.detail)
         if key in self._logged:
             return
@@ -167,7 +166,7 @@ class Scorer:
 
 def weighted_sum(outcomes: Sequence[RewardOutcome]) -> float | None:
     """Return the weighted sum of what was scored; None if a function failed, none applies, or no float holds it."""
-    if any(outcome.outcome not in _HARMLESS for outcome in outcomes):
+    if any(is_failure(outcome.outcome) for outcome in outcomes):
         return None
     values = [outcome.weight * outcome.value for outcome in outcomes if outcome.value is not None]
     total = sum(values)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
-from pydantic_settings import NoDecode
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
 from services.rewarder.rate_limits import CallLimits, check_names, read_limits
@@ -16,7 +16,22 @@ from shared.settings import ServiceSettings
 MIB = 1024 * 1024
 
 
-class RewarderSettings(ServiceSettings):
+class SandboxSettings(BaseSettings):
+    """Where generated code runs."""
+
+    model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="forbid", frozen=True)
+
+    sandbox: Kind = Field(default="bubblewrap", description="Where generated code runs: bubblewrap, or docker")
+    bwrap: str = Field(default="", description="Path of bubblewrap; looked up in PATH if empty")
+    sandbox_python: str = Field(default="", description="Python for generated code in bubblewrap; found if empty")
+    sandbox_image: str = Field(default=DEFAULT_IMAGE, description="Image with python3 for generated code in docker")
+
+    def choice_for(self, num_workers: int) -> SandboxChoice:
+        """Return the sandbox of each of so many workers."""
+        return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image, num_workers)
+
+
+class RewarderSettings(SandboxSettings, ServiceSettings):
     """What the rewarder needs besides what all services share."""
 
     reward_path: Annotated[tuple[Path, ...], NoDecode] = Field(
@@ -90,15 +105,9 @@ class RewarderSettings(ServiceSettings):
         check_names(limits)
         return limits
 
-    # Generated code
-    sandbox: Kind = Field(default="bubblewrap", description="Where generated code runs: bubblewrap, or docker")
-    bwrap: str = Field(default="", description="Path of bubblewrap; looked up in PATH if empty")
-    sandbox_python: str = Field(default="", description="Python for generated code in bubblewrap; found if empty")
-    sandbox_image: str = Field(default=DEFAULT_IMAGE, description="Image with python3 for generated code in docker")
-
     def sandbox_choice(self) -> SandboxChoice:
-        """Return the settings of the sandbox."""
-        return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image)
+        """Return the sandbox of each worker."""
+        return self.choice_for(self.num_reward_workers)
 
     @field_validator("reward_path", mode="before")
     @classmethod

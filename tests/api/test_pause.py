@@ -110,12 +110,15 @@ async def test_a_run_that_its_rewards_paused_is_shown_with_the_function_and_what
     assert await store.wishes(run_id) == Wishes("run", 1), "a rank that is away sees it when it is back"
 
 
-async def test_a_run_that_was_asked_to_stop_is_neither_paused_nor_resumed_and_one_that_ended_refuses_both(
+async def test_a_run_that_was_asked_to_stop_or_has_ended_refuses_to_be_paused_or_resumed(
     client: httpx.AsyncClient, run_id: str, store: RunStore
 ) -> None:
     await client.post(f"/v1/runs/{run_id}/stop")
     for wish in ("pause", "resume"):
-        assert (await client.post(f"/v1/runs/{run_id}/{wish}")).json()["desired"] == "stop"
+        reply = await client.post(f"/v1/runs/{run_id}/{wish}")
+        assert (reply.status_code, reply.json()["type"]) == (409, "/problems/run-is-stopping")
+        assert reply.json()["run_id"] == run_id
+        assert (await store.wishes(run_id)).desired == "stop"
     await store.set_status(run_id, "stopped")
     for wish in ("pause", "resume"):
         reply = await client.post(f"/v1/runs/{run_id}/{wish}")
@@ -169,12 +172,12 @@ async def status(api: TrainerApi, run_id: str) -> str:
 async def test_a_queued_run_that_was_paused_lets_others_go_first_until_it_is_resumed(
     settings: TrainerSettings, redis: Redis, run_config: RunConfig, tmp_path: Path
 ) -> None:
-    plan = RankPlan(tmp_path)
-    async with supervising(plan.settings(settings, "finish"), redis) as api:
-        await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
-        await api.supervisor.pause_run("run-a")
-        await api.store.create("run-b", run_config, run_dir=str(tmp_path / "run-b"))
-        api.supervisor.wake()
+    settings = RankPlan(tmp_path).settings(settings, "finish")
+    before = make_api(settings, redis, stopping=asyncio.Event())
+    await before.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+    await before.supervisor.pause_run("run-a")
+    await before.store.create("run-b", run_config, run_dir=str(tmp_path / "run-b"))
+    async with supervising(settings, redis) as api:
 
         async def is_finished(run_id: str) -> bool:
             return await status(api, run_id) == "finished"
@@ -206,3 +209,20 @@ async def test_a_paused_run_keeps_the_fleet_and_its_rank_over_a_restart_of_the_s
         assert await status(api, "run-b") == "queued"
         await api.supervisor.stop_run("run-a")
         await wait_until(lambda: len(plan.pids()) == 3)  # the next run's
+
+
+async def test_a_rank_that_crashes_while_its_run_is_paused_does_not_use_up_the_restarts(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, tmp_path: Path
+) -> None:
+    plan = RankPlan(tmp_path)
+    num_crashes = settings.max_restarts_without_progress + 3
+    store = RunStore(redis)
+    await store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+    await store.write_pause("run-a", ASKED)
+    async with supervising(plan.settings(settings, "exit=1 " * num_crashes + "finish"), redis) as api:
+
+        async def has_ended() -> bool:
+            return await status(api, "run-a") in ("finished", "failed")
+
+        await wait_until(has_ended)
+        assert await status(api, "run-a") == "finished"

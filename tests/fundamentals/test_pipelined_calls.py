@@ -1,11 +1,12 @@
 """Many hand-offs at the same moment: few round trips, few connections, and each of them as if it were alone."""
 
 import asyncio
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
-from shared.errors import StateLostError
+from shared.errors import StateLostError, UnavailableError
 from shared.keys import REWARDERS, RunKeys
 from shared.pipelined_calls import PipelinedCalls
 from shared.redis_connection import Redis
@@ -92,3 +93,49 @@ async def test_who_sends_for_all_may_be_cancelled_and_the_others_still_get_their
     assert {f"consumer-{number}".encode() for number in range(20, 50)} <= set(names)
     with pytest.raises(StateLostError):
         await calls.call("headrace_no_such_function", keys=("{run}:key",))
+
+
+class PlayedRedis:
+    """A client that notes how many calls, and bytes of arguments, come in each round trip, and may never answer."""
+
+    def __init__(self, *, answers: bool = True) -> None:
+        self.round_trips: list[tuple[int, int]] = []
+        self._answers = answers
+        self._calls: list[int] = []
+
+    def pipeline(self, *, transaction: bool) -> "PlayedRedis":
+        assert not transaction
+        self._calls = []
+        return self
+
+    def fcall(self, _function: str, num_keys: int, *keys_and_args: bytes) -> None:
+        self._calls.append(sum(map(len, keys_and_args[num_keys:])))
+
+    async def execute(self, *, raise_on_error: bool) -> Sequence[int]:
+        assert not raise_on_error
+        if not self._answers:
+            await asyncio.Event().wait()
+        self.round_trips.append((len(self._calls), sum(self._calls)))
+        await asyncio.sleep(0)
+        return [1] * len(self._calls)
+
+
+async def test_a_round_trip_is_bounded_in_calls_and_bytes_and_takes_one_call_at_least() -> None:
+    redis = PlayedRedis()
+    calls = PipelinedCalls(cast("Redis", redis))
+    sizes = [0] * 300 + [3 << 20] * 4 + [20 << 20, 1]
+    await asyncio.gather(*(calls.call("f", keys=(), args=(bytes(size),)) for size in sizes))
+    mib = 1 << 20
+    assert redis.round_trips == [
+        (1, 0), (128, 0), (128, 0), (45, 6 * mib), (2, 6 * mib), (1, 20 * mib), (1, 1)
+    ]  # fmt: skip
+
+
+async def test_nobody_waits_longer_than_asked_for_because_others_are_ahead() -> None:
+    calls = PipelinedCalls(cast("Redis", PlayedRedis(answers=False)))
+    async with asyncio.timeout(20):
+        ended = await asyncio.gather(
+            *(calls.call("f", keys=(), timeout_s=0.1) for _ in range(500)), return_exceptions=True
+        )
+    assert {str(error) for error in ended} == {"Redis function f was not answered within 0.1 s"}
+    assert all(isinstance(error, UnavailableError) for error in ended)

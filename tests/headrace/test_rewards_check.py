@@ -90,6 +90,27 @@ def test_a_function_in_a_file_shows_values_version_and_latency(project: Path) ->
     assert "3 with equal rewards" in done.stdout, "'#### 0' and '#### 2' are equally long"
 
 
+def test_a_function_is_given_what_a_run_would_give_it(project: Path) -> None:
+    done = check(project, "regex_reward", "--kwargs", '{"pattern": "#### [02]$"}')
+    assert done.returncode == 0, done.stderr
+    assert "values:      0 to 1, mean 0.6667" in done.stdout, "4 is in two of six"
+    assert "missing:" not in done.stdout
+
+
+def test_generated_code_runs_where_the_environment_says(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": "p", "solution": "```python\n```", "tests": ["pass"]}]
+    (project / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("HEADRACE_BWRAP", str(project / "no-bwrap"))
+    command = ("check", "code_execution_reward", "--dataset", "code.jsonl")
+    done = headrace(project, *command)
+    assert done.returncode == 2
+    assert "code_execution_reward has no sandbox to run code in: bubblewrap is not installed" in done.stderr
+    monkeypatch.setenv("HEADRACE_SANDBOX", "chroot")
+    refused = headrace(project, *command)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("headrace: HEADRACE_SANDBOX: Input should be 'bubblewrap' or 'docker'")
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [
@@ -117,6 +138,10 @@ def test_a_function_that_fails_shows_how_and_the_exit_status_says_so(
         (["acuracy_reward"], "Did you mean 'accuracy_reward'?"),
         (["my_rewards:brevity", "--completion-column", "gold"], "there is no column 'gold'"),
         (["my_rewards:brevity", "--timeout-s", "0"], "0 is not between 0 and 3600"),
+        (["regex_reward", "--kwargs", "{"], "--kwargs is no JSON: "),
+        (["regex_reward", "--kwargs", "[1]"], "--kwargs: write a table of arguments and values"),
+        (["regex_reward", "--kwargs", '{"x y": 1}'], "'x y' cannot be the name of an argument"),
+        (["regex_reward", "--kwargs", '{"pattern": "("}'], "regex_reward cannot use its pattern: missing )"),
     ],
 )
 def test_a_mistake_in_the_arguments_is_a_sentence_and_exit_status_2(

@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
+import os
 import secrets
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.rewarder.built_ins.code_execution import code_execution_reward
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from services.rewarder.sandbox.chosen import SandboxChoice
+from services.rewarder.sandbox.chosen import SandboxChoice, choose, num_at_once
 from services.rewarder.scoring import Scorer, WeightedFunction
+from services.rewarder.settings import RewarderSettings
 from services.rewarder.worker_frames import Inspected, Refused
 from services.rewarder.worker_pool import WorkerPool
 from shared.messages import RewardOutcome
@@ -46,10 +51,16 @@ def fenced(code: str) -> str:
 async def outcomes(
     scorer: Scorer, *codes: str, tests: Any, deadline_s: float = 100.0, **kwargs: Any
 ) -> list[RewardOutcome]:
+    return await outcomes_of_texts(scorer, *map(fenced, codes), tests=tests, deadline_s=deadline_s, **kwargs)
+
+
+async def outcomes_of_texts(
+    scorer: Scorer, *texts: str, tests: Any, deadline_s: float = 100.0, **kwargs: Any
+) -> list[RewardOutcome]:
     call = RewardCall(
-        prompts=["p"] * len(codes),
-        completions=[fenced(code) for code in codes],
-        columns={"tests": [tests] * len(codes)},
+        prompts=["p"] * len(texts),
+        completions=list(texts),
+        columns={"tests": [tests] * len(texts)},
         reward_kwargs={NAME: kwargs},
     )
     rows = await scorer.score(call, [WeightedFunction(NAME)], timeout_s=deadline_s, lane="test")
@@ -177,6 +188,15 @@ async def test_code_that_takes_everything_from_its_judge_has_passed_nothing(scor
     assert {outcome.outcome for outcome in judged[:-1]} <= {"scored", "error"}
 
 
+async def test_without_a_process_for_the_code_there_is_no_verdict(scorer: Scorer) -> None:
+    code = (
+        "import os, resource\ndef add(a, b):\n    resource.prlimit(1, resource.RLIMIT_NPROC, (0, 0))\n    os._exit(1)"
+    )
+    (judged,) = await outcomes(scorer, code, tests=ADD)
+    assert (judged.outcome, judged.value) == ("error", None)
+    assert judged.detail.startswith("the sandbox gave no verdict: no process could be started for the code: ")
+
+
 async def test_a_name_that_a_test_has_made_its_own_stays_the_tests_when_the_code_is_started_again(
     scorer: Scorer,
 ) -> None:
@@ -189,12 +209,96 @@ async def test_endless_and_greedy_code_costs_itself_and_not_its_neighbours(score
     codes = [
         "def add(a, b):\n    while True: pass",
         "while True: pass",
-        "import time\ndef add(a, b): time.sleep(1000)",
         "def add(a, b): return [0] * 10**10",
         "import os\ndef add(a, b):\n    while True: os.fork()",
         "def add(a, b): return a + b",
     ]
-    assert await values(scorer, *codes, tests=ADD, cpu_s=1, timeout_s=3.0) == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert await values(scorer, *codes, tests=ADD, cpu_s=1, timeout_s=60.0) == [0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+async def test_code_that_sleeps_through_its_time_is_wrong(scorer: Scorer) -> None:
+    (judged,) = await outcomes(scorer, "import time\ndef add(a, b): time.sleep(1000)", tests=ADD, timeout_s=8.0)
+    assert (judged.outcome, judged.value, judged.detail) == ("scored", 0.0, "its tests took longer than 8 s")
+
+
+@pytest.fixture
+def crowd() -> Iterator[None]:
+    """Keep this process, and what it starts, on one processor that eight others want as well."""
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(everywhere)})
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(8)]
+    yield
+    for other in others:
+        other.kill()
+        other.wait()
+    os.sched_setaffinity(0, everywhere)
+
+
+def test_code_whose_time_is_up_because_others_had_the_processor_is_not_judged(bwrap: str, crowd: None) -> None:
+    if not Path("/proc/self/schedstat").exists():
+        pytest.skip("this kernel does not say who waits for a processor: it needs CONFIG_SCHED_INFO")
+    choose(SandboxChoice(bwrap=bwrap))
+    try:
+        (judged,) = code_execution_reward([fenced("while True: pass")], tests=[ADD], timeout_s=1.5, cpu_s=100)
+    finally:
+        choose(SandboxChoice())
+    assert (judged.outcome, judged.value) == ("error", None)
+    assert judged.detail.startswith("the sandbox gave no verdict: the machine was too busy: of 1.5 s its processes")
+
+
+def test_each_worker_runs_so_many_programs_that_all_of_them_have_a_processor_each() -> None:
+    num_processors = len(os.sched_getaffinity(0))
+    try:
+        for num_workers, at_once in [(1, num_processors), (num_processors, 1), (10 * num_processors, 1)]:
+            choose(SandboxChoice(num_workers=num_workers))
+            assert num_at_once() == at_once
+    finally:
+        choose(SandboxChoice())
+    assert RewarderSettings.model_construct(num_reward_workers=7).sandbox_choice().num_workers == 7
+
+
+async def test_more_memory_than_a_worker_has_is_refused_with_both_settings(
+    metrics: RewarderMetrics, bwrap: str
+) -> None:
+    limits = Limits(600 << 20, LIMITS.open_files, LIMITS.reward_path, SandboxChoice(bwrap=bwrap))
+    async with pool_and_scorer(metrics, limits) as (_, scorer):
+        refused = (await scorer.check([NAME], {NAME: {"memory_mib": 601}}))[NAME]
+        says = (
+            "has an option 'memory_mib' of 601, which is more than the 600 MiB of a reward worker: lower it, or raise "
+            "HEADRACE_WORKER_MEMORY_MIB"
+        )
+        assert refused == Refused(f"{NAME} {says}")
+        (judged,) = await outcomes(scorer, "def add(a, b): return a + b", tests=ADD, memory_mib=601)
+        assert (judged.outcome, judged.detail) == ("error", says)
+        assert isinstance((await scorer.check([NAME], {NAME: {"memory_mib": 600}}))[NAME], Inspected)
+        assert await values(scorer, "def add(a, b): return a + b", tests=ADD, memory_mib=600) == [1.0]
+
+
+async def test_what_one_case_leaves_behind_is_not_in_the_way_of_the_next(scorer: Scorer) -> None:
+    trash = [
+        "open('full', 'wb').write(bytes(8 << 20))\nopen('fuller', 'wb').write(bytes(7 << 20))",
+        "import os, sys\nos.remove('program.py')\nos.makedirs('program.py/program.py')",
+        "import os\nos.remove('input')\nos.symlink('/proc/1/mem', 'input')",
+        "import os\nos.chmod('.', 0)",
+    ]
+    codes = [f"print(2 * int(input()), flush=True)\n{code}" for code in trash]
+    assert await values(scorer, *codes, tests=ECHO) == [1.0] * len(codes)
+
+
+async def test_a_case_that_cannot_be_prepared_any_more_is_failed_and_the_others_count(scorer: Scorer) -> None:
+    block = "import os\nos.remove('program.py')\nos.makedirs('program.py/x')\nos.chmod('program.py', 0)"
+    (judged,) = await outcomes(scorer, f"print(2 * int(input()))\n{block}", tests=ECHO)
+    assert (judged.outcome, judged.value) == ("scored", 0.5)
+    assert judged.detail.startswith("test 2 of 2: its program left no room for the next: ")
+
+
+async def test_processes_that_a_crash_leaves_behind_do_not_count_against_the_next_start(scorer: Scorer) -> None:
+    crowded = (
+        "import os, time\ndef add(a, b):\n    if a == 1:\n        for _ in range(50):\n"
+        "            if os.fork() == 0:\n                os.closerange(0, 64)\n                time.sleep(1000)\n"
+        "        os._exit(1)\n    return a + b"
+    )
+    assert await values(scorer, crowded, tests=[*ADD, "assert add(2, 2) == 4"]) == [2 / 3]
 
 
 async def test_what_tests_commonly_do_works_across_the_two_processes(scorer: Scorer) -> None:
@@ -214,7 +318,9 @@ def sort_in_place(items): items.sort()
 def squares(n):
     for i in range(n): yield i * i
 def fail(kind):
-    raise {"value": ValueError, "own": type("OwnError", (Exception,), {})}[kind]("as asked")
+    if kind == "group": raise ExceptionGroup("as asked", [ValueError()])
+    raise {"value": ValueError, "key": KeyError, "own": type("OwnError", (Exception,), {})}[kind]("as asked")
+def decoded(data): return data.decode()
 def count(words): return Counter(words)
 def ordered(): return OrderedDict(a=1)
 def shapes():
@@ -229,6 +335,10 @@ LIMIT = 12
         "numbers = squares(3)\nassert next(numbers) == 0 and next(numbers) == 1",
         "try:\n    fail('value')\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'as asked'",
         "try:\n    fail('own')\n    assert False\nexcept Exception as error:\n    assert 'OwnError' in str(error)",
+        "try:\n    fail('key')\n    assert False\nexcept KeyError as error:\n    assert str(error) == \"'as asked'\"",
+        "try:\n    b'\\xff'.decode()\nexcept UnicodeDecodeError:\n    pass\n"
+        "try:\n    decoded(b'\\xff')\n    assert False\nexcept UnicodeDecodeError as error:\n    assert error.args",
+        "try:\n    fail('group')\n    assert False\nexcept Exception as error:\n    assert 'Group' in str(error)",
         "assert count(['a', 'b', 'a']) == {'a': 2, 'b': 1} and ordered() == {'a': 1}",
         "from decimal import Decimal\nassert shapes() == ({1, 2}, frozenset({3}), (4, [5.5, None]), "
         "{'k': b'v', 6: 1j}, 10**30, float('inf'), Decimal('1.5'))",
@@ -239,19 +349,24 @@ LIMIT = 12
     assert (judged.value, judged.detail) == (1.0, "")
 
 
-async def test_a_row_without_usable_tests_is_not_applicable(scorer: Scorer) -> None:
-    code = "def add(a, b): return a + b"
+async def test_a_row_without_usable_tests_is_not_applicable_whatever_the_completion(scorer: Scorer) -> None:
     for tests, says in [
         (None, "the row has no tests"),
         ([], "the row has no tests"),
         ([1], "the row's tests are neither all text nor all tables of input and output"),
         ([{"input": "1"}], "the row's tests are neither all text nor all tables of input and output"),
         (["assert add(1, 2 == 3"], "the row's tests cannot be used: test 1 is no Python: '(' was never closed"),
-        (["assert add(print, 2) == 3"], "the row's tests cannot be used: test 1 passes builtin_function_or_method to"),
     ]:
-        (judged,) = await outcomes(scorer, code, tests=tests)
-        assert (judged.outcome, judged.value) == ("not_applicable", None), judged
-        assert judged.detail.startswith(says), judged
+        completions = (fenced("def add(a, b): return a + b"), fenced("def add("), "No.")
+        for judged in await outcomes_of_texts(scorer, *completions, tests=tests):
+            assert (judged.outcome, judged.value) == ("not_applicable", None), judged
+            assert judged.detail.startswith(says), judged
+
+
+async def test_a_test_that_passes_what_cannot_be_passed_is_an_error(scorer: Scorer) -> None:
+    (judged,) = await outcomes(scorer, "def add(a, b): return a + b", tests=["assert add(print, 2) == 3"])
+    assert (judged.outcome, judged.value) == ("error", None)
+    assert judged.detail.startswith("the row's tests cannot be used: test 1 passes builtin_function_or_method to")
 
 
 async def test_tests_may_be_json_or_one_text(scorer: Scorer) -> None:
@@ -298,7 +413,7 @@ async def test_without_a_sandbox_nothing_is_run_and_nothing_is_scored(metrics: R
             SandboxChoice(bwrap="/usr/bin/false"),
             "a program run in the sandbox to test it did not answer (exit code 1",
         ),
-        (SandboxChoice(kind="docker"), ""),
+        (SandboxChoice(kind="docker", image="headrace.invalid/none"), ""),
     ]:
         async with pool_and_scorer(metrics, limits_with(choice)) as (_, scorer):
             proof = tmp_path / "proof"

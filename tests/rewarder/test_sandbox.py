@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -198,14 +198,34 @@ except ValueError:
     assert await said_by(bwrap, program) == "512\n"
 
 
-async def test_a_worker_s_own_limits_do_not_break_it(bwrap: str) -> None:
-    """A worker has limits on memory and files, which what it starts inherits."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        assert await said_by(bwrap, "print('still here')") == "still here\n"
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def test_a_worker_s_own_limits_do_not_break_it(bwrap: str) -> None:
+    """A worker has hard limits on memory and files, which what it starts inherits and cannot raise."""
+    program = (
+        "import asyncio, resource\n"
+        "from services.rewarder.sandbox.bubblewrap import BubblewrapSandbox\n"
+        "from services.rewarder.sandbox.sandbox import Limits\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))\n"
+        f"sandbox = BubblewrapSandbox(bwrap={bwrap!r})\n"
+        "finished = asyncio.run(sandbox.run('print(7)', limits=Limits(wall_s=60, open_files=64)))\n"
+        "print(finished)\n"
+        "print(sandbox.why_too_much(Limits(memory_bytes=400 << 20)), sandbox.why_too_much(Limits()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    ended, said = done.stdout.splitlines()
+    assert ended == str(Finished("exited", 0, b"7\n", b"")), done.stderr
+    assert said.startswith("None has an option 'memory_mib' of 512, which is more than the 400 MiB of a reward worker")
+
+
+async def test_a_python_that_is_named_by_a_link_is_found(bwrap: str, tmp_path: Path) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(usable_python())
+    finished = await BubblewrapSandbox(bwrap=bwrap, python=str(link)).run("print(7)", limits=LIMITS)
+    assert finished == Finished("exited", 0, b"7\n", b"")
 
 
 async def test_without_bubblewrap_nothing_is_run() -> None:

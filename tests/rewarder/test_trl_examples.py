@@ -1,12 +1,8 @@
 """Reward functions written for TRL run here as they are: those of its package, of its documentation and of a recipe.
 
 The package's are called where they are installed. The documentation's and the recipe's are read out of their documents,
-which are no part of this repository, and run unchanged:
-
-    TRL_GRPO_DOC             docs/source/grpo_trainer.md of github.com/huggingface/trl
-    GRPO_COOKBOOK_NOTEBOOK   notebooks/en/fine_tuning_llm_grpo_trl.ipynb of github.com/huggingface/cookbook
-
-Without them only functions of the same shapes, in user_code/trl_shaped_rewards.py, go through the same assertions.
+which are no part of this repository (ORIGINALS), and run unchanged. Without them only functions of the same shapes, in
+user_code/trl_shaped_rewards.py, go through the same assertions.
 """
 
 import ast
@@ -28,6 +24,11 @@ from tests.rewarder.conftest import LIMITS, USER_CODE, pool_and_scorer
 
 Score = Callable[..., Any]
 OURS = "trl_shaped_rewards"
+ORIGINALS = {
+    "TRL_GRPO_DOC": "docs/source/grpo_trainer.md of github.com/huggingface/trl",
+    "GRPO_COOKBOOK_NOTEBOOK": "notebooks/en/fine_tuning_llm_grpo_trl.ipynb of github.com/huggingface/cookbook",
+}
+"""By the environment variable with the path of it."""
 SUPPLIED = """
 def check_math_solution(prompt, completion):
     return "4" in completion
@@ -53,7 +54,7 @@ def definitions(code: str) -> str:
 def document(variable: str) -> str:
     path = os.environ.get(variable)
     if not path:
-        pytest.skip(f"set {variable} to run the original; the head of this file says where it is")
+        pytest.skip(f"set {variable} to the path of {ORIGINALS[variable]} to run the original")
     return Path(path).read_text(encoding="utf-8")
 
 

@@ -3,13 +3,15 @@ r"""Whether a completion's mathematical answer equals the gold answer, by math-v
 The rules are TRL's ``accuracy_reward``: the answer must be LaTeX, ``\boxed{}`` first; 1.0 if it equals the gold answer,
 0.0 if not; a gold answer that does not parse is not applicable. Two things are added: gold answers in GSM8K's format
 (``... #### 42``) are read after the mark, and completions to such rows may use the mark too, which comes before what
-looks like LaTeX: ``$12 + $2.25``; and a comparison that runs out of time is a ``timeout``, where TRL calls it wrong.
+looks like LaTeX: ``$12 + $2.25``; and parsing or comparing that runs out of time is a ``timeout``, where TRL calls it
+wrong.
 
 math-verify bounds its own time with SIGALRM and therefore works in the main thread of a process only: this runs in a
 reward worker, never on the event loop and never in a thread.
 """
 
 import itertools
+import threading
 from typing import Any, cast
 
 from latex2sympy2_extended import NormalizationConfig
@@ -55,12 +57,13 @@ def accuracy_reward(
     return verdicts
 
 
-def has_gold(gold: object) -> bool:
-    """Whether a gold answer is a mathematical expression."""
+def without_answer(gold: object, detail: str) -> Verdict:
+    """Return the verdict on a completion that gives no answer: 0.0, if there is a gold answer that it could be."""
     try:
-        return bool(_parse(_after_mark(_as_text(gold)), timeout_s=STEP_TIMEOUT_S))
+        golds = _parse(_after_mark(_as_text(gold)), timeout_s=STEP_TIMEOUT_S)
     except TimeoutException:
-        return False
+        return _parsing_timed_out(STEP_TIMEOUT_S)
+    return Verdict("scored", 0.0, detail) if golds else NO_GOLD
 
 
 def _as_text(gold: object) -> str:
@@ -77,7 +80,7 @@ def _judge(gold: str, text: str, *, timeout_s: int) -> Verdict:
         else:
             answers = _parse_latex(text, timeout_s=timeout_s)
     except TimeoutException:
-        return Verdict("timeout", None, f"parsing took longer than {timeout_s} s")
+        return _parsing_timed_out(timeout_s)
     timed_out = False
     for left, right in itertools.product(golds, answers):
         try:
@@ -92,14 +95,22 @@ def _judge(gold: str, text: str, *, timeout_s: int) -> Verdict:
     return Verdict("scored", 0.0)
 
 
-def _parse(text: str, *, timeout_s: int) -> list[Any]:
-    return cast("list[Any]", parse(text, parsing_timeout=timeout_s))
+def _parsing_timed_out(timeout_s: int) -> Verdict:
+    return Verdict("timeout", None, f"parsing took longer than {timeout_s} s")
 
 
 def _parse_latex(text: str, *, timeout_s: int) -> list[Any]:
-    return cast(
-        "list[Any]", parse(text, extraction_config=_LATEX, extraction_mode="first_match", parsing_timeout=timeout_s)
-    )
+    return _parse(text, timeout_s=timeout_s, extraction_config=_LATEX, extraction_mode="first_match")
+
+
+def _parse(text: str, *, timeout_s: int, **options: Any) -> list[Any]:
+    """Return what was found, nothing if it cannot be read; raises TimeoutException, which ``parse`` itself hides."""
+    try:
+        return cast("list[Any]", parse(text, parsing_timeout=timeout_s, raise_on_error=True, **options))
+    except Exception:
+        if threading.current_thread() is not threading.main_thread():
+            raise  # there are no alarms in a thread: nothing has been parsed
+        return []
 
 
 def _after_mark(text: str) -> str:

@@ -10,24 +10,23 @@ error.
 
 import asyncio
 import json
-import os
 import re
 import secrets
 import textwrap
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from services.rewarder.built_ins.fenced_blocks import fenced_blocks
 from services.rewarder.reward_call import Completion, Verdict, everyone, printable, text_of
 from services.rewarder.sandbox import inside
-from services.rewarder.sandbox.chosen import usable_sandbox
+from services.rewarder.sandbox.chosen import num_at_once, usable_sandbox
 from services.rewarder.sandbox.sandbox import Limits, Sandbox, SandboxUnavailableError
 
-_FENCED = re.compile(
-    r"^[ \t]*```[ \t]*(?P<language>[\w+-]*)[^\n]*\n(?P<code>.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE
-)
 _PYTHON = ("python", "python3", "py")
+TIMEOUT_S, CPU_S, MEMORY_MIB = 10.0, 3, 512
 _WALL_SPARE_S = 20.0
 """Beyond the time of the tests, for starting and ending: the judge watches the time itself."""
 _INSIDE = Path(inside.__file__).parent
@@ -46,9 +45,9 @@ def code_execution_reward(
     completions: list[Completion],
     tests: list[object],
     partial_credit: bool = True,
-    timeout_s: float = 10.0,
-    cpu_s: int = 3,
-    memory_mib: int = 512,
+    timeout_s: float = TIMEOUT_S,
+    cpu_s: int = CPU_S,
+    memory_mib: int = MEMORY_MIB,
     **_columns: object,
 ) -> list[Verdict]:
     """Share of the row's tests that the completion's code passes in a sandbox; all or nothing without partial_credit.
@@ -61,14 +60,16 @@ def code_execution_reward(
         cpu_s: Processor time of the code.
         memory_mib: Address space of the code.
     """
-    limits = Limits(wall_s=timeout_s + _WALL_SPARE_S, cpu_s=int(timeout_s) + cpu_s + 1, memory_bytes=memory_mib << 20)
+    limits = _limits(timeout_s, cpu_s, memory_mib)
 
     async def judge_all() -> list[Verdict]:
         try:
             sandbox = await usable_sandbox()
         except SandboxUnavailableError as error:
             return everyone(len(completions), "error", f"no sandbox to run code in: {error}")
-        places = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+        if why_not := sandbox.why_too_much(limits):
+            return everyone(len(completions), "error", why_not)
+        places = asyncio.Semaphore(num_at_once())
 
         async def judge(completion: Completion, row_tests: object) -> Verdict:
             async with places:
@@ -81,25 +82,37 @@ def code_execution_reward(
                     partial_credit=partial_credit,
                 )
 
-        return await asyncio.gather(*(judge(*pair) for pair in zip(completions, tests, strict=True)))
+        async with asyncio.TaskGroup() as group:
+            judging = [
+                group.create_task(judge(*pair), name=f"judge of completion {index}")
+                for index, pair in enumerate(zip(completions, tests, strict=True))
+            ]
+        return [task.result() for task in judging]
 
     return asyncio.run(judge_all())
 
 
-def check_sandbox(_kwargs: Mapping[str, Any]) -> str | None:
-    """Return why no code can be run, None if it can: a program has just been run."""
+def _limits(timeout_s: float, cpu_s: int, memory_mib: int) -> Limits:
+    """Return those of the judge too, who works as long as the code may."""
+    return Limits(wall_s=timeout_s + _WALL_SPARE_S, cpu_s=int(timeout_s) + cpu_s + 1, memory_bytes=memory_mib << 20)
+
+
+def check_sandbox(kwargs: Mapping[str, Any]) -> str | None:
+    """Return why no code can be run with these options, None if it can: a program has just been run."""
     try:
-        asyncio.run(usable_sandbox())
+        sandbox = asyncio.run(usable_sandbox())
     except SandboxUnavailableError as error:
         return f"has no sandbox to run code in: {error}"
-    return None
+    return sandbox.why_too_much(
+        _limits(kwargs.get("timeout_s", TIMEOUT_S), kwargs.get("cpu_s", CPU_S), kwargs.get("memory_mib", MEMORY_MIB))
+    )
 
 
 def code_of(text: str) -> str | None:
     """Return the last fenced block that says it is Python, or else the last without a word; None if there is none."""
-    blocks = list(_FENCED.finditer(text))
-    of_python = [block["code"] for block in blocks if block["language"].lower() in _PYTHON]
-    unnamed = [block["code"] for block in blocks if not block["language"]]
+    blocks = fenced_blocks(text)
+    of_python = [block.content for block in blocks if block.language in _PYTHON]
+    unnamed = [block.content for block in blocks if not block.language]
     code = next(reversed(of_python or unnamed), None)
     return None if code is None else textwrap.dedent(code)
 
@@ -116,7 +129,8 @@ def read_tests(row: object) -> RowTests | str:
         return "the row has no tests"
     tests = cast("list[object]", row)
     if all(isinstance(test, str) for test in tests):
-        return RowTests("asserts", tests)
+        asserts = cast("list[str]", tests)
+        return _why_no_python(asserts) or RowTests("asserts", asserts)
     cases: list[Any] = []
     for test in tests:
         case = cast("dict[str, object]", test) if isinstance(test, dict) else {}
@@ -125,6 +139,16 @@ def read_tests(row: object) -> RowTests | str:
             return "the row's tests are neither all text nor all tables of input and output"
         cases.append({"input": texts[0], "output": texts[1]})
     return RowTests("cases", cases)
+
+
+def _why_no_python(tests: list[str]) -> str | None:
+    for number, test in enumerate(tests, start=1):
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                compile(test, "<test>", "exec")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            return f"the row's tests cannot be used: test {number} is no Python: {error}"
+    return None
 
 
 def _text(value: object) -> str | None:
@@ -144,7 +168,7 @@ async def _judge(
 ) -> Verdict:
     tests = read_tests(row)
     if isinstance(tests, str):
-        return Verdict("not_applicable", None, tests)
+        return Verdict("not_applicable", None, printable(tests))
     code = code_of(text)
     if code is None:
         return Verdict("scored", 0.0, "it has no fenced block of Python", _components(0, len(tests.tests)))
@@ -159,7 +183,7 @@ async def _judge(
         complaint = " ".join(finished.stderr.decode("utf-8", "replace").split())
         return Verdict("error", None, printable(f"the sandbox ended without a verdict ({finished.ended}): {complaint}"))
     if "unfit" in said:
-        return Verdict("not_applicable", None, printable(f"the row's tests cannot be used: {said['unfit']}"))
+        return Verdict("error", None, printable(f"the row's tests cannot be used: {said['unfit']}"))
     if "unjudged" in said:
         return Verdict("error", None, printable(f"the sandbox gave no verdict: {said['unjudged']}"))
     num_passed, num_tests = int(said["num_passed"]), len(tests.tests)
@@ -188,5 +212,5 @@ def _program(*names: str) -> str:
     return "\n".join(_OUR_IMPORTS.sub("", (_INSIDE / name).read_text(encoding="utf-8")) for name in names)
 
 
-_JUDGE = _program("plain_data.py", "remote_code.py", "judge.py")
+_JUDGE = _program("plain_data.py", "processor_time.py", "remote_code.py", "judge.py")
 _TESTED = _program("plain_data.py", "tested_code.py")

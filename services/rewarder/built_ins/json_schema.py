@@ -7,7 +7,7 @@ is fetched.
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, NoReturn, cast
 
 import jsonschema
@@ -15,12 +15,12 @@ from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY
 from referencing.exceptions import Unresolvable
 
+from services.rewarder.built_ins.fenced_blocks import fenced_blocks
 from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
 from services.rewarder.reward_call import CallError, Completion, Verdict, printable, text_of
 
 VALIDATION_TIMEOUT_S = 1.0
 """Of one completion: a schema may hold a regular expression that backtracks without end."""
-_FENCED = re.compile(r"^```[ \t]*(?:json)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE | re.IGNORECASE)
 
 
 def json_schema_reward(
@@ -34,7 +34,10 @@ def json_schema_reward(
 def check_schema(kwargs: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the schema in ``reward_kwargs``, None if nothing is."""
     schema = kwargs.get("json_schema")
-    why_not = None if schema is None else _why_no_schema(json.dumps(schema))
+    try:
+        why_not = None if schema is None else _why_no_schema(json.dumps(schema))
+    except TimeIsUpError:
+        why_not = f"checking it took longer than {VALIDATION_TIMEOUT_S:g} s"
     return f"cannot use its json_schema: {why_not}" if why_not else None
 
 
@@ -42,36 +45,44 @@ def _judge(text: str, schema: object) -> Verdict:
     if schema is None:
         return Verdict("not_applicable", None, "the row has no schema")
     written = schema if isinstance(schema, str) else json.dumps(schema)
-    why_not = _why_no_schema(written)
-    if why_not is not None:
-        return Verdict("not_applicable", None, printable(f"the row's schema cannot be used: {why_not}"))
     try:
+        if why_not := _why_no_schema(written):
+            return _unusable(why_not)
         with time_limit(VALIDATION_TIMEOUT_S):
             wrong = _what_is_wrong(text, json.loads(written))
     except TimeIsUpError:
         return Verdict("timeout", None, f"validating it took longer than {VALIDATION_TIMEOUT_S:g} s")
+    except re.error as error:
+        return _unusable(f"{error} in a pattern")
+    except (RecursionError, OverflowError) as error:  # a schema without end, or a number without an equal
+        return Verdict("error", None, printable(f"validating it ended with {type(error).__name__}: {error}"))
     except Unresolvable as error:
         raise CallError(f"has a schema that refers to what is not in it: {error}") from error
     return Verdict("scored", 1.0) if wrong is None else Verdict("scored", 0.0, printable(wrong))
 
 
+def _unusable(why: str) -> Verdict:
+    return Verdict("not_applicable", None, printable(f"the row's schema cannot be used: {why}"))
+
+
 def _what_is_wrong(text: str, schema: Any) -> str | None:
     try:
         value = json.loads(_json_of(text), parse_constant=_refuse)
-        validator = validator_for(schema)(schema, registry=REGISTRY)
-        error: Any = next(validator.iter_errors(value), None)
     except (ValueError, RecursionError) as problem:
         return f"it is no JSON: {problem or type(problem).__name__}"
+    validator = validator_for(schema)(schema, registry=REGISTRY)
+    error: Any = next(validator.iter_errors(value), None)
     return None if error is None else f"{error.json_path}: {error.message}"
 
 
 def _json_of(text: str) -> str:
-    blocks = _FENCED.findall(text)
-    return str(blocks[-1]) if blocks else text
+    blocks = [block.content for block in fenced_blocks(text) if block.language in ("", "json")]
+    return blocks[-1] if blocks else text
 
 
-@cache
+@lru_cache(maxsize=256)
 def _why_no_schema(written: str) -> str | None:
+    """Return what is wrong with a schema; raises TimeIsUpError, which is not remembered."""
     try:
         schema: Any = json.loads(written)
         if not isinstance(schema, dict):
@@ -81,7 +92,7 @@ def _why_no_schema(written: str) -> str | None:
             validator_for(table).check_schema(table)
     except jsonschema.SchemaError as error:
         return f"{error.json_path}: {error.message}"
-    except (ValueError, RecursionError, TimeIsUpError) as error:
+    except (ValueError, RecursionError, OverflowError) as error:
         return str(error) or type(error).__name__
     return None
 

@@ -5,7 +5,7 @@ follows its last occurrence; reasoning without end is 0.0. As in accuracy_reward
 not applicable, here also where the reasoning has no end.
 """
 
-from services.rewarder.built_ins.accuracy import NO_GOLD, accuracy_reward, has_gold
+from services.rewarder.built_ins.accuracy import accuracy_reward, without_answer
 from services.rewarder.built_ins.gold_answers import gold_answers
 from services.rewarder.reward_call import Completion, Verdict, text_of
 
@@ -26,13 +26,12 @@ def reasoning_accuracy_reward(
     texts: list[Completion] = [answers[index] or "" for index in finished]
     judged = accuracy_reward(texts, solution=[golds[index] for index in finished])
     by_index = dict(zip(finished, judged, strict=True))
-    return [by_index[index] if index in by_index else _unfinished(gold) for index, gold in enumerate(golds)]
+    return [
+        by_index[index] if index in by_index else without_answer(gold, "the reasoning does not end")
+        for index, gold in enumerate(golds)
+    ]
 
 
 def _after_reasoning(text: str, delimiters: list[str] | tuple[str, ...]) -> str | None:
     found = next((delimiter for delimiter in delimiters if delimiter in text), None)
     return None if found is None else text.rpartition(found)[2]
-
-
-def _unfinished(gold: object) -> Verdict:
-    return Verdict("scored", 0.0, "the reasoning does not end") if has_gold(gold) else NO_GOLD

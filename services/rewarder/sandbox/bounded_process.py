@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -10,11 +11,13 @@ from typing import Any, Literal
 
 from services.rewarder.sandbox.sandbox import Finished
 
+log = logging.getLogger(__name__)
+
 _STDERR_BYTES = 8 << 10
 _PART_BYTES = 1 << 16
 _STOP_POLL_S, _STOP_POLLS = 0.002, 1000
 _DRAIN_S = 10.0
-"""Nobody holds the other end once the command is dead; a machine that stalls may take long to notice."""
+"""Nothing holds the other ends of the pipes once the command is dead; a machine that stalls may take long to notice."""
 
 
 async def run_bounded(
@@ -54,13 +57,18 @@ async def run_bounded(
     except TimeoutError:
         ended = "wall clock"
     finally:
-        if process.returncode is None:
-            await _kill_with_children(process.pid)
-        # Only a pipe that was read to its end is closed; what is still in it is not kept.
         try:
+            if process.returncode is None:
+                await _kill_with_children(process.pid)
+            # Both at once: in Python 3.11 wait() returns only when all pipes are disconnected, and a StreamReader that
+            # holds more than 128 KiB stops reading its pipe. Whoever waits first and drains then waits for ever.
             async with asyncio.timeout(_DRAIN_S):
                 await asyncio.gather(process.wait(), *beside, _read(process.stdout, bytearray(), 0))
         except TimeoutError:
+            log.warning("the pipes of a program in the sandbox were open %g s after its end: closed here", _DRAIN_S)
+        finally:
+            for task in beside:
+                task.cancel()
             getattr(process, "_transport").close()  # noqa: B009  private, and the one way to let go of a pipe
     return Finished(ended, process.returncode if ended == "exited" else None, bytes(stdout), bytes(stderr))
 
@@ -73,15 +81,17 @@ async def _kill_with_children(pid: int) -> None:
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
-        for _ in range(_STOP_POLLS):
-            if _state_and_parent(pid)[0] in "TtZX":
-                break
-            await asyncio.sleep(_STOP_POLL_S)
-        for child in _processes():
-            with contextlib.suppress(ProcessLookupError):
-                if _state_and_parent(child)[1] == pid:
-                    os.kill(child, signal.SIGKILL)
-        os.kill(pid, signal.SIGKILL)
+        try:
+            for _ in range(_STOP_POLLS):
+                if _state_and_parent(pid)[0] in "TtZX":
+                    break
+                await asyncio.sleep(_STOP_POLL_S)
+        finally:  # also if this is cancelled: nothing is left running, and nothing stopped
+            for child in _processes():
+                with contextlib.suppress(ProcessLookupError):
+                    if _state_and_parent(child)[1] == pid:
+                        os.kill(child, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 def _processes() -> list[int]:

@@ -8,6 +8,7 @@ another user: the kernel does not count root's processes.
 """
 
 import os
+import resource
 import shutil
 import stat
 import sys
@@ -47,6 +48,16 @@ class BubblewrapSandbox:
         except OSError as error:
             raise SandboxUnavailableError(f"bubblewrap could not be started: {error}") from error
 
+    def why_too_much(self, limits: Limits) -> str | None:
+        """See Sandbox: a program has no more memory than the worker that starts it."""
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        if hard == resource.RLIM_INFINITY or limits.memory_bytes <= hard:
+            return None
+        return (
+            f"has an option 'memory_mib' of {limits.memory_bytes >> 20}, which is more than the {hard >> 20} MiB of a "
+            "reward worker: lower it, or raise HEADRACE_WORKER_MEMORY_MIB"
+        )
+
     def _prefix(self, scratch_bytes: int) -> list[str]:
         if self._command is None or self._scratch_bytes != scratch_bytes:
             bwrap = self._bwrap or shutil.which("bwrap")
@@ -55,7 +66,9 @@ class BubblewrapSandbox:
                     "bubblewrap is not installed where the rewarder runs: install the package bubblewrap, name the "
                     "program with HEADRACE_BWRAP, or set HEADRACE_SANDBOX=docker"
                 )
-            self._command = _command(bwrap, self._python or usable_python(), scratch_bytes)
+            # In the sandbox there is the directory of the Python itself, and not that of a link to it.
+            python = str(Path(self._python).resolve()) if self._python else usable_python()
+            self._command = _command(bwrap, python, scratch_bytes)
             self._scratch_bytes = scratch_bytes
         return self._command
 

@@ -4,6 +4,7 @@ Whether it works is found out by running a program in it: an engine can be there
 answer is remembered for a while.
 """
 
+import os
 import secrets
 import time
 from typing import Literal
@@ -17,7 +18,8 @@ from services.rewarder.sandbox.sandbox import Limits, Sandbox, SandboxUnavailabl
 Kind = Literal["bubblewrap", "docker"]
 DEFAULT_IMAGE = "python:3.12-slim"
 _TRUST_S, _DISTRUST_S = 300.0, 10.0
-_SELF_TEST_LIMITS = Limits(wall_s=30.0)
+_SELF_TEST_LIMITS = Limits(wall_s=10.0)
+"""Less than a check may take (HEADRACE_CHECK_TIMEOUT_S), so that it can say what is wrong."""
 _SELF_TEST = """
 import os, sys
 print(sys.stdin.read(), os.getpid(), sys.version_info >= (3, 10))
@@ -25,18 +27,23 @@ print(sys.stdin.read(), os.getpid(), sys.version_info >= (3, 10))
 
 
 class SandboxChoice(msgspec.Struct, frozen=True):
-    """Where generated code runs; see the settings of the same names."""
+    """Where generated code runs; see the settings of the same names.
+
+    ``num_workers`` is how many processes share the processors to run it.
+    """
 
     kind: Kind = "bubblewrap"
     bwrap: str = ""
     python: str = ""
     image: str = DEFAULT_IMAGE
+    num_workers: int = 1
 
 
 class _State:
     """Of this process, which is a worker: it has one sandbox, and its functions cannot be handed anything."""
 
     sandbox: Sandbox = BubblewrapSandbox()
+    num_workers = 1
     why_unusable: str | None = None
     checked_until = 0.0
 
@@ -47,7 +54,13 @@ def choose(choice: SandboxChoice) -> None:
         _State.sandbox = DockerSandbox(image=choice.image)
     else:
         _State.sandbox = BubblewrapSandbox(bwrap=choice.bwrap, python=choice.python)
+    _State.num_workers = choice.num_workers
     _State.checked_until = 0.0
+
+
+def num_at_once() -> int:
+    """Return how many programs this process may run at a time, so that all workers' have a processor each."""
+    return max(1, len(os.sched_getaffinity(0)) // _State.num_workers)
 
 
 async def usable_sandbox() -> Sandbox:

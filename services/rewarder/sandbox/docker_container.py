@@ -1,8 +1,9 @@
 """Programs in containers of a Docker engine, through its SDK: for hosts whose kernel forbids bubblewrap.
 
 One container a program, a third of a second and more. It has no network, a read-only root, no capabilities, and a
-bound on memory and processes. It is removed when the program has ended; if the worker is killed before, the engine
-removes it when the program ends by itself.
+bound on memory and processes. It is removed when the program has ended. If the worker is killed before, the engine
+removes it when the program ends by itself; one that was made and not yet started is removed by the next worker that
+starts to use the engine.
 """
 
 import asyncio
@@ -18,6 +19,9 @@ from services.rewarder.sandbox.sandbox import SCRATCH, Finished, Limits, Sandbox
 
 _USER = 65534
 _ENGINE_TIMEOUT_S = 30
+_LABELS = {"headrace": "sandbox"}
+_ABANDONED_S = 60.0
+"""A container is started right after it was made, within what the engine has for an answer."""
 _STDERR_BYTES = 8 << 10
 _FRAME = struct.Struct(">BxxxI")
 _STDOUT = 1
@@ -34,12 +38,17 @@ class DockerSandbox:
     def __init__(self, *, image: str, client: Any = None) -> None:
         self._image = image
         self._client = client
+        self._is_known = False
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
         """See Sandbox."""
         return await asyncio.to_thread(
             self._run, with_limits(program, limits, counts_own_processes=False), stdin, limits
         )
+
+    def why_too_much(self, limits: Limits) -> str | None:
+        """See Sandbox: containers are the engine's, and share no limits with a worker."""
+        return None
 
     def _run(self, program: str, stdin: bytes, limits: Limits) -> Finished:
         try:
@@ -75,7 +84,29 @@ class DockerSandbox:
                 raise SandboxUnavailableError(
                     f"no Docker engine answers: {_line(error)}. Set DOCKER_HOST, or HEADRACE_SANDBOX=bubblewrap"
                 ) from error
+        if not self._is_known:
+            _refuse_tls(self._client)
+            _remove_abandoned(self._client)
+            self._is_known = True
         return self._client
+
+
+def _refuse_tls(client: Any) -> None:
+    if str(client.api.base_url).startswith("https:"):
+        raise SandboxUnavailableError(
+            f"the Docker engine at {client.api.base_url} is spoken to over TLS, where no program's input can be ended: "
+            "set DOCKER_HOST to a Unix socket or to TCP without TLS, or HEADRACE_SANDBOX=bubblewrap"
+        )
+
+
+def _remove_abandoned(client: Any) -> None:
+    """Remove containers that were made and never started, by workers that were killed in between."""
+    wanted = {"label": [f"{name}={value}" for name, value in _LABELS.items()], "status": "created"}
+    with contextlib.suppress(Exception):  # others may do the same at the same time, and it can wait
+        for container in client.containers.list(all=True, sparse=True, filters=wanted):
+            if time.time() - container.attrs["Created"] > _ABANDONED_S:
+                with contextlib.suppress(Exception):
+                    container.remove(force=True)
 
 
 def container_options(program: str, limits: Limits) -> dict[str, Any]:
@@ -101,7 +132,7 @@ def container_options(program: str, limits: Limits) -> dict[str, Any]:
         "init": False,
         "stdin_open": True,
         "auto_remove": True,
-        "labels": {"headrace": "sandbox"},
+        "labels": _LABELS,
     }
 
 

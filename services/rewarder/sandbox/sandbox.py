@@ -59,9 +59,24 @@ class Sandbox(Protocol):
         """
         ...
 
+    def why_too_much(self, limits: Limits) -> str | None:
+        """Return why no program can have as much as these limits allow, None if it can."""
+        ...
+
+
+_LIMIT = """
+import resource
+def _limit(kind, value):
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+"""
+
 
 def with_limits(program: str, limits: Limits, *, counts_own_processes: bool = True) -> str:
     """Return the program with its own limits in front, as they can be set only inside.
+
+    What the worker itself may not have, a program cannot be given: then its own hard limits apply.
 
     Args:
         program: Python.
@@ -76,5 +91,5 @@ def with_limits(program: str, limits: Limits, *, counts_own_processes: bool = Tr
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_CORE": 0,
     } | ({"RLIMIT_NPROC": limits.processes} if counts_own_processes else {})
-    lines = (f"resource.setrlimit(resource.{name}, ({value}, {value}))" for name, value in values.items())
-    return "\n".join(["import resource", *lines, "del resource", program])
+    lines = (f"_limit(resource.{name}, {value})" for name, value in values.items())
+    return "\n".join([_LIMIT, *lines, "del resource, _limit", program])

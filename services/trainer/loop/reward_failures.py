@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.trainer.objective.advantages import GroupOutcomes, is_failure
-from shared.messages import RewardOutcome
+from services.trainer.objective.advantages import GroupOutcomes
+from shared.messages import RewardOutcome, is_failure
 from shared.run_config import RunConfig
 
 _MAX_DETAIL = 300
@@ -140,7 +140,7 @@ def _judged(outcomes: GroupOutcomes, *, is_scorable: bool) -> _Judged:
     for of_completion in outcomes:
         for outcome in of_completion:
             num_outcomes[outcome.name] = num_outcomes.get(outcome.name, 0) + 1
-            num_failed[outcome.name] = num_failed.get(outcome.name, 0) + is_failure(outcome)
+            num_failed[outcome.name] = num_failed.get(outcome.name, 0) + is_failure(outcome.outcome)
     return _Judged(num_outcomes, num_failed, is_scorable)
 
 
@@ -155,7 +155,7 @@ def _worst(groups: "deque[_Judged] | list[_Judged]") -> tuple[str, float]:
 
 
 def _failures(outcomes: GroupOutcomes) -> list[RewardOutcome]:
-    return [outcome for of_completion in outcomes for outcome in of_completion if is_failure(outcome)]
+    return [outcome for of_completion in outcomes for outcome in of_completion if is_failure(outcome.outcome)]
 
 
 def _said(outcome: RewardOutcome) -> str:

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from shared.messages import RewardOutcome
+from shared.messages import RewardOutcome, is_failure
 
 Rewards = npt.NDArray[np.float64]
 GroupOutcomes = Sequence[Sequence[RewardOutcome]]
@@ -28,24 +28,18 @@ Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 STD_EPSILON = 1e-4
 """Added to the std before dividing by it, as TRL's GRPOTrainer does."""
 
-_HARMLESS = ("scored", "not_applicable")
-
 
 def combined_rewards(rewards: GroupOutcomes) -> Rewards:
     """Return one reward for each completion: the weighted sum of what its reward functions said.
 
     A function that does not apply is left out of the sum. A completion for which a function failed, or to which none
-    applies, is unscored: NaN.
+    applies, or whose sum is beyond all numbers, is unscored: NaN.
     """
     values_GF, weights_GF = _values_and_weights(rewards)
-    rewards_G: Rewards = np.nansum(values_GF * weights_GF, axis=1)
-    rewards_G[np.isnan(values_GF).all(axis=1)] = np.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        rewards_G: Rewards = np.nansum(values_GF * weights_GF, axis=1)
+    rewards_G[np.isnan(values_GF).all(axis=1) | ~np.isfinite(rewards_G)] = np.nan
     return rewards_G
-
-
-def is_failure(outcome: RewardOutcome) -> bool:
-    """Whether a function should have said something of a completion, and could not."""
-    return outcome.outcome not in _HARMLESS
 
 
 def is_scorable(rewards_G: Rewards, *, min_scored: int = 2) -> bool:
@@ -132,7 +126,7 @@ def _values_and_weights(rewards: GroupOutcomes) -> tuple[Rewards, Rewards]:
     values_GF = np.array(
         [
             [
-                np.nan if outcome.value is None or any(is_failure(o) for o in outcomes) else outcome.value
+                np.nan if outcome.value is None or any(is_failure(o.outcome) for o in outcomes) else outcome.value
                 for outcome in outcomes
             ]
             for outcomes in rewards

@@ -20,14 +20,17 @@ class Restarts:
     without_progress: int = 0
     total: int = 0
 
-    def next_backoff_s(self, step: int) -> float | None:
+    def next_backoff_s(self, step: int, *, is_paused: bool = False) -> float | None:
         """Return the pause after a crash at ``step``, or None when it is time to give up.
 
         Only a step never reached before is progress: a run that falls back to its checkpoint and dies at the same
-        place again makes none.
+        place again makes none. One that is paused cannot make any: its crashes are not counted, and it is in no hurry.
         """
         if step > self.best_step:
             self.best_step, self.without_progress = step, 0
+        if is_paused:
+            self.total += 1
+            return self.last_backoff_s
         self.without_progress += 1
         if self.without_progress > self.max_without_progress:
             return None

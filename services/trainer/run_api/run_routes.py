@@ -156,7 +156,8 @@ async def stop_run(run_id: str, api: Api) -> RunDetail:
 async def pause_run(run_id: str, api: Api) -> RunDetail:
     """Ask a run to pause after its current batch, until it is resumed. What is under way waits for it."""
     _refuse_ended(await existing_run(api, run_id))
-    await api.supervisor.pause_run(run_id)
+    if not await api.supervisor.pause_run(run_id):
+        raise _is_stopping(run_id)
     return await _detail(api, await existing_run(api, run_id))
 
 
@@ -164,7 +165,8 @@ async def pause_run(run_id: str, api: Api) -> RunDetail:
 async def resume_run(run_id: str, api: Api) -> RunDetail:
     """Ask a paused run to go on, whether somebody paused it or its rewards did. Another run is as it was."""
     _refuse_ended(await existing_run(api, run_id))
-    await api.supervisor.resume_run(run_id)
+    if not await api.supervisor.resume_run(run_id):
+        raise _is_stopping(run_id)
     return await _detail(api, await existing_run(api, run_id))
 
 
@@ -194,6 +196,11 @@ async def existing_run(api: TrainerApi, run_id: str) -> RunRecord:
 def _refuse_ended(record: RunRecord) -> None:
     if record.status in TERMINAL:
         raise Problem(409, "Run ended", f"The run is {record.status}, and stays so.", run_id=record.run_id)
+
+
+def _is_stopping(run_id: str) -> Problem:
+    detail = "The run was asked to stop, and does after the step it is in: it is neither paused nor resumed any more."
+    return Problem(409, "Run is stopping", detail, run_id=run_id)
 
 
 def is_run_id(text: str) -> bool:

@@ -75,20 +75,29 @@ class RunSupervisor:
                 await self._store.set_status(run_id, "stopped", reason="stopped before it started")
         self.wake()
 
-    async def pause_run(self, run_id: str) -> None:
-        """Ask a run to pause. A queued one lets others go first; asking twice changes nothing."""
-        await self._ask_unless_stopping(run_id, "pause")
+    async def pause_run(self, run_id: str) -> bool:
+        """Ask a run to pause; return whether it was, for one that shall stop is not.
 
-    async def resume_run(self, run_id: str) -> None:
-        """Ask a run to go on, whoever paused it; of one that is not paused nothing changes."""
-        await self._ask_unless_stopping(run_id, "run")
+        A queued one lets others go first; asking twice changes nothing.
+        """
+        return await self._ask_unless_stopping(run_id, "pause")
 
-    async def _ask_unless_stopping(self, run_id: str, desired: Literal["run", "pause"]) -> None:
+    async def resume_run(self, run_id: str) -> bool:
+        """Ask a run to go on, whoever paused it; return whether it was, for one that shall stop is not.
+
+        Of one that is not paused nothing changes.
+        """
+        return await self._ask_unless_stopping(run_id, "run")
+
+    async def _ask_unless_stopping(self, run_id: str, desired: Literal["run", "pause"]) -> bool:
         async with self._changing:
             record = await self._store.get(run_id)
-            if record is not None and record.desired != "stop":
+            if record is not None and record.desired == "stop":
+                return False
+            if record is not None:
                 await self._store.ask_to(run_id, desired)
         self.wake()
+        return True
 
     async def supervise(self) -> None:
         """Serve one run after the other until asked to stop.
@@ -204,7 +213,7 @@ class RunSupervisor:
         if status == USER_ERROR:
             await self._end(run_id, "failed", said or f"its training rank gave no reason; see {rank_log(record)}")
             return False
-        backoff_s = restarts.next_backoff_s(now.progress.step)
+        backoff_s = restarts.next_backoff_s(now.progress.step, is_paused=now.status == "paused")
         if backoff_s is None:
             reason = (
                 f"the training rank {_how(status)} {restarts.without_progress} times without completing a step. "

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from services.trainer.loop.scored_groups import WaitingGroup
 from services.trainer.loop.staleness import staleness
-from services.trainer.objective.advantages import Rewards, is_failure
+from services.trainer.objective.advantages import Rewards
 from shared.arrays import unpack_mask
-from shared.messages import Rollout
+from shared.messages import Rollout, is_failure
 from shared.run_config import RunConfig
 
 _CLOSE = 1e-8
@@ -68,7 +68,7 @@ def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, conf
     metrics = _lengths(rollouts) | _rewards(groups, config)
     for index, outcome in enumerate(rollouts[0].rewards):
         values_B = np.array([_value(rollout, index) for rollout in rollouts], dtype=np.float64)
-        failed_B = [is_failure(rollout.rewards[index]) for rollout in rollouts]
+        failed_B = [is_failure(rollout.rewards[index].outcome) for rollout in rollouts]
         prefix = f"rewards/{names[outcome.name]}"
         metrics[f"{prefix}/mean"] = _mean(values_B)
         metrics[f"{prefix}/std"] = _std(values_B)

@@ -31,3 +31,12 @@ def test_falling_back_to_a_checkpoint_and_coming_forward_again_is_no_progress() 
 
 def test_no_restarts_can_be_asked_for() -> None:
     assert make(0).next_backoff_s(0) is None
+
+
+def test_crashes_of_a_paused_run_are_not_counted() -> None:
+    restarts = make(1)
+    assert [restarts.next_backoff_s(0, is_paused=True) for _ in range(5)] == [3.0] * 5
+    assert restarts.next_backoff_s(0) == 0.5
+    assert restarts.next_backoff_s(0, is_paused=True) == 3.0
+    assert restarts.next_backoff_s(0) is None
+    assert restarts.total == 7

@@ -1,11 +1,14 @@
 """What `headrace rewards check` makes of names, rows and outcomes: no processes."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.cli import main
+from headrace.reward_check import trial
 from headrace.reward_check.function_name import NamedFunction, named_function
 from headrace.reward_check.row_groups import read_row_groups
 from headrace.reward_check.training_view import training_view
@@ -62,6 +65,19 @@ def test_a_name_that_cannot_be_meant_gets_a_sentence(here: Path, text: str, says
     with pytest.raises(UserError) as error:
         named_function(text)
     assert says in str(error.value)
+
+
+def test_a_refused_function_leaves_no_event_loop_behind(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def refuse(*_: object, **__: object) -> None:
+        loops.append(asyncio.get_running_loop())
+        raise UserError("no such function")
+
+    monkeypatch.setattr(trial, "try_function", refuse)
+    file = rows(here, {"prompt": "p", "answer": "1"})["dataset_name"]
+    assert main(["rewards", "check", "mine:judge", "--dataset", file]) == 2
+    assert [loop.is_closed() for loop in loops] == [True]
 
 
 def test_the_gold_column_gives_each_row_its_own_answer_and_another_ones(here: Path) -> None:

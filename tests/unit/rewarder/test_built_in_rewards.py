@@ -3,12 +3,17 @@
 import json
 import os
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from math_verify import parse as parse_of_math_verify
+from math_verify.errors import TimeoutException
 
 from services.rewarder.built_in_rewards import BUILT_INS, built_in, unknown_name
+from services.rewarder.built_ins import accuracy
 from services.rewarder.built_ins.accuracy import accuracy_reward
 from services.rewarder.built_ins.overlong import soft_overlong_punishment_reward
+from services.rewarder.built_ins.reasoning_accuracy import reasoning_accuracy_reward
 from services.rewarder.built_ins.think_format import think_format_reward
 from services.rewarder.reward_call import CallError, Completion, Verdict
 
@@ -82,6 +87,36 @@ def test_messages_are_read_like_text() -> None:
 
 def test_a_comparison_without_end_is_a_timeout_and_not_a_zero() -> None:
     assert outcomes([r"\boxed{100000000!}", r"\boxed{42}"], "42") == [("timeout", None), ("scored", 1.0)]
+
+
+@pytest.mark.parametrize("slow", ["slow", r"\boxed{slow}"])
+def test_an_answer_or_gold_that_takes_too_long_to_read_is_a_timeout(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(text: str, *, raise_on_error: bool = False, **options: Any) -> list[Any]:
+        """Parse as math-verify does, and run out of time where it is told to."""
+        if text != slow:
+            return cast("list[Any]", parse_of_math_verify(text, raise_on_error=raise_on_error, **options))
+        if raise_on_error:
+            raise TimeoutException
+        return []
+
+    monkeypatch.setattr(accuracy, "parse", parse)
+    assert outcomes([slow, r"\boxed{42}"], "42") == [("timeout", None), ("scored", 1.0)]
+    assert outcomes([r"\boxed{42}"], slow) == [("timeout", None)]
+    (unfinished,) = reasoning_accuracy_reward(["<think> on and on"], solution=[slow])
+    assert (unfinished.outcome, unfinished.value) == ("timeout", None)
+
+
+def test_an_error_of_the_parser_is_an_answer_that_does_not_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(text: str, *, raise_on_error: bool = False, **options: Any) -> list[Any]:
+        if "odd" in text and raise_on_error:
+            raise ValueError("not expected")
+        if "odd" in text:
+            return []
+        return cast("list[Any]", parse_of_math_verify(text, raise_on_error=raise_on_error, **options))
+
+    monkeypatch.setattr(accuracy, "parse", parse)
+    assert outcomes([r"\boxed{odd}"], "42") == [("scored", 0.0)]
+    assert outcomes([r"\boxed{42}"], "odd") == [("not_applicable", None)]
 
 
 def test_the_think_format_is_one_block_at_the_start() -> None:

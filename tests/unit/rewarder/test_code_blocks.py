@@ -3,6 +3,7 @@
 import pytest
 
 from services.rewarder.built_ins.code_execution import RowTests, code_of, read_tests
+from services.rewarder.built_ins.time_limit import time_limit
 
 
 @pytest.mark.parametrize(
@@ -17,12 +18,19 @@ from services.rewarder.built_ins.code_execution import RowTests, code_of, read_t
         ("```python\n```", ""),
         ("```bash\nls\n```", None),
         ("```python\ncut off", None),
+        ("```python\na\n```python\nb\n```\nc\n```", "a\n```python\nb\n"),
+        ("```Python\na\n  ``` \nb", "a\n"),
         ("def f(): pass", None),
         ("", None),
     ],
 )
 def test_the_last_block_of_python_counts(text: str, code: str | None) -> None:
     assert code_of(text) == code
+
+
+def test_a_hundred_thousand_openings_are_read_in_one_pass() -> None:
+    with time_limit(20):
+        assert code_of("```python x\n" * 100_000) is None
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """What the Docker engine is asked for, and what its answers mean; the engine is played here."""
 
+import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +17,36 @@ from services.rewarder.sandbox.sandbox import Limits, SandboxUnavailableError
 LIMITS = Limits(wall_s=30.0, output_bytes=1000)
 
 
+class Made:
+    """A container that was made so many seconds ago, and not started."""
+
+    def __init__(self, seconds_ago: float) -> None:
+        self.attrs = {"Created": int(time.time() - seconds_ago)}
+        self.removed = 0
+
+    def remove(self, *, force: bool) -> None:
+        self.removed += 1
+        raise RuntimeError(f"somebody else removes it: {force}")
+
+
 class PlayedEngine:
     """A client with one container, whose program is a function of its stdin."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, *, url: str = "http+docker://localhost", made: "Iterable[Made]" = ()) -> None:
         self.containers = self
+        self.api = SimpleNamespace(base_url=url)
+        self._made = list(made)
         self.asked: dict[str, Any] = {}
         self.removed = 0
         self._program = program
         self._ours, self._theirs = socket.socketpair()
         self._thread = threading.Thread(target=self._play, daemon=True)
+
+    def list(self, *, all: bool, sparse: bool, filters: dict[str, Any]) -> "list[Made]":  # noqa: A002
+        assert all
+        assert sparse
+        assert filters == {"label": ["headrace=sandbox"], "status": "created"}
+        return self._made
 
     def create(self, image: str, **options: Any) -> "PlayedEngine":
         self.asked = {"image": image, **options}
@@ -42,7 +65,8 @@ class PlayedEngine:
 
     def close(self) -> None:
         self._ours.close()
-        self._thread.join(timeout=30)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=30)
         self._theirs.close()
 
     def _play(self) -> None:
@@ -55,6 +79,10 @@ class PlayedEngine:
             except OSError:
                 return
         self._theirs.shutdown(socket.SHUT_WR)
+
+
+def says_nothing(_stdin: bytes) -> list[tuple[int, bytes]]:
+    return []
 
 
 async def run(program: Any, limits: Limits = LIMITS) -> tuple[Any, PlayedEngine]:
@@ -124,9 +152,34 @@ async def test_an_engine_that_makes_no_container_is_no_sandbox() -> None:
 
         def __init__(self) -> None:
             self.containers = self
+            self.api = SimpleNamespace(base_url="http+docker://localhost")
 
         def create(self, image: str, **_options: Any) -> None:
             raise RuntimeError(f"no such image: {image}")
 
     with pytest.raises(SandboxUnavailableError, match="no container of an-image: no such image: an-image"):
         await DockerSandbox(image="an-image", client=Refuses()).run("print(1)", limits=LIMITS)
+
+
+async def test_an_engine_over_tls_is_refused_and_gets_no_program() -> None:
+    engine = PlayedEngine(says_nothing, url="https://engine:2376")
+    try:
+        with pytest.raises(SandboxUnavailableError, match="https://engine:2376 is spoken to over TLS"):
+            await DockerSandbox(image="an-image", client=engine).run("print(1)", limits=LIMITS)
+    finally:
+        engine.close()
+    assert engine.asked == {}
+
+
+async def test_containers_that_killed_workers_never_started_are_removed_at_the_first_use() -> None:
+    made = [Made(3600), Made(5), Made(120)]
+    engine = PlayedEngine(says_nothing, made=made)
+    sandbox = DockerSandbox(image="an-image", client=engine)
+    try:
+        await sandbox.run("print(1)", limits=LIMITS)
+    finally:
+        engine.close()
+    assert [container.removed for container in made] == [1, 0, 1]
+    with contextlib.suppress(SandboxUnavailableError):  # this engine plays one program
+        await sandbox.run("print(1)", limits=LIMITS)
+    assert [container.removed for container in made] == [1, 0, 1]

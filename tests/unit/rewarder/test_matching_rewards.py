@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.rewarder.built_ins import json_schema
 from services.rewarder.built_ins.exact_match import exact_match_reward
 from services.rewarder.built_ins.json_schema import check_schema, json_schema_reward
 from services.rewarder.built_ins.numeric_match import completion_number, gold_number, numeric_match_reward
@@ -177,6 +178,36 @@ def test_a_schema_refers_to_itself_and_to_nothing_elsewhere() -> None:
 def test_a_schema_whose_pattern_has_no_end_is_a_timeout() -> None:
     schema = {"type": "string", "pattern": "(a+)+$"}
     assert said(json_schema_reward(texts(f'"{"a" * 60}b"', '"a"'), json_schema=schema)) == [("timeout", None), RIGHT]
+
+
+def test_json_in_a_fence_is_found_beside_other_blocks_and_among_a_hundred_thousand_openings() -> None:
+    beside = '```python\n[1]\n```\nso\n```json\n{"age": 3}\n```\nor\n```bash\nls\n```'
+    assert said(json_schema_reward(texts(beside, "```json x\n" * 100_000), json_schema=PERSON)) == [RIGHT, WRONG]
+
+
+def test_a_schema_that_cannot_be_followed_is_no_fault_of_the_completion() -> None:
+    endless = {"$ref": "#"}
+    assert said(json_schema_reward(texts("1"), json_schema=endless)) == [("error", None)]
+    broken = {"properties": {"a": {"pattern": "("}}}
+    assert said(json_schema_reward(texts('{"a": "x"}', "not JSON"), json_schema=broken)) == [NOT_APPLICABLE] * 2
+    near = {"multipleOf": 0.5}
+    assert said(json_schema_reward(texts("9" * 400, "1.5"), json_schema=near)) == [("error", None), RIGHT]
+    huge = {"pattern": "a{99999999999999999999}"}
+    assert said(json_schema_reward(texts('"x"'), json_schema=huge)) == [NOT_APPLICABLE]
+
+
+def test_a_schema_that_took_too_long_to_check_once_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def no_time_at_all(_seconds: float) -> Generator[None]:
+        raise TimeIsUpError
+        yield
+
+    schema = {"type": "object", "title": "of this test alone"}
+    with monkeypatch.context() as patched:
+        patched.setattr(json_schema, "time_limit", no_time_at_all)
+        assert said(json_schema_reward(texts("{}"), json_schema=schema)) == [("timeout", None)]
+        assert check_schema({"json_schema": schema}) == "cannot use its json_schema: checking it took longer than 1 s"
+    assert said(json_schema_reward(texts("{}"), json_schema=schema)) == [RIGHT]
 
 
 def test_a_schema_of_the_run_is_checked() -> None:

@@ -35,6 +35,28 @@ def test_a_run_gives_its_functions_arguments_that_are_json() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "kwargs", "says"),
+    [
+        ("exact_match_reward", {"after": ""}, "has an option 'after' that must not be empty"),
+        (
+            "reasoning_accuracy_reward",
+            {"reasoning_delimiters": ["</think>", ""]},
+            "has an option 'reasoning_delimiters' that must not have an empty text",
+        ),
+        (
+            "reasoning_accuracy_reward",
+            {"reasoning_delimiters": []},
+            "has an option 'reasoning_delimiters' that must not be empty",
+        ),
+        ("regex_reward", {"pattern": ""}, None),
+        ("exact_match_reward", {"after": "####"}, None),
+    ],
+)
+def test_what_a_built_in_looks_for_is_not_empty(name: str, kwargs: dict[str, Any], says: str | None) -> None:
+    assert BUILT_INS[name].why_not(kwargs) == says
+
+
+@pytest.mark.parametrize(
     ("kwargs", "says"),
     [
         (

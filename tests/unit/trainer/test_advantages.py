@@ -46,6 +46,15 @@ def test_a_failed_function_makes_its_completion_unscored_and_not_zero(outcome: O
     assert rewards_G[1] == 1.0
 
 
+def test_a_sum_beyond_all_numbers_is_unscored_and_leaves_the_others_alone() -> None:
+    too_large, opposites = [scored(1e308, weight=10.0)], [scored(1e308, weight=10.0), scored(1e308, weight=-10.0)]
+    rewards_G = combined_rewards([[*too_large, scored(0.0)], opposites, [scored(1.0), scored(0.0)]])
+    assert np.isnan(rewards_G).tolist() == [True, True, False]
+    advantages_G = group_advantages(combined_rewards([too_large, [scored(1.0)], [scored(0.0)]]), scale="none")
+    assert advantages_G is not None
+    assert advantages_G.tolist() == [0.0, 0.5, -0.5]
+
+
 def test_advantages_are_deviations_from_the_mean_over_the_std_with_bessels_correction() -> None:
     # mean 0.25, squared deviations 3/16 * ... sum to 0.75, over 3 is 0.25: the std is 0.5
     advantages_G = group_advantages(np.array([1.0, 0.0, 0.0, 0.0]), scale="group")

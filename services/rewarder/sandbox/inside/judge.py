@@ -11,16 +11,19 @@ overwrite or to print: a call gives plain data, which is compared here. As proce
 inside, and it is not dumpable: its memory, its pipes and its environment are closed to processes of the same user.
 """
 
+import contextlib
 import ctypes
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
 from typing import Any
 
+from services.rewarder.sandbox.inside.processor_time import note_waiting, num_noted, used_s, waited_s
 from services.rewarder.sandbox.inside.remote_code import CodeGoneError, TestedCode, UnfitTestError, how_it_ended, start
 
 _PR_SET_DUMPABLE = 4
@@ -54,15 +57,23 @@ class Verdicts:
 
 
 def _sweep() -> None:
-    """End every other process of the sandbox."""
+    """End every other process of the sandbox, and wait until there is none: they count, and write, to their end."""
     if os.getpid() != 1:  # anywhere else it would end every process of this user
         return
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except (ProcessLookupError, ChildProcessError):
-        pass
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+def _clear_scratch() -> None:
+    """Remove what a program has left behind; what cannot be removed is in the way of its own cases only."""
+    with contextlib.suppress(OSError):
+        os.chmod(os.getcwd(), 0o700)
+        for entry in os.scandir():
+            with contextlib.suppress(OSError, RecursionError):
+                (shutil.rmtree if entry.is_dir(follow_symlinks=False) else os.unlink)(entry.path)
 
 
 def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
@@ -71,14 +82,14 @@ def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
         try:
             compiled.append(compile(test, "<test>", "exec"))
         except (SyntaxError, ValueError, RecursionError) as error:
-            verdicts.say(unfit=f"test {index + 1} is no Python: {error}")
+            verdicts.say(unfit=f"test {index + 1} is no Python to that of the sandbox: {error}")
     code: TestedCode | None = None
     names: dict[str, Any] = {"__name__": "tests"}
     of_code: dict[str, Any] = {}
     for index, test in enumerate(compiled):
         try:
             if code is None:
-                code = TestedCode(payload["tested_code"], payload["code"], payload["cpu_s"])
+                code = _started(payload, verdicts)
                 # A name that a test has given to something else stays the tests': code that ends itself, and is
                 # started again, does not get it back.
                 free = [name for name in code.names if name not in names or names[name] is of_code.get(name, names)]
@@ -99,13 +110,24 @@ def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
             verdicts.note(index, f"{type(error).__name__}: {error}".rstrip(": "))
 
 
+def _started(payload: dict[str, Any], verdicts: Verdicts) -> TestedCode:
+    try:
+        return TestedCode(payload["tested_code"], payload["code"], payload["cpu_s"])
+    except OSError as error:  # not the code's doing: whatever it had started is gone
+        verdicts.say(unjudged=f"no process could be started for the code: {error}")
+        raise
+
+
 def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
     for index, case in enumerate(payload["tests"]):
-        with open(_PROGRAM, "w", encoding="utf-8", errors="surrogatepass") as file:
-            file.write(payload["code"])
-        with open("input", "w+b") as given:
-            given.write(case["input"].encode("utf-8", "surrogatepass"))
-            given.seek(0)
+        try:
+            given = _prepare(payload["code"], case["input"])
+        except OSError as error:
+            if index == 0:
+                raise  # nothing has been run that could be in the way
+            verdicts.note(index, f"its program left no room for the next: {error}")
+            continue
+        with given:
             process = start([sys.executable, "-I", "-c", _RUN_PROGRAM.format(payload["cpu_s"])], stdin=given)
         assert process.stdout is not None
         output = process.stdout.read(_MAX_OUTPUT_BYTES)
@@ -117,12 +139,51 @@ def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
         else:
             verdicts.passed[index] = True
         _sweep()
+        _clear_scratch()
         if how.endswith("processor time"):
             return
 
 
+def _prepare(code: str, text: str) -> Any:
+    """Write the program, and its input, and return that; raises OSError."""
+    with open(_PROGRAM, "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(code)
+    given = open("input", "w+b")  # noqa: SIM115  closed by whoever starts the program
+    given.write(text.encode("utf-8", "surrogatepass"))
+    given.seek(0)
+    return given
+
+
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
+
+
+def was_too_busy(*, used_s: float, allowed_s: float, waited_s: float, timeout_s: float) -> bool:
+    """Whether a time that is up says nothing of the code: it had processor time left, and waited for a processor.
+
+    Code that sleeps does not wait for one. Code that fills the processors itself uses up what it may.
+    """
+    return used_s < allowed_s and waited_s > timeout_s / 2
+
+
+def _end_in_time(payload: dict[str, Any], verdicts: Verdicts) -> None:
+    """Say the verdict when the time is up, if nobody has said it before."""
+    note_waiting(1)
+    waited_before_s, timeout_s = waited_s(), payload["timeout_s"]
+    time.sleep(timeout_s)
+    waited = waited_s() - waited_before_s
+    try:
+        used = used_s()
+    except OSError:  # the code has taken the judge's files away
+        used = float("inf")
+    allowed_s = payload["cpu_s"] * num_noted()
+    if was_too_busy(used_s=used, allowed_s=allowed_s, waited_s=waited, timeout_s=timeout_s):
+        verdicts.say(
+            unjudged=f"the machine was too busy: of {timeout_s:g} s its processes waited {waited:.1f} s for a "
+            f"processor and used one for {used:.1f} s"
+        )
+    verdicts.why = verdicts.why or f"its tests took longer than {timeout_s:g} s"
+    verdicts.say()
 
 
 def main() -> None:
@@ -133,13 +194,7 @@ def main() -> None:
         verdicts.say(unjudged="the judge is not alone in its sandbox")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = io.StringIO()  # what tests print goes nowhere
-
-    def end() -> None:
-        time.sleep(payload["timeout_s"])
-        verdicts.why = verdicts.why or f"its tests took longer than {payload['timeout_s']:g} s"
-        verdicts.say()
-
-    threading.Thread(target=end, daemon=True).start()
+    threading.Thread(target=_end_in_time, args=(payload, verdicts), daemon=True).start()
     try:
         (_run_asserts if payload["kind"] == "asserts" else _run_cases)(payload, verdicts)
     except BaseException as error:  # noqa: BLE001  ours, or the machine's

@@ -7,6 +7,7 @@ a lie, and can be no more than that.
 """
 
 import builtins
+import contextlib
 import importlib
 import json
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from services.rewarder.sandbox.inside.plain_data import decode, encode
+from services.rewarder.sandbox.inside.processor_time import note_waiting
 
 _MAX_REPLY_BYTES = 4 << 20
 
@@ -105,12 +107,7 @@ class TestedCode:
         }
         reply = self._exchange(request)
         if "raised" in reply:
-            kind, message = (str(part) for part in reply["raised"])
-            known = getattr(builtins, kind, None)
-            # StopIteration would end a loop of the test that calls the code, and with it what the loop asserts.
-            if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
-                raise known(message)
-            raise CodeRaisedError(f"{kind}: {message}")
+            raise _rebuilt(*(str(part) for part in reply["raised"]))
         try:
             for given, changed in zip(args, reply.get("args") or [], strict=False):
                 if changed is not None:
@@ -127,6 +124,10 @@ class TestedCode:
     def _lost(self, why: str) -> CodeGoneError:
         """Remember that the code is gone, whatever the test makes of the exception."""
         self.gone = CodeGoneError(why)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what was not sent is of no use to anybody
+                pipe.close()
         return self.gone
 
     def _names(self, said: Any) -> dict[str, Any]:
@@ -169,6 +170,20 @@ def _number_of(value: Any) -> int:
     raise UnfitTestError(f"passes {type(value).__name__} to the code; only plain data can be passed")
 
 
+def _rebuilt(kind: str, message: str) -> Exception:
+    """Return the exception that the code raised, as near as can be had: nothing but its name and message came."""
+    known = getattr(builtins, kind, None)
+    # StopIteration would end a loop of the test that calls the code, and with it what the loop asserts.
+    if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
+        with contextlib.suppress(TypeError):  # a group of exceptions is none without its members
+            error: Exception = known.__new__(known)
+            with contextlib.suppress(TypeError):  # such as UnicodeDecodeError, which needs more than a message
+                error = known(message)
+            error.args = (message,)
+            return error
+    return CodeRaisedError(f"{kind}: {message}")
+
+
 def _take_over(given: Any, changed: Any) -> None:
     if isinstance(given, list):
         given[:] = changed
@@ -178,14 +193,17 @@ def _take_over(given: Any, changed: Any) -> None:
 
 
 def start(command: list[str], stdin: Any) -> "subprocess.Popen[bytes]":
-    """Return a process whose output is read, and which leads a session of its own."""
-    return subprocess.Popen(
+    """Return a process whose output is read, and which leads a session of its own; raises OSError."""
+    process = subprocess.Popen(
         command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, start_new_session=True
     )
+    note_waiting(process.pid)
+    return process
 
 
 def how_it_ended(process: "subprocess.Popen[bytes]") -> str:
     """Return how a process ended, to follow "its process ended"; empty if it has not."""
+    note_waiting(process.pid)
     try:
         code = process.wait(timeout=1)
     except subprocess.TimeoutExpired:

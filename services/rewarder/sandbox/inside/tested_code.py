@@ -58,7 +58,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def _describe(error: BaseException) -> list[str]:
     try:
-        return [type(error).__name__, str(error)[:200]]
+        said = error.args[0] if isinstance(error, KeyError) and len(error.args) == 1 else error  # its str() is a repr()
+        return [type(error).__name__, str(said)[:200]]
     except BaseException:  # noqa: BLE001  not ours
         return [type(error).__name__, ""]
 
