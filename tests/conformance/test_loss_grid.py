@@ -254,7 +254,7 @@ def test_loss_gradients_and_metrics_are_trls(
     start, moved, reference = (oracle.weights(path) for path in (models.start, models.moved, models.reference))
     scalings = itertools.cycle(SCALINGS)
     for beta, correction in itertools.product(BETAS, legal_corrections(loss_type)):
-        of_loss = base_options(loss_type, level) | correction | beta | {"scale_rewards": next(scalings)}
+        of_loss: dict[str, Any] = base_options(loss_type, level) | correction | beta | {"scale_rewards": next(scalings)}
         theirs = oracle.make_oracle(models.start, groups, tmp_path, reward_weights=[1.0, 0.5], **of_loss)
         if theirs.ref_model is not None:
             theirs.ref_model.load_state_dict(reference)

@@ -97,7 +97,12 @@ def test_what_was_registered_is_listed_shown_and_used_in_any_mix(client: httpx.C
     version = reply.json()["version"]
     assert len(version) == 12
     listed = client.get("/v1/rewards").json()["reward_funcs"]
-    expected = {"name": "judge", "kind": "endpoint", "summary": "Longer is better.", "required_columns": []}
+    expected: dict[str, Any] = {
+        "name": "judge",
+        "kind": "endpoint",
+        "summary": "Longer is better.",
+        "required_columns": [],
+    }
     assert expected | {"version": version, "warning": ""} in listed
     shown = client.get("/v1/rewards/judge").json()
     assert shown["endpoint"]["url"] == judge_url
