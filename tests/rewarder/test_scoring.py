@@ -238,8 +238,8 @@ async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: Re
 async def test_an_edited_file_is_imported_by_nobody_before_a_check_and_by_all_after(
     metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
-    file = tmp_path / "edited_rewards.py"
-    sync, crashes, late, on_loop = (f"edited_rewards:{name}" for name in ("sync", "crashes", "late", "on_loop"))
+    file = tmp_path / "rewards_that_change.py"
+    sync, crashes, late, on_loop = (f"rewards_that_change:{name}" for name in ("sync", "crashes", "late", "on_loop"))
     source = (
         "import os\ndef sync(**_): return [{0}]\ndef crashes(**_): os._exit(7)\n"
         "def late(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"

@@ -54,7 +54,7 @@ CASES = [
     for fault in FAULTS
     for step in STEPS
 ]
-PUSH_TIMEOUT_S = 6.0
+PUSH_TIMEOUT_S = 9.0
 BOUND_S = 2 * (PUSH_TIMEOUT_S + 3 + 5) + 2 * 3
 RECEIVER_BOUND_S = PUSH_TIMEOUT_S + GRACE_S
 LEASE_S = 2.0

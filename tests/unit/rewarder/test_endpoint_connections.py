@@ -203,4 +203,4 @@ async def test_no_more_names_are_asked_for_at_a_time_than_there_are_threads(monk
     }  # fmt: skip
     may_answer.set()
     assert await asyncio.gather(*waiting) == [["127.0.0.1"]] * 6
-    assert sorted(asked) == ["host-0.example", "host-1.example", "host-2.example"]
+    assert set(asked) == {"host-0.example", "host-1.example", "host-2.example"}
