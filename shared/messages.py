@@ -9,6 +9,7 @@ exactly on the tokens the policy sampled, and logprobs and version spans are ind
 Decoding checks that all of this agrees, so that what is inside the services needs no second look.
 """
 
+import contextlib
 import math
 from typing import Any, Literal, TypeVar
 
@@ -165,7 +166,7 @@ _GroupT = TypeVar("_GroupT", PromptGroup, CompletedGroup, ScoredGroup)
 
 
 class _Head(msgspec.Struct):
-    """The only field read before the rest is trusted."""
+    """The field that says which release wrote a message, also one that cannot be read otherwise."""
 
     schema_version: int
 
@@ -215,14 +216,23 @@ def _decode(data: bytes, kind: type[_GroupT]) -> _GroupT:
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError(f"{len(data)} bytes is more than the {MAX_MESSAGE_BYTES} a stream entry may take")
     try:
-        head = msgspec.msgpack.decode(data, type=_Head)
-        if head.schema_version != SCHEMA_VERSION:
-            raise MessageError(
-                f"schema version {head.schema_version} was written by another release; this one reads {SCHEMA_VERSION}"
-            )
-        return msgspec.msgpack.decode(data, type=kind)
+        group = msgspec.msgpack.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _check_version(data)
         raise MessageError(f"not a {kind.__name__}: {error}") from error
+    if group.schema_version != SCHEMA_VERSION:
+        _check_version(data)
+    return group
+
+
+def _check_version(data: bytes) -> None:
+    """Raise MessageError if a message says that it is of another release."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        version = msgspec.msgpack.decode(data, type=_Head).schema_version
+        if version != SCHEMA_VERSION:
+            raise MessageError(
+                f"schema version {version} was written by another release; this one reads {SCHEMA_VERSION}"
+            )
 
 
 def _check_prompt(group: PromptGroup) -> None:

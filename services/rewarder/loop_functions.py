@@ -20,7 +20,6 @@ from services.rewarder.reward_call import (
     describe,
     everyone,
     judge,
-    own_copy,
     users_trace,
 )
 from services.rewarder.worker_frames import Answer
@@ -55,7 +54,7 @@ class LoopFunctions:
         """
         function = await self._function(name, sources)
         started_at = time.monotonic()
-        task = asyncio.create_task(_answer(name, function, own_copy(call)), name=f"reward {name}")
+        task = asyncio.create_task(_answer(name, function, call), name=f"reward {name}")
         try:
             await asyncio.wait({task}, timeout=timeout_s)
         finally:

@@ -7,6 +7,7 @@ The signature is TRL's: every dataset column is a list with one entry a completi
 is no finite number is never turned into one: it becomes an outcome that says what was wrong.
 """
 
+import copy
 import functools
 import inspect
 import itertools
@@ -49,6 +50,8 @@ class TrainerState(msgspec.Struct, frozen=True):
 class RewardCall(msgspec.Struct, frozen=True):
     """One call for all completions at once; every list has one entry a completion.
 
+    It belongs to the function that is called, which may do with it what it likes, but for the arguments by function.
+
     ``group_id`` and ``policy_version``, that of the group's oldest token, are null outside of runs.
     """
 
@@ -74,20 +77,19 @@ def require_sendable(call: RewardCall) -> None:
 
 
 def own_copy(call: RewardCall) -> RewardCall:
-    """Return a copy that shares nothing that can be changed: a function may do with its arguments what it likes."""
+    """Return a copy for one more function."""
     columns: dict[str, list[Any]] = msgspec.msgpack.decode(msgspec.msgpack.encode(call.columns))
-    kwargs: dict[str, dict[str, Any]] = msgspec.msgpack.decode(msgspec.msgpack.encode(call.reward_kwargs))
     return msgspec.structs.replace(
         call,
-        prompts=[_own_text(prompt) for prompt in call.prompts],
-        completions=[_own_text(completion) for completion in call.completions],
+        prompts=[own_text(prompt) for prompt in call.prompts],
+        completions=[own_text(completion) for completion in call.completions],
         columns=columns,
         completion_ids=None if call.completion_ids is None else list(map(list, call.completion_ids)),
-        reward_kwargs=kwargs,
     )
 
 
-def _own_text(text: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+def own_text(text: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    """Return a copy of a prompt or completion."""
     return text if isinstance(text, str) else [dict(message) for message in text]
 
 
@@ -124,7 +126,7 @@ def arguments_for(
     Raises:
         CallError: It requires an argument that there is not, or ``reward_kwargs`` has one that it cannot be given.
     """
-    kwargs = call.reward_kwargs.get(name, {})
+    kwargs = copy.deepcopy(call.reward_kwargs.get(name, {}))
     offered = {column: values for column, values in call.columns.items() if column not in NOT_COLUMNS}
     if doubles := also_columns({"it": kwargs}, offered):
         raise CallError(doubles[0].removeprefix("it "))

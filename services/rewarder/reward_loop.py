@@ -9,13 +9,14 @@ buried.
 """
 
 import asyncio
+import copy
 import logging
 import time
 from typing import Any
 
 import msgspec
 
-from services.rewarder.reward_call import RewardCall, TrainerState, require_sendable
+from services.rewarder.reward_call import RewardCall, TrainerState, own_text, require_sendable
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
 from shared.errors import StateLostError, UserError
@@ -235,17 +236,20 @@ def call_for(
     chat_template_kwargs: dict[str, Any] | None = None,
     reward_kwargs: RewardKwargs | None = None,
 ) -> RewardCall:
-    """Return what every reward function of the run is called with for this group, in TRL's shape."""
+    """Return what every reward function of the run is called with for this group, in TRL's shape.
+
+    It shares nothing that can be changed with the group, but for the arguments that come from the configuration.
+    """
     prompt = group.prompt
     is_conversational = not isinstance(prompt.prompt, str)
     num_completions = len(group.rollouts)
     return RewardCall(
-        prompts=[prompt.prompt] * num_completions,
+        prompts=[own_text(prompt.prompt) for _ in group.rollouts],
         completions=[
             [{"role": "assistant", "content": rollout.completion}] if is_conversational else rollout.completion
             for rollout in group.rollouts
         ],
-        columns={name: [value] * num_completions for name, value in prompt.columns.items()},
+        columns={name: _own_values(value, num_completions) for name, value in prompt.columns.items()},
         completion_ids=[rollout.completion_ids().tolist() for rollout in group.rollouts],
         trainer_state=state,
         max_completion_length=max_completion_length,
@@ -254,6 +258,12 @@ def call_for(
         chat_template_kwargs=chat_template_kwargs or {},
         reward_kwargs=reward_kwargs or {},
     )
+
+
+def _own_values(value: object, count: int) -> list[Any]:
+    if value is None or isinstance(value, str | int | float):  # nearly always
+        return [value] * count
+    return [copy.deepcopy(value) for _ in range(count)]
 
 
 def with_rewards(group: CompletedGroup, outcomes: list[tuple[RewardOutcome, ...]], *, by: str) -> ScoredGroup:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.reward_call import RewardCall, everyone, require_sendable
+from services.rewarder.reward_call import RewardCall, everyone, own_copy, require_sendable
 from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_frames import Answer, Inspected, Refused
@@ -78,7 +78,11 @@ class Scorer:
         """
         if not is_known_to_be_sendable:
             require_sendable(call)
-        asked = [self._ask(function, call, timeout_s=timeout_s, lane=lane) for function in functions]
+        calls = [call, *(own_copy(call) for _ in functions[1:])]
+        asked = [
+            self._ask(function, own, timeout_s=timeout_s, lane=lane)
+            for function, own in zip(functions, calls, strict=True)
+        ]
         with self._functions.one_version():
             # One needs no task of its own.
             by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)

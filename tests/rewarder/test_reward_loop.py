@@ -107,6 +107,21 @@ def test_what_a_group_s_functions_are_called_with_has_the_run_s_template_argumen
     assert len(call.prompts) == len(call.completions) > 1
 
 
+def test_what_a_function_does_to_its_arguments_reaches_neither_the_group_nor_other_completions() -> None:
+    group = completed_group("00000001")
+    talk, facts = [{"role": "user", "content": "6*7?"}], {"units": ["m"]}
+    prompt = msgspec.structs.replace(group.prompt, prompt=talk, columns={"facts": facts, "answer": "42"})
+    call = call_for(msgspec.structs.replace(group, prompt=prompt), state=TrainerState(), max_completion_length=8)
+    message = call.prompts[0][0]
+    assert isinstance(message, dict)
+    message["content"] = "changed"
+    call.columns["facts"][0]["units"].append("s")
+    call.columns["answer"][0] = "41"
+    assert call.prompts[1] == talk == [{"role": "user", "content": "6*7?"}]
+    assert call.columns["facts"][1] == facts == {"units": ["m"]}
+    assert call.columns["answer"][1] == prompt.columns["answer"] == "42"
+
+
 async def test_an_entry_that_is_no_group_is_buried_with_the_reason_and_the_next_one_is_scored(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
 ) -> None:

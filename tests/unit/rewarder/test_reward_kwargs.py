@@ -7,7 +7,7 @@ import pytest
 
 from services.rewarder.bodies import CheckRequest, ScoreRequest
 from services.rewarder.built_in_rewards import BUILT_INS
-from services.rewarder.reward_call import CallError, RewardCall, arguments_for, own_copy, refused_kwargs
+from services.rewarder.reward_call import CallError, RewardCall, arguments_for, refused_kwargs
 from shared.errors import UserError
 from shared.run_config import parse_run_config
 from shared.run_options.reward_kwargs import also_columns
@@ -122,8 +122,12 @@ def test_an_argument_that_the_function_does_not_take_is_refused() -> None:
 
 
 def test_a_function_that_changes_its_arguments_changes_nobody_elses() -> None:
+    def f(words: list[str], **_: Any) -> list[float]:
+        words.append("b")
+        return []
+
     call = call_with({"words": ["a"]})
-    own_copy(call).reward_kwargs["mine:f"]["words"].append("b")
+    f(**arguments_for(f, call, name="mine:f"))
     assert call.reward_kwargs == {"mine:f": {"words": ["a"]}}
 
 
