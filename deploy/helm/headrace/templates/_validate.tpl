@@ -24,6 +24,12 @@
 {{- if and $values.ingress.enabled (not $values.ingress.hosts) -}}
 {{- fail "ingress.enabled is true: name at least one host in ingress.hosts" -}}
 {{- end -}}
+{{- range $name := list "generator" "rewarder" -}}
+{{- $scaling := (index $values $name).autoscaling -}}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
+{{- fail (printf "%s.autoscaling.minReplicas is %d, above maxReplicas, which is %d" $name (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
 {{- $modules := $values.rewarder.rewardModules -}}
 {{- if and $modules.configMap $modules.existingClaim -}}
 {{- fail "rewarder.rewardModules has both a configMap and an existingClaim: name one" -}}
@@ -34,6 +40,12 @@
 {{- fail (printf "generator.gpus is %d, but generator.engineArgs makes vLLM use %d: the product of tensor_parallel_size, pipeline_parallel_size and data_parallel_size must be generator.gpus" (int $values.generator.gpus) (int $used)) -}}
 {{- end -}}
 {{- range $name := list "trainer" "generator" "rewarder" -}}
+{{- $resources := (index $values $name).resources -}}
+{{- range $resource, $_ := merge (dict) (default dict $resources.limits) (default dict $resources.requests) -}}
+{{- if or (eq $resource $values.gpuResourceName) (eq $resource $values.nccl.rdma.resourceName) -}}
+{{- fail (printf "%s.resources names %s: GPUs are counted in %s.gpus, RDMA devices in nccl.rdma.count" $name $resource $name) -}}
+{{- end -}}
+{{- end -}}
 {{- range $variable, $_ := (index $values $name).env -}}
 {{- if has $variable (list "HEADRACE_API_KEY" "HEADRACE_INTERNAL_KEY" "HEADRACE_REDIS_PASSWORD" "HEADRACE_REDIS_URL") -}}
 {{- fail (printf "%s.env.%s would be in the pod's description for all to read: put it into a Secret and name that in secrets.existingSecret" $name $variable) -}}
