@@ -80,8 +80,7 @@ class TrainerSettings(ServiceSettings):
         """Return the environment of a training rank: ours, these settings, and ``rank_env`` on top."""
         return {
             **os.environ,
-            "HEADRACE_REDIS_URL": self.redis_url.get_secret_value(),
-            "HEADRACE_INTERNAL_KEY": self.internal_key.get_secret_value(),
+            **self.secrets_of_a_child(),
             "HEADRACE_RUNS_DIR": str(self.runs_dir),
             "HEADRACE_REPLICA_ID": self.replica_id,
             "HEADRACE_PUSH_ADDRESS": self.push_address,
