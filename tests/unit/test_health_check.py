@@ -82,6 +82,16 @@ def test_a_generator_that_waits_for_others_is_healthy_and_one_that_starts_is_not
     assert main([]) == 1, "waiting is healthy only where it was asked for"
 
 
+@pytest.mark.parametrize(
+    ("reason", "healthy"), [("no run to serve", True), ("waiting for weights", False), ("loading the model", False)]
+)
+def test_an_idle_generator_needs_no_weights_and_one_with_a_run_does(
+    reason: str, healthy: bool, service: Service
+) -> None:
+    service.ready = (503, {"status": "waiting", "reason": reason})
+    assert main(["--or-idle"]) == (0 if healthy else 1)
+
+
 def test_no_service_and_no_key_are_sentences(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

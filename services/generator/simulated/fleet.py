@@ -30,6 +30,7 @@ from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
 from shared import refusals
 from shared.errors import StateLostError, UserError
+from shared.health_check import NO_RUN
 from shared.http_guard import HttpGuard
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, connect, wait_until_ready
@@ -241,7 +242,7 @@ class SimulatedFleet:
         raise _RunOverError
 
     async def _next_run(self) -> RunRecord:
-        self._wait_for("no run to serve")
+        self._wait_for(NO_RUN)
         while True:
             run_id = await self._store.current_run()
             record = await self._store.get(run_id) if run_id is not None else None

@@ -154,7 +154,7 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* Volumes of all services: keys, scripts, a place to write. Takes a dict of root, component, of and cache: who brings it. */}}
+{{/* Volumes of all services: keys, a place to write. Takes a dict of root, component, of and cache: who brings it. */}}
 {{- define "headrace.volumes" -}}
 {{- $values := .root.Values -}}
 - name: keys
@@ -167,8 +167,6 @@ capabilities:
       {{- if ne .component "trainer-node" }}
       - {key: redis-password-{{ .component }}, path: redis-password-{{ .component }}}
       {{- end }}
-- name: scripts
-  configMap: {name: {{ include "headrace.fullname" .root }}-scripts, defaultMode: 0444}
 - name: tmp
   emptyDir: {}
 {{- if not .cacheIsClaimed }}
@@ -191,7 +189,6 @@ capabilities:
 {{- define "headrace.mounts" -}}
 {{- $values := .root.Values -}}
 - {name: keys, mountPath: /run/secrets/headrace, readOnly: true}
-- {name: scripts, mountPath: /etc/headrace/scripts, readOnly: true}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /cache}
 {{- if and (not $values.redis.bundled) $values.redis.external.tls.enabled $values.redis.external.tls.caConfigMap (ne .component "trainer-node") }}
@@ -233,18 +230,21 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* A probe that asks the service from inside the container, with its key. Takes a dict of path and more arguments. */}}
+{{/* A probe that asks the service from inside the container, with the key that is mounted there. */}}
 {{- define "headrace.probe" -}}
 exec:
-  command: [python, -I, /etc/headrace/scripts/probe.py, {{ .path }}{{ range .more }}, {{ . | quote }}{{ end }}]
+  command: [python, -m, shared.health_check{{ range . }}, {{ . }}{{ end }}]
 timeoutSeconds: 5
 {{- end -}}
 
-{{- define "headrace.annotations" -}}
-checksum/scripts: {{ (.root.Files.Glob "files/scripts/*").AsConfig | sha256sum }}
-{{- with .of.podAnnotations }}
-{{ toYaml . }}
-{{- end }}
+{{/* A probe of what answers no HTTP: it touches a file whenever its loop turns. Takes the most seconds between. */}}
+{{- define "headrace.heartbeat" -}}
+exec:
+  command:
+    - python
+    - -c
+    - import os, sys, time; sys.exit(time.time() - os.stat("/tmp/heartbeat").st_mtime > {{ . }})
+timeoutSeconds: 5
 {{- end -}}
 
 {{/* Labels of pods, without versions: what changes for another reason does not start pods again. */}}
