@@ -1,0 +1,173 @@
+"""The Redis of the chart, started by its own script from its own configuration: what users may do, what is kept."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+
+from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
+from shared.lease import lease
+from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.refusals import refuse
+from shared.run_config import RunConfig
+from shared.run_store import RunStore
+from tests.conftest import free_port, server_binary
+from tests.helm.chart import SERVICES, of_kind, render
+
+START_S = 20
+
+
+class ChartRedis:
+    """A server with the ConfigMap that the chart renders."""
+
+    def __init__(self, root: Path) -> None:
+        self.port = free_port()
+        self._configuration, self._secrets, self._acl = root / "config", root / "secrets", root / "users.acl"
+        for directory in (self._configuration, self._secrets, root / "data", root / "bin"):
+            directory.mkdir()
+        for name, text in of_kind(render(), "ConfigMap")["redis"]["data"].items():
+            here = text.replace("port 6379", f"port {self.port}\nbind 127.0.0.1").replace("/data", str(root / "data"))
+            (self._configuration / name).write_text(here.replace("/run/headrace/users.acl", str(self._acl)))
+        for service in SERVICES:
+            (self._secrets / f"redis-password-{service}").write_text(f"password-of-{service}\n")
+        (root / "bin" / "valkey-server").symlink_to(server_binary())
+        self._path = f"{root / 'bin'}:{os.environ['PATH']}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self.command, env={"PATH": self._path}, stdout=subprocess.DEVNULL)
+
+    @property
+    def command(self) -> list[str]:
+        return [
+            "sh", str(self._configuration / "start.sh"), str(self._configuration), str(self._secrets), str(self._acl),
+        ]  # fmt: skip
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(timeout=START_S)
+
+    def forget_password(self, service: str) -> None:
+        (self._secrets / f"redis-password-{service}").write_text("\n")
+
+    def refuses_to_start(self) -> tuple[int, str]:
+        done = subprocess.run(
+            self.command, env={"PATH": self._path}, capture_output=True, text=True, timeout=START_S, check=False
+        )
+        return done.returncode, done.stderr
+
+    @contextlib.asynccontextmanager
+    async def as_user(self, user: str, password: str | None = None) -> AsyncIterator[Redis]:
+        client = connect(f"redis://{user}:{password or f'password-of-{user}'}@127.0.0.1:{self.port}/0")
+        try:
+            yield client
+        finally:
+            await client.aclose()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartRedis]:
+    one = ChartRedis(tmp_path_factory.mktemp("chart-redis"))
+    one.start()
+    yield one
+    one.end()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+async def test_every_service_gets_through_its_start(service: str, server: ChartRedis) -> None:
+    async with server.as_user(service) as redis:
+        await wait_until_ready(redis, timeout_s=START_S)
+
+
+async def test_a_run_is_made_led_and_forgotten(server: ChartRedis, run_config: RunConfig, tmp_path: Path) -> None:
+    keys = RunKeys("run-acl")
+    async with server.as_user("trainer") as trainer, server.as_user("generator") as generator:
+        await wait_until_ready(trainer, timeout_s=START_S)
+        store = RunStore(trainer)
+        await store.create("run-acl", run_config, run_dir=str(tmp_path))
+        await store.set_current_run("run-acl")
+        assert await RunStore(generator).current_run() == "run-acl"
+        async with lease(trainer, leases=keys.leases(TRAINERS), consumer="trainer-0"):
+            pass
+        await store.set_status("run-acl", "failed", reason="over")
+        await store.delete("run-acl")
+        assert await store.get("run-acl") is None
+
+
+@pytest.mark.parametrize(("service", "consumers"), [("generator", GENERATORS), ("rewarder", REWARDERS)])
+async def test_replicas_hold_leases_and_say_why_they_refuse(
+    service: str, consumers: str, server: ChartRedis
+) -> None:
+    keys = RunKeys("run-acl")
+    async with server.as_user(service) as redis:
+        await wait_until_ready(redis, timeout_s=START_S)
+        async with lease(redis, leases=keys.leases(consumers), consumer=f"{service}-0"):
+            pass
+        await refuse(redis, "generator" if service == "generator" else "rewarder", "x-0", "a reason", run_id=None)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    "command",
+    ["FLUSHALL", "KEYS *", "CONFIG GET requirepass", "CONFIG SET maxmemory-policy allkeys-lru", "ACL LIST", "SHUTDOWN",
+     "EVAL return(1) 0", "FUNCTION FLUSH", "MODULE LIST", "DEBUG SLEEP 0", "GET other-key", "PUBLISH channel message",
+     "CLIENT KILL TYPE normal", "MONITOR"],
+)  # fmt: skip
+async def test_no_service_may(command: str, service: str, server: ChartRedis) -> None:
+    async with server.as_user(service) as redis:
+        await wait_until_ready(redis, timeout_s=START_S)
+        with pytest.raises(RedisError, match="(?i)no permissions|not allowed|can't"):
+            await redis.execute_command(*command.split())
+
+
+@pytest.mark.parametrize("service", ["generator", "rewarder"])
+async def test_only_the_trainer_makes_consumer_groups_and_deletes(service: str, server: ChartRedis) -> None:
+    async with server.as_user(service) as redis:
+        await wait_until_ready(redis, timeout_s=START_S)
+        with pytest.raises(NoPermissionError):
+            await redis.xgroup_create("headrace:{r}:prompts", "mine", mkstream=True)
+        with pytest.raises(NoPermissionError):
+            await redis.delete("headrace:runs")
+
+
+@pytest.mark.parametrize("user", ["default", "nobody", "trainer"])
+async def test_nobody_else_gets_in(user: str, server: ChartRedis) -> None:
+    async with server.as_user("trainer") as redis:
+        await wait_until_ready(redis, timeout_s=START_S)
+    async with server.as_user(user, "a-guess") as redis:
+        with pytest.raises((AuthenticationError, NoPermissionError)):
+            await redis.ping()
+
+
+async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_evicted(tmp_path: Path) -> None:
+    server = ChartRedis(tmp_path)
+    server.start()
+    async with server.as_user("trainer") as redis:
+        await wait_until_ready(redis, timeout_s=START_S)  # which refuses a server that evicts
+        await redis.set("headrace:current_run", "run-a")
+    server.end(signal.SIGKILL)
+    server.start()
+    try:
+        async with server.as_user("trainer") as redis:
+            await wait_until_ready(redis, timeout_s=START_S)
+            assert await redis.get("headrace:current_run") == b"run-a"
+    finally:
+        server.end()
+
+
+def test_a_password_that_is_missing_is_a_sentence(tmp_path: Path) -> None:
+    server = ChartRedis(tmp_path)
+    server.forget_password("rewarder")
+    status, said = server.refuses_to_start()
+    assert status == 2
+    assert "redis-password-rewarder is missing or empty" in said
+
+
+def test_the_limit_of_its_memory_is_above_what_it_may_hold() -> None:
+    assert "maxmemory 4gb" in of_kind(render(), "ConfigMap")["redis"]["data"]["redis.conf"]
