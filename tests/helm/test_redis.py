@@ -1,10 +1,8 @@
 """The Redis of the chart, started by its own script from its own configuration: what users may do, what is kept."""
 
-import contextlib
-import os
+import re
 import signal
-import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,64 +10,12 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
 from shared.lease import lease
-from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.redis_connection import wait_until_ready
 from shared.refusals import refuse
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
-from tests.conftest import free_port, server_binary
-from tests.helm.chart import SERVICES, of_kind, render
-
-START_S = 20
-
-
-class ChartRedis:
-    """A server with the ConfigMap that the chart renders."""
-
-    def __init__(self, root: Path) -> None:
-        self.port = free_port()
-        self._configuration, self._secrets, self._acl = root / "config", root / "secrets", root / "users.acl"
-        for directory in (self._configuration, self._secrets, root / "data", root / "bin"):
-            directory.mkdir()
-        for name, text in of_kind(render(), "ConfigMap")["redis"]["data"].items():
-            here = text.replace("port 6379", f"port {self.port}\nbind 127.0.0.1").replace("/data", str(root / "data"))
-            (self._configuration / name).write_text(here.replace("/run/headrace/users.acl", str(self._acl)))
-        for service in SERVICES:
-            (self._secrets / f"redis-password-{service}").write_text(f"password-of-{service}\n")
-        (root / "bin" / "valkey-server").symlink_to(server_binary())
-        self._path = f"{root / 'bin'}:{os.environ['PATH']}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(self.command, env={"PATH": self._path}, stdout=subprocess.DEVNULL)
-
-    @property
-    def command(self) -> list[str]:
-        return [
-            "sh", str(self._configuration / "start.sh"), str(self._configuration), str(self._secrets), str(self._acl),
-        ]  # fmt: skip
-
-    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-        self._process.wait(timeout=START_S)
-
-    def forget_password(self, service: str) -> None:
-        (self._secrets / f"redis-password-{service}").write_text("\n")
-
-    def refuses_to_start(self) -> tuple[int, str]:
-        done = subprocess.run(
-            self.command, env={"PATH": self._path}, capture_output=True, text=True, timeout=START_S, check=False
-        )
-        return done.returncode, done.stderr
-
-    @contextlib.asynccontextmanager
-    async def as_user(self, user: str, password: str | None = None) -> AsyncIterator[Redis]:
-        client = connect(f"redis://{user}:{password or f'password-of-{user}'}@127.0.0.1:{self.port}/0")
-        try:
-            yield client
-        finally:
-            await client.aclose()
-
+from tests.helm.chart import ALL_VALUES, SERVICES, container, of_kind, render, values_of, workloads
+from tests.helm.chart_redis import START_S, ChartRedis
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartRedis]:
@@ -169,5 +115,14 @@ def test_a_password_that_is_missing_is_a_sentence(tmp_path: Path) -> None:
     assert "redis-password-rewarder is missing or empty" in said
 
 
-def test_the_limit_of_its_memory_is_above_what_it_may_hold() -> None:
-    assert "maxmemory 4gb" in of_kind(render(), "ConfigMap")["redis"]["data"]["redis.conf"]
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_the_container_has_room_for_what_a_rewrite_of_the_file_copies(name: str) -> None:
+    objects = render(values_of(name))
+    if "redis" not in workloads(objects):
+        assert values_of(name)["redis"]["bundled"] is False
+        return
+    (maxmemory,) = re.findall(r"^maxmemory (\d+)(gb|mb)$", of_kind(objects, "ConfigMap")["redis"]["data"]["redis.conf"], re.M)
+    limit = re.fullmatch(r"(\d+)(Gi|Mi)", container(workloads(objects)["redis"])["resources"]["limits"]["memory"])
+    assert limit is not None
+    mib = {"gb": 1024, "mb": 1, "Gi": 1024, "Mi": 1}
+    assert int(limit[1]) * mib[limit[2]] >= 1.5 * int(maxmemory[0]) * mib[maxmemory[1]]
