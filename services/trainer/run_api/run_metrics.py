@@ -48,6 +48,7 @@ class RunMetrics:
         self._rank_up = self._gauge("headrace_rank_up", "1 while a training rank runs")
         self._restarts = self._gauge("headrace_rank_restarts_total", "Restarts of training ranks by this process")
         self._step = self._gauge("headrace_run_step", "Optimizer steps done", "run_id")
+        self._max_steps = self._gauge("headrace_run_max_steps", "Optimizer steps of the whole run", "run_id")
         self._version = self._gauge("headrace_run_policy_version", "Newest policy version", "run_id")
         self._groups = self._gauge("headrace_run_groups", "Prompt groups by outcome", "run_id", "outcome")
         self._pushes = self._gauge("headrace_run_pushes", "Weight pushes by outcome", "run_id", "outcome")
@@ -71,7 +72,7 @@ class RunMetrics:
         self._training = TrainingGauges()
         self.registry.register(self._training)
         self._of_the_current_run = (
-            self._step, self._version, self._groups, self._pushes, self._probes_failed, self._depth,
+            self._step, self._max_steps, self._version, self._groups, self._pushes, self._probes_failed, self._depth,
             self._max_staleness, self._generators, self._serving, self._rewarders, self._paused, self._paused_s,
             self._disk_free, self._disk_size,
         )  # fmt: skip
@@ -118,6 +119,7 @@ class RunMetrics:
     def _show_progress(self, record: RunRecord) -> None:
         run_id, progress = record.run_id, record.progress
         self._step.labels(run_id).set(progress.step)
+        self._max_steps.labels(run_id).set(progress.max_steps)
         self._version.labels(run_id).set(progress.policy_version)
         dropped = sum(progress.groups_dropped.values())
         self._groups.labels(run_id, "admitted").set(progress.groups_admitted)
