@@ -30,7 +30,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 CPU_EXTRAS = ["generator-cpu", "rewarder", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
-TEST_EXTRAS = ["report", "oracle", "clients"]
+TEST_EXTRAS = ["report", "oracle", "clients", "deploy", "tracing"]
 
 LEFT_OUT = {
     "torchvision": "its CUDA build does not load beside the CPU build of torch, and `import vllm` dies of it",
