@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 
 from services.trainer.loop.batch_builder import STALE, UNSCORABLE
 from services.trainer.loop.ledger import DEAD_LETTER
-from services.trainer.run_api.run_metrics import _DROPS_TO_WATCH, RunMetrics
+from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import UnavailableError
 from shared.keys import REWARDERS, RunKeys
@@ -98,14 +98,14 @@ async def test_what_alerts_are_made_of_is_served_for_the_current_run(
     assert f'headrace_run_max_staleness_steps{{run_id="{run_id}"}} 3.0' in served
     assert f'headrace_run_rewarders_alive{{run_id="{run_id}"}} 1.0' in served
     assert f'headrace_run_generators_serving{{run_id="{run_id}"}} 0.0' in served
-    for reason in _DROPS_TO_WATCH:
+    for reason in DROPS_TO_WATCH:
         assert f'headrace_run_groups{{outcome="dropped_{reason}",run_id="{run_id}"}} 0.0' in served
     numbers = {line.split("{")[0].split(" ")[0]: float(line.rpartition(" ")[2]) for line in served if line[0] != "#"}
     assert 0 < numbers["headrace_run_disk_free_bytes"] < numbers["headrace_run_disk_size_bytes"]
 
 
 def test_the_drops_to_watch_are_reasons_that_the_trainer_gives() -> None:
-    assert {DEAD_LETTER, STALE, UNSCORABLE} == set(_DROPS_TO_WATCH)
+    assert {DEAD_LETTER, STALE, UNSCORABLE} == set(DROPS_TO_WATCH)
 
 
 async def test_redis_is_seen_with_its_memory_and_its_file_and_when_it_is_away(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from services.rewarder.rewarder_metrics import HTTP_LANE
-from services.trainer.run_api.run_metrics import _DROPS_TO_WATCH
+from services.trainer.run_api.run_metrics import DROPS_TO_WATCH
 from services.trainer.run_api.run_view import Queues
 from services.trainer.telemetry.metric_catalogue import EVALUATION, METRICS
 from shared.messages import Outcome
@@ -31,7 +31,7 @@ VALUES = {
     ("headrace_run_stream_depth", "stream"): set(Queues.model_fields),
     ("headrace_run_pushes", "outcome"): {"confirmed", "failed"},
     ("headrace_run_groups", "outcome"): {
-        "admitted", "trained", "in_flight", *(f"dropped_{reason}" for reason in _DROPS_TO_WATCH),
+        "admitted", "trained", "in_flight", *(f"dropped_{reason}" for reason in DROPS_TO_WATCH),
     },
     ("headrace_reward_outcomes_total", "outcome"): set(get_args(Outcome)),
     ("headrace_reward_groups_total", "end"): {"scored", "scored elsewhere", "buried"},

@@ -32,7 +32,7 @@ from shared.run_store import RunRecord, RunStore
 log = logging.getLogger(__name__)
 
 _REFRESH_S = 5.0
-_DROPS_TO_WATCH = ("dead_letter", "stale", "unscorable")
+DROPS_TO_WATCH = ("dead_letter", "stale", "unscorable")
 """Shown from the start, so that the first of them is an increase and not a new series."""
 
 
@@ -125,7 +125,7 @@ class RunMetrics:
         self._groups.labels(run_id, "admitted").set(progress.groups_admitted)
         self._groups.labels(run_id, "trained").set(progress.groups_trained)
         self._groups.labels(run_id, "in_flight").set(progress.groups_admitted - progress.groups_trained - dropped)
-        for reason, number in (dict.fromkeys(_DROPS_TO_WATCH, 0) | progress.groups_dropped).items():
+        for reason, number in (dict.fromkeys(DROPS_TO_WATCH, 0) | progress.groups_dropped).items():
             self._groups.labels(run_id, f"dropped_{reason}").set(number)
         self._pushes.labels(run_id, "confirmed").set(progress.pushes_confirmed)
         self._pushes.labels(run_id, "failed").set(progress.pushes - progress.pushes_confirmed)
