@@ -7,6 +7,7 @@ SHELL := /bin/bash
 # Two environments: .venv has everything (torch, vLLM), .venv-check is light, so that `make check` needs no torch.
 FULL := .venv/.installed-cpu .venv/.installed-self
 FULL_WITH_TOOLS := $(FULL) .venv/.installed-dev .venv/.installed-test
+PROMTOOL := .venv/bin/promtool
 LIGHT := .venv-check/.installed-dev
 
 # Files that need torch or its like, however indirectly, are type-checked where their types are installed (`make types`).
@@ -28,7 +29,7 @@ help: ## this list
 demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="--seed 1" is passed on
 	@.venv/bin/headrace demo $(ARGS)
 
-test: $(FULL_WITH_TOOLS) ## the suite: real vLLM, real Redis, real HTTP; in two processes (tests/conftest.py)
+test: $(FULL_WITH_TOOLS) | $(PROMTOOL) ## the suite: real vLLM, real Redis, real HTTP; in two processes (tests/conftest.py)
 	@.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long" --durations=20 --durations-min=10 $(ARGS)
 
 test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault matrix, 200 pushes under load, 100 rounds; takes long
@@ -102,6 +103,10 @@ clean: ## remove environments, caches and what runs left behind
 
 .venv/.installed-test: requirements/test.txt .venv/.installed-cpu
 	@requirements/make_venv.sh add .venv test
+
+# Not a must: without it, and without apt to get it from, the tests of alert rules are skipped.
+$(PROMTOOL): | .venv/.installed-cpu
+	@requirements/get_promtool.sh .venv
 
 .venv-check/.installed-dev: requirements/dev.txt
 	@requirements/make_venv.sh new .venv-check dev

