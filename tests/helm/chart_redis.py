@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shared.redis_connection import Redis, connect
 from tests.conftest import free_port, server_binary
-from tests.helm.chart import SERVICES, of_kind, render
+from tests.helm.chart import SERVICES, environment, of_kind, render, workloads
 
 START_S = 20
 
@@ -19,27 +19,31 @@ class ChartRedis:
 
     def __init__(self, root: Path) -> None:
         self.port = free_port()
-        self._configuration, self._secrets, self._acl = root / "config", root / "secrets", root / "users.acl"
+        self._configuration, self._secrets = root / "config", root / "secrets"
         for directory in (self._configuration, self._secrets, root / "data", root / "bin"):
             directory.mkdir()
-        for name, text in of_kind(render(), "ConfigMap")["redis"]["data"].items():
-            here = text.replace("port 6379", f"port {self.port}\nbind 127.0.0.1").replace("/data", str(root / "data"))
-            (self._configuration / name).write_text(here.replace("/run/headrace/users.acl", str(self._acl)))
+        objects = render()
+        for name, text in of_kind(objects, "ConfigMap")["redis"]["data"].items():
+            (self._configuration / name).write_text(text)
         for service in SERVICES:
             (self._secrets / f"redis-password-{service}").write_text(f"content-of-redis-password-{service}\n")
         (root / "bin" / "valkey-server").symlink_to(server_binary())
-        self._path = f"{root / 'bin'}:{os.environ['PATH']}"
+        self._environment = {
+            **environment(workloads(objects)["redis"], pod="headrace-redis-0"),
+            "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
+            "HEADRACE_SECRETS_DIR": str(self._secrets),
+            "HEADRACE_REDIS_USERS": str(root / "users.acl"),
+            "HEADRACE_REDIS_DIR": str(root / "data"),
+        }
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it; clients wait until it answers."""
-        self._process = subprocess.Popen(self.command, env={"PATH": self._path}, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(self.command, env=self._environment, stdout=subprocess.DEVNULL)
 
     @property
     def command(self) -> list[str]:
-        return [
-            "sh", str(self._configuration / "start.sh"), str(self._configuration), str(self._secrets), str(self._acl),
-        ]  # fmt: skip
+        return ["sh", str(self._configuration / "start.sh"), "--port", str(self.port), "--bind", "127.0.0.1"]
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         assert self._process is not None
@@ -51,7 +55,7 @@ class ChartRedis:
 
     def refuses_to_start(self) -> tuple[int, str]:
         done = subprocess.run(
-            self.command, env={"PATH": self._path}, capture_output=True, text=True, timeout=START_S, check=False
+            self.command, env=self._environment, capture_output=True, text=True, timeout=START_S, check=False
         )
         return done.returncode, done.stderr
 

@@ -18,7 +18,7 @@ from tests.helm.chart import (
     workloads,
 )
 
-HEALTH_CHECK = ["python", "-m", "shared.health_check"]
+HEALTH_CHECK = ["python3", "-m", "shared.health_check"]
 
 
 def all_workloads(name: str) -> dict[str, Object]:
@@ -40,6 +40,7 @@ def test_every_container_runs_without_privileges_on_a_read_only_root(name: str) 
         assert security["capabilities"]["drop"] == ["ALL"]
         assert pod["automountServiceAccountToken"] is False
         assert [pod[key] for key in ("hostNetwork", "hostIPC", "hostPID")] == [False] * 3
+        assert pod["shareProcessNamespace"] is True, "somebody reaps"
         assert not any("hostPath" in volume for volume in pod["volumes"])
 
 
@@ -88,7 +89,7 @@ def test_startup_lasts_longer_than_the_patience_with_redis(workload: str) -> Non
 def test_redis_is_alive_while_it_reads_its_file_and_ready_when_it_answers() -> None:
     redis = container(all_workloads("default")["redis"])
     assert "tcpSocket" in redis["livenessProbe"]
-    assert redis["readinessProbe"]["exec"]["command"] == ["sh", "/etc/headrace/redis/ready.sh"]
+    assert redis["readinessProbe"]["exec"]["command"] == ["sh", "/etc/headrace/redis/health.sh"]
     assert "startupProbe" not in redis
 
 

@@ -14,7 +14,7 @@ from shared.redis_connection import wait_until_ready
 from shared.refusals import refuse
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
-from tests.helm.chart import ALL_VALUES, SERVICES, container, of_kind, render, values_of, workloads
+from tests.helm.chart import ALL_VALUES, SERVICES, container, environment, render, values_of, workloads
 from tests.helm.chart_redis import START_S, ChartRedis
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_a_password_that_is_missing_is_a_sentence(tmp_path: Path) -> None:
     server.forget_password("rewarder")
     status, said = server.refuses_to_start()
     assert status == 2
-    assert "redis-password-rewarder is missing or empty" in said
+    assert "redis-password-rewarder is empty; write the password of the user rewarder" in said
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)
@@ -121,8 +121,10 @@ def test_the_container_has_room_for_what_a_rewrite_of_the_file_copies(name: str)
     if "redis" not in workloads(objects):
         assert values_of(name)["redis"]["bundled"] is False
         return
-    (maxmemory,) = re.findall(r"^maxmemory (\d+)(gb|mb)$", of_kind(objects, "ConfigMap")["redis"]["data"]["redis.conf"], re.M)
+    (text,) = [text for name, text in environment(workloads(objects)["redis"], pod="p").items() if "MAXMEMORY" in name]
+    maxmemory = re.fullmatch(r"(\d+)(gb|mb)", text)
     limit = re.fullmatch(r"(\d+)(Gi|Mi)", container(workloads(objects)["redis"])["resources"]["limits"]["memory"])
+    assert maxmemory is not None
     assert limit is not None
     mib = {"gb": 1024, "mb": 1, "Gi": 1024, "Mi": 1}
-    assert int(limit[1]) * mib[limit[2]] >= 1.5 * int(maxmemory[0]) * mib[maxmemory[1]]
+    assert int(limit[1]) * mib[limit[2]] >= 1.5 * int(maxmemory[1]) * mib[maxmemory[2]]

@@ -7,6 +7,8 @@ enableServiceLinks: false
 hostNetwork: false
 hostIPC: false
 hostPID: false
+# The pause process reaps what ended; our services start others and would be its parent as process 1.
+shareProcessNamespace: true
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
@@ -233,7 +235,7 @@ envFrom:
 {{/* A probe that asks the service from inside the container, with the key that is mounted there. */}}
 {{- define "headrace.probe" -}}
 exec:
-  command: [python, -m, shared.health_check{{ range . }}, {{ . }}{{ end }}]
+  command: [python3, -m, shared.health_check{{ range . }}, {{ . }}{{ end }}]
 timeoutSeconds: 5
 {{- end -}}
 
@@ -241,7 +243,7 @@ timeoutSeconds: 5
 {{- define "headrace.heartbeat" -}}
 exec:
   command:
-    - python
+    - python3
     - -c
     - import os, sys, time; sys.exit(time.time() - os.stat("/tmp/heartbeat").st_mtime > {{ . }})
 timeoutSeconds: 5
