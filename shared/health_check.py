@@ -1,8 +1,8 @@
 """Asks the service in this container how it is: ``python -m shared.health_check``, for HEALTHCHECK and for probes.
 
 Healthy is: /readyz says so, and the service takes the key that is mounted here. A generator also is while it only waits
-for a run, a model or weights (``--or-waiting``): it has come up, and what it waits for is not its own to bring; or, more
-strictly, while there is no run (``--or-idle``), which needs no weights.
+for a run, a model or weights (``--or-waiting``): it has come up, and what it waits for is not its own to bring. More
+strictly, only while there is no run (``--or-idle``), for which no weights are needed.
 
 The key is read inside the container and shown to the service alone. Nothing but the standard library is imported: this
 runs every few seconds.
@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import cast
 
 from shared.secret_files import read_secret
 
@@ -60,7 +61,7 @@ def _get(path: str, key: str) -> tuple[int, dict[str, object]]:
         body = json.loads(data)
     except ValueError:
         return response.status, {}
-    return response.status, body if isinstance(body, dict) else {}
+    return response.status, cast("dict[str, object]", body) if isinstance(body, dict) else {}
 
 
 if __name__ == "__main__":

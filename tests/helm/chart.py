@@ -5,7 +5,7 @@ import functools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -103,9 +103,7 @@ def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
 
 def workloads(objects: list[Object]) -> dict[str, Object]:
     """Return StatefulSets, Deployments and the pod of ``helm test`` by name."""
-    return {
-        name: it for kind in ("StatefulSet", "Deployment", "Pod") for name, it in of_kind(objects, kind).items()
-    }
+    return {name: it for kind in ("StatefulSet", "Deployment", "Pod") for name, it in of_kind(objects, kind).items()}
 
 
 def pod_spec(workload: Object) -> Object:
@@ -142,16 +140,19 @@ def mounts(workload: Object) -> dict[str, Object]:
     """Return the mounts of a container by path, each with the volume that it shows."""
     volumes = {volume["name"]: volume for volume in pod_spec(workload).get("volumes", [])}
     claimed = {it["metadata"]["name"]: it for it in workload["spec"].get("volumeClaimTemplates", [])}
-    return {it["mountPath"]: {**it, "volume": {**claimed, **volumes}[it["name"]]} for it in container(workload)["volumeMounts"]}
+    return {
+        it["mountPath"]: {**it, "volume": {**claimed, **volumes}[it["name"]]}
+        for it in container(workload)["volumeMounts"]
+    }
 
 
 def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield whatever is in a manifest and no table or list, each with its path."""
     if isinstance(node, dict):
-        for key, inner in node.items():
-            yield from leaves(inner, (*path, str(key)))
+        for key, inner in cast("dict[str, Any]", node).items():
+            yield from leaves(inner, (*path, key))
     elif isinstance(node, list):
-        for index, inner in enumerate(node):
+        for index, inner in enumerate(cast("list[Any]", node)):
             yield from leaves(inner, (*path, str(index)))
     else:
         yield path, node

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from shared.redis_connection import Redis, connect
@@ -60,7 +60,7 @@ class ChartRedis:
         return done.returncode, done.stderr
 
     @contextlib.asynccontextmanager
-    async def as_user(self, user: str, password: str | None = None) -> AsyncIterator[Redis]:
+    async def as_user(self, user: str, password: str | None = None) -> AsyncGenerator[Redis]:
         client = connect(f"redis://{user}:{password or f'content-of-redis-password-{user}'}@127.0.0.1:{self.port}/0")
         try:
             yield client

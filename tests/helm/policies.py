@@ -43,7 +43,7 @@ def _one_end(
     ]
     if not about_us:
         return True
-    rules = [rule for spec in about_us for rule in spec.get(direction.lower()) or []]
+    rules: list[dict[str, Any]] = [rule for spec in about_us for rule in _rules(spec, direction)]
     return any(
         (not rule.get(peers) or any(_is_peer(peer, there) for peer in rule[peers]))
         and (not rule.get("ports") or any(_is_port(entry, port, protocol) for entry in rule["ports"]))
@@ -51,9 +51,14 @@ def _one_end(
     )
 
 
+def _rules(spec: dict[str, Any], direction: str) -> list[dict[str, Any]]:
+    return spec.get(direction.lower()) or []
+
+
 def _selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
     assert selector.keys() <= {"matchLabels"}, "what the chart writes"
-    return selector.get("matchLabels", {}).items() <= labels.items()
+    wanted: dict[str, str] = selector.get("matchLabels", {})
+    return wanted.items() <= labels.items()
 
 
 def _is_peer(peer: dict[str, Any], there: Place) -> bool:
@@ -72,4 +77,6 @@ def _is_peer(peer: dict[str, Any], there: Place) -> bool:
 
 
 def _is_port(entry: dict[str, Any], port: int, protocol: str) -> bool:
-    return entry.get("protocol", "TCP") == protocol and entry["port"] <= port <= entry.get("endPort", entry["port"])
+    first: int = entry["port"]
+    last: int = entry.get("endPort", first)
+    return bool(entry.get("protocol", "TCP") == protocol) and first <= port <= last

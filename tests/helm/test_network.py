@@ -130,7 +130,11 @@ def test_rewarders_reach_the_internet_only_when_told_and_on_the_ports_of_endpoin
     one: list[Object], several: list[Object]
 ) -> None:
     assert not any(allowed(one, place(one, "rewarder"), INTERNET, port) for port in (80, 443, 8000))
-    reached = {port for port in (80, 443, 7999, 8000, 8500, 8999, 9000) if allowed(several, place(several, "rewarder"), INTERNET, port)}
+    reached = {
+        port
+        for port in (80, 443, 7999, 8000, 8500, 8999, 9000)
+        if allowed(several, place(several, "rewarder"), INTERNET, port)
+    }
     assert reached == {443, 8000, 8500, 8999}, "allowedPorts is 443, 8000-8999"
 
 

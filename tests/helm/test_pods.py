@@ -258,9 +258,13 @@ def test_nothing_drains_the_node_of_a_run_and_replicas_go_one_at_a_time() -> Non
     assert {name: it["spec"]["maxUnavailable"] for name, it in budgets.items()} == {
         "trainer": 0, "generator": 1, "rewarder": 1,
     }  # fmt: skip
-    pods = {name: it["spec"]["template"]["metadata"]["labels"] for name, it in workloads(objects).items() if name != "test"}
+    pods = {
+        name: it["spec"]["template"]["metadata"]["labels"] for name, it in workloads(objects).items() if name != "test"
+    }
     for name, budget in budgets.items():
-        kept = {pod for pod, labels in pods.items() if budget["spec"]["selector"]["matchLabels"].items() <= labels.items()}
+        kept = {
+            pod for pod, labels in pods.items() if budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        }
         assert kept == ({"trainer", "trainer-node"} if name == "trainer" else {name})
         # Without a run no generator need be ready, and the budget of those that are not would be nought.
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"

@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
@@ -16,6 +17,7 @@ from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.helm.chart import ALL_VALUES, SERVICES, container, environment, render, values_of, workloads
 from tests.helm.chart_redis import START_S, ChartRedis
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChartRedis]:
@@ -47,9 +49,7 @@ async def test_a_run_is_made_led_and_forgotten(server: ChartRedis, run_config: R
 
 
 @pytest.mark.parametrize(("service", "consumers"), [("generator", GENERATORS), ("rewarder", REWARDERS)])
-async def test_replicas_hold_leases_and_say_why_they_refuse(
-    service: str, consumers: str, server: ChartRedis
-) -> None:
+async def test_replicas_hold_leases_and_say_why_they_refuse(service: str, consumers: str, server: ChartRedis) -> None:
     keys = RunKeys("run-acl")
     async with server.as_user(service) as redis:
         await wait_until_ready(redis, timeout_s=START_S)
@@ -68,8 +68,8 @@ async def test_replicas_hold_leases_and_say_why_they_refuse(
 async def test_no_service_may(command: str, service: str, server: ChartRedis) -> None:
     async with server.as_user(service) as redis:
         await wait_until_ready(redis, timeout_s=START_S)
-        with pytest.raises(RedisError, match="(?i)no permissions|not allowed|can't"):
-            await redis.execute_command(*command.split())
+        with pytest.raises(RedisError, match=r"(?i)no permissions|not allowed|can't"):
+            await cast("Any", redis).execute_command(*command.split())
 
 
 @pytest.mark.parametrize("service", ["generator", "rewarder"])

@@ -27,6 +27,7 @@ from tests.helm.chart import (
 )
 from tests.helm.inside import PODS, SETTINGS, inside
 
+
 def with_settings(name: str) -> list[str]:
     """Return the workloads of a values file that read settings."""
     has_more_machines = "multiNode" in values_of(name).get("trainer", {})
@@ -51,7 +52,7 @@ def test_every_variable_is_a_setting_and_all_together_are_accepted(
     assert (settings.host, settings.port, settings.metrics_port) == ("0.0.0.0", 8000, 9090)
     assert settings.replica_id == PODS[workload]
     if workload in SERVICES:
-        url = urlsplit(settings.redis_url.get_secret_value())
+        url = urlsplit(str(settings.redis_url.get_secret_value()))
         assert (url.username, url.password) == (workload, f"content-of-redis-password-{workload}")
 
 
@@ -100,9 +101,7 @@ def test_the_probes_are_programs_that_exist() -> None:
     probe = container(workloads(render())["generator"])["readinessProbe"]["exec"]["command"]
     command = [sys.executable, *probe[1:]]
     environment_of_probe = {"HEADRACE_PORT": "1"}
-    done = subprocess.run(
-        command, env=environment_of_probe, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run(command, env=environment_of_probe, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "refused" in done.stdout
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class FakeRunApi:
 
     def __init__(self) -> None:
         self.runs: list[dict[str, Any]] = []
-        self.details = [
+        self.details: list[dict[str, Any]] = [
             {"status": "running", "waiting_for": "a generator: generator-0 is loading the model"},
             {"status": "finished", "waiting_for": None},
         ]
@@ -53,7 +53,7 @@ class FakeRunApi:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name there
                 pass
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
@@ -150,8 +150,8 @@ def test_no_run_api_a_wrong_key_and_no_model_are_sentences(api: FakeRunApi, tmp_
 
 
 @contextlib.contextmanager
-def services(objects: list[Object], root: Path) -> Iterator[str]:
-    """Start the services with the variables of their containers, and what only this machine knows; yield the run API."""
+def services(objects: list[Object], root: Path) -> Generator[str]:
+    """Start the services with the variables of their containers, and what is different here; yield the run API."""
     redis = ChartRedis(root)
     redis.start()
     ports = {name: free_port() for name in ("trainer", "rewarder", "generator")}
@@ -174,7 +174,9 @@ def services(objects: list[Object], root: Path) -> Iterator[str]:
                 "HEADRACE_REDIS_URL": f"redis://{name}@127.0.0.1:{redis.port}/0",
             }
             variables = {**inside(objects, name, root).variables, **here, **own}
-            known = {key: text for key, text in variables.items() if key != "HEADRACE_ADVERTISE_URL" or name == "generator"}
+            known = {
+                key: text for key, text in variables.items() if key != "HEADRACE_ADVERTISE_URL" or name == "generator"
+            }
             with (root / f"{name}.log").open("wb") as log:
                 command = [sys.executable, "-m", f"services.{module}"]
                 processes.append(subprocess.Popen(command, env=known, stdout=log, stderr=log))
@@ -190,13 +192,14 @@ def services(objects: list[Object], root: Path) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_services_wired_as_the_chart_wires_them_pass_it(tmp_path: Path) -> None:
-    """Its Redis with its users, its variables and keys, its test with its tiny model; the generator is a simulated one."""
+    """Its Redis with its users, its variables and keys, its test with its tiny model; generators are simulated."""
     pytest.importorskip("torch")
     objects = render(values_of("values-kind.yaml"))
     with services(objects, tmp_path) as url:
-        status, said = submit(url, tmp_path, str(tmp_path / "models"), settings="{}", key="content-of-api-key", timeout_s=150)
+        status, said = submit(
+            url, tmp_path, str(tmp_path / "models"), settings="{}", key="content-of-api-key", timeout_s=150
+        )
     logs = {name: (tmp_path / f"{name}.log").read_text() for name in ("trainer", "rewarder", "generator")}
     assert status == 0, f"{said}\n{logs}"
     assert "5 of 5 pushes were confirmed" in said
-    print(said)
     assert not any("NOPERM" in text for text in logs.values())

@@ -1,7 +1,7 @@
 """What the chart takes and what it refuses, and whether a person understands why."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -17,46 +17,46 @@ def test_helm_lint_finds_nothing_in(name: str) -> None:
     assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"generator": {"replica": 2}}, "at '/generator': additional properties 'replica' not allowed"),
-        ({"trainr": {}}, "additional properties 'trainr' not allowed"),
-        ({"generator": {"replicas": "two"}}, "at '/generator/replicas': got string, want integer"),
-        ({"generator": {"replicas": -1}}, "at '/generator/replicas': minimum"),
-        ({"images": {"flavour": "tpu"}}, "at '/images/flavour': value must be one of 'gpu', 'cpu'"),
-        ({"images": {"trainer": {"digest": "latest"}}}, "'latest' does not match pattern"),
-        ({"trainer": {"shmSize": "lots"}}, "at '/trainer/shmSize': 'lots' does not match pattern"),
-        ({"trainer": {"env": {"NCCL_DEBUG": 1}}}, "at '/trainer/env/NCCL_DEBUG': got number, want string"),
-        ({"logLevel": "LOUD"}, "value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
-        ({"service": {"type": "NodePort"}}, "value must be one of 'ClusterIP', 'LoadBalancer'"),
-        ({"networkPolicy": {"apiFrom": [{}]}}, "at '/networkPolicy/apiFrom/0': minProperties"),
-        ({"networkPolicy": {"internalRanges": ["10.0.0.1"]}}, "'10.0.0.1' does not match pattern"),
-        ({"rewarder": {"endpoints": {"allowedPorts": "https"}}}, "'https' does not match pattern"),
-        ({"rewarder": {"sandbox": {"seccompProfile": {"type": "Localhost"}}}}, "localhostProfile': minLength"),
-        ({"metrics": {"port": 29500}}, "at '/metrics/port': maximum"),
-        ({"trainer": {"multiNode": {"rendezvousPort": 8000}}}, "rendezvousPort': minimum"),
-        # What contradicts something else.
-        ({"images": {"flavour": "cpu"}}, "trainer.gpus is 1, but images.flavour is cpu: set trainer.gpus to 0"),
-        ({"generator": {"gpus": 0}}, "generator.gpus is 0, but images.flavour is gpu"),
-        ({"generator": {"gpus": 4}}, "generator.gpus is 4, but generator.engineArgs makes vLLM use 1"),
-        ({"generator": {"engineArgs": {"tensor_parallel_size": 2}}}, "makes vLLM use 2"),
-        ({"trainer": {"multiNode": {"nodes": 2}}}, "set storage.runs.accessMode to ReadWriteMany"),
-        ({"redis": {"bundled": False}}, "say where your Redis is in redis.external.host"),
-        ({"redis": {"bundled": False, "external": {"host": "redis.data"}}}, "its passwords are yours"),
-        ({"ingress": {"enabled": True}}, "name at least one host in ingress.hosts"),
-        ({"rewarder": {"rewardModules": {"configMap": "a", "existingClaim": "b"}}}, "name one"),
-        (
-            {"generator": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
-            "generator.resources names nvidia.com/gpu: GPUs are counted in generator.gpus",
-        ),
-        (
-            {"rewarder": {"autoscaling": {"minReplicas": 5, "maxReplicas": 2}}},
-            "rewarder.autoscaling.minReplicas is 5, above maxReplicas, which is 2",
-        ),
-        ({"trainer": {"env": {"HEADRACE_API_KEY": "canary"}}}, "for all to read: put it into a Secret"),
-    ],
-)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"generator": {"replica": 2}}, "at '/generator': additional properties 'replica' not allowed"),
+    ({"trainr": {}}, "additional properties 'trainr' not allowed"),
+    ({"generator": {"replicas": "two"}}, "at '/generator/replicas': got string, want integer"),
+    ({"generator": {"replicas": -1}}, "at '/generator/replicas': minimum"),
+    ({"images": {"flavour": "tpu"}}, "at '/images/flavour': value must be one of 'gpu', 'cpu'"),
+    ({"images": {"trainer": {"digest": "latest"}}}, "'latest' does not match pattern"),
+    ({"trainer": {"shmSize": "lots"}}, "at '/trainer/shmSize': 'lots' does not match pattern"),
+    ({"trainer": {"env": {"NCCL_DEBUG": 1}}}, "at '/trainer/env/NCCL_DEBUG': got number, want string"),
+    ({"logLevel": "LOUD"}, "value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
+    ({"service": {"type": "NodePort"}}, "value must be one of 'ClusterIP', 'LoadBalancer'"),
+    ({"networkPolicy": {"apiFrom": [{}]}}, "at '/networkPolicy/apiFrom/0': minProperties"),
+    ({"networkPolicy": {"internalRanges": ["10.0.0.1"]}}, "'10.0.0.1' does not match pattern"),
+    ({"rewarder": {"endpoints": {"allowedPorts": "https"}}}, "'https' does not match pattern"),
+    ({"rewarder": {"sandbox": {"seccompProfile": {"type": "Localhost"}}}}, "localhostProfile': minLength"),
+    ({"metrics": {"port": 29500}}, "at '/metrics/port': maximum"),
+    ({"trainer": {"multiNode": {"rendezvousPort": 8000}}}, "rendezvousPort': minimum"),
+    # What contradicts something else.
+    ({"images": {"flavour": "cpu"}}, "trainer.gpus is 1, but images.flavour is cpu: set trainer.gpus to 0"),
+    ({"generator": {"gpus": 0}}, "generator.gpus is 0, but images.flavour is gpu"),
+    ({"generator": {"gpus": 4}}, "generator.gpus is 4, but generator.engineArgs makes vLLM use 1"),
+    ({"generator": {"engineArgs": {"tensor_parallel_size": 2}}}, "makes vLLM use 2"),
+    ({"trainer": {"multiNode": {"nodes": 2}}}, "set storage.runs.accessMode to ReadWriteMany"),
+    ({"redis": {"bundled": False}}, "say where your Redis is in redis.external.host"),
+    ({"redis": {"bundled": False, "external": {"host": "redis.data"}}}, "its passwords are yours"),
+    ({"ingress": {"enabled": True}}, "name at least one host in ingress.hosts"),
+    ({"rewarder": {"rewardModules": {"configMap": "a", "existingClaim": "b"}}}, "name one"),
+    (
+        {"generator": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
+        "generator.resources names nvidia.com/gpu: GPUs are counted in generator.gpus",
+    ),
+    (
+        {"rewarder": {"autoscaling": {"minReplicas": 5, "maxReplicas": 2}}},
+        "rewarder.autoscaling.minReplicas is 5, above maxReplicas, which is 2",
+    ),
+    ({"trainer": {"env": {"HEADRACE_API_KEY": "canary"}}}, "for all to read: put it into a Secret"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), REFUSED)
 def test_values_that_cannot_work_are_refused_with_the_reason(values: dict[str, Any], sentence: str) -> None:
     said = why_refused(values)
     assert sentence in said
@@ -89,11 +89,20 @@ def test_every_object_of_the_schema_with_keys_of_ours_refuses_others() -> None:
 
     def open_ones(node: Any, path: str) -> list[str]:
         if isinstance(node, list):
-            return [found for index, inner in enumerate(node) for found in open_ones(inner, f"{path}/{index}")]
+            return [
+                found
+                for index, inner in enumerate(cast("list[Any]", node))
+                for found in open_ones(inner, f"{path}/{index}")
+            ]
         if not isinstance(node, dict):
             return []
-        own = [path] if node.get("type") == "object" and "properties" in node and "additionalProperties" not in node else []
-        return own + [found for key, inner in node.items() for found in open_ones(inner, f"{path}/{key}")]
+        table = cast("dict[str, Any]", node)
+        own = (
+            [path]
+            if table.get("type") == "object" and "properties" in node and "additionalProperties" not in node
+            else []
+        )
+        return own + [found for key, inner in table.items() for found in open_ones(inner, f"{path}/{key}")]
 
     assert open_ones(schema, "") == []
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ async def following(
     node_rank: int = 1,
     launcher: tuple[str, ...] = ENDS_WHEN_ASKED,
     heartbeat: Path | None = None,
-) -> AsyncIterator[None]:
+) -> AsyncGenerator[None]:
     stopping = asyncio.Event()
     async with api.client() as client:
         follower = NodeFollower(

@@ -223,7 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"HEADRACE_{where}: {message}\n" if where else f"{message}\n")
         return REFUSED
     if not settings.rendezvous_endpoint:
-        sys.stderr.write("HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT\n")
+        sys.stderr.write(
+            "HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT\n"
+        )
         return REFUSED
     configure_logging(settings.log_level)
     asyncio.run(_run(settings, options.api, node_rank=options.node_rank, heartbeat=options.heartbeat))

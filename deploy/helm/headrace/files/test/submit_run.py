@@ -2,8 +2,8 @@
 
     submit_run.py URL KEY_FILE TIMEOUT_S SETTINGS_JSON [MODELS_DIR]
 
-Exit status 0: the run finished, every push was confirmed, and the generators sampled with a later policy version than the
-first. Otherwise 1, with a sentence. Settings without a model get a tiny one, made in MODELS_DIR.
+Exit status 0: the run finished, every push was confirmed, and the generators sampled with a later policy version than
+the first. Otherwise 1, with a sentence. Settings without a model get a tiny one, made in MODELS_DIR.
 """
 
 import json
@@ -101,7 +101,9 @@ def show_that_the_policy_advances(api, run, timeout_s):
     if detail["status"] != "finished":
         raise TestError(f"{run_id} is {detail['status']}: {detail['reason']}")
     if progress["pushes_confirmed"] < progress["pushes"] or progress["policy_version"] < 1:
-        raise TestError(f"{run_id}: {progress['pushes_confirmed']} of {progress['pushes']} weight pushes were confirmed")
+        raise TestError(
+            f"{run_id}: {progress['pushes_confirmed']} of {progress['pushes']} weight pushes were confirmed"
+        )
     versions = sampled_versions(api, run_id)
     if max(versions, default=0) < 1:
         raise TestError(f"{run_id}: all tokens were sampled with the initial weights, although pushes were confirmed")
@@ -116,8 +118,7 @@ def wait_for_api(api, deadline):
     """Wait until the run API answers; raises TestError."""
     while True:
         try:
-            api.ask("GET", "/readyz")
-            return
+            return api.ask("GET", "/readyz")
         except TestError:
             if time.monotonic() > deadline:
                 raise
