@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder
+.PHONY: help demo test test-long types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder policy-scan
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -81,6 +81,9 @@ bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the s
 bench-rewarder: $(FULL_WITH_TOOLS) ## concurrency, overhead, math-verify, hostile answers, a slow reward in a whole run; fifteen minutes
 	@.venv/bin/python -m benchmarks.bench_rewarder $(ARGS)
 
+policy-scan: $(FULL_WITH_TOOLS) .venv-policy/.installed ## checkov on what the Helm chart renders, against a list of findings with reasons
+	@.venv/bin/python deploy/helm/policy_scan.py .venv-policy/bin/checkov
+
 format: $(LIGHT) ## format the code, fix what lint can fix
 	@.venv-check/bin/ruff check --fix-only --quiet .
 	@.venv-check/bin/ruff format .
@@ -89,7 +92,7 @@ lock: $(LIGHT) ## resolve pyproject.toml anew and write requirements/*.txt
 	@.venv-check/bin/python requirements/lock.py
 
 clean: ## remove environments, caches and what runs left behind
-	rm -rf .venv .venv-check .headrace runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-check .venv-policy .headrace runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed-cpu: requirements/cpu.txt
@@ -110,3 +113,10 @@ $(PROMTOOL): | .venv/.installed-cpu
 
 .venv-check/.installed-dev: requirements/dev.txt
 	@requirements/make_venv.sh new .venv-check dev
+
+# An environment of its own: what checkov pins, others need otherwise.
+.venv-policy/.installed: .venv/.installed-cpu
+	@rm -rf .venv-policy
+	@.venv/bin/python -m venv --without-pip .venv-policy
+	@.venv/bin/python -m pip --python .venv-policy/bin/python install --quiet checkov==3.3.30
+	@touch $@

@@ -127,8 +127,6 @@ def environment(workload: Object, *, pod: str) -> dict[str, str]:
     variables: dict[str, str] = {}
     for entry in container(workload).get("env", []):
         source = entry.get("valueFrom", {})
-        if "secretKeyRef" in source:
-            continue
         text: str = fields[source["fieldRef"]["fieldPath"]] if source else entry["value"]
         for name, known in variables.items():
             text = text.replace(f"$({name})", known)
@@ -146,13 +144,14 @@ def mounts(workload: Object) -> dict[str, Object]:
     }
 
 
-def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(node: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield whatever is in a manifest and no table or list, each with its path."""
     if isinstance(node, dict):
         for key, inner in cast("dict[str, Any]", node).items():
             yield from leaves(inner, (*path, key))
     elif isinstance(node, list):
-        for index, inner in enumerate(cast("list[Any]", node)):
+        items = cast("list[object]", node)
+        for index, inner in enumerate(items):
             yield from leaves(inner, (*path, str(index)))
     else:
         yield path, node

@@ -170,10 +170,23 @@ def test_what_is_turned_off_is_off(tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE" not in with_rdma
 
 
-def test_the_credentials_of_a_bucket_come_from_its_secret() -> None:
-    store = {"existingSecret": "bucket", "env": {"AWS_ENDPOINT_URL": "https://minio:9000"}}
-    found = workloads(render({"storage": {"objectStore": store}}))
+def test_credentials_of_a_bucket_and_of_the_hub_are_files() -> None:
+    store = {
+        "existingSecret": "bucket",
+        "env": {"AWS_SHARED_CREDENTIALS_FILE": "/run/secrets/headrace-store/credentials"},
+    }
+    found = workloads(render({"storage": {"objectStore": store}, "hub": {"tokenSecret": "hub"}}))
     for workload in ("trainer", "generator"):
-        assert container(found[workload])["envFrom"] == [{"secretRef": {"name": "bucket"}}]
-        assert environment(found[workload], pod="p")["AWS_ENDPOINT_URL"] == "https://minio:9000"
-    assert "envFrom" not in container(found["rewarder"])
+        variables, mounted = environment(found[workload], pod="p"), mounts(found[workload])
+        assert mounted["/run/secrets/headrace-store"]["volume"]["secret"]["secretName"] == "bucket"
+        assert variables["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/headrace-store/credentials"
+        assert mounted["/run/secrets/headrace-hub"]["volume"]["secret"]["secretName"] == "hub"
+        assert variables["HF_TOKEN_PATH"] == "/run/secrets/headrace-hub/token"
+    assert "/run/secrets/headrace-store" not in mounts(found["rewarder"])
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_no_secret_is_ever_a_variable(name: str) -> None:
+    for it in workloads(render(values_of(name))).values():
+        assert "envFrom" not in container(it)
+        assert not any("secretKeyRef" in entry.get("valueFrom", {}) for entry in container(it).get("env", []))

@@ -87,13 +87,10 @@ def test_every_value_has_a_default_and_every_default_a_rule() -> None:
 def test_every_object_of_the_schema_with_keys_of_ours_refuses_others() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
 
-    def open_ones(node: Any, path: str) -> list[str]:
+    def open_ones(node: object, path: str) -> list[str]:
         if isinstance(node, list):
-            return [
-                found
-                for index, inner in enumerate(cast("list[Any]", node))
-                for found in open_ones(inner, f"{path}/{index}")
-            ]
+            items = cast("list[object]", node)
+            return [found for index, inner in enumerate(items) for found in open_ones(inner, f"{path}/{index}")]
         if not isinstance(node, dict):
             return []
         table = cast("dict[str, Any]", node)

@@ -144,9 +144,8 @@ capabilities:
 {{- if not .root.Values.hub.enabled }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
-{{- with .root.Values.hub.tokenSecret }}
-- name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: token}}
+{{- if .root.Values.hub.tokenSecret }}
+- {name: HF_TOKEN_PATH, value: /run/secrets/headrace-hub/token}
 {{- end }}
 {{- end -}}
 
@@ -179,6 +178,13 @@ capabilities:
 - name: redis-ca
   configMap: {name: {{ $values.redis.external.tls.caConfigMap }}}
 {{- end }}
+{{- with $values.hub.tokenSecret }}
+- name: hub
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: token, path: token}]
+{{- end }}
 {{- with .of.shmSize }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ . }}}
@@ -195,6 +201,9 @@ capabilities:
 - {name: cache, mountPath: /cache}
 {{- if and (not $values.redis.bundled) $values.redis.external.tls.enabled $values.redis.external.tls.caConfigMap (ne .component "trainer-node") }}
 - {name: redis-ca, mountPath: /etc/headrace/redis-ca, readOnly: true}
+{{- end }}
+{{- if $values.hub.tokenSecret }}
+- {name: hub, mountPath: /run/secrets/headrace-hub, readOnly: true}
 {{- end }}
 {{- if .of.shmSize }}
 - {name: shm, mountPath: /dev/shm}
@@ -214,6 +223,10 @@ capabilities:
   persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" $full $name) $claim.existingClaim }}}
 {{- end }}
 {{- end }}
+{{- with .root.Values.storage.objectStore.existingSecret }}
+- name: object-store
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
 {{- end -}}
 
 {{- define "headrace.sharedMounts" -}}
@@ -223,12 +236,8 @@ capabilities:
 {{- if .root.Values.storage.weights.enabled }}
 - {name: weights, mountPath: /weights}
 {{- end }}
-{{- end -}}
-
-{{- define "headrace.objectStoreEnvFrom" -}}
-{{- with .root.Values.storage.objectStore.existingSecret }}
-envFrom:
-  - secretRef: {name: {{ . }}}
+{{- if .root.Values.storage.objectStore.existingSecret }}
+- {name: object-store, mountPath: /run/secrets/headrace-store, readOnly: true}
 {{- end }}
 {{- end -}}
 
