@@ -77,7 +77,7 @@ class FakeRunApi:
 @pytest.fixture
 def api() -> Iterator[FakeRunApi]:
     fake = FakeRunApi()
-    thread = threading.Thread(target=fake.server.serve_forever)
+    thread = threading.Thread(target=fake.server.serve_forever, args=(0.02,))
     thread.start()
     yield fake
     fake.server.shutdown()

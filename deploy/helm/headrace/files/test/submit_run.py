@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-POLL_S = 2.0
+POLL_S = 1.0
 STEPS = 4
 ENDED = ("finished", "stopped", "failed")
 
