@@ -1,22 +1,18 @@
-"""What `helm test` runs: against the chart's own wiring of the services, and against deployments that are not well."""
+"""What `helm test` runs, against deployments that are well and that are not."""
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import free_port
-from tests.helm.chart import CHART, Object, render, values_of
-from tests.helm.chart_redis import ChartRedis
-from tests.helm.inside import inside
+from tests.helm.chart import CHART
 
 SCRIPT = CHART / "files" / "test" / "submit_run.py"
 RUN = json.dumps({"model": "/models/small", "dataset_name": "/models/train.jsonl"})
@@ -147,59 +143,3 @@ def test_no_run_api_a_wrong_key_and_no_model_are_sentences(api: FakeRunApi, tmp_
     assert "401" in said
     assert "another" not in said
     assert "set storage.models.enabled" in submit(url_of(api), tmp_path, settings="{}")[1]
-
-
-@contextlib.contextmanager
-def services(objects: list[Object], root: Path) -> Generator[str]:
-    """Start the services with the variables of their containers, and what is different here; yield the run API."""
-    redis = ChartRedis(root)
-    redis.start()
-    ports = {name: free_port() for name in ("trainer", "rewarder", "generator")}
-    here = {
-        "HEADRACE_HOST": "127.0.0.1",
-        "HEADRACE_REWARDER_URL": f"http://127.0.0.1:{ports['rewarder']}",
-        "HEADRACE_PUSH_ADDRESS": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "HEADRACE_METRICS_PORT": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PATH": os.environ["PATH"],
-    }
-    modules = {"trainer": "trainer", "rewarder": "rewarder", "generator": "generator.simulated"}
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for name, module in modules.items():
-            own = {
-                "HEADRACE_PORT": str(ports[name]),
-                "HEADRACE_ADVERTISE_URL": f"http://127.0.0.1:{ports[name]}",
-                "HEADRACE_REDIS_URL": f"redis://{name}@127.0.0.1:{redis.port}/0",
-            }
-            variables = {**inside(objects, name, root).variables, **here, **own}
-            known = {
-                key: text for key, text in variables.items() if key != "HEADRACE_ADVERTISE_URL" or name == "generator"
-            }
-            with (root / f"{name}.log").open("wb") as log:
-                command = [sys.executable, "-m", f"services.{module}"]
-                processes.append(subprocess.Popen(command, env=known, stdout=log, stderr=log))
-        yield f"http://127.0.0.1:{ports['trainer']}"
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=60)
-        redis.end()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_services_wired_as_the_chart_wires_them_pass_it(tmp_path: Path) -> None:
-    """Its Redis with its users, its variables and keys, its test with its tiny model; generators are simulated."""
-    pytest.importorskip("torch")
-    objects = render(values_of("values-kind.yaml"))
-    with services(objects, tmp_path) as url:
-        status, said = submit(
-            url, tmp_path, str(tmp_path / "models"), settings="{}", key="content-of-api-key", timeout_s=150
-        )
-    logs = {name: (tmp_path / f"{name}.log").read_text() for name in ("trainer", "rewarder", "generator")}
-    assert status == 0, f"{said}\n{logs}"
-    assert "5 of 5 pushes were confirmed" in said
-    assert not any("NOPERM" in text for text in logs.values())
