@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import cast
 
 from shared.secret_files import read_secret
 
@@ -55,8 +56,8 @@ def _get(path: str, key: str) -> tuple[int, dict[str, object]]:
     try:
         body = json.loads(data)
     except ValueError:
-        return response.status, {}
-    return response.status, body if isinstance(body, dict) else {}
+        body = None
+    return response.status, cast("dict[str, object]", body) if isinstance(body, dict) else {}
 
 
 if __name__ == "__main__":

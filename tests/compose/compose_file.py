@@ -26,7 +26,7 @@ def load(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
         if isinstance(node, dict):
             return {key: replaced(item) for key, item in cast("dict[str, Any]", node).items()}
         if isinstance(node, list):
-            return [replaced(item) for item in cast("list[Any]", node)]
+            return [replaced(item) for item in cast("Any", node)]
         if not isinstance(node, str):
             return node
         text = VARIABLE.sub(value, node)

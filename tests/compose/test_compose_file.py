@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -46,8 +46,11 @@ def test_every_profile_starts_one_of_each(profile: str) -> None:
 
 
 def _aliases(service: dict[str, Any], network: str) -> list[str]:
-    attached = service["networks"]
-    return list((attached.get(network) or {}).get("aliases", [])) if isinstance(attached, dict) else []
+    attached: Any = service["networks"]  # names, or names with settings
+    if isinstance(attached, list):
+        return []
+    settings = cast("dict[str, dict[str, Any] | None]", attached).get(network) or {}
+    return list(settings.get("aliases", []))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -95,7 +98,9 @@ def test_a_network_is_who_may_talk_to_whom() -> None:
         if leads_outside:
             assert len({kind(name) for name, nets in standing.items() if network in nets}) == 1
     for name in OURS:
-        first = max(ALL[name]["networks"].items(), key=lambda item: (item[1] or {}).get("priority", 0))[0]
+        attached = cast("dict[str, dict[str, Any] | None]", ALL[name]["networks"])
+        priorities = {network: int((settings or {}).get("priority", 0)) for network, settings in attached.items()}
+        first = max(priorities, key=lambda network: priorities[network])
         assert first == ("rewards" if name == "rewarder" else "weights"), "NCCL_SOCKET_IFNAME is its interface"
 
 

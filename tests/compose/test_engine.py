@@ -74,7 +74,7 @@ def test_images_hold_one_service_and_no_secret(built: Containers) -> None:
 
 
 def test_every_container_is_healthy_and_only_the_run_api_is_published(stack: Containers) -> None:
-    published = {}
+    published: dict[str, dict[str, Any]] = {}
     for name in CONTAINERS:
         attributes = stack.one(name).attrs
         assert attributes["State"]["Health"]["Status"] == "healthy"

@@ -5,10 +5,11 @@ The builds themselves prove the versions (deploy/docker/check_versions.py); here
 
 import ast
 import importlib.metadata
+import importlib.util
 import re
-import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,7 +19,6 @@ from tests.compose.compose_file import DEPLOY, ROOT, services
 
 SERVICES = ("generator", "rewarder", "trainer")
 FILES = (*SERVICES, "redis")
-sys.path.append(str(ROOT / "requirements"))
 
 
 def dockerfile(name: str) -> str:
@@ -101,11 +101,12 @@ def test_trainer_and_generator_are_asked_for_one_nccl_and_prove_it_when_they_are
 def test_the_lock_of_an_image_is_what_its_service_needs_of_the_whole_lock(service: str) -> None:
     image, everything = lock(f"image-{service}"), lock("cpu")
     assert image.items() <= everything.items()
-    try:
-        import lock as lock_writer  # requirements/lock.py
-    finally:
-        sys.modules.pop("lock", None)
-    metadata = {}
+    spec = importlib.util.spec_from_file_location("lock_writer", ROOT / "requirements" / "lock.py")
+    assert spec is not None
+    assert spec.loader is not None
+    lock_writer: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lock_writer)
+    metadata: dict[str, dict[str, Any]] = {}
     for name, version in everything.items():
         try:
             distribution = importlib.metadata.distribution(name)

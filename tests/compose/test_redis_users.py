@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 import redis
+from redis.exceptions import NoPermissionError
 
 from tests.conftest import free_port, server_binary
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
@@ -119,7 +120,7 @@ def test_no_user_has_what_no_service_needs(command: str, user: str, server: Serv
         client = cast("Any", redis.Redis)(port=server.port, username="health", password="any")
     else:
         client = server.client(user)
-    with client, pytest.raises(redis.exceptions.NoPermissionError):
+    with client, pytest.raises(NoPermissionError):
         client.execute_command(*command.split(" "))
 
 
@@ -150,7 +151,7 @@ def test_no_user_has_what_no_service_needs(command: str, user: str, server: Serv
     ],
 )
 def test_no_user_reaches_what_belongs_to_another(user: str, command: str, server: Server) -> None:
-    with server.client(user) as client, pytest.raises(redis.exceptions.NoPermissionError):
+    with server.client(user) as client, pytest.raises(NoPermissionError):
         client.execute_command(*command.split(" "))
 
 
