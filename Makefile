@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder policy-scan
+.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder policy-scan
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -30,10 +30,13 @@ demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="
 	@.venv/bin/headrace demo $(ARGS)
 
 test: $(FULL_WITH_TOOLS) | $(PROMTOOL) ## the suite: real vLLM, real Redis, real HTTP; in two processes (tests/conftest.py)
-	@.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long" --durations=20 --durations-min=10 $(ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long and not engine" --durations=20 --durations-min=10 $(ARGS)
 
 test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault matrix, 200 pushes under load, 100 rounds; takes long
-	@.venv/bin/python -m pytest -m "long and not gpu" $(ARGS)
+	@.venv/bin/python -m pytest -m "long and not gpu and not engine" $(ARGS)
+
+test-compose: $(FULL_WITH_TOOLS) ## the compose stack in a real Docker engine: build, run, kill, scale; half an hour
+	@tests/compose/run.sh .venv/bin/python $(ARGS)
 
 check: $(LIGHT) ## format, lint, types, import rules, file sizes, unit tests without torch; under a minute
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target \
@@ -55,7 +58,7 @@ check-imports: $(LIGHT)
 	@.venv-check/bin/lint-imports | tail -n +12
 
 check-unit: $(LIGHT)
-	@.venv-check/bin/python -m pytest -q -m "not gpu and not vllm and not slow and not long" tests/unit tests/fundamentals
+	@.venv-check/bin/python -m pytest -q -m "not gpu and not vllm and not slow and not long and not engine" tests/unit tests/fundamentals
 
 types: $(FULL_WITH_TOOLS) ## mypy and pyright, strict, on every file, with torch and vLLM installed
 	@status=0; \

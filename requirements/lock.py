@@ -3,7 +3,7 @@
     pyproject.toml --pip's resolver--> one set of versions --walk--> cpu.txt   all that `make demo` runs
                                                            --walk--> dev.txt   all that `make check` runs, no torch
                                                            --walk--> test.txt  what only `make test` and benchmarks run
-                                                           --walk--> image-SERVICE.txt   what an image without a GPU holds
+                                                           --walk--> image-*.txt   what an image without a GPU holds
 
 All files come from one resolution, so a package has one version in all. The walk starts at our own requirements and
 never enters LEFT_OUT; what only those would have brought stays out with them. The files are complete, and installed

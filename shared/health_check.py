@@ -60,7 +60,7 @@ def _get(path: str, key: str) -> tuple[int, dict[str, object]]:
     try:
         body = json.loads(data)
     except ValueError:
-        return response.status, {}
+        body = None
     return response.status, cast("dict[str, object]", body) if isinstance(body, dict) else {}
 
 

@@ -24,6 +24,8 @@ RUN /opt/venv/bin/python3 /tmp/check_versions.py "torch=${TORCH}" "vllm=${VLLM}"
 
 FROM ${BASE} AS cpu
 # The one library that vLLM's CPU build wants and a slim Debian lacks.
+# The base image decides which release of Debian, and so which version.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \

@@ -21,6 +21,8 @@ RUN /opt/venv/bin/python3 /tmp/check_versions.py "torch=${TORCH}"
 
 FROM ${BASE} AS service
 # For rewards that run generated code; docs/docker-compose.md says what else they need.
+# The base image decides which release of Debian, and so which version.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 headrace \
     && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin headrace \

@@ -26,8 +26,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     grep -v '^torch==' /tmp/image-trainer.txt >/tmp/locked.txt \
     && /opt/venv/bin/pip install "torch==${TORCH}" "nvidia-nccl-cu13==${NCCL}" \
     && /opt/venv/bin/pip install --no-deps -r /tmp/locked.txt \
-    && echo "torch==${TORCH}" | cat - /tmp/locked.txt >/tmp/constraints.txt \
-    && /opt/venv/bin/pip install -c /tmp/constraints.txt "bitsandbytes>=0.49" "liger-kernel>=0.6"
+    && echo "torch==${TORCH}" >>/tmp/locked.txt \
+    && /opt/venv/bin/pip install -c /tmp/locked.txt "bitsandbytes>=0.49" "liger-kernel>=0.6"
 COPY deploy/docker/check_versions.py /tmp/
 RUN /opt/venv/bin/python3 /tmp/check_versions.py "torch=${TORCH}" "nccl=${NCCL}"
 
@@ -62,6 +62,8 @@ USER 10001:10001
 
 FROM service AS gpu
 # Triton compiles the launchers of its kernels with a C compiler.
+# The base image decides which release of Debian, and so which version.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=packages-gpu /opt/venv /opt/venv
 RUN python3 -m compileall -q /app

@@ -37,7 +37,9 @@ def evaluate(directory: Path, model: Path) -> dict[str, float]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Do one of the two."""
-    parser = argparse.ArgumentParser(prog="python -m headrace.demo.apart", description="The demo: make its model and data, or evaluate a model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m headrace.demo.apart", description="The demo: make its model and data, or evaluate a model."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make")
     making.add_argument("directory", type=Path)

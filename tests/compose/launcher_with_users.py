@@ -31,8 +31,9 @@ def main() -> int:
     def one_generator(*args: Any, **kwargs: Any) -> ServiceSpec:
         return as_user(generator_spec(*args, **kwargs))
 
-    launcher.service_specs = specs
-    launcher.generator_spec = one_generator
+    patched: Any = launcher  # which imports both by name
+    patched.service_specs = specs
+    patched.generator_spec = one_generator
     password = (secrets / "redis-password-trainer").read_text(encoding="utf-8").strip()
     commands = default_commands() | {"generator": (sys.executable, "-m", "services.generator.simulated")}
     settings = UpSettings(

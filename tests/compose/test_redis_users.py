@@ -3,6 +3,7 @@
 start.sh --> users.acl --> Valkey (of the wheel) <-- trainer, generator, rewarder, each as its own user
 """
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -16,7 +17,10 @@ from typing import Any, cast
 
 import pytest
 import redis
+from redis.exceptions import NoPermissionError
 
+from shared.errors import UnavailableError
+from shared.redis_connection import connect, wait_until_ready
 from tests.conftest import free_port, server_binary
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 from tests.tiny_model import make_tiny_model
@@ -33,6 +37,11 @@ class Server:
 
     port: int
     secrets: Path
+
+    def url(self, user: str) -> str:
+        """Return the URL of one user."""
+        password = (self.secrets / f"redis-password-{user}").read_text(encoding="utf-8")
+        return f"redis://{user}:{password}@127.0.0.1:{self.port}/0"
 
     def client(self, user: str) -> Any:
         """Return a client of one user."""
@@ -66,8 +75,14 @@ def start(directory: Path, secrets: Path, port: int) -> "subprocess.Popen[bytes]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the server as the image starts it, with secrets as `deploy/make-secrets` makes them."""
-    directory = tmp_path_factory.mktemp("redis")
+    """Return the server of most tests."""
+    with running(tmp_path_factory.mktemp("redis")) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def running(directory: Path) -> Iterator[Server]:
+    """Run a server as the image starts it, with secrets as `deploy/make-secrets` makes them."""
     secrets = directory / "secrets"
     subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
     port = free_port()
@@ -119,7 +134,7 @@ def test_no_user_has_what_no_service_needs(command: str, user: str, server: Serv
         client = cast("Any", redis.Redis)(port=server.port, username="health", password="any")
     else:
         client = server.client(user)
-    with client, pytest.raises(redis.exceptions.NoPermissionError):
+    with client, pytest.raises(NoPermissionError):
         client.execute_command(*command.split(" "))
 
 
@@ -150,7 +165,7 @@ def test_no_user_has_what_no_service_needs(command: str, user: str, server: Serv
     ],
 )
 def test_no_user_reaches_what_belongs_to_another(user: str, command: str, server: Server) -> None:
-    with server.client(user) as client, pytest.raises(redis.exceptions.NoPermissionError):
+    with server.client(user) as client, pytest.raises(NoPermissionError):
         client.execute_command(*command.split(" "))
 
 
@@ -167,6 +182,18 @@ def test_redis_does_not_start_without_a_password_for_every_user(content: str | N
     assert process.returncode == 2
     assert f"{file} " in said.decode()
     assert "user rewarder" in said.decode()
+
+
+async def test_a_service_that_may_load_no_functions_waits_until_the_trainer_has(tmp_path: Path) -> None:
+    with running(tmp_path) as one:
+        rewarder, trainer = connect(one.url("rewarder")), connect(one.url("trainer"))
+        with pytest.raises(UnavailableError, match="waiting for the trainer to load functions into Redis"):
+            await wait_until_ready(rewarder, timeout_s=0.2)
+        waiting = asyncio.create_task(wait_until_ready(rewarder, timeout_s=30), name="rewarder waits")
+        await wait_until_ready(trainer, timeout_s=30)
+        await waiting
+        await rewarder.aclose()
+        await trainer.aclose()
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ class Service:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, *_: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  its name there
                 pass
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)

@@ -18,8 +18,8 @@ from shared.errors import UserError
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:  # a process holds its claims for good; a test must not
     yield
-    while gpu_claim._held:
-        os.close(gpu_claim._held.pop())
+    while gpu_claim.held:
+        os.close(gpu_claim.held.pop())
 
 
 @pytest.fixture
