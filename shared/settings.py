@@ -10,6 +10,8 @@ from typing import Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.logs import LogFormat
+
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -29,6 +31,7 @@ class ServiceSettings(BaseSettings):
         default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
     )
     log_level: str = Field(default="INFO")
+    log_format: LogFormat = Field(default="json", description="json for machines, text for people")
 
     @model_validator(mode="after")
     def _a_reachable_service_has_keys(self) -> Self:

@@ -23,6 +23,7 @@ Samples completions for the run that is current in Redis. Everything is set by e
   HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}; they
                             win over those of a run
   HEADRACE_METRICS_PORT     port of /metrics; 0 is off (0)
+  HEADRACE_LOG_FORMAT       json or text (json)
 """
 
 
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         settings = read_settings()
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, log_format=settings.log_format)
         set_environment(os.environ, is_cpu=is_cpu_build(), log_level=settings.log_level)
 
         watch_children()

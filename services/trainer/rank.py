@@ -28,7 +28,7 @@ from services.trainer.settings import TrainerSettings
 from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError
 from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
-from shared.logs import configure_logging
+from shared.logs import about_run, configure_logging
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_store import RunRecord, RunStore
 
@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         wrong = "; ".join(f"{item['loc']}: {item['msg']}" for item in error.errors(include_input=False))
         sys.stderr.write(f"the trainer's settings are wrong: {wrong}\n")
         return REFUSED
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, log_format=settings.log_format)
+    about_run(arguments[0])
     die_with_launcher()
     with LastWords():
         if is_follower():

@@ -70,7 +70,7 @@ class BatchBuilder:
             self._last_failure = first_failure(outcomes) or "no reward function applies to it"
             log.warning(
                 "group %s has fewer than %d scored completions: %s",
-                group_id(waiting.number), min_scored, self._last_failure,
+                group_id(waiting.number), min_scored, self._last_failure, extra={"group_id": group_id(waiting.number)},
             )  # fmt: skip
             self.drop(waiting.number, UNSCORABLE)
             return
