@@ -156,6 +156,7 @@ async def _train(
             # A run that has ended may take its time to report; one that goes on elsewhere may not.
             patience_s = _HURRY_S if ending == "terminated" else _LAST_REPORTS_S
             await asyncio.to_thread(parts.reports.close, timeout_s=patience_s)
+            await asyncio.to_thread(parts.traces.close, timeout_s=_HURRY_S)
         return await _conclude(parts, ending, terminate)
     finally:
         await sender.close()
