@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.logs import LogFormat
 from shared.secret_files import read_secret, with_password, without_password
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -35,6 +36,7 @@ class ServiceSettings(BaseSettings):
         default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
     )
     log_level: str = Field(default="INFO")
+    log_format: LogFormat = Field(default="json", description="json for machines, text for people")
 
     @model_validator(mode="before")
     @classmethod

@@ -24,7 +24,7 @@ Json: TypeAlias = dict[str, Any]
 
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _SHORTHANDS = {
-    "RUN": 'run_id="$run_id"',
+    "RUN": 'namespace=~"$namespace", run_id=~"$run_id"',
     "FLEET": 'namespace=~"$namespace"',
     "FUNCTION": 'namespace=~"$namespace", function=~"$function"',
 }
@@ -175,8 +175,8 @@ def _place(left: int, top: int, width: int, height: int) -> dict[str, int]:
     return {"x": left, "y": top, "w": width, "h": height}
 
 
-def _variable(name: str, label: str, query: str, *, has_all: bool) -> Json:
-    variable: Json = {
+def _variable(name: str, label: str, query: str) -> Json:
+    return {
         "name": name,
         "label": label,
         "type": "query",
@@ -185,20 +185,17 @@ def _variable(name: str, label: str, query: str, *, has_all: bool) -> Json:
         "refresh": 2,  # when the time range changes: runs that have ended are found by looking back
         "sort": 0,
         "multi": False,
-        "includeAll": has_all,
+        "includeAll": True,
+        "allValue": ".*",  # which matches the absence of the label, too
+        "current": {"text": "All", "value": "$__all"},
     }
-    if has_all:  # `.*` matches the absence of the label, too
-        variable |= {"allValue": ".*", "current": {"text": "All", "value": "$__all"}}
-    return variable
 
 
 _VARIABLES: dict[str, Json] = {
     "datasource": {"name": "datasource", "label": "data source", "type": "datasource", "query": "prometheus"},
-    "namespace": _variable("namespace", "namespace", "label_values(headrace_runs, namespace)", has_all=True),
-    "run_id": _variable("run_id", "run", "label_values(headrace_run_step{FLEET}, run_id)", has_all=False),
-    "function": _variable(
-        "function", "function", "label_values(headrace_reward_outcomes_total{FLEET}, function)", has_all=True
-    ),
+    "namespace": _variable("namespace", "namespace", "label_values(headrace_runs, namespace)"),
+    "run_id": _variable("run_id", "run", "label_values(headrace_run_step{FLEET}, run_id)"),
+    "function": _variable("function", "function", "label_values(headrace_reward_outcomes_total{FLEET}, function)"),
 }
 _FIRING = {
     "name": "alerts",

@@ -25,6 +25,7 @@ Samples completions for the run that is current in Redis. Everything is set by e
   HEADRACE_GPU_CLAIMS_DIR   directory in which the replicas of this machine share its GPUs out, with
   HEADRACE_GPUS_PER_REPLICA GPUs for each (1); without it a replica uses what vLLM takes of all that it sees
   HEADRACE_METRICS_PORT     port of /metrics; 0 is off (0)
+  HEADRACE_LOG_FORMAT       json or text (json)
 """
 
 
@@ -46,9 +47,13 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         settings = read_settings()
+<<<<<<< HEAD
         configure_logging(settings.log_level)
         if settings.gpu_claims_dir is not None:
             claim_gpus(settings.gpu_claims_dir, num_gpus=settings.gpus_per_replica, environment=os.environ)
+=======
+        configure_logging(settings.log_level, log_format=settings.log_format)
+>>>>>>> b4362ad9200095fad9d838fbb56c967080954e2a
         set_environment(os.environ, is_cpu=is_cpu_build(), log_level=settings.log_level)
 
         watch_children()

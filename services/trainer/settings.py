@@ -87,5 +87,6 @@ class TrainerSettings(ServiceSettings):
             "HEADRACE_COLLECTIVE_TIMEOUT_S": str(self.collective_timeout_s),
             "HEADRACE_REDIS_PATIENCE_S": str(self.redis_patience_s),
             "HEADRACE_LOG_LEVEL": self.log_level,
+            "HEADRACE_LOG_FORMAT": self.log_format,
             **self.rank_env,
         }
