@@ -47,13 +47,9 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         settings = read_settings()
-<<<<<<< HEAD
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, log_format=settings.log_format)
         if settings.gpu_claims_dir is not None:
             claim_gpus(settings.gpu_claims_dir, num_gpus=settings.gpus_per_replica, environment=os.environ)
-=======
-        configure_logging(settings.log_level, log_format=settings.log_format)
->>>>>>> b4362ad9200095fad9d838fbb56c967080954e2a
         set_environment(os.environ, is_cpu=is_cpu_build(), log_level=settings.log_level)
 
         watch_children()

@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT\n"
         )
         return REFUSED
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, log_format=settings.log_format)
     asyncio.run(_run(settings, options.api, node_rank=options.node_rank, heartbeat=options.heartbeat))
     return STOPPED
 

@@ -96,6 +96,7 @@ capabilities:
 - {name: HEADRACE_PORT, value: "8000"}
 - {name: HEADRACE_METRICS_PORT, value: {{ .root.Values.metrics.port | quote }}}
 - {name: HEADRACE_LOG_LEVEL, value: {{ .root.Values.logLevel | quote }}}
+- {name: HEADRACE_LOG_FORMAT, value: {{ .root.Values.logFormat }}}
 - {name: HEADRACE_API_KEY_FILE, value: /run/secrets/headrace/api-key}
 - {name: HEADRACE_INTERNAL_KEY_FILE, value: /run/secrets/headrace/internal-key}
 - name: HEADRACE_REPLICA_ID
