@@ -118,3 +118,9 @@ def test_the_notes_say_how_to_get_the_key_and_never_what_it_is(name: str) -> Non
 def test_the_notes_warn_of_what_is_left_open() -> None:
     assert "WARNING: networkPolicy.enabled is false" in notes({"networkPolicy": {"enabled": False}})
     assert "WARNING" not in notes()
+
+
+@pytest.mark.parametrize("name", ["values.yaml", *VALUES_FILES])
+def test_helm_reads_a_values_file_as_the_tests_do(name: str) -> None:
+    text = (CHART / name).read_text()
+    assert helm_chart.values_from_yaml(text) == yaml.safe_load(text)
