@@ -7,6 +7,7 @@ SHELL := /bin/bash
 # Two environments: .venv has everything (torch, vLLM), .venv-check is light, so that `make check` needs no torch.
 FULL := .venv/.installed-cpu .venv/.installed-self
 FULL_WITH_TOOLS := $(FULL) .venv/.installed-dev .venv/.installed-test
+PROMTOOL := .venv/bin/promtool
 LIGHT := .venv-check/.installed-dev
 
 # Files that need torch or its like, however indirectly, are type-checked where their types are installed (`make types`).
@@ -19,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder
+.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder policy-scan
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -28,11 +29,14 @@ help: ## this list
 demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="--seed 1" is passed on
 	@.venv/bin/headrace demo $(ARGS)
 
-test: $(FULL_WITH_TOOLS) ## the suite: real vLLM, real Redis, real HTTP; in two processes (tests/conftest.py)
-	@.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long" --durations=20 --durations-min=10 $(ARGS)
+test: $(FULL_WITH_TOOLS) | $(PROMTOOL) ## the suite: real vLLM, real Redis, real HTTP; in two processes (tests/conftest.py)
+	@.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long and not engine" --durations=20 --durations-min=10 $(ARGS)
 
 test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault matrix, 200 pushes under load, 100 rounds; takes long
-	@.venv/bin/python -m pytest -m "long and not gpu" $(ARGS)
+	@.venv/bin/python -m pytest -m "long and not gpu and not engine" $(ARGS)
+
+test-compose: $(FULL_WITH_TOOLS) ## the compose stack in a real Docker engine: build, run, kill, scale; half an hour
+	@tests/compose/run.sh .venv/bin/python $(ARGS)
 
 check: $(LIGHT) ## format, lint, types, import rules, file sizes, unit tests without torch; under a minute
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target \
@@ -54,7 +58,7 @@ check-imports: $(LIGHT)
 	@.venv-check/bin/lint-imports | tail -n +12
 
 check-unit: $(LIGHT)
-	@.venv-check/bin/python -m pytest -q -m "not gpu and not vllm and not slow and not long" tests/unit tests/fundamentals
+	@.venv-check/bin/python -m pytest -q -m "not gpu and not vllm and not slow and not long and not engine" tests/unit tests/fundamentals
 
 types: $(FULL_WITH_TOOLS) ## mypy and pyright, strict, on every file, with torch and vLLM installed
 	@status=0; \
@@ -80,6 +84,9 @@ bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the s
 bench-rewarder: $(FULL_WITH_TOOLS) ## concurrency, overhead, math-verify, hostile answers, a slow reward in a whole run; fifteen minutes
 	@.venv/bin/python -m benchmarks.bench_rewarder $(ARGS)
 
+policy-scan: $(FULL_WITH_TOOLS) .venv-policy/.installed ## checkov on what the Helm chart renders, against a list of findings with reasons
+	@.venv/bin/python deploy/helm/policy_scan.py .venv-policy/bin/checkov
+
 format: $(LIGHT) ## format the code, fix what lint can fix
 	@.venv-check/bin/ruff check --fix-only --quiet .
 	@.venv-check/bin/ruff format .
@@ -88,7 +95,7 @@ lock: $(LIGHT) ## resolve pyproject.toml anew and write requirements/*.txt
 	@.venv-check/bin/python requirements/lock.py
 
 clean: ## remove environments, caches and what runs left behind
-	rm -rf .venv .venv-check .headrace runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-check .venv-policy .headrace runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.installed-cpu: requirements/cpu.txt
@@ -103,5 +110,16 @@ clean: ## remove environments, caches and what runs left behind
 .venv/.installed-test: requirements/test.txt .venv/.installed-cpu
 	@requirements/make_venv.sh add .venv test
 
+# Not a must: without it, and without apt to get it from, the tests of alert rules are skipped.
+$(PROMTOOL): | .venv/.installed-cpu
+	@requirements/get_promtool.sh .venv
+
 .venv-check/.installed-dev: requirements/dev.txt
 	@requirements/make_venv.sh new .venv-check dev
+
+# An environment of its own: what checkov pins, others need otherwise.
+.venv-policy/.installed: .venv/.installed-cpu
+	@rm -rf .venv-policy
+	@.venv/bin/python -m venv --without-pip .venv-policy
+	@.venv/bin/python -m pip --python .venv-policy/bin/python install --quiet checkov==3.3.30
+	@touch $@

@@ -9,7 +9,6 @@ Exit codes are the services' contract: 0 asked to stop, 1 crash, 2 a user's erro
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from headrace import guarded_exec, process_table
 from headrace.state_dir import ProcessMark
+from shared.logs import message_of
 
 USER_ERROR, FENCED = 2, 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 10.0
@@ -115,7 +115,7 @@ class SupervisedProcess:
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return "no log"
-        return next((said for line in reversed(lines) if (said := _message_of(line))), "it said nothing")
+        return next((said for line in reversed(lines) if (said := message_of(line))), "it said nothing")
 
     async def _run_once(self) -> int:
         with self.spec.log_path.open("ab") as log_file:
@@ -147,15 +147,6 @@ def _describe(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit status {code}"
-
-
-def _message_of(line: str) -> str:
-    """Return what a log line says, whether it is JSON or plain."""
-    line = line.strip()
-    if line.startswith("{"):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            return str(json.loads(line)["message"])
-    return line
 
 
 async def _first_of(event: asyncio.Event, hurry: asyncio.Event, *, timeout_s: float) -> bool:

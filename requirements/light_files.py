@@ -19,6 +19,8 @@ HEAVY = frozenset(
         "fsspec",
         "pyarrow",
         "matplotlib",
+        "promql_parser",
+        "opentelemetry",
     )
 )
 SOURCES = ("services", "shared", "headrace", "tests")

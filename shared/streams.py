@@ -57,7 +57,8 @@ class Delivery:
 
     async def bury(self, reason: str) -> None:
         """Move this entry to the dead letters, where it can be listed and replayed."""
-        log.error("buried group %s from %s: %s", self.group_id, self.consumer.stream, reason)
+        stream = self.consumer.stream
+        log.error("buried group %s from %s: %s", self.group_id, stream, reason, extra={"group_id": self.group_id})
         await call(
             self.consumer.redis,
             "headrace_bury",

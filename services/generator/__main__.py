@@ -17,12 +17,15 @@ Samples completions for the run that is current in Redis. Everything is set by e
   HEADRACE_REDIS_URL        where Redis is (redis://127.0.0.1:6379/0)
   HEADRACE_HOST, _PORT      where to listen (127.0.0.1, 8000)
   HEADRACE_ADVERTISE_URL    where the trainer reaches this replica (http://HOST:PORT)
-  HEADRACE_API_KEY          bearer key of /v1
-  HEADRACE_INTERNAL_KEY     bearer key of /internal
+  HEADRACE_API_KEY          bearer key of /v1; or HEADRACE_API_KEY_FILE
+  HEADRACE_INTERNAL_KEY     bearer key of /internal; or HEADRACE_INTERNAL_KEY_FILE
   HEADRACE_REPLICA_ID       stable name of this replica (host name)
   HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}; they
                             win over those of a run
+  HEADRACE_GPU_CLAIMS_DIR   directory in which the replicas of this machine share its GPUs out, with
+  HEADRACE_GPUS_PER_REPLICA GPUs for each (1); without it a replica uses what vLLM takes of all that it sees
   HEADRACE_METRICS_PORT     port of /metrics; 0 is off (0)
+  HEADRACE_LOG_FORMAT       json or text (json)
 """
 
 
@@ -35,6 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
     import os
 
+    from services.generator.gpu_claim import claim_gpus
     from services.generator.settings import read_settings
     from services.generator.spawned import watch_children
     from services.generator.vllm_environment import is_cpu_build, set_environment
@@ -43,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         settings = read_settings()
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, log_format=settings.log_format)
+        if settings.gpu_claims_dir is not None:
+            claim_gpus(settings.gpu_claims_dir, num_gpus=settings.gpus_per_replica, environment=os.environ)
         set_environment(os.environ, is_cpu=is_cpu_build(), log_level=settings.log_level)
 
         watch_children()

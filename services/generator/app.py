@@ -50,7 +50,8 @@ def make_app(
         reason = state.why_not_ready()
         if reason is None:
             return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "waiting", "reason": reason}, status_code=503)
+        status = "starting" if state.is_starting else "waiting"
+        return JSONResponse({"status": status, "reason": reason}, status_code=503)
 
     async def health() -> Response:
         # What clients of vLLM's server wait for before their first request: that the policy can answer.

@@ -29,6 +29,7 @@ from shared.arrays import unpack_ids
 from shared.errors import MessageError
 from shared.keys import GENERATORS, RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.logs import about
 from shared.messages import PromptGroup, decode_prompt_group, encode
 from shared.redis_connection import Redis, patiently
 from shared.run_config import RunConfig
@@ -169,8 +170,9 @@ class GenerationLoop:
     async def _generate(self, delivery: Delivery) -> None:
         self._metrics.inflight.inc()
         try:
-            async with settle(delivery):
-                await self._generate_one(delivery)
+            with about(group_id=delivery.group_id):
+                async with settle(delivery):
+                    await self._generate_one(delivery)
         finally:
             self._look_at_engine()  # while this group still counts
             self._metrics.inflight.dec()

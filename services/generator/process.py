@@ -45,7 +45,7 @@ async def _serve(settings: GeneratorSettings) -> int:
     if settings.metrics_port:
         metrics.serve(host=settings.host, port=settings.metrics_port)
     server = HttpServer(settings)
-    url = settings.advertise_url or f"http://{settings.host}:{server.port}"
+    url = settings.url(server.port)
     log.info("generator %s listens on %s", settings.name, url)
     redis = connect(settings.redis_url.get_secret_value())
     follower = RunFollower(

@@ -28,7 +28,9 @@ from services.generator.settings import GeneratorSettings
 from services.generator.vllm_receiving import VllmReceivingEngine
 from shared import refusals
 from shared.errors import StateLostError, UserError
+from shared.health_check import NO_RUN
 from shared.keys import RunKeys
+from shared.logs import about_run
 from shared.redis_connection import Redis, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import TERMINAL, RunRecord, RunStore
@@ -120,8 +122,10 @@ class RunFollower:
         try:
             while True:
                 self.run_id = None
+                about_run("")
                 record = await self._next_run()
                 self.run_id = record.run_id
+                about_run(record.run_id)
                 log.info("serving run %s", record.run_id)
                 try:
                     await self._serve(record, has_cuda=has_cuda)
@@ -136,7 +140,7 @@ class RunFollower:
                 await asyncio.shield(self._engine.shutdown())
 
     async def _next_run(self) -> RunRecord:
-        self._state.wait_for("no run to serve")
+        self._state.wait_for(NO_RUN)
         while True:
             run_id = await self._store.current_run()
             record = await self._store.get(run_id) if run_id is not None else None

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from shared.lineage import NO_WEIGHTS, LineageVersion
 
+_STARTING = "vLLM is being imported"
+
 
 class VersionHolder(Protocol):
     """The part of the weight receiver that readiness needs."""
@@ -32,9 +34,14 @@ class ServiceState:
 
     def __init__(self, weights: VersionHolder) -> None:
         self._weights = weights
-        self._phase: str | None = "vLLM is being imported"
+        self._phase: str | None = _STARTING
         self._detail = ""
         self.required_version = NO_WEIGHTS
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether this process is not even able to wait for a run yet."""
+        return self._phase == _STARTING
 
     def wait_for(self, phase: str, *, detail: str = "") -> None:
         """Note what generation waits for before it can serve a run. ``phase`` is public, ``detail`` is not."""

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationError, field_validator
@@ -10,11 +11,20 @@ from pydantic_settings import NoDecode
 from shared.errors import UserError
 from shared.settings import ServiceSettings
 
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
+
 
 class GeneratorSettings(ServiceSettings):
     """Settings of one generator replica."""
 
-    advertise_url: str = Field(default="", description="URL at which the trainer reaches it; host and port if empty")
+    advertise_url: str = Field(
+        default="",
+        description="URL at which the trainer reaches it; if empty, host (machine's name for 0.0.0.0) and port",
+    )
+    gpu_claims_dir: Path | None = Field(
+        default=None, description="Directory that all replicas on this machine share; each claims GPUs of its own there"
+    )
+    gpus_per_replica: int = Field(default=1, ge=1, description="GPUs that a replica claims in gpu_claims_dir")
     engine_args: Annotated[dict[str, Any], NoDecode] = Field(
         default={}, description="JSON object of further vLLM engine arguments, which win over a run's and headrace's"
     )
@@ -39,6 +49,12 @@ class GeneratorSettings(ServiceSettings):
     def name(self) -> str:
         """Stable name of this replica, under which it finds its unfinished work again."""
         return self.replica_id or socket.gethostname()
+
+    def url(self, port: int) -> str:
+        """Return where the trainer reaches this replica, which listens on ``port``."""
+        if self.advertise_url:
+            return self.advertise_url
+        return f"http://{socket.gethostname() if self.host in _EVERY_ADDRESS else self.host}:{port}"
 
 
 def read_settings() -> GeneratorSettings:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = "HEADRACE_" + "_".join(str(part) for part in item["loc"]).upper() if item["loc"] else "settings"
             sys.stderr.write(f"{name}: {item['msg'].removeprefix('Value error, ')}\n")
         return EXIT_USER_ERROR
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, log_format=settings.log_format)
     log = logging.getLogger("services.rewarder")
 
     from services.rewarder.service import RewarderService

@@ -22,6 +22,7 @@ from services.rewarder.scoring import Scorer, WeightedFunction
 from shared.errors import StateLostError, UserError
 from shared.keys import REWARDERS, RunKeys
 from shared.lease import lease
+from shared.logs import about
 from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, decode_completed_group, encode
 from shared.redis_connection import Redis, wait_until_ready
 from shared.refusals import refuse, take_back
@@ -129,7 +130,7 @@ class RewardLoop:
         for run_id in [run_id for run_id, task in serving.items() if task.done()]:
             serving.pop(run_id).result()
         for run_id in serving.keys() - {record.run_id for record in active}:
-            log.info("run %s is over", run_id)
+            log.info("run %s is over", run_id, extra={"run_id": run_id})
             await _cancel(serving.pop(run_id))
         # Also of runs that ended by themselves, because Redis lost them.
         for run_id in (self._states.keys() | self._reward_names.keys()) - {record.run_id for record in active}:
@@ -141,6 +142,10 @@ class RewardLoop:
                 serving[record.run_id] = asyncio.create_task(self._serve(record), name=f"rewards of {record.run_id}")
 
     async def _serve(self, record: RunRecord) -> None:
+        with about(run_id=record.run_id):
+            await self._score_run(record)
+
+    async def _score_run(self, record: RunRecord) -> None:
         try:
             config = record.parsed_config()
             require_sendable(_call_without_rows(config))
@@ -185,7 +190,7 @@ class RewardLoop:
                     slots.hold_until_done(task)
 
     async def _score_delivery(self, delivery: Delivery, keys: RunKeys, config: RunConfig) -> None:
-        with self._metrics.groups_in_flight.track_inprogress():
+        with self._metrics.groups_in_flight.track_inprogress(), about(group_id=delivery.group_id):
             async with settle(delivery):
                 scored = await self._score_group(decode_completed_group(delivery.payload), config)
                 is_first = await delivery.hand_off(keys.scored, keys.seen(keys.scored), encode(scored))

@@ -28,7 +28,7 @@ from services.trainer.settings import TrainerSettings
 from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError
 from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
-from shared.logs import configure_logging
+from shared.logs import about_run, configure_logging
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_store import RunRecord, RunStore
 
@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
         wrong = "; ".join(f"{item['loc']}: {item['msg']}" for item in error.errors(include_input=False))
         sys.stderr.write(f"the trainer's settings are wrong: {wrong}\n")
         return REFUSED
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, log_format=settings.log_format)
+    about_run(arguments[0])
     die_with_launcher()
     with LastWords():
         if is_follower():
@@ -155,6 +156,7 @@ async def _train(
             # A run that has ended may take its time to report; one that goes on elsewhere may not.
             patience_s = _HURRY_S if ending == "terminated" else _LAST_REPORTS_S
             await asyncio.to_thread(parts.reports.close, timeout_s=patience_s)
+            await asyncio.to_thread(parts.traces.close, timeout_s=_HURRY_S)
         return await _conclude(parts, ending, terminate)
     finally:
         await sender.close()

@@ -80,13 +80,13 @@ class TrainerSettings(ServiceSettings):
         """Return the environment of a training rank: ours, these settings, and ``rank_env`` on top."""
         return {
             **os.environ,
-            "HEADRACE_REDIS_URL": self.redis_url.get_secret_value(),
-            "HEADRACE_INTERNAL_KEY": self.internal_key.get_secret_value(),
+            **self.secrets_of_a_child(),
             "HEADRACE_RUNS_DIR": str(self.runs_dir),
             "HEADRACE_REPLICA_ID": self.replica_id,
             "HEADRACE_PUSH_ADDRESS": self.push_address,
             "HEADRACE_COLLECTIVE_TIMEOUT_S": str(self.collective_timeout_s),
             "HEADRACE_REDIS_PATIENCE_S": str(self.redis_patience_s),
             "HEADRACE_LOG_LEVEL": self.log_level,
+            "HEADRACE_LOG_FORMAT": self.log_format,
             **self.rank_env,
         }

@@ -1,5 +1,6 @@
 """Prometheus sees the current run's newest metrics, and what cannot be reported is refused before anything starts."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -9,9 +10,15 @@ import httpx
 import pytest
 from prometheus_client import generate_latest
 
-from services.trainer.run_api.run_metrics import RunMetrics
+from services.trainer.loop.batch_builder import STALE, UNSCORABLE
+from services.trainer.loop.ledger import DEAD_LETTER
+from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
+from shared.errors import UnavailableError
+from shared.keys import REWARDERS, RunKeys
+from shared.lease import renew
 from shared.run_store import Progress
+from tests.conftest import RedisServer
 
 Run = dict[str, Any]
 
@@ -77,3 +84,50 @@ async def test_generators_that_the_probe_took_out_are_seen_though_no_step_is_mad
     served = generate_latest(metrics.registry).decode().splitlines()
     assert f'headrace_run_probes_failed{{run_id="{run_id}"}} 2.0' in served
     assert f'headrace_run_pushes{{outcome="failed",run_id="{run_id}"}} 2.0' in served
+
+
+async def test_what_alerts_are_made_of_is_served_for_the_current_run(
+    client: httpx.AsyncClient, api: TrainerApi, run: Run
+) -> None:
+    run_id = (await client.post("/v1/runs", json={**run, "max_staleness": 3})).json()["run"]["run_id"]
+    await api.store.set_current_run(run_id)
+    await renew(api.redis, leases=RunKeys(run_id).leases(REWARDERS), consumer="rewarder-0")
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+    await metrics.refresh()
+    served = generate_latest(metrics.registry).decode().splitlines()
+    assert f'headrace_run_max_staleness_steps{{run_id="{run_id}"}} 3.0' in served
+    assert f'headrace_run_rewarders_alive{{run_id="{run_id}"}} 1.0' in served
+    assert f'headrace_run_generators_serving{{run_id="{run_id}"}} 0.0' in served
+    for reason in DROPS_TO_WATCH:
+        assert f'headrace_run_groups{{outcome="dropped_{reason}",run_id="{run_id}"}} 0.0' in served
+    numbers = {line.split("{")[0].split(" ")[0]: float(line.rpartition(" ")[2]) for line in served if line[0] != "#"}
+    assert 0 < numbers["headrace_run_disk_free_bytes"] < numbers["headrace_run_disk_size_bytes"]
+
+
+def test_the_drops_to_watch_are_reasons_that_the_trainer_gives() -> None:
+    assert {DEAD_LETTER, STALE, UNSCORABLE} == set(DROPS_TO_WATCH)
+
+
+async def test_redis_is_seen_with_its_memory_and_its_file_and_when_it_is_away(
+    api: TrainerApi, redis_server: RedisServer
+) -> None:
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+
+    async def seen() -> dict[str, float]:
+        with contextlib.suppress(UnavailableError):
+            await metrics.refresh()
+        lines = generate_latest(metrics.registry).decode().splitlines()
+        return {
+            name: float(value) for name, value in (line.split(" ") for line in lines if line[:15] == "headrace_redis_")
+        }
+
+    await api.redis.config_set("maxmemory", "64mb")
+    first = await seen()
+    assert first["headrace_redis_up"] == 1
+    assert 0 < first["headrace_redis_memory_used_bytes"] < first["headrace_redis_memory_max_bytes"] == 64 * 1024 * 1024
+    assert first["headrace_redis_aof_writing"] == 1
+    redis_server.kill()
+    try:
+        assert await seen() == first | {"headrace_redis_up": 0}
+    finally:
+        redis_server.start()

@@ -199,6 +199,7 @@ def test_metrics_are_served_on_their_own_port(start: Start, run: Run, plan: Rank
         ({"HEADRACE_HOST": "0.0.0.0"}, r"set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY first"),
         ({"HEADRACE_RUNS_DIR": "runs"}, r"absolute path in HEADRACE_RUNS_DIR"),
         ({"HEADRACE_REWARDER_URL": "rewarder:8200"}, r"is no http:// or https:// address"),
+        ({"HEADRACE_LOG_FORMAT": "xml"}, r"HEADRACE_LOG_FORMAT: .*'json' or 'text'"),
         ({"HEADRACE_RANK_CPUS": "[100000]"}, r"CPUs \[100000\], which this process may not use"),
     ],
 )

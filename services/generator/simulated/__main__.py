@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = read_settings()
         simulation = read_simulation_settings()
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, log_format=settings.log_format)
 
         from services.generator.simulated.process import run_process
 

@@ -30,8 +30,10 @@ from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
 from shared import refusals
 from shared.errors import StateLostError, UserError
+from shared.health_check import NO_RUN
 from shared.http_guard import HttpGuard
 from shared.keys import RunKeys
+from shared.logs import about_run
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import TERMINAL, RunRecord, RunStore
@@ -196,8 +198,10 @@ class SimulatedFleet:
     async def _follow(self) -> None:
         while True:
             self._run_id = None
+            about_run("")
             record = await self._next_run()
             self._run_id = record.run_id
+            about_run(record.run_id)
             log.info("serving run %s with %d simulated replicas", record.run_id, len(self._replicas))
             try:
                 await self._serve(record)
@@ -241,7 +245,7 @@ class SimulatedFleet:
         raise _RunOverError
 
     async def _next_run(self) -> RunRecord:
-        self._wait_for("no run to serve")
+        self._wait_for(NO_RUN)
         while True:
             run_id = await self._store.current_run()
             record = await self._store.get(run_id) if run_id is not None else None

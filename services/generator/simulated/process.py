@@ -34,7 +34,7 @@ async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *,
     if settings.metrics_port:
         metrics.serve(host=settings.host, port=settings.metrics_port)
     server = HttpServer(settings)
-    base_url = settings.advertise_url or f"http://{settings.host}:{server.port}"
+    base_url = settings.url(server.port)
     replicas = [
         SimulatedReplica(
             settings,

@@ -19,6 +19,7 @@ from services.trainer.checkpoints.checkpoint import CheckpointError, CheckpointW
 from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.policy.training_core import TrainingCore
+from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import HeadraceError
 from shared.keys import RunKeys
@@ -43,6 +44,7 @@ class CheckpointSaver:
         scored: Holds the entries that wait for a checkpoint.
         run_log: Told which groups are settled.
         replica_id: Of this trainer, for the log.
+        traces: Told which groups are settled, too.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class CheckpointSaver:
         scored: ScoredGroups,
         run_log: RunLog,
         replica_id: str,
+        traces: GroupTraces | None = None,
     ) -> None:
+        self._traces = traces or GroupTraces()
         self._writer = writer
         self._redis = redis
         self._keys = keys
@@ -137,7 +141,9 @@ class CheckpointSaver:
         took_s = time.monotonic() - pending.began_at
         self._metrics = {"checkpoint/standstill_s": pending.standstill_s, "checkpoint/total_s": took_s}
         log.info("wrote %s in %.1f s; training stood still for %.2f s", path, took_s, pending.standstill_s)
-        await self._log.settled(pending.step, await self._scored.ack(settled), by=self._replica_id)
+        acked = await self._scored.ack(settled)
+        await self._log.settled(pending.step, acked, by=self._replica_id)
+        await self._in_thread(lambda: self._traces.settled(acked))
 
     async def _check_not_fenced(self) -> None:
         await check_not_fenced(self._redis, self._keys, self._epoch)

@@ -180,7 +180,8 @@ class Admission:
         return payload
 
     def _drop(self, number: int, reason: str, why: str) -> None:
-        log.warning("dropped group %s (%s): %s", group_id(number), reason, why)
+        name = group_id(number)
+        log.warning("dropped group %s (%s): %s", name, reason, why, extra={"group_id": name})
         self._ledger.record_dropped(number, reason)
         self._unusable_in_a_row += 1
         self._why = why

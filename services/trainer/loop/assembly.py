@@ -7,6 +7,7 @@ A checkpoint's ledger and the streams are compared before anything is trained, s
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from services.trainer.push.push_log import PushLog
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_group import make_core
 from services.trainer.run_files import RunFiles
+from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
 from services.trainer.telemetry.step_report import StepReport
@@ -81,7 +83,8 @@ async def assemble(
     )
     admission.admit_again(await missing_groups(redis, keys, ledger))
     scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
-    batches = BatchBuilder(config, scored=scored, ledger=ledger)
+    traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
+    batches = BatchBuilder(config, scored=scored, ledger=ledger, traces=traces)
     reports = Reports(config, run_id=keys.run_id, run_dir=files.run_dir, resumed_step=core.policy_version)
     pushes = PushLog(
         sender,
@@ -125,6 +128,7 @@ async def assemble(
             scored=scored,
             run_log=run_log,
             replica_id=replica_id,
+            traces=traces,
         ),
         report=StepReport(
             redis,
@@ -141,6 +145,7 @@ async def assemble(
         reports=reports,
         files=files,
         log=run_log,
+        traces=traces,
         tokenizer=tokenizer,
         replica_id=replica_id,
         epoch=epoch,

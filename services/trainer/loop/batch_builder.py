@@ -20,6 +20,7 @@ from services.trainer.loop.schedule import BatchShape
 from services.trainer.loop.scored_groups import ScoredGroups, WaitingGroup
 from services.trainer.loop.staleness import is_too_stale, stragglers
 from services.trainer.objective.advantages import Rewards, batch_advantages, combined_rewards, is_scorable, teaches
+from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.run_config import RunConfig
 
@@ -43,13 +44,17 @@ class BatchBuilder:
         config: Of the run.
         scored: The waiting groups.
         ledger: Told of every drop.
+        traces: Told of them, too.
 
     Attributes:
         failures: What the reward functions failed at lately.
     """
 
-    def __init__(self, config: RunConfig, *, scored: ScoredGroups, ledger: Ledger) -> None:
+    def __init__(
+        self, config: RunConfig, *, scored: ScoredGroups, ledger: Ledger, traces: GroupTraces | None = None
+    ) -> None:
         self._config = config
+        self._traces = traces or GroupTraces()
         self._shape = BatchShape.of(config)
         self._scored = scored
         self._ledger = ledger
@@ -70,7 +75,7 @@ class BatchBuilder:
             self._last_failure = first_failure(outcomes) or "no reward function applies to it"
             log.warning(
                 "group %s has fewer than %d scored completions: %s",
-                group_id(waiting.number), min_scored, self._last_failure,
+                group_id(waiting.number), min_scored, self._last_failure, extra={"group_id": group_id(waiting.number)},
             )  # fmt: skip
             self.drop(waiting.number, UNSCORABLE)
             return
@@ -84,7 +89,7 @@ class BatchBuilder:
         """Settle a waiting group as dropped."""
         self._ledger.record_dropped(number, reason)
         self._dropped_since_batch[reason] = self._dropped_since_batch.get(reason, 0) + 1
-        self._scored.remove(number)
+        self._traces.dropped(self._scored.remove(number), reason)
         self._rewards.pop(number, None)
 
     def choose(self, *, policy_version: int, started: Mapping[int, int], num_steps_left: int) -> Batch:

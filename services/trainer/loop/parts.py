@@ -14,6 +14,7 @@ from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.push_log import PushLog
 from services.trainer.run_files import RunFiles
+from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
 from services.trainer.telemetry.step_report import StepReport
@@ -47,6 +48,7 @@ class Parts:
     reports: Reports
     files: RunFiles
     log: RunLog
+    traces: GroupTraces
     tokenizer: Any
     replica_id: str
     epoch: int

@@ -145,9 +145,9 @@ class ScoredGroups:
         """Return the groups that may be chosen, those with the oldest tokens first."""
         return sorted(self._waiting.values(), key=lambda waiting: (waiting.oldest_policy_version, waiting.number))
 
-    def remove(self, number: int) -> None:
-        """Forget a group that was trained or dropped; its entry stays unacked until ``ack``."""
-        del self._waiting[number]
+    def remove(self, number: int) -> WaitingGroup:
+        """Forget and return a group that was trained or dropped; its entry stays unacked until ``ack``."""
+        return self._waiting.pop(number)
 
     def settled(self) -> list[Delivery]:
         """Return the entries of the groups that are settled now; what a checkpoint of this moment lets be acked."""

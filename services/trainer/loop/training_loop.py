@@ -238,6 +238,7 @@ class TrainingLoop:
             self._step = parts.core.policy_version
             if planned.is_last:
                 parts.batches.take(batch)
+                parts.traces.trained((group.waiting for group in batch.groups), step=self._step)
                 await self._push_if_needed()
                 await self._look_around()
                 if self._num_steps_left():

@@ -26,7 +26,7 @@ from services.trainer.ranks.rank_words import Word, read_words, root_cause
 from services.trainer.run_api.rank_command import split_endpoint
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
-from shared.logs import configure_logging
+from shared.logs import about_run, configure_logging
 
 log = logging.getLogger("services.trainer.ranks.rank_launcher")
 
@@ -58,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"the trainer's settings are wrong: {wrong}")
     except ValueError as error:
         parser.error(f"--endpoint: {error}")
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, log_format=settings.log_format)
+    about_run(options.run_id)
     os.environ[LAUNCHER_PID] = str(os.getpid())
     if host in ("127.0.0.1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -10,15 +10,14 @@ import asyncio
 import contextlib
 import ctypes
 import functools
-import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from shared.errors import UserError
+from shared.logs import message_of
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16 * 1024
@@ -104,16 +103,7 @@ def last_line(log: Path) -> str:
     except OSError:
         return ""
     line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return _message(line)[:_MAX_LINE]
-
-
-def _message(line: str) -> str:
-    """Return the sentence in a line of logs.py, and any other line as it is."""
-    try:
-        event: Any = json.loads(line)
-        return " ".join(str(event["message"]).split())
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return line
+    return " ".join(message_of(line).split())[:_MAX_LINE]
 
 
 def _prepare_child(cpus: Sequence[int] | None) -> Callable[[], None]:

@@ -1,15 +1,18 @@
 """Prometheus metrics of the trainer service, on a port of their own.
 
     headrace_runs{status}            headrace_rank_up  headrace_rank_restarts_total
-    headrace_run_*{run_id}           the current run: step, policy version, groups, streams, generators, pauses
+    headrace_run_*{run_id}           the current run: step, policy version, groups, streams, replicas, pauses, disk
     headrace_training_*{run_id}      its newest training metrics: training_gauges.py
+    headrace_redis_*                 redis_gauges.py
 
-Only the current run has series, so that their number stays bounded however many runs there were.
+Only the current run has series, so that their number stays bounded however many runs there were. Its series are
+replaced without a wait in between: one that is missing from a single scrape would set every alert back to its start.
 """
 
 import asyncio
 import contextlib
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -17,9 +20,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
+from services.trainer.run_api.redis_gauges import RedisGauges
 from services.trainer.run_api.run_outputs import read_last_evaluation, read_last_metrics
 from services.trainer.run_api.run_supervisor import RunSupervisor
-from services.trainer.run_api.run_view import look_around
+from services.trainer.run_api.run_view import Surroundings, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
 from shared.errors import StateLostError, UnavailableError, UserError
 from shared.redis_connection import Redis
@@ -28,6 +32,8 @@ from shared.run_store import RunRecord, RunStore
 log = logging.getLogger(__name__)
 
 _REFRESH_S = 5.0
+DROPS_TO_WATCH = ("dead_letter", "stale", "unscorable")
+"""Shown from the start, so that the first of them is an increase and not a new series."""
 
 
 class RunMetrics:
@@ -42,21 +48,33 @@ class RunMetrics:
         self._rank_up = self._gauge("headrace_rank_up", "1 while a training rank runs")
         self._restarts = self._gauge("headrace_rank_restarts_total", "Restarts of training ranks by this process")
         self._step = self._gauge("headrace_run_step", "Optimizer steps done", "run_id")
+        self._max_steps = self._gauge("headrace_run_max_steps", "Optimizer steps of the whole run", "run_id")
         self._version = self._gauge("headrace_run_policy_version", "Newest policy version", "run_id")
         self._groups = self._gauge("headrace_run_groups", "Prompt groups by outcome", "run_id", "outcome")
         self._pushes = self._gauge("headrace_run_pushes", "Weight pushes by outcome", "run_id", "outcome")
         self._probes_failed = self._gauge("headrace_run_probes_failed", "Generators taken out by the probe", "run_id")
         self._depth = self._gauge("headrace_run_stream_depth", "Groups waiting or in work", "run_id", "stream")
+        self._max_staleness = self._gauge(
+            "headrace_run_max_staleness_steps", "Staleness that no trained group exceeds", "run_id"
+        )
         self._generators = self._gauge("headrace_run_generators_alive", "Generators with a living lease", "run_id")
+        self._serving = self._gauge("headrace_run_generators_serving", "Of them, those that serve the run", "run_id")
+        self._rewarders = self._gauge("headrace_run_rewarders_alive", "Rewarders with a living lease", "run_id")
         self._paused = self._gauge(
             "headrace_run_paused", "1 while it is paused, by a user or its rewards", "run_id", "by"
         )
         self._paused_s = self._gauge("headrace_run_paused_seconds", "How long it was paused so far", "run_id")
+        self._disk_free = self._gauge(
+            "headrace_run_disk_free_bytes", "Room where its directory is, for checkpoints", "run_id"
+        )
+        self._disk_size = self._gauge("headrace_run_disk_size_bytes", "Size of the disk of its directory", "run_id")
+        self._redis_gauges = RedisGauges(self.registry)
         self._training = TrainingGauges()
         self.registry.register(self._training)
         self._of_the_current_run = (
-            self._step, self._version, self._groups, self._pushes, self._probes_failed, self._depth, self._generators,
-            self._paused, self._paused_s,
+            self._step, self._max_steps, self._version, self._groups, self._pushes, self._probes_failed, self._depth,
+            self._max_staleness, self._generators, self._serving, self._rewarders, self._paused, self._paused_s,
+            self._disk_free, self._disk_size,
         )  # fmt: skip
 
     async def refresh_for_ever(self) -> None:
@@ -70,51 +88,80 @@ class RunMetrics:
 
     async def refresh(self) -> None:
         """Set all gauges to what is true now."""
+        await self._redis_gauges.refresh(self._redis)
         self._rank_up.set(0 if self._supervisor.rank is None else 1)
         self._restarts.set(self._supervisor.num_restarts)
         records = [await self._store.get(run_id) for run_id in await self._store.list_ids()]
         counts = Counter(record.status for record in records if record is not None)
         for status in ("queued", "running", "paused", "finished", "stopped", "failed"):
             self._runs.labels(status).set(counts[status])
+        current = await self._store.current_run()
+        record = next((record for record in records if record is not None and record.run_id == current), None)
+        if record is None:
+            self._forget_the_run()
+            self._training.clear()
+            return
+        around = await look_around(self._redis, record, current_run=current)
+        newest = await asyncio.to_thread(_newest_metrics, record)
+        disk = await asyncio.to_thread(_disk_of, Path(record.run_dir))
+        self._forget_the_run()
+        self._show_progress(record)
+        self._show_surroundings(record, around)
+        if disk is not None:
+            self._disk_free.labels(record.run_id).set(disk[0])
+            self._disk_size.labels(record.run_id).set(disk[1])
+        self._training.show(record.run_id, newest)
+
+    def _forget_the_run(self) -> None:
         for gauge in self._of_the_current_run:
             gauge.clear()
-        current = await self._store.current_run()
-        if current is None:
-            self._training.clear()
-        for record in records:
-            if record is not None and record.run_id == current:
-                await self._refresh_run(record)
 
-    async def _refresh_run(self, record: RunRecord) -> None:
+    def _show_progress(self, record: RunRecord) -> None:
         run_id, progress = record.run_id, record.progress
-        around = await look_around(self._redis, record, current_run=run_id)
         self._step.labels(run_id).set(progress.step)
+        self._max_steps.labels(run_id).set(progress.max_steps)
         self._version.labels(run_id).set(progress.policy_version)
         dropped = sum(progress.groups_dropped.values())
         self._groups.labels(run_id, "admitted").set(progress.groups_admitted)
         self._groups.labels(run_id, "trained").set(progress.groups_trained)
         self._groups.labels(run_id, "in_flight").set(progress.groups_admitted - progress.groups_trained - dropped)
-        for reason, number in progress.groups_dropped.items():
+        for reason, number in (dict.fromkeys(DROPS_TO_WATCH, 0) | progress.groups_dropped).items():
             self._groups.labels(run_id, f"dropped_{reason}").set(number)
         self._pushes.labels(run_id, "confirmed").set(progress.pushes_confirmed)
         self._pushes.labels(run_id, "failed").set(progress.pushes - progress.pushes_confirmed)
         self._probes_failed.labels(run_id).set(progress.probes_failed)
-        for stream, depth in around.queues.model_dump().items():
-            self._depth.labels(run_id, stream).set(depth)
-        self._generators.labels(run_id).set(sum(generator.is_alive for generator in around.generators))
+        self._max_staleness.labels(run_id).set(record.parsed_config().max_staleness)
         for by in ("user", "rewards"):
             self._paused.labels(run_id, by).set(record.pause is not None and record.pause.by == by)
         self._paused_s.labels(run_id).set(progress.paused_s)
-        # What is of the rollouts stands only in the line of the step that began their batch.
-        num_lines = record.parsed_config().steps_per_batch()
-        run_dir = Path(record.run_dir)
-        newest = await asyncio.to_thread(read_last_evaluation, run_dir)
-        for line in await asyncio.to_thread(read_last_metrics, run_dir, limit=num_lines):
-            newest |= line
-        self._training.show(run_id, newest)
+
+    def _show_surroundings(self, record: RunRecord, around: Surroundings) -> None:
+        for stream, depth in around.queues.model_dump().items():
+            self._depth.labels(record.run_id, stream).set(depth)
+        self._generators.labels(record.run_id).set(sum(generator.is_alive for generator in around.generators))
+        self._serving.labels(record.run_id).set(sum(generator.serves for generator in around.generators))
+        self._rewarders.labels(record.run_id).set(around.num_rewarders)
 
     def _gauge(self, name: str, description: str, *labels: str) -> Gauge:
         return Gauge(name, description, labels, registry=self.registry)
+
+
+def _newest_metrics(record: RunRecord) -> dict[str, Any]:
+    """Return the newest value of every metric; what is of the rollouts stands in the line that began their batch."""
+    run_dir = Path(record.run_dir)
+    newest = read_last_evaluation(run_dir)
+    for line in read_last_metrics(run_dir, limit=record.parsed_config().steps_per_batch()):
+        newest |= line
+    return newest
+
+
+def _disk_of(run_dir: Path) -> tuple[int, int] | None:
+    """Return the free and all bytes of the disk, or None before the directory is there."""
+    try:
+        usage = shutil.disk_usage(run_dir)
+    except OSError:
+        return None
+    return usage.free, usage.total
 
 
 @contextlib.contextmanager

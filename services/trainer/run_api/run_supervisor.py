@@ -25,6 +25,7 @@ from services.trainer.run_api.rank_process import RankProcess, last_line
 from services.trainer.run_api.restarts import Restarts
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
+from shared.logs import about
 from shared.run_config import parse_run_config
 from shared.run_store import TERMINAL, RunRecord, RunStore
 
@@ -111,7 +112,8 @@ class RunSupervisor:
                 if record is None:
                     await self._pause(_IDLE_S)
                 else:
-                    await self._serve(record)
+                    with about(run_id=record.run_id):
+                        await self._serve(record)
         finally:
             if self.rank is not None:
                 self.rank.kill()

@@ -53,7 +53,7 @@ def run_service() -> int:
             message = item["msg"].removeprefix("Value error, ")
             sys.stderr.write(f"HEADRACE_{where}: {message}\n" if where else f"{message}\n")
         return REFUSED
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, log_format=settings.log_format)
     try:
         asyncio.run(serve(settings))
     except UserError as error:

@@ -25,8 +25,8 @@ class FakeScoredGroups:
     def oldest_first(self) -> list[WaitingGroup]:
         return sorted(self.waiting.values(), key=lambda waiting: (waiting.oldest_policy_version, waiting.number))
 
-    def remove(self, number: int) -> None:
-        del self.waiting[number]
+    def remove(self, number: int) -> WaitingGroup:
+        return self.waiting.pop(number)
 
 
 class Rig:

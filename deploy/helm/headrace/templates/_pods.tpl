@@ -1,0 +1,272 @@
+{{/* What every pod has in common. Takes a dict of root, component and of: the workload's values. */}}
+{{- define "headrace.podSettings" -}}
+serviceAccountName: {{ include "headrace.serviceAccount" .root }}
+automountServiceAccountToken: false
+# Links would set variables named like ours, such as HEADRACE_PORT=tcp://10.0.0.1:8000.
+enableServiceLinks: false
+hostNetwork: false
+hostIPC: false
+hostPID: false
+# The pause process reaps what ended; our services start others and would be its parent as process 1.
+shareProcessNamespace: true
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    {{- include "headrace.seccomp" . | nindent 4 }}
+{{- with .root.Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- with .of.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .of.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .of.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with .of.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.seccomp" -}}
+{{- $profile := dict "type" "RuntimeDefault" -}}
+{{- if eq .component "rewarder" -}}
+{{- $profile = dict "type" .of.sandbox.seccompProfile.type -}}
+{{- with .of.sandbox.seccompProfile.localhostProfile -}}{{- $_ := set $profile "localhostProfile" . -}}{{- end -}}
+{{- end -}}
+{{- toYaml $profile -}}
+{{- end -}}
+
+{{- define "headrace.containerSecurity" -}}
+allowPrivilegeEscalation: false
+privileged: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+  {{- if .rdma }}
+  add: [IPC_LOCK]
+  {{- end }}
+{{- end -}}
+
+{{/* Pods of one kind apart, if that is possible, unless values say otherwise. */}}
+{{- define "headrace.spread" -}}
+{{- $selector := include "headrace.selector" . | fromYaml -}}
+{{- $default := list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway") -}}
+{{- $all := list -}}
+{{- range (default $default .of.topologySpreadConstraints) -}}
+{{- $all = append $all (mergeOverwrite (dict "labelSelector" (dict "matchLabels" $selector)) .) -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}
+
+{{/* Resources with GPUs and, if wanted, RDMA devices. Takes a dict of root, of and gpus. */}}
+{{- define "headrace.resources" -}}
+{{- $resources := deepCopy .of.resources -}}
+{{- $devices := dict -}}
+{{- if gt (int .gpus) 0 -}}
+{{- $_ := set $devices .root.Values.gpuResourceName (int .gpus) -}}
+{{- if and .rdma .root.Values.nccl.rdma.enabled -}}
+{{- $_ := set $devices .root.Values.nccl.rdma.resourceName (int .root.Values.nccl.rdma.count) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $resources "limits" (mergeOverwrite (default dict $resources.limits) $devices) -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{/* Variables of all three services. Takes a dict of root, component and of. */}}
+{{- define "headrace.commonEnv" -}}
+- {name: HOME, value: /cache}
+- {name: HF_HOME, value: /cache/huggingface}
+- {name: HEADRACE_HOST, value: 0.0.0.0}
+- {name: HEADRACE_PORT, value: "8000"}
+- {name: HEADRACE_METRICS_PORT, value: {{ .root.Values.metrics.port | quote }}}
+- {name: HEADRACE_LOG_LEVEL, value: {{ .root.Values.logLevel | quote }}}
+- {name: HEADRACE_LOG_FORMAT, value: {{ .root.Values.logFormat }}}
+- {name: HEADRACE_API_KEY_FILE, value: /run/secrets/headrace/api-key}
+- {name: HEADRACE_INTERNAL_KEY_FILE, value: /run/secrets/headrace/internal-key}
+- name: HEADRACE_REPLICA_ID
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end -}}
+
+{{/* Where Redis is, as one of its users. */}}
+{{- define "headrace.redisEnv" -}}
+{{- $redis := .root.Values.redis -}}
+{{- $url := "" -}}
+{{- if $redis.bundled -}}
+{{- $url = printf "redis://%s@%s-redis:6379/0" .component (include "headrace.fullname" .root) -}}
+{{- else -}}
+{{- $out := $redis.external -}}
+{{- $user := index $out.users .component -}}
+{{- $scheme := ternary "rediss" "redis" $out.tls.enabled -}}
+{{- $url = printf "%s://%s%s:%v/%v" $scheme (ternary (printf "%s@" $user) "" (ne $user "")) $out.host $out.port $out.database -}}
+{{- if and $out.tls.enabled $out.tls.caConfigMap -}}
+{{- $url = printf "%s?ssl_ca_certs=/etc/headrace/redis-ca/ca.crt" $url -}}
+{{- end -}}
+{{- end -}}
+- {name: HEADRACE_REDIS_URL, value: {{ $url | quote }}}
+- {name: HEADRACE_REDIS_PASSWORD_FILE, value: /run/secrets/headrace/redis-password-{{ .component }}}
+- {name: HEADRACE_REDIS_PATIENCE_S, value: {{ .of.redisPatienceSeconds | quote }}}
+{{- end -}}
+
+{{/* Variables of what talks NCCL and reads weights: trainer and generators. */}}
+{{- define "headrace.gpuEnv" -}}
+{{- $values := .root.Values -}}
+{{- with $values.nccl.socketInterface }}
+- {name: NCCL_SOCKET_IFNAME, value: {{ . | quote }}}
+- {name: GLOO_SOCKET_IFNAME, value: {{ . | quote }}}
+{{- end }}
+- {name: NCCL_DEBUG, value: {{ $values.nccl.debug | quote }}}
+{{- if not $values.nccl.rdma.enabled }}
+- {name: NCCL_IB_DISABLE, value: "1"}
+{{- end }}
+{{- range $name, $value := merge (dict) $values.nccl.env $values.storage.objectStore.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.hubEnv" -}}
+{{- if not .root.Values.hub.enabled }}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
+{{- if .root.Values.hub.tokenSecret }}
+- {name: HF_TOKEN_PATH, value: /run/secrets/headrace-hub/token}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.ownEnv" -}}
+{{- range $name, $value := .of.env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* Volumes of all services: keys, a place to write. Takes a dict of root, component, of and cache: who brings it. */}}
+{{- define "headrace.volumes" -}}
+{{- $values := .root.Values -}}
+- name: keys
+  secret:
+    secretName: {{ include "headrace.secretName" .root }}
+    defaultMode: 0440
+    items:
+      - {key: api-key, path: api-key}
+      - {key: internal-key, path: internal-key}
+      {{- if ne .component "trainer-node" }}
+      - {key: redis-password-{{ .component }}, path: redis-password-{{ .component }}}
+      {{- end }}
+- name: tmp
+  emptyDir: {}
+{{- if not .cacheIsClaimed }}
+- name: cache
+  emptyDir: {}
+{{- end }}
+{{- if and (not $values.redis.bundled) $values.redis.external.tls.enabled $values.redis.external.tls.caConfigMap (ne .component "trainer-node") }}
+- name: redis-ca
+  configMap: {name: {{ $values.redis.external.tls.caConfigMap }}}
+{{- end }}
+{{- with $values.hub.tokenSecret }}
+- name: hub
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: token, path: token}]
+{{- end }}
+{{- with .of.shmSize }}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+{{- end }}
+{{- with .of.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.mounts" -}}
+{{- $values := .root.Values -}}
+- {name: keys, mountPath: /run/secrets/headrace, readOnly: true}
+- {name: tmp, mountPath: /tmp}
+- {name: cache, mountPath: /cache}
+{{- if and (not $values.redis.bundled) $values.redis.external.tls.enabled $values.redis.external.tls.caConfigMap (ne .component "trainer-node") }}
+- {name: redis-ca, mountPath: /etc/headrace/redis-ca, readOnly: true}
+{{- end }}
+{{- if $values.hub.tokenSecret }}
+- {name: hub, mountPath: /run/secrets/headrace-hub, readOnly: true}
+{{- end }}
+{{- if .of.shmSize }}
+- {name: shm, mountPath: /dev/shm}
+{{- end }}
+{{- with .of.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Claims that trainer and generators share. */}}
+{{- define "headrace.sharedVolumes" -}}
+{{- $full := include "headrace.fullname" .root -}}
+{{- range $name := list "models" "weights" }}
+{{- $claim := index $.root.Values.storage $name }}
+{{- if $claim.enabled }}
+- name: {{ $name }}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" $full $name) $claim.existingClaim }}}
+{{- end }}
+{{- end }}
+{{- with .root.Values.storage.objectStore.existingSecret }}
+- name: object-store
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.sharedMounts" -}}
+{{- if .root.Values.storage.models.enabled }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- if .root.Values.storage.weights.enabled }}
+- {name: weights, mountPath: /weights}
+{{- end }}
+{{- if .root.Values.storage.objectStore.existingSecret }}
+- {name: object-store, mountPath: /run/secrets/headrace-store, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* A probe that asks the service from inside the container, with the key that is mounted there. */}}
+{{- define "headrace.probe" -}}
+exec:
+  command: [python3, -m, shared.health_check{{ range . }}, {{ . }}{{ end }}]
+timeoutSeconds: 5
+{{- end -}}
+
+{{/* A probe of what answers no HTTP: it touches a file whenever its loop turns. Takes the most seconds between. */}}
+{{- define "headrace.heartbeat" -}}
+exec:
+  command:
+    - python3
+    - -c
+    - import os, sys, time; sys.exit(time.time() - os.stat("/tmp/heartbeat").st_mtime > {{ . }})
+timeoutSeconds: 5
+{{- end -}}
+
+{{/* Labels of pods, without versions: what changes for another reason does not start pods again. */}}
+{{- define "headrace.podLabels" -}}
+{{ include "headrace.selector" . }}
+app.kubernetes.io/part-of: headrace
+{{- if hasPrefix "trainer" .component }}
+headrace.io/ranks: "true"
+{{- end }}
+{{- with .of.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,88 @@
+"""Scans what the chart renders with checkov: ``make policy-scan``, or ``python deploy/helm/policy_scan.py CHECKOV``.
+
+    every values file --Helm--> manifests --checkov--> findings --EXPLAINED--> exit status 0, or 1 and what is new
+
+A finding is either mended or has its reason here; a reason without a finding is as wrong as a finding without a reason.
+CHECKOV is the program, of an environment of its own: it pins what others need otherwise.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helm_python import chart
+
+CHART = Path(__file__).resolve().parent / "headrace"
+
+EXPLAINED = {
+    "CKV_K8S_8": {"test": "the pod of `helm test` runs to its end: its exit status is what is asked"},
+    "CKV_K8S_9": {"test": "as CKV_K8S_8"},
+    "CKV_K8S_11": dict.fromkeys(
+        ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
+        "a processor limit throttles threads that launch kernels, and every collective waits for them; requests are "
+        "set, and values may set limits",
+    ),
+    "CKV_K8S_15": dict.fromkeys(
+        ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
+        "tags are versions and never moved, or a digest is named; images of many gigabytes are not asked for again, "
+        "and kind has no registry to ask",
+    ),
+    "CKV_K8S_25": dict.fromkeys(
+        ("trainer", "trainer-node", "generator"), "IPC_LOCK, with nccl.rdma.enabled alone: RDMA registers locked memory"
+    ),
+    "CKV_K8S_43": dict.fromkeys(
+        ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
+        "the digest of an image that you build is yours: images.*.digest and redis.image.digest",
+    ),
+}
+"""Check, workload, reason."""
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit status."""
+    if len(arguments) != 1:
+        print("usage: policy_scan.py CHECKOV", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as directory:
+        for path in [CHART / "values.yaml", *sorted(CHART.glob("values-*.yaml"))]:
+            manifests = chart.Chart.load(CHART).render(
+                yaml.safe_load(path.read_text()), name="headrace", namespace="rl"
+            )
+            objects = "\n---\n".join(text for name, text in manifests.items() if name.endswith(".yaml"))
+            (Path(directory) / path.name).write_text(objects)
+        found = findings(arguments[0], directory)
+    return judge(found)
+
+
+def findings(checkov: str, directory: str) -> dict[tuple[str, str], str]:
+    """Return the names of failed checks by check and workload."""
+    command = [checkov, "--framework", "kubernetes", "--directory", directory, "--output", "json", "--quiet"]
+    done = subprocess.run([*command, "--skip-download", "--soft-fail"], capture_output=True, text=True, check=False)
+    try:
+        report: Any = json.loads(done.stdout)
+        failed = report["results"]["failed_checks"]
+        assert report["summary"]["passed"] > 100, "it looked at nothing"
+        assert report["summary"]["parsing_errors"] == 0, "it could not read a manifest"
+    except (ValueError, LookupError, TypeError) as error:
+        sys.exit(f"checkov gave no report ({error!r}):\n{done.stderr[-2000:]}")
+    return {(one["check_id"], one["resource"].rpartition("headrace-")[2]): one["check_name"] for one in failed}
+
+
+def judge(found: dict[tuple[str, str], str]) -> int:
+    """Say what has no reason, and which reasons nothing needs."""
+    explained = {(check, workload) for check, reasons in EXPLAINED.items() for workload in reasons}
+    for check, workload in sorted(found.keys() - explained):
+        print(f"{workload}: {check} {found[check, workload]}: mend it, or say why not in {Path(__file__).name}")
+    for check, workload in sorted(explained - found.keys()):
+        print(f"{workload}: {check} is explained and not found: take it out of {Path(__file__).name}")
+    if found.keys() == explained:
+        print(f"{len(found)} findings, each with its reason in {Path(__file__).name}; none else")
+    return int(found.keys() != explained)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""The demo's two ends for services that run elsewhere, such as in containers.
+
+    python -m headrace.demo.apart make DIRECTORY              DIRECTORY/model, train.jsonl, and a test split
+    python -m headrace.demo.apart evaluate DIRECTORY MODEL    greedy accuracy of a model on that test split
+
+The last line of either is JSON. Between them is a run: deploy/demo/run.json.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from headrace.demo import task
+
+
+def make(directory: Path, *, seed: int) -> dict[str, float]:
+    """Make data and a model that is right some of the time."""
+    from headrace.demo.warmup import warm_up
+
+    splits = task.make_splits(seed)
+    directory.mkdir(parents=True, exist_ok=True)
+    task.write_jsonl(directory / "train.jsonl", splits.train)
+    task.write_jsonl(directory / "test.jsonl", splits.test)
+    last = warm_up(directory / "model", splits, seed=seed)
+    return {"steps": last.step, "seconds": round(last.seconds, 1), **evaluate(directory, directory / "model")}
+
+
+def evaluate(directory: Path, model: Path) -> dict[str, float]:
+    """Measure a model on the strings that neither the warm-up nor a run has seen."""
+    from headrace.demo.evaluate import greedy_accuracy
+
+    rows = [json.loads(line) for line in (directory / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    accuracy, _ = greedy_accuracy(model, [row["prompt"] for row in rows], [row["answer"] for row in rows])
+    return {"accuracy": accuracy, "prompts": len(rows)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do one of the two."""
+    parser = argparse.ArgumentParser(
+        prog="python -m headrace.demo.apart", description="The demo: make its model and data, or evaluate a model."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("make")
+    making.add_argument("directory", type=Path)
+    making.add_argument("--seed", type=int, default=0)
+    evaluating = commands.add_parser("evaluate")
+    evaluating.add_argument("directory", type=Path)
+    evaluating.add_argument("model", type=Path)
+    given = parser.parse_args(arguments)
+    found = (
+        make(given.directory, seed=given.seed) if given.command == "make" else evaluate(given.directory, given.model)
+    )
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Shares a machine's GPUs out among replicas that all see the same ones, as those of `--scale generator=N` do.
+
+    gpu-0.lock  <- held by replica a        gpu-1.lock  <- held by replica b        gpu-2.lock  free
+
+A claim is a lock on a file in a directory that the replicas share. The kernel ends it with the process, however that
+ends, so a replica that comes back finds its GPU free. CUDA then sees the claimed ones alone.
+"""
+
+import fcntl
+import logging
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from shared.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+held: list[int] = []
+"""Descriptors, open as long as this process lives, which is what holds the locks."""
+
+
+def claim_gpus(
+    directory: Path, *, num_gpus: int, environment: MutableMapping[str, str], devices: Path = Path("/dev")
+) -> list[str]:
+    """Claim ``num_gpus`` of the visible GPUs, and have CUDA see no others; return their indices.
+
+    Raises:
+        UserError: So many are not free, or the directory cannot be written.
+    """
+    visible = _visible(environment, devices)
+    claims: list[tuple[str, int]] = []
+    try:
+        for index in visible:
+            if len(claims) == num_gpus:
+                break
+            file = os.open(directory / f"gpu-{index}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+            else:
+                claims.append((index, file))
+    except OSError as error:
+        raise UserError(
+            f"HEADRACE_GPU_CLAIMS_DIR: {directory} cannot be written: {error.strerror}; name a directory that all "
+            "replicas on this machine share"
+        ) from error
+    if len(claims) < num_gpus:
+        num_taken = len(visible) - len(claims)
+        for _, file in claims:
+            os.close(file)
+        raise UserError(
+            f"this generator needs {num_gpus} of the {len(visible)} GPUs it sees, and other generators have claimed "
+            f"{num_taken}; start fewer, or give them more GPUs"
+        )
+    held.extend(file for _, file in claims)
+    indices = [index for index, _ in claims]
+    environment[_VISIBLE] = ",".join(indices)
+    log.info("claimed GPU %s", ", ".join(indices))
+    return indices
+
+
+def _visible(environment: MutableMapping[str, str], devices: Path) -> list[str]:
+    """Return the indices that CUDA may use: those of the variable, else one for each device of this container."""
+    if _VISIBLE in environment:
+        return [index.strip() for index in environment[_VISIBLE].split(",") if index.strip()]
+    return [str(index) for index in range(len(list(devices.glob("nvidia[0-9]*"))))]

@@ -1,0 +1,251 @@
+"""Starts one further machine's training ranks, run after run: ``python -m services.trainer.ranks.node``.
+
+    run API --which run is current, with how many nodes--> this process --rank_launcher--> ranks of this machine
+                                                                        --SIGTERM, once the run is over-->
+
+For machines that are started before there is a run, as pods are. Node 0 is the run API's own. Nothing is decided here:
+a launcher that crashed joins again by itself, and while the run API is away, what runs goes on.
+"""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import ValidationError
+
+from services.trainer.run_api.first_of import first_of
+from services.trainer.run_api.rank_command import ranks_per_node
+from services.trainer.run_api.rank_process import RankProcess
+from services.trainer.settings import TrainerSettings
+from shared.errors import UserError
+from shared.logs import configure_logging
+from shared.run_config import RunConfig, parse_run_config
+
+log = logging.getLogger("services.trainer.ranks.node")
+
+STOPPED, REFUSED = 0, 2
+LAUNCHER = (sys.executable, "-m", "services.trainer.ranks.rank_launcher")
+_POLL_S = 2.0
+_PAUSE_S = 10.0
+"""After a launcher has ended: its run may be over, and the run API may not say so yet."""
+_HTTP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run that wants ranks of this machine."""
+
+    run_id: str
+    run_dir: Path
+    config: RunConfig
+
+
+class RunApiAwayError(Exception):
+    """The run API does not say now which run is current."""
+
+
+async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None:
+    """Return the current run if it has ranks on this machine.
+
+    Raises:
+        RunApiAwayError: It does not answer, or not as it should.
+        UserError: The run is of another release.
+    """
+    listed = await _get(api, "/v1/runs?limit=1000")
+    current = next((run for run in listed["runs"] if run["status"] in ("running", "paused")), None)
+    if current is None:
+        return None
+    detail = await _get(api, f"/v1/runs/{current['run_id']}")
+    config = parse_run_config(detail["config"])
+    if node_rank >= config.nnodes:
+        return None
+    return Wanted(run_id=detail["run_id"], run_dir=Path(detail["run_dir"]), config=config)
+
+
+async def _get(api: httpx.AsyncClient, path: str) -> Any:
+    try:
+        answer = await api.get(path)
+        answer.raise_for_status()
+        return answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise RunApiAwayError(f"the run API at {api.base_url} does not answer GET {path}: {error!r}") from error
+
+
+class NodeFollower:
+    """The loop of one machine.
+
+    Args:
+        settings: Of a trainer, with ``rendezvous_endpoint``.
+        api: Client of the run API.
+        node_rank: Number of this machine, 1 or more.
+        heartbeat: File to touch whenever the loop turns.
+        launcher: Command that starts the ranks.
+        poll_s: How often the run API is asked.
+        pause_s: How long to wait after a launcher has ended.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        api: httpx.AsyncClient,
+        *,
+        node_rank: int,
+        heartbeat: Path | None = None,
+        launcher: Sequence[str] = LAUNCHER,
+        poll_s: float = _POLL_S,
+        pause_s: float = _PAUSE_S,
+    ) -> None:
+        self._settings = settings
+        self._api = api
+        self._node_rank = node_rank
+        self._heartbeat = heartbeat
+        self._launcher = launcher
+        self._poll_s = poll_s
+        self._pause_s = pause_s
+
+    async def follow(self, stopping: asyncio.Event) -> None:
+        """Serve runs until ``stopping`` is set; then the ranks are asked to end, and ended after their grace."""
+        while not stopping.is_set():
+            self._beat()
+            wanted = await self._wanted()
+            if wanted is None:
+                await first_of(stopping.wait(), timeout_s=self._poll_s)
+            else:
+                await self._serve(wanted, stopping)
+
+    async def _serve(self, wanted: Wanted, stopping: asyncio.Event) -> None:
+        output = wanted.run_dir / f"node-{self._node_rank}.log"
+        try:
+            ranks = await RankProcess.start(
+                self._command(wanted),
+                log=output,
+                environment=self._settings.rank_environment(),
+                cpus=self._settings.rank_cpus,
+            )
+        except UserError as error:
+            log.error("%s", error)  # noqa: TRY400  a sentence
+            await self._rest(stopping)
+            return
+        log.info("run %s: node %d has started its ranks, log %s", wanted.run_id, self._node_rank, output)
+        try:
+            while not stopping.is_set() and not ranks.has_ended and await self._is_still_wanted(wanted):
+                self._beat()
+                await first_of(ranks.wait(), stopping.wait(), timeout_s=self._poll_s)
+            has_ended = ranks.has_ended
+            status = await ranks.stop(grace_s=self._settings.rank_stop_grace_s)
+        finally:
+            ranks.kill()
+        log.info("run %s: the ranks of node %d ended with status %d", wanted.run_id, self._node_rank, status)
+        if has_ended:
+            await self._rest(stopping)
+
+    async def _wanted(self) -> Wanted | None:
+        try:
+            return await wanted_run(self._api, node_rank=self._node_rank)
+        except RunApiAwayError as error:
+            log.warning("%s", error)
+        except UserError as error:
+            log.error("the current run cannot be served: %s", error)  # noqa: TRY400
+        return None
+
+    async def _is_still_wanted(self, wanted: Wanted) -> bool:
+        try:
+            now = await wanted_run(self._api, node_rank=self._node_rank)
+        except (RunApiAwayError, UserError) as error:
+            log.warning("%s", error)
+            return True
+        return now is not None and now.run_id == wanted.run_id
+
+    def _command(self, wanted: Wanted) -> list[str]:
+        settings = self._settings
+        return [
+            *self._launcher,
+            *("--nproc-per-node", str(ranks_per_node(wanted.config, settings.rank_environment()))),
+            *("--nnodes", str(wanted.config.nnodes)),
+            *("--node-rank", str(self._node_rank)),
+            *("--endpoint", settings.rendezvous_endpoint),
+            wanted.run_id,
+            "--",
+            *settings.rank_command,
+        ]
+
+    async def _rest(self, stopping: asyncio.Event) -> None:
+        """Wait ``pause_s``, with a living heart."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._pause_s
+        while loop.time() < until and not stopping.is_set():
+            self._beat()
+            await first_of(stopping.wait(), timeout_s=min(self._poll_s, self._pause_s))
+
+    def _beat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.touch()
+
+
+def node_number(name: str) -> int:
+    """Return the number of a machine: ``2``, or what a name such as ``headrace-trainer-node-2`` ends with.
+
+    Raises:
+        ArgumentTypeError: It ends with no number above 0.
+    """
+    number = name.rpartition("-")[2]
+    if not number.isdecimal() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"{name!r} does not end with a number above 0; 0 is the run API's machine")
+    return int(number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Follow runs until SIGTERM; returns the exit status: 0 asked to stop, 2 something is set wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.trainer.ranks.node",
+        description="Starts the training ranks of a further machine for every run with enough nnodes. Reads the "
+        "trainer's HEADRACE_* variables, of them HEADRACE_RENDEZVOUS_ENDPOINT, and needs no Redis.",
+    )
+    parser.add_argument("--api", required=True, metavar="URL", help="the run API")
+    parser.add_argument(
+        "--node-rank", required=True, type=node_number, metavar="NUMBER|NAME", help="1 and up; of a name, its end"
+    )
+    parser.add_argument("--heartbeat", type=Path, metavar="FILE", help="touched whenever the loop turns")
+    options = parser.parse_args(arguments)
+    try:
+        settings = TrainerSettings()
+    except ValidationError as error:
+        for item in error.errors(include_url=False, include_input=False):
+            where = "_".join(str(part) for part in item["loc"]).upper()
+            message = item["msg"].removeprefix("Value error, ")
+            sys.stderr.write(f"HEADRACE_{where}: {message}\n" if where else f"{message}\n")
+        return REFUSED
+    if not settings.rendezvous_endpoint:
+        sys.stderr.write(
+            "HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT\n"
+        )
+        return REFUSED
+    configure_logging(settings.log_level, log_format=settings.log_format)
+    asyncio.run(_run(settings, options.api, node_rank=options.node_rank, heartbeat=options.heartbeat))
+    return STOPPED
+
+
+async def _run(settings: TrainerSettings, api_url: str, *, node_rank: int, heartbeat: Path | None) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopping.set)
+    key = settings.api_key.get_secret_value()
+    async with httpx.AsyncClient(
+        base_url=api_url,
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=_HTTP_TIMEOUT_S,
+        trust_env=False,
+    ) as api:
+        await NodeFollower(settings, api, node_rank=node_rank, heartbeat=heartbeat).follow(stopping)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""What Prometheus sees of Redis: whether it answers, how full it is, whether it still writes to its disk.
+
+Redis has no /metrics of its own, and whoever watches headrace should need no further exporter for what stops a run.
+"""
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from shared.errors import UnavailableError
+from shared.redis_connection import TRANSIENT, Redis
+
+
+class RedisGauges:
+    """Set by `refresh`; while Redis is away ``headrace_redis_up`` is 0 and the others stay as they were."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._up = Gauge("headrace_redis_up", "1 while Redis answers the trainer", registry=registry)
+        self._used = Gauge("headrace_redis_memory_used_bytes", "Memory that Redis has taken", registry=registry)
+        self._most = Gauge(
+            "headrace_redis_memory_max_bytes", "maxmemory: beyond it writes are refused; 0 is none", registry=registry
+        )
+        self._aof = Gauge(
+            "headrace_redis_aof_writing", "1 while Redis appends to its file; 0 if off or failing", registry=registry
+        )
+
+    async def refresh(self, redis: Redis) -> None:
+        """Ask Redis; at most as long as one answer may take.
+
+        Raises:
+            UnavailableError: It does not answer.
+        """
+        try:
+            memory, persistence = await redis.info("memory"), await redis.info("persistence")
+        except TRANSIENT as error:
+            self._up.set(0)
+            raise UnavailableError(f"Redis does not answer: {error}") from error
+        self._up.set(1)
+        self._used.set(int(memory["used_memory"]))
+        self._most.set(int(memory.get("maxmemory", 0)))
+        is_writing = bool(persistence.get("aof_enabled")) and persistence.get("aof_last_write_status") == "ok"
+        self._aof.set(is_writing)

@@ -1,0 +1,177 @@
+"""Tells a collector of each prompt group's life as an OpenTelemetry trace, once it is settled; off by default.
+
+    prompt group   admitted ------------------------------------------------------------------> settled
+      queue        admitted --> claimed
+      generate                  claimed --> generated
+      score                                 generated --> scored
+      train                                               scored --> trained
+      checkpoint                                                     trained --> settled
+
+No context travels through the services: a group carries stamps anyway, and when a checkpoint holds it, its spans are
+made here with the times of the past. They are by the clocks of the replicas that left them. A group that was dropped
+before anybody scored it has no trace, nor has one whose trainer died before its checkpoint. Nothing here can stop or
+slow the run down: what the collector does not take is dropped.
+
+It is on where OTEL_EXPORTER_OTLP_ENDPOINT is set; the SDK reads this and its other variables itself.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.trainer.loop.group_ids import group_id
+from services.trainer.loop.scored_groups import WaitingGroup
+from shared.messages import Stamp
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.trace import Tracer
+
+log = logging.getLogger(__name__)
+
+TRAINED = "trained"
+_STAGES = {
+    "claimed": ("queue", "generator"),
+    "generated": ("generate", "generator"),
+    "scored": ("score", "rewarder"),
+    TRAINED: ("train", "trainer"),
+    "dropped": ("drop", "trainer"),
+    "settled": ("checkpoint", "trainer"),
+}
+"""The span that ends with a stamp, and the service it belongs to."""
+_SERVICES = ("trainer", "generator", "rewarder")
+_MAX_QUEUED_SPANS = 65_536
+"""A checkpoint settles its groups all at once, and the SDK's own bound of 2,048 spans would drop most of them."""
+
+
+@dataclass(frozen=True)
+class _Life:
+    stamps: tuple[Stamp, ...]
+    attributes: Mapping[str, str | int]
+
+
+class GroupTraces:
+    """The traces of one run.
+
+    Args:
+        run_id: Of the run.
+        replica_id: Of this trainer.
+        tracers: One for each service, so that a viewer tells them apart; none turns all of this off.
+        end: Sends what is left, and waits for it.
+    """
+
+    def __init__(
+        self,
+        run_id: str = "",
+        *,
+        replica_id: str = "",
+        tracers: "Mapping[str, Tracer] | None" = None,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run_id = run_id
+        self._replica_id = replica_id
+        self._tracers = tracers or {}
+        self._end = end
+        self._ended: dict[str, _Life] = {}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str], *, run_id: str, replica_id: str) -> "GroupTraces":
+        """Return traces that are sent where the environment says, or none."""
+        if not any(environment.get(f"OTEL_EXPORTER_OTLP_{which}ENDPOINT") for which in ("", "TRACES_")):
+            return cls()
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            log.warning('no traces are sent: %s. Where the trainer runs: pip install "headrace[tracing]"', error)
+            return cls()
+        processor = BatchSpanProcessor(
+            OTLPSpanExporter(),
+            max_queue_size=None if "OTEL_BSP_MAX_QUEUE_SIZE" in environment else _MAX_QUEUED_SPANS,
+        )
+        return cls.through(processor, run_id=run_id, replica_id=replica_id)
+
+    @classmethod
+    def through(cls, processor: "SpanProcessor", *, run_id: str, replica_id: str) -> "GroupTraces":
+        """Return traces that go through a span processor of the SDK."""
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+
+        tracers: dict[str, Tracer] = {}
+        for service in _SERVICES:
+            provider = TracerProvider(
+                resource=Resource.create({"service.name": f"headrace-{service}"}), shutdown_on_exit=False
+            )
+            provider.add_span_processor(processor)
+            tracers[service] = provider.get_tracer("headrace")
+        return cls(run_id, replica_id=replica_id, tracers=tracers, end=processor.shutdown)
+
+    def trained(self, groups: Iterable[WaitingGroup], *, step: int) -> None:
+        """Note that groups are in the weights since optimizer step ``step``."""
+        for waiting in groups:
+            self._note(waiting, TRAINED, {"headrace.outcome": TRAINED, "headrace.step": step})
+
+    def dropped(self, waiting: WaitingGroup, reason: str) -> None:
+        """Note that a group will not be trained."""
+        self._note(waiting, "dropped", {"headrace.outcome": f"dropped_{reason}"})
+
+    def settled(self, group_ids: Sequence[str]) -> None:
+        """Tell of the groups that a checkpoint holds now; call it in a thread, as there may be thousands."""
+        at_s = time.time()
+        for name in group_ids:
+            life = self._ended.pop(name, None)
+            if life is not None:
+                self._tell(life, Stamp("settled", at_s, self._replica_id))
+
+    def close(self, *, timeout_s: float) -> None:
+        """Send what is left, for at most ``timeout_s``."""
+        thread = threading.Thread(target=self._end, name="last traces", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+
+    def _note(self, waiting: WaitingGroup, event: str, attributes: Mapping[str, str | int]) -> None:
+        if not self._tracers:
+            return
+        group, name = waiting.group, group_id(waiting.number)
+        ended = Stamp(event, time.time(), self._replica_id)
+        self._ended[name] = _Life(
+            stamps=(*group.prompt.stamps, *group.stamps, ended),
+            attributes={
+                "headrace.run_id": self._run_id,
+                "headrace.group_id": name,
+                "headrace.num_completions": len(group.rollouts),
+                "headrace.num_tokens": sum(rollout.loss_mask.count(1) for rollout in group.rollouts),
+                "headrace.oldest_policy_version": waiting.oldest_policy_version,
+                **attributes,
+            },
+        )
+
+    def _tell(self, life: _Life, settled: Stamp) -> None:
+        from opentelemetry.trace import set_span_in_context
+
+        first, *others = life.stamps
+        whole = self._tracers["trainer"].start_span(
+            "prompt group", start_time=_nanoseconds(first), attributes=life.attributes
+        )
+        inside = set_span_in_context(whole)
+        before = first
+        for stamp in (*others, settled):
+            if stamp.event in _STAGES:
+                name, service = _STAGES[stamp.event]
+                part = self._tracers[service].start_span(
+                    name,
+                    context=inside,
+                    start_time=_nanoseconds(before),
+                    attributes={**life.attributes, "headrace.replica": stamp.by},
+                )
+                # Two machines' clocks may disagree; nothing ends before it began.
+                part.end(max(_nanoseconds(before), _nanoseconds(stamp)))
+            before = stamp
+        whole.end(max(_nanoseconds(first), _nanoseconds(settled)))
+
+
+def _nanoseconds(stamp: Stamp) -> int:
+    return int(stamp.at_s * 1e9)

@@ -1,0 +1,57 @@
+"""Reads secrets that are mounted as files, so that no environment, image or `docker inspect` holds them.
+
+    HEADRACE_API_KEY_FILE          the content is HEADRACE_API_KEY
+    HEADRACE_INTERNAL_KEY_FILE     the content is HEADRACE_INTERNAL_KEY
+    HEADRACE_REDIS_PASSWORD_FILE   the content is the password of HEADRACE_REDIS_URL, which then holds none
+
+Read once, at the entry point: a changed file counts from the next start on. No message ever quotes a secret.
+"""
+
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+
+_MAX_BYTES = 4096
+
+
+def read_secret(path: Path, *, variable: str) -> str:
+    """Return what stands in a file, without the white space around it.
+
+    Raises:
+        ValueError: There is no such file, it cannot be read, is empty, or is not one line; ``variable`` is named.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        text = data.decode().strip()
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise ValueError(f"{variable}: {path} cannot be read: {why}; mount the secret there") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{variable}: {path} is not text") from error
+    if not text:
+        raise ValueError(f"{variable}: {path} is empty; write the secret into it")
+    if len(data) > _MAX_BYTES or len(text.split()) > 1:
+        raise ValueError(f"{variable}: {path} must hold one secret, on one line and without spaces")
+    return text
+
+
+def with_password(url: str, password: str) -> str:
+    """Return a Redis URL with a password; the user, if it names one, stays.
+
+    Raises:
+        ValueError: It has a password already.
+    """
+    parts = urlsplit(url)
+    if parts.password:
+        raise ValueError(
+            "HEADRACE_REDIS_URL has a password and HEADRACE_REDIS_PASSWORD_FILE names another; keep one of them"
+        )
+    _, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{host}"))
+
+
+def without_password(url: str) -> str:
+    """Return a Redis URL such that ``with_password`` makes it whole again."""
+    parts = urlsplit(url)
+    _, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"{parts.username}@{host}" if parts.username else host))

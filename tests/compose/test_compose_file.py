@@ -1,0 +1,269 @@
+"""What deploy/docker-compose.yml promises, as far as it can be seen without a Docker engine."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from services.generator.settings import GeneratorSettings
+from services.rewarder.settings import RewarderSettings
+from services.trainer.settings import TrainerSettings
+from shared.run_config import parse_run_config
+from shared.settings import ServiceSettings
+from tests.compose.compose_file import DEPLOY, HARDWARE, ROOT, load, networks, seconds, services, variables
+
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "trainer": TrainerSettings,
+    "generator": GeneratorSettings,
+    "rewarder": RewarderSettings,
+}
+ALL = services("gpu", "single-gpu", "cpu", "demo", "watch")
+OURS = [name for name in ALL if name.partition("-")[0] in SETTINGS]
+
+
+def kind(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def image_environment(service: str) -> dict[str, str]:
+    """Return what the Dockerfile of a service sets."""
+    text = (DEPLOY / "docker" / f"{service}.Dockerfile").read_text(encoding="utf-8")
+    return dict(re.findall(r"(HEADRACE_[A-Z_]+)=(\S+)", "\n".join(re.findall(r"^ENV (?:.*\\\n)*.*$", text, re.M))))
+
+
+@pytest.mark.parametrize("profile", HARDWARE)
+def test_every_profile_starts_one_of_each(profile: str) -> None:
+    names = services(profile)
+    assert sorted(kind(name) for name in names) == ["generator", "redis", "rewarder", "trainer"]
+    aliases = [alias for net in names.values() for alias in _aliases(net, "weights")]
+    assert sorted(set(aliases)) == ["generator", "trainer", "trainer-weights"], "the same names in every profile"
+
+
+def _aliases(service: dict[str, Any], network: str) -> list[str]:
+    attached: Any = service["networks"]  # names, or names with settings
+    if isinstance(attached, list):
+        return []
+    settings = cast("dict[str, dict[str, Any] | None]", attached).get(network) or {}
+    return list(settings.get("aliases", []))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_container_is_confined(name: str) -> None:
+    service = ALL[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not {"privileged", "cap_add", "devices", "volumes_from"} & set(service)
+    assert service["pids_limit"] > 0
+    assert re.fullmatch(r"\d+g", service["mem_limit"])
+    assert service["user"].partition(":")[0] not in ("", "0", "root")
+    assert service["restart"] == ("no" if name == "demo" else "unless-stopped")
+    # Whoever shares another's process namespace has its init.
+    assert service["init"] is ("pid" not in service)
+    assert "host" not in (service.get("network_mode"), service.get("pid"), service.get("ipc"))
+    mounts = [volume.rpartition(":")[0] if volume.endswith(":ro") else volume for volume in service.get("volumes", [])]
+    assert not [mount for mount in mounts if "docker.sock" in mount or mount.startswith(("/:", "/etc", "/var"))]
+
+
+@pytest.mark.parametrize("profile", HARDWARE)
+def test_one_port_is_published_and_on_loopback(profile: str) -> None:
+    ports = {name: service.get("ports", []) for name, service in services(profile).items()}
+    published = [port for of_service in ports.values() for port in of_service]
+    assert published == ["127.0.0.1:8400:8000"]
+    watching = [port for service in services(profile, "watch").values() for port in service.get("ports", [])]
+    assert all(port.startswith("127.0.0.1:") for port in watching)
+
+
+def test_a_network_is_who_may_talk_to_whom() -> None:
+    standing = {name: networks(service) for name, service in ALL.items()}
+    for name in standing:
+        if kind(name) == "generator":
+            met = {other for other in standing if other != name and standing[other] & standing[name]}
+            assert {kind(other) for other in met} == {"trainer", "generator", "redis", "prometheus"}
+    assert "rewards" in standing["rewarder"]
+    assert not standing["rewarder"] & standing["generator"]
+    assert not standing["grafana"] & {net for name in OURS for net in standing[name]}
+    assert standing["redis"] == {"store-trainer", "store-generator", "store-rewarder"}, "and not the world"
+    declared = load()["networks"]
+    assert set(declared) == {network for nets in standing.values() for network in nets}
+    for network, settings in declared.items():
+        leads_outside = network.startswith(("front", "out-"))
+        assert (not settings.get("internal")) is leads_outside
+        if leads_outside:
+            assert len({kind(name) for name, nets in standing.items() if network in nets}) == 1
+    for name in OURS:
+        attached = cast("dict[str, dict[str, Any] | None]", ALL[name]["networks"])
+        priorities = {network: int((settings or {}).get("priority", 0)) for network, settings in attached.items()}
+        first = max(priorities, key=lambda network: priorities[network])
+        assert first == ("rewards" if name == "rewarder" else "weights"), "NCCL_SOCKET_IFNAME is its interface"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_environment_is_one_that_the_service_takes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, settings_type = ALL[name], SETTINGS[kind(name)]
+    environment = image_environment(kind(name)) | {key: str(value) for key, value in service["environment"].items()}
+    mounted = {secret["target"]: secret["source"] for secret in service["secrets"]}
+    for variable in [key for key in os.environ if key.startswith("HEADRACE_")]:
+        monkeypatch.delenv(variable)
+    for variable, value in environment.items():
+        if not variable.startswith("HEADRACE_"):
+            continue
+        field = variable.removeprefix("HEADRACE_").lower()
+        assert field in settings_type.model_fields, f"{name} has no setting {variable}"
+        if variable.endswith("_FILE"):
+            secret = tmp_path / mounted.pop(value)
+            secret.write_text(f"content-of-{secret.name}\n", encoding="utf-8")
+            value = str(secret)
+        if field in ("reward_path", "gpu_claims_dir"):
+            value = str(tmp_path)
+        monkeypatch.setenv(variable, value)
+    assert not mounted, "a secret that is mounted and not read"
+    settings = settings_type()
+    assert settings.api_key.get_secret_value() == "content-of-api-key"
+    assert settings.internal_key.get_secret_value() == "content-of-internal-key"
+    assert settings.redis_url.get_secret_value() == (
+        f"redis://{kind(name)}:content-of-redis-password-{kind(name)}@redis:6379/0"
+    )
+    assert (settings.host, settings.port, settings.metrics_port) == ("0.0.0.0", 8000, 9090)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_secret_stands_in_an_environment(name: str) -> None:
+    for variable, value in ALL[name].get("environment", {}).items():
+        if re.search("KEY|PASSWORD|SECRET|TOKEN", variable):
+            assert variable.endswith("_FILE"), variable
+            assert str(value).startswith("/run/secrets/headrace/")
+        assert not re.search(r"://[^@/]*:[^@/]*@", str(value)), f"a password in {variable}"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_container_is_given_the_time_its_service_takes_to_stop(name: str) -> None:
+    environment, grace_s = ALL[name]["environment"], seconds(ALL[name]["stop_grace_period"])
+    takes_s = {
+        "trainer": float(environment.get("HEADRACE_RANK_STOP_GRACE_S", 0)) + 5,  # and the run API's open requests
+        "generator": 10.0,  # service_life.py
+        "rewarder": float(environment.get("HEADRACE_DRAIN_S", 0)) + 5 + 5,
+    }[kind(name)]
+    assert grace_s >= takes_s + 10
+
+
+def test_gpus_are_given_out_by_service_and_only_with_a_gpu_profile() -> None:
+    environment = {"HEADRACE_TRAINER_GPUS": "0,1", "HEADRACE_GENERATOR_GPUS": "2,3,4", "HEADRACE_REWARDER_GPUS": "5"}
+    several = services("gpu", environment=environment)
+    assert several["trainer"]["environment"]["NVIDIA_VISIBLE_DEVICES"] == "0,1"
+    assert several["generator"]["environment"]["NVIDIA_VISIBLE_DEVICES"] == "2,3,4"
+    assert str(several["rewarder"]["environment"]["NVIDIA_VISIBLE_DEVICES"]) == "5"
+    assert several["generator"]["runtime"] == several["trainer"]["runtime"] == "nvidia"
+    assert "gpu-claims:/gpu-claims" in several["generator"]["volumes"]
+    assert several["generator"]["environment"]["HEADRACE_GPU_CLAIMS_DIR"] == "/gpu-claims"
+    one = services("single-gpu", environment={"HEADRACE_TRAINER_GPUS": "3"})
+    assert {str(one[name]["environment"]["NVIDIA_VISIBLE_DEVICES"]) for name in ("trainer", "generator-single")} == {
+        "3"
+    }
+    assert one["generator-single"]["ipc"] == one["generator-single"]["pid"] == "service:trainer"
+    assert one["trainer"]["ipc"] == "shareable"
+    for name, service in services("cpu").items():
+        assert service.get("runtime", "runc") == "runc", name
+        assert service["environment"].get("NVIDIA_VISIBLE_DEVICES", "void") == "void"
+        assert name == "redis" or service["image"].endswith("-cpu")
+
+
+def test_generators_have_nothing_that_only_one_of_them_can_have() -> None:
+    for name, service in ALL.items():
+        if kind(name) == "generator":
+            assert not {"container_name", "hostname", "ports"} & set(service)
+            assert not {"HEADRACE_REPLICA_ID", "HEADRACE_ADVERTISE_URL"} & set(service["environment"])
+
+
+def test_images_are_pinned_and_shared_memory_is_enough_for_torch() -> None:
+    for name, service in ALL.items():
+        _, _, tag = service["image"].rpartition(":")
+        assert tag, name
+        assert tag != "latest"
+        if kind(name) in ("trainer", "generator") and "ipc" not in service:
+            assert re.fullmatch(r"\d+g", service["shm_size"])
+
+
+def test_the_version_is_the_packages(tmp_path: Path) -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^version = "(.*)"', text, re.M)
+    for name in (*OURS, "redis", "demo"):
+        assert ALL[name]["image"].partition(":")[2] in (version, f"{version}-cpu")
+    assert variables()["HEADRACE_VERSION"] == {version}
+
+
+def test_env_example_says_every_variable_with_its_default() -> None:
+    lines = (DEPLOY / ".env.example").read_text(encoding="utf-8").splitlines()
+    told = dict(re.findall(r"^#?([A-Z][A-Z0-9_]+)=(.*)$", "\n".join(lines), re.M))
+    chosen = {"COMPOSE_PROFILES", "HEADRACE_GENERATOR_GPUS", "HEADRACE_REVISION"}
+    examples = {name for name in told if name.startswith("HEADRACE_REWARDER_") and name != "HEADRACE_REWARDER_MEMORY"}
+    for name, defaults in variables().items():
+        if name in chosen | examples | {"HEADRACE_ENGINE_ARGS"}:
+            continue
+        assert name in told, f".env.example does not tell of {name}"
+        assert told[name] in defaults, name
+    assert set(told) - set(variables()) == {"COMPOSE_PROFILES"}, "told of, and read by nobody"
+    assert told["COMPOSE_PROFILES"] in HARDWARE
+
+
+def test_the_first_runs_are_runs() -> None:
+    first = json.loads((DEPLOY / "first-run.json").read_text(encoding="utf-8"))
+    assert first == yaml.safe_load((ROOT / "examples" / "gsm8k-qwen3-0.6b.yaml").read_text(encoding="utf-8"))
+    demo = json.loads((DEPLOY / "demo" / "run.json").read_text(encoding="utf-8"))
+    for config in (first, demo):
+        parse_run_config(config)
+    assert demo["model"].startswith("/models/")
+
+
+def test_what_watching_mounts_is_there() -> None:
+    if not (DEPLOY / "observability").is_dir():
+        pytest.skip("deploy/observability is not in this checkout")
+    for name in ("prometheus", "grafana"):
+        for volume in ALL[name]["volumes"]:
+            source = volume.partition(":")[0]
+            if source.startswith("./"):
+                assert (DEPLOY / source).exists(), source
+
+
+def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_path: Path) -> None:
+    directory = tmp_path / "secrets"
+    for _ in range(2):
+        subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
+    made = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
+    assert set(made) == set(load()["secrets"])
+    assert len(set(made.values())) == len(made)
+    assert all(re.fullmatch("[0-9a-f]{48}", content) for content in made.values())
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o444}
+    (directory / "api-key").unlink()
+    subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
+    again = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
+    assert {name for name in made if again[name] != made[name]} == {"api-key"}
+
+
+@pytest.mark.parametrize("profile", [*HARDWARE, "watch", "demo"])
+def test_compose_itself_accepts_the_file(profile: str) -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("`docker compose` is not installed")
+    profiles = [profile] if profile in HARDWARE else ["cpu", profile]
+    command = [docker, "compose", "-f", str(DEPLOY / "docker-compose.yml"), "--env-file", os.devnull]
+    for one in profiles:
+        command += ["--profile", one]
+    done = subprocess.run(
+        [*command, "config", "--format", "json"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    read = json.loads(done.stdout)["services"]
+    assert set(read) == set(services(*profiles)), "compose_file.py reads it as Compose does"
+    for name, service in services(*profiles).items():
+        ours = {key: str(value) for key, value in service.get("environment", {}).items()}
+        assert read[name].get("environment", {}) == ours

@@ -1,0 +1,68 @@
+"""Every values file gives objects that Kubernetes knows, field by field, in three of its versions."""
+
+import functools
+import json
+from typing import Any
+
+import pytest
+
+from tests.helm.chart import ALL_VALUES, NAMESPACE, render, values_of
+
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="pip install kubernetes-validate, and the chart's objects are validated"
+)
+
+VERSIONS = ["1.30", "1.33", "1.37"]
+OTHERS = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
+"""Kinds that Kubernetes itself does not have; tests of their own look at them."""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_kubernetes_takes_every_object_strictly(name: str, version: str) -> None:
+    objects = render(values_of(name))
+    assert len(objects) > 15
+    for it in objects:
+        if it["kind"] not in OTHERS:
+            validate(json.dumps(it), version)
+
+
+@functools.cache
+def validate(manifest: str, version: str) -> None:
+    """Raise if Kubernetes would not take it; what several values files have in common is looked at once."""
+    kubernetes_validate.validate(json.loads(manifest), version, strict=True)
+
+
+def test_the_validation_would_notice_a_field_that_is_misspelt() -> None:
+    (service, *_) = [it for it in render() if it["kind"] == "Service"]
+    broken: dict[str, Any] = {**service, "spec": {**service["spec"], "publishNotReadyAdresses": True}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_names_are_unique_short_and_in_the_release_namespace(name: str) -> None:
+    objects = render(values_of(name))
+    names = [(it["kind"], it["metadata"]["name"]) for it in objects]
+    assert len(set(names)) == len(names)
+    # A StatefulSet adds the number of a pod and, to a label, a hash.
+    assert all(len(own) <= 52 for _, own in names)
+    assert {it["metadata"]["namespace"] for it in objects} == {NAMESPACE}
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_what_a_pod_names_is_there_or_in_the_values(name: str) -> None:
+    """Claims and ConfigMaps of the chart's own names exist; others are those that the values name."""
+    objects = render(values_of(name))
+    own = {(it["kind"], it["metadata"]["name"]) for it in objects}
+    given = str(values_of(name))
+    for workload in objects:
+        if workload["kind"] not in ("StatefulSet", "Deployment", "Pod"):
+            continue
+        spec = workload["spec"] if workload["kind"] == "Pod" else workload["spec"]["template"]["spec"]
+        for volume in spec["volumes"]:
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            config = volume.get("configMap", {}).get("name")
+            secret = volume.get("secret", {}).get("secretName")
+            for kind, wanted in (("PersistentVolumeClaim", claim), ("ConfigMap", config), ("Secret", secret)):
+                assert wanted is None or (kind, wanted) in own or wanted in given, f"{kind} {wanted}"

@@ -1,0 +1,355 @@
+"""How pods run: unprivileged, probed, given GPUs and time to end, kept apart and not drained away."""
+
+from typing import Any
+
+import pytest
+
+from tests.helm.chart import (
+    ALL_VALUES,
+    NAMESPACE,
+    Object,
+    container,
+    leaves,
+    mounts,
+    of_kind,
+    pod_spec,
+    render,
+    values_of,
+    workloads,
+)
+
+HEALTH_CHECK = ["python3", "-m", "shared.health_check"]
+
+
+def all_workloads(name: str) -> dict[str, Object]:
+    return workloads(render(values_of(name)))
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_every_container_runs_without_privileges_on_a_read_only_root(name: str) -> None:
+    found = all_workloads(name)
+    assert {"trainer", "generator", "rewarder", "test"} <= found.keys()
+    for workload in found.values():
+        pod, security = pod_spec(workload), container(workload)["securityContext"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["privileged"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"]["drop"] == ["ALL"]
+        assert pod["automountServiceAccountToken"] is False
+        assert [pod[key] for key in ("hostNetwork", "hostIPC", "hostPID")] == [False] * 3
+        assert pod["shareProcessNamespace"] is True, "somebody reaps"
+        assert not any("hostPath" in volume for volume in pod["volumes"])
+
+
+def test_the_only_capability_ever_added_is_the_one_that_rdma_needs() -> None:
+    with_rdma, without = all_workloads("everything"), all_workloads("default")
+    added = {name: container(it)["securityContext"]["capabilities"].get("add") for name, it in with_rdma.items()}
+    assert {name for name, names in added.items() if names} == {"trainer", "trainer-node", "generator"}
+    assert added["generator"] == ["IPC_LOCK"]
+    assert not any("add" in container(it)["securityContext"]["capabilities"] for it in without.values())
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_no_link_to_a_service_sets_variables_that_are_named_like_ours(name: str) -> None:
+    """A Service called headrace would set HEADRACE_PORT=tcp://10.0.0.1:8000 in every pod of the namespace."""
+    assert all(pod_spec(it)["enableServiceLinks"] is False for it in all_workloads(name).values())
+
+
+@pytest.mark.parametrize(
+    ("workload", "startup", "readiness"),
+    [
+        ("trainer", [], []),
+        ("rewarder", [], []),
+        # It has started while it waits for a run, a model or weights; it is ready with the weights that are required,
+        # and none are without a run.
+        ("generator", ["--or-waiting"], ["--or-idle"]),
+    ],
+)
+def test_probes_ask_from_inside_with_the_mounted_key(workload: str, startup: list[str], readiness: list[str]) -> None:
+    it = container(all_workloads("default")[workload])
+    assert it["startupProbe"]["exec"]["command"] == HEALTH_CHECK + startup
+    assert it["readinessProbe"]["exec"]["command"] == HEALTH_CHECK + readiness
+    # Liveness asks the loop and not Redis: a Redis that blinks must not restart the fleet.
+    assert it["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
+    assert it["livenessProbe"]["periodSeconds"] * it["livenessProbe"]["failureThreshold"] >= 60
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert it[probe]["timeoutSeconds"] >= 5, "longer than the check itself waits"
+        assert "Authorization" not in str(it[probe]), "no key stands in a pod's description"
+
+
+@pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder"])
+def test_startup_lasts_longer_than_the_patience_with_redis(workload: str) -> None:
+    probe = container(workloads(render({workload: {"redisPatienceSeconds": 900}}))[workload])["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] > 900
+
+
+def test_redis_is_alive_while_it_reads_its_file_and_ready_when_it_answers() -> None:
+    redis = container(all_workloads("default")["redis"])
+    assert "tcpSocket" in redis["livenessProbe"]
+    assert redis["readinessProbe"]["exec"]["command"] == ["sh", "/etc/headrace/redis/health.sh"]
+    assert "startupProbe" not in redis
+
+
+def test_a_machine_with_ranks_is_judged_by_its_heartbeat() -> None:
+    values = values_of("everything") | {"trainer": {"multiNode": {"nodes": 2}, "rankStopGraceSeconds": 300}}
+    it = container(workloads(render(values))["trainer-node"])
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert '"/tmp/heartbeat"' in it[probe]["exec"]["command"][2]
+        assert it[probe]["exec"]["command"][2].endswith("> 360)"), "it does not beat while it waits for ranks to end"
+
+
+def test_pods_get_the_time_they_need_to_end() -> None:
+    values = {
+        "trainer": {"rankStopGraceSeconds": 100},
+        "generator": {"preStopSeconds": 20},
+        "rewarder": {"preStopSeconds": 20, "drainSeconds": 90},
+    }
+    found = workloads(render(values))
+    grace = {name: pod_spec(it).get("terminationGracePeriodSeconds") for name, it in found.items()}
+    assert grace["trainer"] == 130
+    assert grace["generator"] == 50, "20 before SIGTERM, at most 10 after it, and some"
+    assert grace["rewarder"] == 130, "20 before SIGTERM, 90 for its groups, 5 for requests, and some"
+    for name in ("generator", "rewarder"):
+        assert container(found[name])["lifecycle"]["preStop"] == {"exec": {"command": ["sleep", "20"]}}
+
+
+def test_gpus_are_limits_of_those_that_have_them() -> None:
+    values = {
+        "trainer": {"gpus": 4},
+        "generator": {"gpus": 2, "engineArgs": {"tensor_parallel_size": 2}},
+        "rewarder": {"gpus": 1},
+        "gpuResourceName": "amd.com/gpu",
+    }
+    found = workloads(render(values))
+    gpus = {name: container(it)["resources"]["limits"].get("amd.com/gpu") for name, it in found.items()}
+    assert gpus == {"trainer": 4, "generator": 2, "rewarder": 1, "redis": None, "test": None}
+
+
+def test_without_gpus_nothing_asks_for_one_and_images_are_those_for_cpu() -> None:
+    found = all_workloads("values-kind.yaml")
+    assert "gpu" not in str([container(it)["resources"] for it in found.values()])
+    ours = [container(found[name])["image"] for name in ("trainer", "generator", "rewarder", "test")]
+    assert ours == [f"headrace-{name}:0.1.0-cpu" for name in ("trainer", "generator", "rewarder", "trainer")]
+
+
+def test_rdma_devices_go_where_nccl_is() -> None:
+    found = all_workloads("values-multi-node-70b.yaml")
+    devices = {
+        name for name, it in found.items() if "rdma/hca_shared_devices_a" in container(it)["resources"]["limits"]
+    }
+    assert devices == {"trainer", "trainer-node", "generator"}
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_every_container_says_what_it_needs(name: str) -> None:
+    for workload in all_workloads(name).values():
+        resources = container(workload)["resources"]
+        assert {"cpu", "memory"} <= resources["requests"].keys()
+        assert "memory" in resources["limits"]
+
+
+def test_shared_memory_is_memory_with_a_limit() -> None:
+    found = all_workloads("default")
+    for name in ("trainer", "generator"):
+        assert mounts(found[name])["/dev/shm"]["volume"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+
+
+def test_a_digest_wins_over_the_tag() -> None:
+    digest = "sha256:" + "a" * 64
+    values = {"images": {"registry": "example.com/rl/", "tag": "1.2.3", "generator": {"digest": digest}}}
+    found = workloads(render(values))
+    assert container(found["generator"])["image"] == f"example.com/rl/headrace-generator@{digest}"
+    assert container(found["rewarder"])["image"] == "example.com/rl/headrace-rewarder:1.2.3"
+
+
+def test_generators_have_stable_names_that_resolve_before_they_are_ready() -> None:
+    objects = render()
+    generator, service = of_kind(objects, "StatefulSet")["generator"], of_kind(objects, "Service")["generators"]
+    assert generator["spec"]["serviceName"] == service["metadata"]["name"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert generator["spec"]["podManagementPolicy"] == "Parallel", "none waits for another to be ready"
+
+
+def test_the_public_services_show_ready_pods_only() -> None:
+    services = of_kind(render(), "Service")
+    for name in ("trainer", "policy", "rewarder"):
+        assert not services[name]["spec"].get("publishNotReadyAddresses")
+        assert services[name]["spec"].get("clusterIP") != "None"
+    assert [port["name"] for port in services["trainer"]["spec"]["ports"]] == ["http"], "no metrics, no rendezvous"
+    assert [port["name"] for port in services["policy"]["spec"]["ports"]] == ["http"]
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_every_service_selects_pods_and_names_a_port_of_theirs(name: str) -> None:
+    objects = render(values_of(name))
+    for service in of_kind(objects, "Service").values():
+        selected = [
+            it
+            for it in workloads(objects).values()
+            if it["kind"] != "Pod"
+            and service["spec"]["selector"].items() <= it["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        assert selected, service["metadata"]["name"]
+        ports = {port["name"] for it in selected for port in container(it).get("ports", [])}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+def test_ranks_of_several_machines_are_one_a_node_and_number_themselves() -> None:
+    objects = render(values_of("values-multi-node-70b.yaml"))
+    sets = of_kind(objects, "StatefulSet")
+    first, others = sets["trainer"], sets["trainer-node"]
+    assert (first["spec"]["replicas"], others["spec"]["replicas"]) == (1, 3)
+    assert others["spec"]["ordinals"] == {"start": 1}
+    command = container(others)["command"]
+    assert command[command.index("--node-rank") + 1] == "$(HEADRACE_REPLICA_ID)", "headrace-trainer-node-1 is node 1"
+    for it in (first, others):
+        (apart,) = pod_spec(it)["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        labels = it["spec"]["template"]["metadata"]["labels"]
+        assert apart["labelSelector"]["matchLabels"].items() <= labels.items()
+        assert apart["topologyKey"] == "kubernetes.io/hostname"
+        assert "/runs" in mounts(it)
+        assert mounts(it)["/runs"]["volume"] == mounts(first)["/runs"]["volume"]
+    assert pod_spec(first)["affinity"]["podAffinity"], "what the values ask for stays"
+
+
+def test_one_machine_has_no_rendezvous() -> None:
+    objects = render()
+    assert "trainer-node" not in of_kind(objects, "StatefulSet")
+    assert "RENDEZVOUS" not in str(objects)
+    assert "rendezvous" not in {port["name"] for port in container(workloads(objects)["trainer"])["ports"]}
+
+
+def test_replicas_spread_over_nodes_unless_values_say_otherwise() -> None:
+    (spread,) = pod_spec(all_workloads("default")["generator"])["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    own = [{"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}]
+    found = workloads(render({"generator": {"topologySpreadConstraints": own}}))["generator"]
+    (spread,) = pod_spec(found)["topologySpreadConstraints"]
+    assert spread.items() >= own[0].items()
+    assert spread["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == "generator"
+
+
+@pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder"])
+def test_where_pods_go_is_the_values_to_say(workload: str) -> None:
+    wishes: dict[str, Any] = {
+        "priorityClassName": "training",
+        "runtimeClassName": "nvidia",
+        "schedulerName": "kai-scheduler",
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    }
+    own = {"podLabels": {"kueue.x-k8s.io/queue-name": "rl"}, "podAnnotations": {"a": "b"}}
+    it = workloads(render({workload: wishes | own}))[workload]
+    assert pod_spec(it).items() >= wishes.items()
+    metadata = it["spec"]["template"]["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "rl"
+    assert metadata["annotations"]["a"] == "b"
+
+
+def test_nothing_drains_the_node_of_a_run_and_replicas_go_one_at_a_time() -> None:
+    objects = render(values_of("everything"))
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    assert {name: it["spec"]["maxUnavailable"] for name, it in budgets.items()} == {
+        "trainer": 0, "generator": 1, "rewarder": 1,
+    }  # fmt: skip
+    pods = {
+        name: it["spec"]["template"]["metadata"]["labels"] for name, it in workloads(objects).items() if name != "test"
+    }
+    for name, budget in budgets.items():
+        kept = {
+            pod for pod, labels in pods.items() if budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        }
+        assert kept == ({"trainer", "trainer-node"} if name == "trainer" else {name})
+        # Without a run no generator need be ready, and the budget of those that are not would be nought.
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_rewarders_can_be_replaced_without_a_moment_with_fewer() -> None:
+    strategy = of_kind(render(), "Deployment")["rewarder"]["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_labels_of_pods_carry_no_version_so_that_a_new_chart_alone_restarts_nothing() -> None:
+    for name, it in workloads(render()).items():
+        if name != "test":
+            assert "0.1.0" not in str(it["spec"]["template"]["metadata"])
+
+
+def test_what_was_trained_outlives_the_release() -> None:
+    objects = render(values_of("everything"))
+    claims = of_kind(objects, "PersistentVolumeClaim")
+    assert claims.keys() == {"runs", "models", "weights", "redis"}
+    kept = [*claims.values(), of_kind(objects, "Secret")["keys"]]
+    assert {it["metadata"]["annotations"]["helm.sh/resource-policy"] for it in kept} == {"keep"}
+
+
+def test_claims_of_the_values_take_the_place_of_ours() -> None:
+    values = {
+        "storage": {"runs": {"existingClaim": "my-runs"}, "models": {"enabled": True, "existingClaim": "my-models"}},
+        "redis": {"persistence": {"existingClaim": "my-redis"}},
+    }
+    objects = render(values)
+    assert of_kind(objects, "PersistentVolumeClaim") == {}
+    found = workloads(objects)
+    assert mounts(found["trainer"])["/runs"]["volume"]["persistentVolumeClaim"]["claimName"] == "my-runs"
+    assert mounts(found["generator"])["/models"]["volume"]["persistentVolumeClaim"]["claimName"] == "my-models"
+    assert mounts(found["generator"])["/models"]["readOnly"] is True
+    assert mounts(found["redis"])["/data"]["volume"]["persistentVolumeClaim"]["claimName"] == "my-redis"
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_keys_are_files_of_a_secret_and_each_service_has_its_own_password_only(name: str) -> None:
+    for workload, it in all_workloads(name).items():
+        files = {item["path"] for item in mounts(it)["/run/secrets/headrace"]["volume"]["secret"]["items"]}
+        expected = {
+            "test": {"api-key"},
+            "trainer-node": {"api-key", "internal-key"},
+            "redis": {f"redis-password-{service}" for service in ("trainer", "generator", "rewarder")},
+        }.get(workload, {"api-key", "internal-key", f"redis-password-{workload}"})
+        assert files == expected
+
+
+def test_a_secret_of_the_values_takes_the_place_of_ours_everywhere() -> None:
+    objects = render({"secrets": {"existingSecret": "mine"}})
+    assert of_kind(objects, "Secret") == {}
+    names = {value for it in objects for path, value in leaves(it) if path[-1] == "secretName"}
+    assert names == {"mine"}
+
+
+def test_made_keys_are_long_and_all_different() -> None:
+    data = of_kind(render(), "Secret")["keys"]["data"]
+    assert data.keys() == {
+        "api-key", "internal-key", *(f"redis-password-{service}" for service in ("trainer", "generator", "rewarder")),
+    }  # fmt: skip
+    assert len(set(data.values())) == 5
+    assert all(len(value) >= 56 for value in data.values()), "43 characters of 62, in base64"
+
+
+def test_the_sandbox_may_have_a_seccomp_profile_of_its_own() -> None:
+    profile = {"type": "Localhost", "localhostProfile": "profiles/userns.json"}
+    found = workloads(render({"rewarder": {"sandbox": {"seccompProfile": profile}}}))
+    assert pod_spec(found["rewarder"])["securityContext"]["seccompProfile"] == profile
+    assert pod_spec(found["generator"])["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_whom_an_autoscaler_scales_has_no_number_of_its_own() -> None:
+    objects = render(values_of("everything"))
+    assert "replicas" not in of_kind(objects, "StatefulSet")["generator"]["spec"]
+    assert "replicas" not in of_kind(objects, "Deployment")["rewarder"]["spec"]
+    assert of_kind(render(), "StatefulSet")["generator"]["spec"]["replicas"] == 1
+
+
+def test_the_helm_test_is_a_hook_and_ends() -> None:
+    pod = all_workloads("values-kind.yaml")["test"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert pod["metadata"]["namespace"] == NAMESPACE
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["activeDeadlineSeconds"] == 900 + 120
+    assert container(pod)["command"][-1] == "/models", "where it makes its tiny model"
+    assert of_kind(render({"test": {"enabled": False}}), "Pod") == {}

@@ -1,0 +1,192 @@
+"""What the chart gives to a container is what its service reads: every variable is a setting, and all are accepted."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from services.generator.settings import GeneratorSettings
+from services.rewarder.settings import RewarderSettings
+from services.trainer.settings import TrainerSettings
+from shared.redis_connection import connect
+from tests.helm.chart import (
+    ALL_VALUES,
+    NAMESPACE,
+    SERVICES,
+    container,
+    environment,
+    mounts,
+    of_kind,
+    render,
+    values_of,
+    workloads,
+)
+from tests.helm.inside import PODS, SETTINGS, inside
+
+
+def with_settings(name: str) -> list[str]:
+    """Return the workloads of a values file that read settings."""
+    has_more_machines = "multiNode" in values_of(name).get("trainer", {})
+    return [workload for workload in SETTINGS if workload != "trainer-node" or has_more_machines]
+
+
+@pytest.mark.parametrize(("name", "workload"), [(name, it) for name in ALL_VALUES for it in with_settings(name)])
+def test_every_variable_is_a_setting_and_all_together_are_accepted(
+    name: str, workload: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = render(values_of(name))
+    it = inside(objects, workload, tmp_path)
+    assert with_settings(name) == [one for one in SETTINGS if one in workloads(objects)]
+    ours = {variable for variable in it.variables if variable.startswith("HEADRACE_")}
+    known = {f"HEADRACE_{field.upper()}" for field in SETTINGS[workload].model_fields}
+    assert ours <= known, f"no service reads {ours - known}"
+
+    settings = it.settings(SETTINGS[workload], monkeypatch)
+
+    assert settings.api_key.get_secret_value() == "content-of-api-key"
+    assert settings.internal_key.get_secret_value() == "content-of-internal-key"
+    assert (settings.host, settings.port, settings.metrics_port) == ("0.0.0.0", 8000, 9090)
+    assert settings.replica_id == PODS[workload]
+    if workload in SERVICES:
+        url = urlsplit(str(settings.redis_url.get_secret_value()))
+        assert (url.username, url.password) == (workload, f"content-of-redis-password-{workload}")
+
+
+def test_paths_of_variables_are_paths_of_mounts() -> None:
+    for workload, it in workloads(render(values_of("everything"))).items():
+        if workload in SETTINGS:
+            paths = {
+                text for name, text in environment(it, pod="p").items()
+                if text.startswith("/") and name.startswith(("HEADRACE_", "HOME", "HF_"))
+            }  # fmt: skip
+            mounted = mounts(it).keys()
+            assert paths
+            assert all(any(path == top or path.startswith(f"{top}/") for top in mounted) for path in paths), paths
+
+
+def test_the_trainer_is_told_where_everything_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = render(values_of("values-multi-node-70b.yaml"))
+    settings = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)
+    services = of_kind(objects, "Service")
+    assert settings.rewarder_url == f"http://{services['rewarder']['metadata']['name']}:8000"
+    assert settings.push_address == "10.1.2.3", "the pod's own"
+    first = f"headrace-trainer-0.{services['trainer-nodes']['metadata']['name']}.{NAMESPACE}.svc.cluster.local"
+    assert settings.rendezvous_endpoint == f"{first}:29500"
+    assert (settings.collective_timeout_s, settings.rank_stop_grace_s) == (1800, 300)
+
+
+def test_machines_with_ranks_meet_where_the_trainer_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = render(values_of("values-multi-node-70b.yaml"))
+    at_trainer = inside(objects, "trainer", tmp_path).variables["HEADRACE_RENDEZVOUS_ENDPOINT"]
+    node = inside(objects, "trainer-node", tmp_path)
+    assert node.variables["HEADRACE_RENDEZVOUS_ENDPOINT"] == at_trainer
+    assert not any("REDIS" in name for name in node.variables), "they need none"
+    assert node.settings(TrainerSettings, monkeypatch).runs_dir == tmp_path / "runs"
+
+
+def test_what_a_machine_with_ranks_runs_understands_its_arguments() -> None:
+    command = container(workloads(render(values_of("everything")))["trainer-node"])["command"]
+    arguments = [part.replace("$(HEADRACE_REPLICA_ID)", "headrace-trainer-node-2") for part in command[1:]]
+    # Nothing is set, so it gets as far as to say what it misses.
+    done = subprocess.run([sys.executable, *arguments], env={}, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "HEADRACE_RENDEZVOUS_ENDPOINT is not set" in done.stderr
+
+
+def test_the_probes_are_programs_that_exist() -> None:
+    probe = container(workloads(render())["generator"])["readinessProbe"]["exec"]["command"]
+    command = [sys.executable, *probe[1:]]
+    environment_of_probe = {"HEADRACE_PORT": "1"}
+    done = subprocess.run(command, env=environment_of_probe, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "refused" in done.stdout
+
+
+def test_a_generator_gives_its_name_in_the_headless_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = render(values_of("values-multi-node-70b.yaml"))
+    settings = inside(objects, "generator", tmp_path).settings(GeneratorSettings, monkeypatch)
+    service = of_kind(objects, "Service")["generators"]["metadata"]["name"]
+    assert settings.advertise_url == f"http://headrace-generator-0.{service}.{NAMESPACE}.svc.cluster.local:8000"
+    assert settings.engine_args == {"tensor_parallel_size": 8, "gpu_memory_utilization": 0.9}
+
+
+def test_a_rewarder_is_told_about_modules_and_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = inside(render(values_of("everything")), "rewarder", tmp_path).settings(RewarderSettings, monkeypatch)
+    assert settings.reward_path == (tmp_path / "etc/headrace/rewards",)
+    assert settings.reward_secrets_dir == tmp_path / "run/secrets/headrace-endpoints"
+    assert settings.reward_allowed_hosts == "judge.ml:8000"
+    assert settings.drain_s == 30
+    assert settings.num_reward_workers == 4
+
+
+def test_certificates_for_endpoints_are_read_from_their_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = inside(render({"rewarder": {"endpoints": {"caConfigMap": "ca"}}}), "rewarder", tmp_path)
+    import certifi
+
+    shutil.copy(certifi.where(), it.variables["HEADRACE_REWARD_CA_FILE"])
+    assert it.settings(RewarderSettings, monkeypatch).reward_ca_file == tmp_path / "etc/headrace/endpoint-ca/ca.crt"
+
+
+@pytest.mark.parametrize(
+    ("external", "url"),
+    [
+        ({}, "rediss://trainer:PW@redis.data:6379/0"),
+        ({"tls": {"enabled": False}}, "redis://trainer:PW@redis.data:6379/0"),
+        ({"port": 6380, "database": 3}, "rediss://trainer:PW@redis.data:6380/3"),
+        ({"users": {"trainer": ""}}, "rediss://:PW@redis.data:6379/0"),
+        (
+            {"tls": {"caConfigMap": "ca"}},
+            "rediss://trainer:PW@redis.data:6379/0?ssl_ca_certs=/etc/headrace/redis-ca/ca.crt",
+        ),
+    ],
+)
+def test_a_redis_elsewhere_is_reached_with_tls_and_a_user_if_the_values_say_so(
+    external: dict[str, Any], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "secrets": {"existingSecret": "mine"},
+        "redis": {"bundled": False, "external": {"host": "redis.data"} | external},
+    }
+    objects = render(values)
+    settings = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)
+    found = settings.redis_url.get_secret_value()
+    assert found.replace("content-of-redis-password-trainer", "PW") == url
+    options = connect(found).connection_pool.connection_kwargs
+    assert options.get("ssl_ca_certs") == ("/etc/headrace/redis-ca/ca.crt" if "ca_certs" in url else None)
+    if "ca_certs" in url:
+        assert "/etc/headrace/redis-ca" in mounts(workloads(objects)["generator"])
+
+
+def test_what_is_turned_off_is_off(tmp_path: Path) -> None:
+    offline = inside(render({"hub": {"enabled": False}}), "trainer", tmp_path).variables
+    assert offline["HF_HUB_OFFLINE"] == "1"
+    assert offline["NCCL_IB_DISABLE"] == "1", "without RDMA devices"
+    with_rdma = inside(render({"nccl": {"rdma": {"enabled": True}}}), "generator", tmp_path).variables
+    assert "NCCL_IB_DISABLE" not in with_rdma
+    assert "HF_HUB_OFFLINE" not in with_rdma
+
+
+def test_credentials_of_a_bucket_and_of_the_hub_are_files() -> None:
+    store = {
+        "existingSecret": "bucket",
+        "env": {"AWS_SHARED_CREDENTIALS_FILE": "/run/secrets/headrace-store/credentials"},
+    }
+    found = workloads(render({"storage": {"objectStore": store}, "hub": {"tokenSecret": "hub"}}))
+    for workload in ("trainer", "generator"):
+        variables, mounted = environment(found[workload], pod="p"), mounts(found[workload])
+        assert mounted["/run/secrets/headrace-store"]["volume"]["secret"]["secretName"] == "bucket"
+        assert variables["AWS_SHARED_CREDENTIALS_FILE"] == "/run/secrets/headrace-store/credentials"
+        assert mounted["/run/secrets/headrace-hub"]["volume"]["secret"]["secretName"] == "hub"
+        assert variables["HF_TOKEN_PATH"] == "/run/secrets/headrace-hub/token"
+    assert "/run/secrets/headrace-store" not in mounts(found["rewarder"])
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_no_secret_is_ever_a_variable(name: str) -> None:
+    for it in workloads(render(values_of(name))).values():
+        assert "envFrom" not in container(it)
+        assert not any("secretKeyRef" in entry.get("valueFrom", {}) for entry in container(it).get("env", []))

@@ -1,0 +1,114 @@
+"""What the chart gives to Prometheus, Grafana and autoscalers."""
+
+import importlib.util
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helm.chart import CHART, NAMESPACE, Object, of_kind, render, values_of
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Object]:
+    return render(values_of("everything"))
+
+
+def test_the_files_of_the_chart_are_those_of_the_folders_beside_it() -> None:
+    source = CHART.parent / "copy_files.py"
+    spec = importlib.util.spec_from_file_location("copy_files", source)
+    assert spec is not None
+    assert spec.loader is not None
+    copy_files: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy_files)
+    wanted, copies = copy_files.wanted(), copy_files.copies()
+    assert len(wanted) >= 7
+    differing = sorted(path.name for path in wanted.keys() | copies.keys() if wanted.get(path) != copies.get(path))
+    assert not differing, f"run python deploy/helm/copy_files.py: {differing}"
+
+
+def test_every_scraped_service_has_the_job_name_that_alerts_know(everything: list[Object]) -> None:
+    (monitor,) = of_kind(everything, "ServiceMonitor").values()
+    label = monitor["spec"]["jobLabel"]
+    assert monitor["spec"]["selector"]["matchExpressions"] == [{"key": label, "operator": "Exists"}]
+    scraped = {
+        name: it["metadata"]["labels"][label]
+        for name, it in of_kind(everything, "Service").items()
+        if label in it["metadata"]["labels"]
+        and monitor["spec"]["selector"]["matchLabels"].items() <= it["metadata"]["labels"].items()
+    }
+    assert scraped == {
+        "trainer-nodes": "headrace-trainer", "generators": "headrace-generator", "rewarder": "headrace-rewarder",
+    }  # fmt: skip
+    prometheus = yaml.safe_load((CHART.parent.parent / "observability" / "prometheus.yml").read_text())
+    assert set(scraped.values()) <= {job["job_name"] for job in prometheus["scrape_configs"]}
+    for name in scraped:
+        ports = [port["name"] for port in of_kind(everything, "Service")[name]["spec"]["ports"]]
+        assert monitor["spec"]["endpoints"][0]["port"] in ports
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": [NAMESPACE]}
+
+
+def test_alert_rules_are_the_files_word_for_word(everything: list[Object]) -> None:
+    rules = of_kind(everything, "PrometheusRule")
+    sources = sorted((CHART / "files" / "observability" / "alerts").glob("*.yml"))
+    assert sources
+    for source in sources:
+        assert rules[f"alerts-{source.stem}"]["spec"] == yaml.safe_load(source.read_text())
+
+
+def test_dashboards_are_the_files_word_for_word_with_the_label_that_grafana_looks_for(everything: list[Object]) -> None:
+    maps = of_kind(everything, "ConfigMap")
+    sources = sorted((CHART / "files" / "observability" / "dashboards").glob("*.json"))
+    assert sources
+    for source in sources:
+        shown = maps[f"dashboard-{source.stem}"]
+        assert json.loads(shown["data"][source.name]) == json.loads(source.read_text())
+        assert shown["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_nothing_of_an_operator_is_made_where_it_is_not_asked_for() -> None:
+    kinds = {it["kind"] for it in render()}
+    assert not kinds & {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HorizontalPodAutoscaler", "Ingress"}
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind", "stream"), [("generator", "StatefulSet", "prompts"), ("rewarder", "Deployment", "completions")]
+)
+def test_keda_scales_on_groups_that_wait_or_are_worked_on(workload: str, kind: str, stream: str) -> None:
+    scaling = {"enabled": True, "kind": "keda", "minReplicas": 2, "maxReplicas": 9, "groupsPerReplica": 20}
+    objects = render({workload: {"autoscaling": scaling}})
+    spec = of_kind(objects, "ScaledObject")[workload]["spec"]
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": kind, "name": f"headrace-{workload}"}
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 9)
+    (trigger,) = spec["triggers"]
+    assert trigger["type"] == "prometheus"
+    assert trigger["metadata"]["threshold"] == "20"
+    query = trigger["metadata"]["query"]
+    assert query == f'sum(headrace_run_stream_depth{{stream="{stream}",namespace="{NAMESPACE}"}}) or vector(0)'
+
+
+def test_the_metric_that_keda_asks_for_is_one_that_the_trainer_has() -> None:
+    source = (CHART.parent.parent.parent / "services" / "trainer" / "run_api" / "run_metrics.py").read_text()
+    assert '"headrace_run_stream_depth"' in source
+
+
+def test_without_keda_rewarders_scale_on_processors_and_generators_on_an_external_metric() -> None:
+    scaling = {"enabled": True, "kind": "hpa"}
+    objects = render({"generator": {"autoscaling": scaling}, "rewarder": {"autoscaling": scaling}})
+    scalers = of_kind(objects, "HorizontalPodAutoscaler")
+    (cpu,) = scalers["rewarder"]["spec"]["metrics"]
+    assert cpu["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}
+    (depth,) = scalers["generator"]["spec"]["metrics"]
+    assert depth["external"]["metric"]["name"] == "headrace_prompts_depth"
+    # A change of replicas is a new communicator, and a new replica loads the model first.
+    assert scalers["generator"]["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 900
+
+
+def test_the_ingress_leads_to_the_run_api_alone(everything: list[Object]) -> None:
+    (ingress,) = of_kind(everything, "Ingress").values()
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert rule["host"] == "rl.example.com"
+    assert path["backend"]["service"] == {"name": "headrace-trainer", "port": {"number": 8000}}
+    assert ingress["spec"]["tls"] == [{"secretName": "tls", "hosts": ["rl.example.com"]}]

@@ -1,0 +1,37 @@
+"""The files of deploy/observability, and promtool."""
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OBSERVABILITY = ROOT / "deploy" / "observability"
+
+
+def loaded(path: Path) -> ModuleType:
+    """Return a script that belongs to no package as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # its dataclasses look for themselves there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """Return promtool; skips, and says what to do, where there is none."""
+    named = os.environ.get("PROMTOOL")
+    found = named or shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.prefix) / "bin"))
+    if found is None:
+        pytest.skip(
+            "ALERT RULES WERE NOT TESTED: there is no promtool. `make test` gets it where there is apt; elsewhere take "
+            "it from https://prometheus.io/download and put it on PATH, or name it in PROMTOOL"
+        )
+    return found

@@ -1,0 +1,154 @@
+"""What starts the training ranks of a further machine: it follows the run API, and needs nothing else."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.trainer.ranks.node import NodeFollower, node_number
+from services.trainer.settings import TrainerSettings
+from shared.run_config import RunConfig
+from tests.eventually import eventually
+
+ENDS_WHEN_ASKED = ("sh", "-c", 'echo "$@"; exec sleep 60', "launcher")
+ENDS_AT_ONCE = ("sh", "-c", 'echo "$@"', "launcher")
+
+
+class FakeRunApi:
+    """A run API with one run, or none."""
+
+    def __init__(self, tmp_path: Path, config: RunConfig) -> None:
+        self.status = "running"
+        self.is_away = False
+        self.num_asked = 0
+        self.log = tmp_path / "run-a" / "node-1.log"
+        self._run = {"run_id": "run-a", "run_dir": str(tmp_path / "run-a"), "config": config.model_dump(mode="json")}
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.MockTransport(self._answer), base_url="http://trainer:8000")
+
+    def starts(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        self.num_asked += 1
+        if self.is_away:
+            return httpx.Response(503)
+        run: dict[str, Any] = self._run | {"status": self.status}
+        return httpx.Response(200, json={"runs": [run]} if request.url.path == "/v1/runs" else run)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainerSettings:
+    return TrainerSettings(runs_dir=tmp_path, rank_command=["rank"], rendezvous_endpoint="trainer-0.nodes:29500")
+
+
+@pytest.fixture
+def api(tmp_path: Path, run_config: RunConfig) -> FakeRunApi:
+    return FakeRunApi(tmp_path, run_config.model_copy(update={"nnodes": 2, "nproc_per_node": 8}))
+
+
+@contextlib.asynccontextmanager
+async def following(
+    settings: TrainerSettings,
+    api: FakeRunApi,
+    *,
+    node_rank: int = 1,
+    launcher: tuple[str, ...] = ENDS_WHEN_ASKED,
+    heartbeat: Path | None = None,
+) -> AsyncGenerator[None]:
+    stopping = asyncio.Event()
+    async with api.client() as client:
+        follower = NodeFollower(
+            settings, client, node_rank=node_rank, launcher=launcher, heartbeat=heartbeat, poll_s=0.02, pause_s=0.1
+        )
+        task = asyncio.create_task(follower.follow(stopping))
+        try:
+            yield
+        finally:
+            stopping.set()
+            await task
+
+
+async def test_a_run_with_enough_nodes_gets_its_ranks_here(settings: TrainerSettings, api: FakeRunApi) -> None:
+    async with following(settings, api):
+        await eventually(api.starts)
+    assert api.starts() == [
+        "--nproc-per-node 8 --nnodes 2 --node-rank 1 --endpoint trainer-0.nodes:29500 run-a -- rank"
+    ]
+
+
+async def test_a_run_with_fewer_nodes_is_left_to_the_others(settings: TrainerSettings, api: FakeRunApi) -> None:
+    async with following(settings, api, node_rank=2):
+        await eventually(lambda: api.num_asked > 4)
+    assert api.starts() == []
+
+
+async def test_ranks_end_with_their_run_and_start_with_the_next(settings: TrainerSettings, api: FakeRunApi) -> None:
+    async with following(settings, api):
+        await eventually(api.starts)
+        api.status = "finished"
+        asked = api.num_asked
+        await eventually(lambda: api.num_asked > asked + 4)
+        assert len(api.starts()) == 1
+        api.status = "running"
+        await eventually(lambda: len(api.starts()) == 2)
+
+
+async def test_ranks_go_on_while_the_run_api_is_away(settings: TrainerSettings, api: FakeRunApi) -> None:
+    async with following(settings, api):
+        await eventually(api.starts)
+        api.is_away = True
+        asked = api.num_asked
+        await eventually(lambda: api.num_asked > asked + 4)
+        api.is_away = False
+        asked = api.num_asked
+        await eventually(lambda: api.num_asked > asked + 4)
+        assert len(api.starts()) == 1
+
+
+async def test_a_launcher_that_ended_is_started_again_while_its_run_goes_on(
+    settings: TrainerSettings, api: FakeRunApi
+) -> None:
+    async with following(settings, api, launcher=ENDS_AT_ONCE):
+        await eventually(lambda: len(api.starts()) > 1)
+
+
+async def test_the_heartbeat_is_touched_with_and_without_a_run(
+    settings: TrainerSettings, api: FakeRunApi, tmp_path: Path
+) -> None:
+    beat = tmp_path / "heartbeat"
+    api.status = "queued"
+    async with following(settings, api, heartbeat=beat):
+        await eventually(beat.exists)
+        api.status = "running"
+        await eventually(api.starts)
+        beat.unlink()
+        await eventually(beat.exists)
+
+
+@pytest.mark.parametrize(("name", "number"), [("2", 2), ("headrace-trainer-node-11", 11)])
+def test_a_machine_has_the_number_its_name_ends_with(name: str, number: int) -> None:
+    assert node_number(name) == number
+
+
+@pytest.mark.parametrize("name", ["0", "headrace-trainer-0", "-1-", "node", ""])
+def test_a_name_without_a_number_above_0_is_refused(name: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="does not end with a number above 0"):
+        node_number(name)
+
+
+def test_it_says_that_it_must_know_where_the_ranks_meet() -> None:
+    command = [sys.executable, "-m", "services.trainer.ranks.node", "--api", "http://trainer:8000", "--node-rank", "1"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "HEADRACE_RENDEZVOUS_ENDPOINT is not set" in done.stderr

@@ -1,0 +1,123 @@
+"""A log event is one line that says which run and which group it is about, in JSON or for people."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from shared.logs import LogFormat, about, about_run, configure_logging, message_of
+from shared.settings import ServiceSettings
+
+log = logging.getLogger("services.somewhere")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level, level_of_httpx = root.handlers[:], root.level, logging.getLogger("httpx").level
+    yield
+    about_run("")
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("httpx").setLevel(level_of_httpx)
+
+
+def logged(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    (line,) = capsys.readouterr().err.splitlines()
+    event: dict[str, str] = json.loads(line)
+    return event
+
+
+def test_an_event_is_one_line_of_json_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info")
+    log.info('two lines\nand a "quote"')
+    event = logged(capsys)
+    assert event.keys() == {"at", "level", "logger", "message"}
+    assert event["message"] == 'two lines\nand a "quote"'
+    assert (event["level"], event["logger"]) == ("INFO", "services.somewhere")
+
+
+def test_an_event_names_the_run_and_the_group_that_its_task_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info")
+
+    async def score(group_id: str) -> None:
+        with about(group_id=group_id):
+            await asyncio.sleep(0)
+            log.info("scored")
+
+    async def serve(run_id: str) -> None:
+        with about(run_id=run_id):
+            await asyncio.gather(score("00000001"), score("00000002"))
+            log.info("done")
+
+    async def serve_two() -> None:
+        await asyncio.gather(serve("run-a"), serve("run-b"))
+
+    asyncio.run(serve_two())
+    log.info("nothing in particular")
+    events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert sorted((event["message"], event.get("run_id"), event.get("group_id", "")) for event in events[:-1]) == [
+        ("done", "run-a", ""),
+        ("done", "run-b", ""),
+        ("scored", "run-a", "00000001"),
+        ("scored", "run-a", "00000002"),
+        ("scored", "run-b", "00000001"),
+        ("scored", "run-b", "00000002"),
+    ]
+    assert not events[-1].keys() & {"run_id", "group_id"}
+
+
+def test_a_process_of_one_run_names_it_in_every_thread_until_it_has_another(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info")
+    about_run("run-a")
+    thread = threading.Thread(target=lambda: log.info("from a thread"))
+    thread.start()
+    thread.join()
+    assert logged(capsys)["run_id"] == "run-a"
+    log.info("another", extra={"run_id": "run-b", "group_id": "00000007"})
+    event = logged(capsys)
+    assert (event["run_id"], event["group_id"]) == ("run-b", "00000007")
+    about_run("")
+    log.info("idle")
+    assert "run_id" not in logged(capsys)
+
+
+def test_text_is_for_people_and_has_the_trace_below(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", log_format="text")
+    with about(run_id="run-a", group_id="00000042"):
+        try:
+            int("luck")
+        except ValueError:
+            log.exception("the group failed")
+    head, *trace = capsys.readouterr().err.splitlines()
+    assert head.endswith("Z ERROR services.somewhere [run-a 00000042] the group failed")
+    assert trace[-1] == "ValueError: invalid literal for int() with base 10: 'luck'"
+    log.info("nothing in particular")
+    assert capsys.readouterr().err.endswith("Z INFO services.somewhere nothing in particular\n")
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_who_quotes_a_log_quotes_the_sentence_in_either_format(
+    capsys: pytest.CaptureFixture[str], log_format: LogFormat
+) -> None:
+    configure_logging("info", log_format=log_format)
+    with about(run_id="run-a"):
+        log.warning("the GPU is gone: [error] 79")
+    assert message_of(capsys.readouterr().err) == "the GPU is gone: [error] 79"
+
+
+@pytest.mark.parametrize("line", ["Killed", '{"no": "message"}', "[1, 2]", "2026 was a good year"])
+def test_a_line_of_anybody_else_is_quoted_as_it_is(line: str) -> None:
+    assert message_of(f"{line}\n") == line
+
+
+def test_the_format_is_a_setting_of_every_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServiceSettings().log_format == "json"
+    monkeypatch.setenv("HEADRACE_LOG_FORMAT", "text")
+    assert ServiceSettings().log_format == "text"
+    monkeypatch.setenv("HEADRACE_LOG_FORMAT", "xml")
+    with pytest.raises(ValueError, match="'json' or 'text'"):
+        ServiceSettings()
