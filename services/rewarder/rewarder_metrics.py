@@ -14,6 +14,9 @@ class RewarderMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
+        self._replica = Gauge(
+            "headrace_replica_info", "1; which replica answers at this address", ["replica_id"], registry=self.registry
+        )
         self.seconds = Histogram(
             "headrace_reward_seconds",
             "Time one reward function took for one group, queueing not included, by its most frequent outcome",
@@ -76,6 +79,10 @@ class RewarderMetrics:
             ["endpoint", "reason"],
             registry=self.registry,
         )
+
+    def name_replica(self, replica_id: str) -> None:
+        """Say whose metrics these are: an address means nothing to people."""
+        self._replica.labels(replica_id).set(1)
 
     def forget_endpoint(self, name: str) -> None:
         """Show an endpoint no more that was deleted."""
