@@ -46,6 +46,7 @@ UNITS = {
     "headrace_redis_memory_used_bytes": "bytes",
     "headrace_redis_memory_max_bytes": "bytes",
     "headrace_redis_aof_writing": "0 or 1",
+    "headrace_replica_info": "1",
     "headrace_generated_tokens_total": "tokens",
     "headrace_groups_generated_total": "groups",
     "headrace_groups_generated_twice_total": "groups",

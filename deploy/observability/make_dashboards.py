@@ -28,6 +28,8 @@ _SHORTHANDS = {
     "FLEET": 'namespace=~"$namespace"',
     "FUNCTION": 'namespace=~"$namespace", function=~"$function"',
 }
+_NAMED = r"\1{FLEET} * on (namespace, job, instance) group_left (replica_id) headrace_replica_info{FLEET}"
+"""What NAMED(metric) stands for: its series with the names of their replicas, as an address means nothing to people."""
 _UNITS_OF_GRAFANA = {"none", "s", "bytes", "mbytes", "percent", "percentunit", "sci", "watt"}
 _STAT, _GRAPH, _STATES = "stat", "timeseries", "state-timeline"
 _WIDTH, _HEIGHTS = 24, {_STAT: 4, _GRAPH: 8, _STATES: 8}
@@ -164,6 +166,7 @@ def _panel(kind: str, source: Mapping[str, Any]) -> Json:
 
 def promql(expression: str) -> str:
     """Return what Prometheus reads, with shorthands written out."""
+    expression = re.sub(r"\bNAMED\((\w+)\)", _NAMED, expression)
     return re.sub(r"\b(RUN|FLEET|FUNCTION)\b", lambda found: _SHORTHANDS[found[1]], expression)
 
 

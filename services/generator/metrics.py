@@ -11,6 +11,9 @@ class GeneratorMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._replica = Gauge(
+            "headrace_replica_info", "1; which replica answers at this address", ["replica_id"], registry=self.registry
+        )
         self.tokens = Counter("headrace_generated_tokens", "Tokens sampled for prompt groups", registry=self.registry)
         self.published = Counter("headrace_groups_generated", "Groups published whole", registry=self.registry)
         self.duplicates = Counter(
@@ -34,6 +37,10 @@ class GeneratorMetrics:
             "headrace_generator_policy_version", "Policy version held; -1 is none", registry=self.registry
         )
         self.held = Gauge("headrace_generator_held", "1 while decoding is held for a push", registry=self.registry)
+
+    def name_replica(self, replica_id: str) -> None:
+        """Say whose metrics these are: an address means nothing to people."""
+        self._replica.labels(replica_id).set(1)
 
     def show_load(self, load: EngineLoad, *, window: int) -> None:
         """Show what the engine said of itself last."""

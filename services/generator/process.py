@@ -42,6 +42,7 @@ async def _serve(settings: GeneratorSettings) -> int:
     state = ServiceState(receiver)
     openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.policy_version)
     metrics = GeneratorMetrics()
+    metrics.name_replica(settings.name)
     if settings.metrics_port:
         metrics.serve(host=settings.host, port=settings.metrics_port)
     server = HttpServer(settings)

@@ -20,6 +20,9 @@ class RewarderMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
         self._drifts: dict[str, ValueDrift] = {}
+        self._replica = Gauge(
+            "headrace_replica_info", "1; which replica answers at this address", ["replica_id"], registry=self.registry
+        )
         self.seconds = Histogram(
             "headrace_reward_seconds",
             "Time one reward function took for one group, waiting for its turn not included: 0 for an overload, "
@@ -91,6 +94,10 @@ class RewarderMetrics:
             drift.add(value)
         self.value_mean.labels(function).set(drift.mean)
         self.value_std.labels(function).set(drift.std)
+
+    def name_replica(self, replica_id: str) -> None:
+        """Say whose metrics these are: an address means nothing to people."""
+        self._replica.labels(replica_id).set(1)
 
     def forget_endpoint(self, name: str) -> None:
         """Show an endpoint no more that was deleted."""

@@ -56,6 +56,7 @@ class RewarderService:
         self._replica_id = settings.replica_id or socket.gethostname()
         reward_path = tuple(str(path) for path in settings.reward_path)
         self._metrics = RewarderMetrics()
+        self._metrics.name_replica(self._replica_id)
         self._redis = connect(settings.redis_url.get_secret_value())
         self._pool = WorkerPool(
             num_workers=settings.num_reward_workers,

@@ -304,6 +304,7 @@ def test_the_metrics_count_outcomes_by_function(rewarder: RewarderProcess, clien
     text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=10).text
     assert 'headrace_reward_outcomes_total{function="think_format_reward",outcome="scored"}' in text
     assert 'headrace_reward_seconds_bucket{function="think_format_reward",le="0.001",outcome="scored"}' in text
+    assert 'headrace_replica_info{replica_id="rewarder-0"} 1.0' in text
     assert "headrace_reward_groups_in_flight 0.0" in text
     for queue, lane in (("workers", "run"), ("workers", "http"), ("requests", "http")):
         assert f'headrace_reward_queue_depth{{lane="{lane}",queue="{queue}"}} 0.0' in text

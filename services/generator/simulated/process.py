@@ -31,6 +31,7 @@ def replica_names(name: str, num_replicas: int) -> list[str]:
 async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *, num_replicas: int) -> int:
     stop = stop_on_signals()
     metrics = GeneratorMetrics()
+    metrics.name_replica(settings.name)
     if settings.metrics_port:
         metrics.serve(host=settings.host, port=settings.metrics_port)
     server = HttpServer(settings)
