@@ -134,7 +134,7 @@ def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
         if abs(ahead - middle) > MAX_CLOCK_SKEW_S
     ]
     if not findings:
-        findings = [ok(ALL, "clocks", f"differ by less than {MAX_CLOCK_SKEW_S:.0f} s")]
+        findings = [ok(ALL, "clocks", f"clocks differ by less than {MAX_CLOCK_SKEW_S:.0f} s")]
     if abs(middle) > MAX_CLOCK_SKEW_S:
         findings.append(
             note(

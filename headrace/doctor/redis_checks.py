@@ -152,7 +152,7 @@ def _persistence(info: Mapping[str, Any]) -> list[Finding]:
                 "look at the disk of its volume: full, or read-only",
             )
         ]
-    return [ok(REDIS, "append-only file", "on, and its last write went well")]
+    return [ok(REDIS, "append-only file", "its append-only file is on, and was last written well")]
 
 
 def _memory(info: Mapping[str, Any]) -> Finding:
