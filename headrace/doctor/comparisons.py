@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from headrace.byte_size import GIB, sized
 from headrace.doctor.findings import Finding, note, ok, problem
 from shared.about import About, RunsDisk
 from shared.messages import SCHEMA_VERSION
@@ -10,8 +11,7 @@ from shared.version import VERSION
 ALL = "all services"
 MAX_CLOCK_SKEW_S = 5.0
 """Date headers have whole seconds and are made once a second; less than this is not told apart."""
-_GIB = 1 << 30
-_ENOUGH_BYTES = 5 * _GIB
+_ENOUGH_BYTES = 5 * GIB
 _MARGIN = 1.1
 
 
@@ -146,7 +146,7 @@ def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
 
 def disk_findings(name: str, disk: RunsDisk) -> list[Finding]:
     """Return whether the next checkpoint has room."""
-    free = f"{disk.free_bytes / _GIB:.1f} of {disk.total_bytes / _GIB:.1f} GiB free for runs in {disk.path}"
+    free = f"{sized(disk.free_bytes)} of {sized(disk.total_bytes)} free for runs in {disk.path}"
     if not disk.is_writable:
         return [
             problem(
@@ -158,7 +158,7 @@ def disk_findings(name: str, disk: RunsDisk) -> list[Finding]:
         ]
     make_room = "make room, or lower save_total_limit: a checkpoint that cannot be written ends the training rank"
     if disk.checkpoint_bytes is not None:
-        next_one = f"{free}; a checkpoint has {disk.checkpoint_bytes / _GIB:.1f} GiB"
+        next_one = f"{free}; a checkpoint has {sized(disk.checkpoint_bytes)}"
         if disk.free_bytes < _MARGIN * disk.checkpoint_bytes:
             return [problem(name, "disk", f"{next_one}, and the next one is written before the oldest goes", make_room)]
         return [ok(name, "disk", next_one)]

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
+from headrace.byte_size import sized
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 from shared.keys import FLEET, FLEET_LEASES
 from shared.redis_connection import Redis, connect
@@ -20,7 +21,6 @@ REDIS = "redis"
 MIN_VERSION = (7, 0)
 FULL_SHARE = 0.8
 """Of maxmemory; above it there is little room for the next run's groups."""
-_MIB = 1 << 20
 _FAILURES = (RedisError, OSError, TimeoutError, ValueError)
 
 
@@ -160,8 +160,8 @@ def _memory(info: Mapping[str, Any]) -> Finding:
     limit = most or int(info.get("total_system_memory", 0))
     whose = "maxmemory" if most else "its machine's memory, as no maxmemory is set"
     if not limit:
-        return note(REDIS, "memory", f"{used / _MIB:.0f} MiB in use; it does not say of how much")
-    says = f"{used / _MIB:.0f} of {limit / _MIB:.0f} MiB in use ({used / limit:.0%} of {whose})"
+        return note(REDIS, "memory", f"{sized(used)} in use; it does not say of how much")
+    says = f"{sized(used)} of {sized(limit)} in use ({used / limit:.0%} of {whose})"
     if used > FULL_SHARE * limit:
         return problem(
             REDIS,

@@ -89,7 +89,7 @@ def _dead_letters(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
     queues = run.get("queues")
     count = cast("dict[str, Any]", queues).get("dead_letters", 0) if isinstance(queues, dict) else 0
     if not count:
-        return [ok(run_id, "dead letters", "none")]
+        return [ok(run_id, "dead letters", "no dead letters")]
     return [
         problem(
             run_id,
@@ -119,7 +119,7 @@ def _generators(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
         if one.get("is_alive") and one.get("doing")
     ]
     if serving:
-        return [*findings, ok(run_id, "generators", f"{len(serving)} at work")]
+        return [*findings, ok(run_id, "generators", f"generators at work: {len(serving)}")]
     if any(one.get("is_alive") for one in generators):
         return findings
     return [*findings, problem(run_id, "generators", "no generator is alive for it", "start one, or look into its log")]
