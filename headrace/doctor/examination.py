@@ -34,14 +34,14 @@ async def examine(targets: Targets) -> Examination:
     """Look at everything that the targets name."""
     async with asking(timeout_s=targets.timeout_s) as asker:
         named = named_services(targets)
-        redis, runs, endpoints, *looked = await asyncio.gather(
-            _redis(targets), _runs(targets, asker), _endpoints(targets, named, asker), *_looks(named, asker, targets)
+        looking = asyncio.gather(*_looks(named, asker, targets))
+        redis, runs, endpoints, looked = await asyncio.gather(
+            _redis(targets), _runs(targets, asker), _endpoints(targets, named, asker), looking
         )
         known_urls = {service.url for service in named}
-        found = [
-            _found(member) for member in redis.fleet if member.is_alive and member.url.rstrip("/") not in known_urls
-        ]
-        looked += await asyncio.gather(*_looks([one for one in found if one.url], asker, targets))
+        found = [_found(member) for member in redis.fleet if member.is_alive and member.url]
+        unknown = [service for service in found if service.url not in known_urls]
+        looked += await asyncio.gather(*_looks(unknown, asker, targets))
     services = {_unique(one, looked): one.about for one in looked if one.about is not None}
     findings = [finding for one in looked for finding in one.findings]
     for name, about in services.items():

@@ -62,7 +62,7 @@ async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
         asker.get(f"{service.url}{INTERNAL_ABOUT_PATH}", key=targets.internal_key),
     )
     findings = [ok(service.name, "reachable", f"answers at {service.url}"), _readiness(service, ready)]
-    findings.append(_door(service, nobody, anybody))
+    findings.append(door(service, nobody, anybody))
     findings.append(_api_key(service, known, targets))
     if service.kind in _HAS_INTERNAL_ROUTES:
         findings.append(_internal_key(service, internal, targets))
@@ -109,8 +109,8 @@ def _readiness(service: Service, ready: Answer) -> Finding:
     return problem(service.name, "ready", f"not ready: {says}", "mend what it says; its log says more")
 
 
-def _door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
-    """Whether the service asks for a key at all."""
+def door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
+    """Return whether the service asks for a key at all."""
     if nobody.status == anybody.status == HTTPStatus.UNAUTHORIZED:
         return ok(service.name, "asks for a key", "refuses requests without a key, or with a wrong one")
     if not (nobody.status and anybody.status):

@@ -70,7 +70,7 @@ def _fetch(model: str, revision: str) -> Mapping[str, Any]:
         reply = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UserError(f"the Hugging Face hub cannot be asked for {model} ({error}); {instead}") from error
-    if reply.status_code != httpx.codes.OK:
+    if not reply.is_success:
         raise UserError(
             f"{url} answers {reply.status_code}: check the spelling, set HF_TOKEN if it is private, or {instead}"
         )

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 _RUN_OPTIONS = {
     "--model": (str, "DIR|ID", "directory or Hugging Face id; only its config.json is read"),
@@ -41,9 +42,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     _number(rates, "--reward-s", "S", "time of a reward function for one group (headrace_reward_seconds)")
 
 
-def _number(
-    group: "argparse._ArgumentGroup", name: str, metavar: str, text: str, kind: Callable[[str], float] = float
-) -> None:
+def _number(group: Any, name: str, metavar: str, text: str, kind: Callable[[str], float] = float) -> None:
     def positive(given: str) -> float:
         value = kind(given)
         if not 0 < value < 1e18:

@@ -45,7 +45,8 @@ def service(kind: str, answers: Answers | None = None, **about: Any) -> Generato
 
 def targets(**more: Any) -> Targets:
     """Return targets with the right keys."""
-    return Targets(**{"api_key": API_KEY, "internal_key": INTERNAL_KEY, "timeout_s": 5.0, **more})
+    named: dict[str, Any] = {"api_key": API_KEY, "internal_key": INTERNAL_KEY, "timeout_s": 5.0, **more}
+    return Targets(**named)
 
 
 @contextlib.contextmanager

@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.doctor import service_checks
 from headrace.doctor.asking import Answer as Answered
 from headrace.doctor.examination import examine
 from headrace.doctor.findings import CANNOT_LOOK, FINE, PROBLEMS, exit_status
 from headrace.doctor.redis_checks import look_at_redis, server_findings
-from headrace.doctor.service_checks import Service
+from headrace.doctor.service_checks import Service, door
 from shared.keys import FLEET, FLEET_LEASES
 from shared.redis_connection import Redis, connect
 from tests.conftest import free_port
@@ -139,9 +138,9 @@ async def test_a_service_that_needs_no_key_is_known_on_loopback_and_wrong_elsewh
         found = await examine(targets(api_url=api.url))
     assert level(found, "trainer", "asks for a key") == "note"
     elsewhere = Service("trainer", "trainer", "http://trainer:8400")
-    assert service_checks._door(elsewhere, Answered(200), Answered(200)).level == "problem"
-    assert service_checks._door(elsewhere, Answered(401), Answered(200)).level == "problem"
-    assert service_checks._door(elsewhere, Answered(401), Answered(401)).level == "ok"
+    assert door(elsewhere, Answered(200), Answered(200)).level == "problem"
+    assert door(elsewhere, Answered(401), Answered(200)).level == "problem"
+    assert door(elsewhere, Answered(401), Answered(401)).level == "ok"
 
 
 @pytest.mark.parametrize(
