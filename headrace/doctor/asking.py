@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
@@ -38,11 +38,21 @@ class Answer:
         """Return a member of the body, if it is an object that has it."""
         return self.body.get(name, default) if isinstance(self.body, dict) else default  # pyright: ignore
 
+    def objects(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects in a member of the body that is a list; none if it is not."""
+        return objects(self.get(name))
+
     @property
     def detail(self) -> str:
         """What the answer says of itself, on one line."""
         text = self.get("detail") or self.get("reason") or ""
         return " ".join(str(text).split())[:300]
+
+
+def objects(found: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; none if it is no list."""
+    items: list[Any] = found if isinstance(found, list) else []
+    return [cast("dict[str, Any]", one) for one in items if isinstance(one, dict)]
 
 
 class Asker:

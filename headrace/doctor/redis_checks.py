@@ -81,8 +81,8 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
     if isinstance(fleet, Exception):
         findings.append(_not_allowed("generators", "reading headrace:fleet", fleet))
         fleet = []
-    ahead_s = None if isinstance(clock, Exception) else clock
-    return LookedAtRedis(findings, fleet=fleet, clock_ahead_s=ahead_s)
+    ahead_s = None if isinstance(clock, Exception) else float(clock)
+    return LookedAtRedis(findings, fleet=cast("list[FleetMember]", fleet), clock_ahead_s=ahead_s)
 
 
 def server_findings(info: Mapping[str, Any]) -> list[Finding]:

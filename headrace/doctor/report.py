@@ -89,7 +89,7 @@ def _rows(findings: Sequence[Finding]) -> list[tuple[str, Level, str]]:
         of_it = [finding for finding in findings if finding.where == where]
         if fine := "; ".join(finding.says for finding in of_it if finding.level == "ok"):
             rows.append((where, "ok", fine))
-        rows += [(where, one.level, f"{one.check}: {one.says}") for one in of_it if one.level != "ok"]
+        rows.extend((where, one.level, f"{one.check}: {one.says}") for one in of_it if one.level != "ok")
     return rows
 
 

@@ -17,10 +17,9 @@ _MAX_ENDPOINTS = 50
 async def look_at_endpoints(name: str, url: str, asker: Asker, *, key: str) -> list[Finding]:
     """Return how the reward endpoints are doing, seen by one rewarder."""
     listed = await asker.get(f"{url}/v1/rewards", key=key)
-    found: Any = listed.get("reward_funcs")
-    if listed.status != HTTPStatus.OK or not isinstance(found, list):
+    if listed.status != HTTPStatus.OK:
         return []  # said where the service itself is looked at
-    functions: list[dict[str, Any]] = [one for one in found if isinstance(one, dict)]
+    functions = listed.objects("reward_funcs")
     endpoints = [str(one.get("name")) for one in functions if one.get("kind") == "endpoint"]
     findings = [
         note(name, "reward functions", f"{one.get('name')}: {one.get('warning')}")

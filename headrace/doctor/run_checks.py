@@ -10,7 +10,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from headrace.client import ENDED
-from headrace.doctor.asking import Answer, Asker
+from headrace.doctor.asking import Answer, Asker, objects
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 
 _MAX_RUNS = 20
@@ -30,7 +30,7 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]
                 "mend what it says; the trainer's log says more",
             )
         ]
-    runs = [cast("dict[str, Any]", run) for run in listed.get("runs") if isinstance(run, dict)]
+    runs = listed.objects("runs")
     lasting = [str(run.get("run_id")) for run in runs if run.get("status") not in ENDED]
     if not lasting:
         return [ok("runs", "list", "no run is queued, running or paused")]
@@ -58,7 +58,7 @@ def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
     if status == "paused":
         findings = [_paused(run_id, run)]
     findings += _dead_letters(run_id, run)
-    for refusal in _objects(run, "refusals"):
+    for refusal in objects(run.get("refusals")):
         findings.append(
             problem(
                 run_id,
@@ -101,7 +101,7 @@ def _dead_letters(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
 
 
 def _generators(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
-    generators = _objects(run, "generators")
+    generators = objects(run.get("generators"))
     gone = [str(one.get("replica_id")) for one in generators if not one.get("is_alive")]
     serving = [one for one in generators if one.get("is_alive") and not one.get("doing")]
     findings = [
@@ -123,11 +123,6 @@ def _generators(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
     if any(one.get("is_alive") for one in generators):
         return findings
     return [*findings, problem(run_id, "generators", "no generator is alive for it", "start one, or look into its log")]
-
-
-def _objects(run: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    found: Any = run.get(name)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _what(answer: Answer) -> str:

@@ -2,9 +2,11 @@
 
 --url, HEADRACE_URL               run API; then --rewarder-url, --generator-url, --redis-url name the others
 --state-dir, ./.headrace          everything that `headrace up` runs here
-HEADRACE_API_KEY, HEADRACE_INTERNAL_KEY, HEADRACE_REDIS_URL, or ..._FILE for a file that holds it
+HEADRACE_API_KEY, HEADRACE_INTERNAL_KEY, HEADRACE_REDIS_URL, HEADRACE_REWARDER_URL
 
-Secrets are never options: a command line is public. The URL of Redis may be one where it holds no password.
+Keys are never options: a command line is public. HEADRACE_API_KEY_FILE, HEADRACE_INTERNAL_KEY_FILE and
+HEADRACE_REDIS_PASSWORD_FILE name files that hold them, as for the services, so that doctor needs nothing more where one
+of them runs.
 """
 
 import argparse
@@ -46,9 +48,10 @@ def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] =
     for address in (url, *arguments.rewarder_url, *arguments.generator_url):
         if address and not (address.startswith(("http://", "https://")) and _has_host(address)):
             raise UserError(f"{address} is no http:// or https:// address")
+    rewarders = arguments.rewarder_url or [found for found in [environment.get("HEADRACE_REWARDER_URL", "")] if found]
     return Targets(
         api_url=url.rstrip("/"),
-        rewarder_urls=tuple(address.rstrip("/") for address in arguments.rewarder_url),
+        rewarder_urls=tuple(address.rstrip("/") for address in rewarders),
         generator_urls=tuple(address.rstrip("/") for address in arguments.generator_url),
         redis_url=_redis_url(arguments.redis_url or environment.get("HEADRACE_REDIS_URL", ""), environment),
         api_key=_secret("HEADRACE_API_KEY", environment),

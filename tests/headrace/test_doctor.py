@@ -14,7 +14,7 @@ from headrace.doctor.findings import CANNOT_LOOK, FINE, PROBLEMS, exit_status
 from headrace.doctor.redis_checks import look_at_redis, server_findings
 from headrace.doctor.service_checks import Service, door
 from shared.keys import FLEET, FLEET_LEASES
-from shared.redis_connection import Redis, connect
+from shared.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import free_port
 from tests.headrace.doctor_rig import ABOUT, hanging_port, level, redis_server, service, targets, wrong
 from tests.headrace.scripted_api import HANG_UP, Answer, problem, serving
@@ -313,6 +313,17 @@ async def test_a_user_that_may_not_ask_is_told_which_right_is_missing(tmp_path: 
     could_not = {finding.check for finding in found.findings if finding.level == "unknown"}
     assert could_not == {"settings", "generators"}
     assert found.clock_ahead_s is not None
+
+
+async def test_reading_is_all_that_doctor_needs_of_redis(tmp_path: Path) -> None:
+    rights = ("~headrace:*", "-@all", "+ping", "+info", "+time", "+function|list", "+hgetall", "+zrange")
+    with redis_server(tmp_path / "redis", *RIGHT) as url:
+        admin = connect(url)
+        await wait_until_ready(admin, timeout_s=10)
+        await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", *rights)
+        found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
+        await admin.aclose()
+    assert {finding.level for finding in found.findings} == {"ok"}
 
 
 @pytest.mark.parametrize(
