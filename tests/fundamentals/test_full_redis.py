@@ -11,6 +11,7 @@ from shared.keys import TRAINERS, RunKeys
 from shared.lease import alive, renew
 from shared.redis_connection import Redis, call, connect, wait_until_ready
 from shared.run_config import RunConfig
+from shared.run_store import RunStore
 from tests.fundamentals.test_accounting import Trainer, generate, score
 
 
@@ -65,3 +66,9 @@ async def test_leases_are_renewed_and_settled_groups_leave_a_full_server(
 
     assert await alive(redis, leases=run_keys.leases(TRAINERS)) == {"trainer-1"}
     assert await redis.xlen(run_keys.scored) == 0
+
+
+async def test_an_ended_run_is_deleted_from_a_full_server(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
+    await memory("1kb")
+    await RunStore(redis).delete(run_keys.run_id)
+    assert await redis.exists(*run_keys.everything()) == 0
