@@ -49,9 +49,9 @@ class Answer:
         return " ".join(str(text).split())[:300]
 
 
-def objects(found: Any) -> list[dict[str, Any]]:
+def objects(found: object) -> list[dict[str, Any]]:
     """Return the objects in a list; none if it is no list."""
-    items: list[Any] = found if isinstance(found, list) else []
+    items = cast("list[object]", found) if isinstance(found, list) else []
     return [cast("dict[str, Any]", one) for one in items if isinstance(one, dict)]
 
 
