@@ -5,6 +5,8 @@
     pause, resume, stop                              cli_runs.py                  the same
     rewards check, rewards list                      cli_rewards.py, reward_check/  a function on rows of a data set
     export                                           cli_export.py                files on this machine
+    doctor                                           doctor/                      a deployment, from the outside
+    plan                                             plan/                        numbers, before there is one
 
 Nothing heavy is imported before a command is known, so that `--help` is instant.
 """
@@ -53,6 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
     _add_run_commands(commands.add_parser)
     _add_rewards(commands.add_parser)
     _add_export(commands.add_parser)
+    _add_doctor(commands.add_parser)
+    _add_plan(commands.add_parser)
     _add_demo(commands.add_parser)
     return parser
 
@@ -177,6 +181,39 @@ def _add_export(add_parser: AddParser) -> None:
     export.set_defaults(command=_export)
 
 
+def _add_doctor(add_parser: AddParser) -> None:
+    doctor = add_parser(
+        "doctor",
+        help="look at a deployment, and say what is wrong with it and what to do",
+        description="Asks every service, Redis and the runs, all at once, and changes nothing. Keys come from "
+        "HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY, or from files named in ..._FILE. Exit status: 0 if all is fine, 1 "
+        "if something is wrong, 2 if something could not be looked at.",
+    )
+    service_finder.add_arguments(doctor)
+    doctor.add_argument("--rewarder-url", action="append", default=[], metavar="URL", help="a rewarder; several times")
+    doctor.add_argument(
+        "--generator-url", action="append", default=[], metavar="URL", help="a generator; Redis knows those that live"
+    )
+    doctor.add_argument("--redis-url", metavar="URL", help="Redis; better in HEADRACE_REDIS_URL, if it has a password")
+    doctor.add_argument("--timeout-s", type=_seconds, default=5.0, metavar="S", help="longest wait for each answer (5)")
+    doctor.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    doctor.set_defaults(command=_doctor)
+
+
+def _add_plan(add_parser: AddParser) -> None:
+    from headrace.plan.options import add_plan_options
+
+    plan = add_parser(
+        "plan",
+        help="how many generators a trainer needs, how much memory, how stale: from sizes and measured rates",
+        description="Computes what a run needs, by the formulas of docs/operations.md. What depends on speed is "
+        "computed from rates that were measured: where one is missing, the plan says how to measure it.",
+    )
+    service_finder.add_arguments(plan)
+    add_plan_options(plan)
+    plan.set_defaults(command=_plan)
+
+
 def _add_demo(add_parser: AddParser) -> None:
     demo = add_parser("demo", help="train a small model from scratch through the real services")
     demo.add_argument("--seed", type=_seed, default=0, help="of data, model and run (0)")
@@ -243,6 +280,18 @@ def _export(arguments: argparse.Namespace) -> int:
     from headrace import cli_export
 
     return cli_export.export(arguments)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from headrace.doctor import command
+
+    return command.doctor(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from headrace.plan import command
+
+    return command.plan(arguments)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -14,6 +14,8 @@
 --
 -- Times are the server's clock. A clock step can reclaim healthy work; that costs work, never correctness,
 -- because the second result of a group is dropped by hand_off.
+--
+-- A full server refuses all but three: settle makes room, renew keeps those alive who wait for it, alive only reads.
 
 local function fence(epoch_key, mine)
   local current = tonumber(redis.call('GET', epoch_key) or '0')
@@ -69,7 +71,7 @@ end)
 
 -- keys: epoch stream started seen...   args: epoch consumer_group (entry_id group_id)...
 -- Settled ids leave the seen sets, which bounds them; a late duplicate that slips in is dropped by the trainer's ledger.
-redis.register_function('headrace_settle', function(keys, args)
+redis.register_function{function_name='headrace_settle', flags={'allow-oom'}, callback=function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
   if refused then return refused end
   local settled = 0
@@ -80,7 +82,7 @@ redis.register_function('headrace_settle', function(keys, args)
     for k = 4, #keys do redis.call('SREM', keys[k], args[i + 1]) end
   end
   return settled
-end)
+end}
 
 -- keys: epoch required_version   args: epoch version
 redis.register_function('headrace_require', function(keys, args)
@@ -122,15 +124,15 @@ redis.register_function('headrace_replay', function(keys, args)
 end)
 
 -- keys: leases   args: consumer ttl_ms
-redis.register_function('headrace_renew', function(keys, args)
+redis.register_function{function_name='headrace_renew', flags={'allow-oom'}, callback=function(keys, args)
   redis.call('ZADD', keys[1], now_ms() + tonumber(args[2]), args[1])
   return 1
-end)
+end}
 
 -- keys: leases   args: -          names of the consumers whose lease is alive
-redis.register_function('headrace_alive', function(keys, args)
+redis.register_function{function_name='headrace_alive', flags={'no-writes'}, callback=function(keys, args)
   return redis.call('ZRANGEBYSCORE', keys[1], now_ms(), '+inf')
-end)
+end}
 
 -- keys: prompts takers required_version   args: consumer_group replica ttl_ms
 -- Counts this replica among those that share the prompts   -> {entries, unclaimed ones, replicas, required version}

@@ -20,6 +20,7 @@ from redis.exceptions import (
     BusyLoadingError,
     ConnectionError,  # noqa: A004  redis-py's own name
     NoPermissionError,
+    OutOfMemoryError,
     RedisError,
     ResponseError,
     TimeoutError,  # noqa: A004  redis-py's own name
@@ -30,7 +31,8 @@ from shared.errors import FencedError, HeadraceError, StateLostError, Unavailabl
 log = logging.getLogger(__name__)
 
 Redis = aioredis.Redis
-TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, OSError)
+TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, OutOfMemoryError, OSError)
+"""Waited for: it may be there again, or have room again."""
 BLOCK_S = 2.0
 """Longest blocking read. The socket time-out below is well above it."""
 _SOCKET_TIMEOUT_S = 10.0
@@ -113,7 +115,7 @@ async def _wait_for_functions(client: Redis, *, timeout_s: float) -> None:
 
 
 async def patiently(make: Any, *, what: str, timeout_s: float) -> Any:
-    """Await ``make()`` again and again while Redis is unreachable. Only for what may be applied twice.
+    """Await ``make()`` again and again while Redis is unreachable or full. Only for what may be applied twice.
 
     Raises:
         UnavailableError: Still unreachable after ``timeout_s``.

@@ -72,14 +72,19 @@ class RedisServer:
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._directory = directory
+        self.directory = directory
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a process to kill."""
+        return self._process is not None
 
     def start(self) -> None:
         """Start and wait for the port to answer."""
         flags = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]
         self._process = subprocess.Popen(
-            [str(server_binary()), *flags, "--dir", str(self._directory)],
+            [str(server_binary()), *flags, "--dir", str(self.directory)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -115,6 +120,12 @@ async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
     await wait_until_ready(client, timeout_s=10)
     yield client
     await client.aclose()
+
+
+@pytest.fixture
+def redis_data(redis_server: RedisServer) -> Path:
+    """Return the directory in which that server keeps its append-only file."""
+    return redis_server.directory
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from services.generator.openai_routes import PATHS, OpenAiRoutes
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
+from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
 from shared.errors import UserError
 from shared.http_guard import KEEP_ALIVE_S, OPEN_PATHS, HttpGuard, problem
 
@@ -35,8 +36,9 @@ def make_app(
     openai: OpenAiRoutes,
     weight_routes: APIRouter,
     engine_check: APIRouter | None = None,
+    replica_id: str = "",
 ) -> HttpGuard:
-    """Return the guarded application."""
+    """Return the guarded application; ``replica_id`` is that of the settings if left out."""
     app = FastAPI(title="headrace generator", docs_url=None, redoc_url=None)
     app.include_router(weight_routes)
     if engine_check is not None:
@@ -57,7 +59,12 @@ def make_app(
         # What clients of vLLM's server wait for before their first request: that the policy can answer.
         return Response(status_code=200 if state.why_policy_closed() is None else 503)
 
+    async def about_generator() -> About:
+        return about("generator", replica_id=replica_id or settings.name)
+
     app.add_api_route("/livez", livez)
+    app.add_api_route(ABOUT_PATH, about_generator)
+    app.add_api_route(INTERNAL_ABOUT_PATH, about_generator)
     app.add_api_route("/health", health, response_model=None)
     app.add_api_route("/readyz", readyz, response_model=None)
     app.add_exception_handler(HTTPException, _refuse)

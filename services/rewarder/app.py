@@ -3,6 +3,7 @@
     /v1/rewards              what there is, and endpoints: endpoints/routes.py
     POST /v1/rewards/check   can these be called, and what do they need?
     POST /v1/score           outcomes and weighted sums for a batch
+    GET  /v1/about           releases and GPUs: shared/about.py
     GET  /livez, /readyz     open, without data
 
 Runs need none of this but the check at submit: their groups come and go over streams. Errors are RFC 9457 problem+json
@@ -40,6 +41,7 @@ from services.rewarder.reward_call import printable
 from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.worker_frames import Inspected, Refused
+from shared.about import ABOUT_PATH, About, about
 from shared.errors import UserError
 from shared.json_body import BodyError, decode_json, require_json
 
@@ -50,7 +52,9 @@ NotReady = Callable[[], Awaitable[str | None]]
 """Answers why the service is not ready, or None."""
 
 
-def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, listed: Listed = list) -> FastAPI:
+def build_app(
+    scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, listed: Listed = list, replica_id: str = ""
+) -> FastAPI:
     """Return the application, to be wrapped in HttpGuard."""
     app = FastAPI(title="headrace rewarder", version="1", summary="Scores completions with TRL's reward functions")
     app.router.route_class = _JsonRoute
@@ -87,6 +91,10 @@ def build_app(scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, 
         if reason is not None:
             return problem_reply(503, "Not ready", reason)
         return JSONResponse({"status": "ready"})
+
+    @app.get(ABOUT_PATH, summary="Releases and GPUs of this rewarder", responses={401: errors[401]})
+    async def about_rewarder() -> About:
+        return about("rewarder", replica_id=replica_id)
 
     @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=errors)
     async def check_rewards(body: CheckRequest) -> RewardFunctions:

@@ -126,6 +126,7 @@ class RewarderService:
                                 endpoints=self._endpoints,
                                 listed=self._listed,
                                 why_not_ready=self._why_not_ready,
+                                replica_id=self._replica_id,
                             ),
                             max_inflight=self._settings.max_inflight_requests,
                             max_queued=self._settings.max_queued_requests,

@@ -16,6 +16,7 @@ from services.trainer.run_api.service import http_server
 from services.trainer.run_api.trainer_api import TrainerApi
 
 KEY = "a-key-for-tests"
+INTERNAL_KEY = "an-internal-key-for-tests"
 
 
 class DatasetFile:

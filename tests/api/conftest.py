@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.redis_connection import Redis
-from tests.api.api_rig import KEY, DatasetFile, FakeRewarder, serving
+from tests.api.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, serving
 
 
 @pytest.fixture
@@ -62,6 +62,7 @@ def settings(redis_url: str, rewarder: FakeRewarder, tmp_path: Path) -> TrainerS
     return TrainerSettings(
         redis_url=SecretStr(redis_url),
         api_key=SecretStr(KEY),
+        internal_key=SecretStr(INTERNAL_KEY),
         rewarder_url=rewarder.url,
         runs_dir=tmp_path / "runs",
         supervise_every_s=0.05,

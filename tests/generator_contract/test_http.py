@@ -16,7 +16,9 @@ POLICY_ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/generate"),
 ]
+ABOUT_ROUTE = ("GET", "/v1/about")
 WEIGHT_ROUTES = [
+    ("GET", "/internal/v1/about"),
     ("GET", "/internal/v1/weights"),
     *(("POST", f"/internal/v1/weights/{move}") for move in ("join", "begin", "commit", "abort")),
 ]
@@ -44,7 +46,7 @@ async def test_ready_means_that_it_holds_the_required_version(
         assert "run" not in reply.replace("running", ""), "who asks without a key learns nothing"
 
 
-@pytest.mark.parametrize(("method", "path"), [*POLICY_ROUTES, *WEIGHT_ROUTES])
+@pytest.mark.parametrize(("method", "path"), [*POLICY_ROUTES, ABOUT_ROUTE, *WEIGHT_ROUTES])
 async def test_a_route_wants_its_own_key(
     trainer: PlayedTrainer, generator: GeneratorProcess, method: str, path: str
 ) -> None:

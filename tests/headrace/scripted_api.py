@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class ScriptedApi:
     script: Callable[[Asked], Any]
     asked: list[Asked] = field(default_factory=list[Asked])
     url: str = ""
+    clock_ahead_s: float = 0.0
+    """What its Date header says is so much later than it is."""
 
 
 def problem(status: int, detail: str) -> Answer:
@@ -65,6 +68,9 @@ def serving(script: Callable[[Asked], Any]) -> Generator[ScriptedApi]:
 
         def do_POST(self) -> None:
             self._answer()
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string((timestamp or time.time()) + api.clock_ahead_s)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  http.server's own name
             pass

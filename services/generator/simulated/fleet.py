@@ -82,7 +82,13 @@ class SimulatedReplica:
 
     def app(self) -> HttpGuard:
         """Return what answers its requests."""
-        return make_app(self._settings, state=self.state, openai=self._openai, weight_routes=make_router(self.receiver))
+        return make_app(
+            self._settings,
+            state=self.state,
+            openai=self._openai,
+            weight_routes=make_router(self.receiver),
+            replica_id=self.name,
+        )
 
     def in_fleet(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Be listed among all generators while the body runs."""

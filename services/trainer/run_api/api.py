@@ -12,6 +12,7 @@ from typing import cast
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from services.trainer.run_api.about_routes import router as about_routes
 from services.trainer.run_api.problems import Problem, add_problem_handlers
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
@@ -39,6 +40,7 @@ def create_app(api: TrainerApi) -> FastAPI:
     add_problem_handlers(app)
     app.include_router(run_routes)
     app.include_router(data_routes)
+    app.include_router(about_routes)
     app.add_api_route("/livez", livez, include_in_schema=False)
     app.add_api_route("/readyz", readyz, include_in_schema=False)
     return app
@@ -46,7 +48,7 @@ def create_app(api: TrainerApi) -> FastAPI:
 
 def guarded(app: FastAPI, settings: TrainerSettings) -> App:
     """Return the application behind its door."""
-    keys = {"/": settings.api_key.get_secret_value()}
+    keys = {"/": settings.api_key.get_secret_value(), "/internal/": settings.internal_key.get_secret_value()}
     return HttpGuard(cast("App", app), keys=keys, max_body_bytes=MAX_BODY_BYTES)
 
 

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Mapping
 
-from services.trainer.run_api.rank_command import num_gpus
+from shared.gpus import num_gpus
 from shared.run_config import RunConfig
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from services.trainer.run_api.rank_command import num_gpus
 from shared.errors import UserError
+from shared.gpus import num_gpus
 from shared.run_config import RunConfig
 
 _MAX_HEADER_BYTES = 64 * 1024 * 1024

@@ -4,16 +4,13 @@ one rank           python -m services.trainer.rank RUN_ID
 several            python -m services.trainer.ranks.rank_launcher --nproc-per-node N ... RUN_ID -- that same command
 """
 
-import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
+from shared.gpus import num_gpus
 from shared.run_config import RunConfig
-
-_GPU = re.compile(r"nvidia\d+")
 
 
 def rank_command(run_id: str, config: RunConfig, settings: TrainerSettings) -> list[str]:
@@ -48,19 +45,6 @@ def ranks_per_node(config: RunConfig, environment: Mapping[str, str]) -> int:
     if config.load_in_4bit:
         return 1  # a base in 4 bits is not sharded
     return max(1, num_gpus(environment))
-
-
-def num_gpus(environment: Mapping[str, str], *, devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs a process with this environment sees, without asking the driver."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return sum(1 for device in devices.iterdir() if _GPU.fullmatch(device.name))
-    count = 0
-    for name in visible.split(","):
-        if name.strip() in ("", "-1"):
-            break  # CUDA sees the devices before the first that is none
-        count += 1
-    return count
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

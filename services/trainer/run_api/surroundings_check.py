@@ -10,9 +10,10 @@ Tokens are looked for, not tried.
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.trainer.run_api.rank_command import num_gpus, rank_command
+from services.trainer.run_api.rank_command import rank_command
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
+from shared.gpus import num_gpus
 from shared.run_config import RunConfig
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE")

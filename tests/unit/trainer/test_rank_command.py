@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from services.trainer.ranks.rank_words import Word, root_cause
-from services.trainer.run_api.rank_command import num_gpus, rank_command, ranks_per_node, split_endpoint
+from services.trainer.run_api.rank_command import rank_command, ranks_per_node, split_endpoint
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
+from shared.gpus import num_gpus
 from shared.run_config import RunConfig
 
 

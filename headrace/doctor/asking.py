@@ -1,0 +1,132 @@
+"""One HTTP question with a deadline for all of it, and an answer that is never an exception.
+
+A time-out of httpx bounds each read; a server that drips would be waited for without end. Bodies are cut off: what
+answers on a wrong port may have much to say.
+"""
+
+import asyncio
+import email.utils
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httpx
+
+_MAX_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back.
+
+    Args:
+        status: HTTP status; 0 if there was no answer.
+        body: The JSON in it; None if it is none.
+        why: Why there was no answer; empty if there was one.
+        clock_ahead_s: How far the server's clock is ahead of ours, by its Date header; None if it has none.
+    """
+
+    status: int = 0
+    body: Any = None
+    why: str = ""
+    clock_ahead_s: float | None = None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a member of the body, if it is an object that has it."""
+        return self.body.get(name, default) if isinstance(self.body, dict) else default  # pyright: ignore
+
+    def objects(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects in a member of the body that is a list; none if it is not."""
+        return objects(self.get(name))
+
+    @property
+    def detail(self) -> str:
+        """What the answer says of itself, on one line."""
+        text = self.get("detail") or self.get("reason") or ""
+        return " ".join(str(text).split())[:300]
+
+
+def objects(found: object) -> list[dict[str, Any]]:
+    """Return the objects in a list; none if it is no list."""
+    items = cast("list[object]", found) if isinstance(found, list) else []
+    return [cast("dict[str, Any]", one) for one in items if isinstance(one, dict)]
+
+
+class Asker:
+    """Asks over connections of its own.
+
+    Args:
+        timeout_s: Longest wait for one answer, connecting included.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, *, timeout_s: float) -> None:
+        self._http = http
+        self.timeout_s = timeout_s
+
+    async def get(self, url: str, *, key: str = "") -> Answer:
+        """Ask for a URL."""
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await self._get(url, headers)
+        except (TimeoutError, httpx.TimeoutException):
+            return Answer(why=f"it did not answer within {self.timeout_s:g} s")
+        except httpx.ConnectError as error:
+            return Answer(why=f"nothing can be reached there ({_reason(error)})")
+        except httpx.RemoteProtocolError:
+            return Answer(why="what listens there does not speak HTTP, or hangs up")
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            return Answer(why=f"it could not be asked ({_reason(error)})")
+
+    async def _get(self, url: str, headers: dict[str, str]) -> Answer:
+        asked_at = time.time()
+        async with self._http.stream("GET", url, headers=headers) as response:
+            heard_at = time.time()
+            data = b""
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > _MAX_BYTES:
+                    break
+        return Answer(
+            status=response.status_code,
+            body=_parsed(data),
+            clock_ahead_s=_clock_ahead_s(response.headers.get("date"), asked_at=asked_at, heard_at=heard_at),
+        )
+
+
+@asynccontextmanager
+async def asking(*, timeout_s: float) -> AsyncGenerator[Asker]:
+    """Return an asker whose connections are closed afterwards."""
+    limits = httpx.Limits(max_connections=100)
+    async with httpx.AsyncClient(trust_env=False, timeout=timeout_s, limits=limits) as http:
+        yield Asker(http, timeout_s=timeout_s)
+
+
+def _clock_ahead_s(date: str | None, *, asked_at: float, heard_at: float) -> float | None:
+    """Return by how much a Date header is outside of the moments between question and answer.
+
+    The header has whole seconds, cut off: a second after it is as good.
+    """
+    if date is None:
+        return None
+    try:
+        theirs = email.utils.parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    if theirs > heard_at:
+        return theirs - heard_at
+    return min(0.0, theirs + 1.0 - asked_at)
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,180 @@
+"""Compares what the services say of themselves: releases, wire, torch and NCCL, GPUs, clocks. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from headrace.byte_size import GIB, sized
+from headrace.doctor.findings import Finding, note, ok, problem
+from shared.about import About, RunsDisk
+from shared.messages import SCHEMA_VERSION
+from shared.version import VERSION
+
+ALL = "all services"
+MAX_CLOCK_SKEW_S = 5.0
+"""Date headers have whole seconds and are made once a second; less than this is not told apart."""
+_ENOUGH_BYTES = 5 * GIB
+_MARGIN = 1.1
+
+
+def compare(found: Mapping[str, About]) -> list[Finding]:
+    """Return how the services, by name, fit together; nothing of what nobody told."""
+    findings = _headrace(found) + _wire(found)
+    trainers = {name: about for name, about in found.items() if about.service == "trainer"}
+    generators = {name: about for name, about in found.items() if about.service == "generator"}
+    if trainers and generators:
+        pushing = trainers | generators
+        findings += _torch(pushing) + _nccl(pushing)
+    return findings + _gpus(trainers, generators)
+
+
+def _headrace(found: Mapping[str, About]) -> list[Finding]:
+    by_release = _by({name: about.headrace for name, about in found.items()})
+    if len(by_release) > 1:
+        return [
+            problem(
+                ALL,
+                "releases",
+                f"run different releases of headrace: {_listed(by_release)}",
+                "bring all to one release: docs/operations.md, Upgrading",
+            )
+        ]
+    findings = [ok(ALL, "releases", f"headrace {release}") for release in by_release]
+    if by_release and VERSION not in by_release:
+        findings.append(note("doctor", "releases", f"this command is of headrace {VERSION}"))
+    return findings
+
+
+def _wire(found: Mapping[str, About]) -> list[Finding]:
+    by_version = _by({name: str(about.wire) for name, about in found.items()})
+    if len(by_version) > 1:
+        return [
+            problem(
+                ALL,
+                "wire",
+                f"write messages of different schema versions: {_listed(by_version)}",
+                "messages of another version are buried as dead letters: stop the run, bring all to one release",
+            )
+        ]
+    if by_version and str(SCHEMA_VERSION) not in by_version:
+        return [note(ALL, "wire", f"schema version {next(iter(by_version))}; this command knows {SCHEMA_VERSION}")]
+    return [ok(ALL, "wire", f"schema version {version}") for version in by_version]
+
+
+def _torch(pushing: Mapping[str, About]) -> list[Finding]:
+    """Compare torch without its build, as the join compares it (services/trainer/push/fleet.py)."""
+    told = {name: about.torch.partition("+")[0] for name, about in pushing.items() if about.torch}
+    by_release = _by(told)
+    if len(by_release) > 1:
+        return [
+            problem(
+                "trainer, generators",
+                "torch",
+                f"have different releases of torch: {_listed(by_release)}",
+                "install the same in both: the join of a weight push refuses the others",
+            )
+        ]
+    return [ok("trainer, generators", "torch", f"torch {release}") for release in by_release]
+
+
+def _nccl(pushing: Mapping[str, About]) -> list[Finding]:
+    if not all(about.num_gpus for about in pushing.values()):
+        return []
+    by_release = _by({name: about.nccl for name, about in pushing.items() if about.nccl})
+    if len(by_release) > 1:
+        return [
+            problem(
+                "trainer, generators",
+                "NCCL",
+                f"have different releases of NCCL: {_listed(by_release)}",
+                "install the same torch in both, which brings its NCCL: NCCL refuses to talk across versions",
+            )
+        ]
+    if not by_release:
+        return [note("trainer, generators", "NCCL", "pip knows of no NCCL: its releases were not compared")]
+    return [ok("trainer, generators", "NCCL", f"NCCL {release}") for release in by_release]
+
+
+def _gpus(trainers: Mapping[str, About], generators: Mapping[str, About]) -> list[Finding]:
+    seen = {name: about.num_gpus for name, about in {**trainers, **generators}.items()}
+    if not seen:
+        return []
+    if not any(seen.values()):
+        return [note(ALL, "GPUs", "none is visible to trainer or generators: everything is computed on CPUs")]
+    return [
+        ok(name, "GPUs", f"sees {count}")
+        if count
+        else problem(
+            name,
+            "GPUs",
+            "sees no GPU, while others do",
+            "give it one (compose: deploy.resources, Kubernetes: nvidia.com/gpu) and look at CUDA_VISIBLE_DEVICES",
+        )
+        for name, count in seen.items()
+    ]
+
+
+def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
+    """Return whose clock differs from the others'.
+
+    Args:
+        ahead_s: By name, how far each clock is ahead of this machine's.
+    """
+    if not ahead_s:
+        return []
+    clocks = [0.0, *ahead_s.values()]  # ours has a say
+    middle = min(sorted(clocks, key=abs), key=lambda one: sum(abs(one - other) for other in clocks))
+    findings = [
+        problem(
+            name,
+            "clock",
+            f"its clock is {abs(ahead - middle):.0f} s {'ahead of' if ahead > middle else 'behind'} the others'",
+            "synchronise it (NTP, chrony); a step of Redis's clock makes healthy work be done twice, and endpoints "
+            "refuse requests that are signed with the wrong time",
+        )
+        for name, ahead in ahead_s.items()
+        if abs(ahead - middle) > MAX_CLOCK_SKEW_S
+    ]
+    if not findings:
+        findings = [ok(ALL, "clocks", f"clocks differ by less than {MAX_CLOCK_SKEW_S:.0f} s")]
+    if abs(middle) > MAX_CLOCK_SKEW_S:
+        findings.append(
+            note(
+                "doctor", "clock", f"this machine's clock is {abs(middle):.0f} s {'behind' if middle > 0 else 'ahead'}"
+            )
+        )
+    return findings
+
+
+def disk_findings(name: str, disk: RunsDisk) -> list[Finding]:
+    """Return whether the next checkpoint has room."""
+    free = f"{sized(disk.free_bytes)} of {sized(disk.total_bytes)} free for runs in {disk.path}"
+    if not disk.is_writable:
+        return [
+            problem(
+                name,
+                "disk",
+                f"may not write into {disk.path}",
+                "mend the owner of the volume, or name another directory in HEADRACE_RUNS_DIR",
+            )
+        ]
+    make_room = "make room, or lower save_total_limit: a checkpoint that cannot be written ends the training rank"
+    if disk.checkpoint_bytes is not None:
+        next_one = f"{free}; a checkpoint has {sized(disk.checkpoint_bytes)}"
+        if disk.free_bytes < _MARGIN * disk.checkpoint_bytes:
+            return [problem(name, "disk", f"{next_one}, and the next one is written before the oldest goes", make_room)]
+        return [ok(name, "disk", next_one)]
+    if disk.free_bytes < _ENOUGH_BYTES:
+        return [
+            note(name, "disk", free, "a checkpoint of all weights has 12 bytes a parameter; `headrace plan` says more")
+        ]
+    return [ok(name, "disk", free)]
+
+
+def _by(values: Mapping[str, str]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for name, value in values.items():
+        grouped.setdefault(value, []).append(name)
+    return grouped
+
+
+def _listed(grouped: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{value} ({', '.join(names)})" for value, names in sorted(grouped.items()))

@@ -1,0 +1,123 @@
+"""Examines a deployment: everything at once, each question with a deadline, generators in a second round.
+
+services that were named  --+
+Redis: settings, fleet    --+--> generators that Redis knows and nobody named --> compared with each other
+runs, reward endpoints    --+
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.doctor import comparisons
+from headrace.doctor.asking import Asker, asking
+from headrace.doctor.findings import Finding, note
+from headrace.doctor.redis_checks import REDIS, FleetMember, LookedAtRedis, fleet_findings, look_at_redis
+from headrace.doctor.reward_checks import look_at_endpoints
+from headrace.doctor.run_checks import look_at_runs
+from headrace.doctor.service_checks import Looked, Service, look_at
+from headrace.doctor.targets import Targets
+from shared.about import About
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that was found."""
+
+    findings: list[Finding]
+    services: dict[str, About] = field(default_factory=dict[str, About])
+    """What each service that could be asked says of itself, by name."""
+
+
+async def examine(targets: Targets) -> Examination:
+    """Look at everything that the targets name."""
+    async with asking(timeout_s=targets.timeout_s) as asker:
+        named = named_services(targets)
+        looking = asyncio.gather(*_looks(named, asker, targets))
+        redis, runs, endpoints, looked = await asyncio.gather(
+            _redis(targets), _runs(targets, asker), _endpoints(targets, named, asker), looking
+        )
+        known_urls = {service.url for service in named}
+        found = [_found(member) for member in redis.fleet if member.is_alive and member.url]
+        unknown = [service for service in found if service.url not in known_urls]
+        looked += await asyncio.gather(*_looks(unknown, asker, targets))
+    services = {_unique(one, looked): one.about for one in looked if one.about is not None}
+    findings = [finding for one in looked for finding in one.findings]
+    for name, about in services.items():
+        findings += comparisons.disk_findings(name, about.runs_disk) if about.runs_disk is not None else []
+    findings += comparisons.compare(services)
+    findings += redis.findings
+    findings += comparisons.compare_clocks(_clocks(looked, redis))
+    return Examination([*findings, *runs, *endpoints, *_not_named(targets)], services)
+
+
+def named_services(targets: Targets) -> list[Service]:
+    """Return the services whose addresses were given."""
+    services = [Service("trainer", "trainer", targets.api_url)] if targets.api_url else []
+    for kind, urls in (("rewarder", targets.rewarder_urls), ("generator", targets.generator_urls)):
+        services += [
+            Service(kind, kind if len(urls) == 1 else f"{kind} {url.partition('//')[2]}", url)  # type: ignore[arg-type]
+            for url in urls
+        ]
+    return services
+
+
+async def _redis(targets: Targets) -> LookedAtRedis:
+    if not targets.redis_url:
+        return LookedAtRedis([])
+    looked = await look_at_redis(targets.redis_url, timeout_s=targets.timeout_s)
+    if not any(finding.level == "ok" for finding in looked.findings):
+        return looked
+    return LookedAtRedis([*looked.findings, *fleet_findings(looked.fleet)], looked.fleet, looked.clock_ahead_s)
+
+
+async def _runs(targets: Targets, asker: Asker) -> list[Finding]:
+    if not (targets.api_url and targets.api_key):
+        return []
+    if not (await asker.get(f"{targets.api_url}/livez")).status:
+        return []  # said where the service itself is looked at
+    return await look_at_runs(targets.api_url, asker, key=targets.api_key)
+
+
+async def _endpoints(targets: Targets, services: list[Service], asker: Asker) -> list[Finding]:
+    found = await asyncio.gather(
+        *(
+            look_at_endpoints(service.name, service.url, asker, key=targets.api_key)
+            for service in services
+            if service.kind == "rewarder" and targets.api_key
+        )
+    )
+    return [finding for findings in found for finding in findings]
+
+
+def _looks(services: list[Service], asker: Asker, targets: Targets) -> list[Coroutine[Any, Any, Looked]]:
+    return [look_at(service, asker, targets) for service in services]
+
+
+def _found(member: FleetMember) -> Service:
+    return Service("generator", member.replica_id, member.url.rstrip("/"), is_found=True)
+
+
+def _clocks(looked: list[Looked], redis: LookedAtRedis) -> dict[str, float]:
+    clocks = {_unique(one, looked): one.clock_ahead_s for one in looked if one.clock_ahead_s is not None}
+    return clocks | ({} if redis.clock_ahead_s is None else {REDIS: redis.clock_ahead_s})
+
+
+def _unique(one: Looked, looked: list[Looked]) -> str:
+    same = [other for other in looked if other.service.name == one.service.name]
+    return one.service.name if len(same) == 1 else f"{one.service.name} at {one.service.url}"
+
+
+def _not_named(targets: Targets) -> list[Finding]:
+    """Return what was not looked at because nobody said where it is."""
+    missing = {
+        "trainer": (targets.api_url, "--url, or HEADRACE_URL"),
+        "rewarder": (targets.rewarder_urls, "--rewarder-url"),
+        REDIS: (targets.redis_url, "--redis-url, or HEADRACE_REDIS_URL; its password stays in the environment"),
+    }
+    return [
+        note(name, "reachable", "not looked at: nobody said where it is", f"name it with {option}")
+        for name, (given, option) in missing.items()
+        if not given
+    ]

@@ -1,0 +1,268 @@
+"""Looks at Redis: what must be so that rollouts are neither thrown away nor lost, and who is registered in it.
+
+Read with INFO, TIME and reads of headrace's own keys alone; what an ACL forbids is said, and the rest is looked at.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+
+from headrace.byte_size import sized
+from headrace.doctor.findings import Finding, note, ok, problem, unknown
+from shared.keys import FLEET, FLEET_LEASES
+from shared.redis_connection import Redis, connect
+from shared.registration import decode_registration
+
+REDIS = "redis"
+MIN_VERSION = (7, 0)
+FULL_SHARE = 0.8
+"""Of maxmemory; above it there is little room for the next run's groups."""
+_FAILURES = (RedisError, OSError, TimeoutError, ValueError)
+
+
+@dataclass(frozen=True)
+class FleetMember:
+    """A generator as Redis has it."""
+
+    replica_id: str
+    url: str
+    is_alive: bool
+
+
+@dataclass(frozen=True)
+class LookedAtRedis:
+    """What Redis showed."""
+
+    findings: list[Finding]
+    fleet: list[FleetMember] = field(default_factory=list[FleetMember])
+    clock_ahead_s: float | None = None
+
+
+async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
+    """Return what a Redis shows, in at most twice the time-out."""
+    try:
+        client = connect(url)
+    except ValueError as error:
+        return LookedAtRedis([unknown(REDIS, "reachable", f"its address cannot be read: {error}", "mend it")])
+    try:
+        if (finding := await _why_not_there(client, timeout_s=timeout_s)) is not None:
+            return LookedAtRedis([finding])
+        info, clock, library, fleet = await asyncio.gather(
+            _try(lambda: client.info(), timeout_s),
+            _try(lambda: _clock_ahead_s(client), timeout_s),
+            _try(lambda: client.function_list(library="headrace"), timeout_s),
+            _try(lambda: _fleet(client), timeout_s),
+        )
+    finally:
+        await client.aclose()
+    findings = [ok(REDIS, "reachable", "answers, and takes the password")]
+    if isinstance(info, Exception):
+        findings.append(_not_allowed("settings", "INFO", info))
+    else:
+        findings += server_findings(cast("Mapping[str, Any]", info))
+    if isinstance(library, Exception):
+        findings.append(note(REDIS, "functions", f"not looked at: FUNCTION LIST {_short(library)}"))
+    elif library:
+        findings.append(ok(REDIS, "functions", "headrace's functions are loaded"))
+    else:
+        findings.append(
+            problem(
+                REDIS,
+                "functions",
+                "headrace's functions are missing: it was wiped, or no service has started on it yet",
+                "start a service, which loads them; if Redis was wiped, restart all services and resubmit the runs: "
+                "docs/operations.md, What is lost in which failure",
+            )
+        )
+    if isinstance(fleet, Exception):
+        findings.append(_not_allowed("generators", "reading headrace:fleet", fleet))
+        fleet = []
+    ahead_s = None if isinstance(clock, Exception) else float(clock)
+    return LookedAtRedis(findings, fleet=cast("list[FleetMember]", fleet), clock_ahead_s=ahead_s)
+
+
+def server_findings(info: Mapping[str, Any]) -> list[Finding]:
+    """Return what INFO says of version, eviction, persistence and memory."""
+    return [_version(info), _role(info), _eviction(info), *_persistence(info), _memory(info)]
+
+
+def _version(info: Mapping[str, Any]) -> Finding:
+    version = str(info.get("redis_version", ""))
+    own = info.get("valkey_version")
+    name = f"Valkey {own}" if own else f"Redis {version}"
+    parts = version.split(".")
+    if not all(part.isdigit() for part in parts[:2]) or len(parts) < 2:
+        return unknown(REDIS, "version", f"calls itself {name}, which cannot be read", "use Redis >= 7.0 or Valkey")
+    if tuple(int(part) for part in parts[:2]) < MIN_VERSION:
+        return problem(REDIS, "version", f"{name} is too old", "use Redis >= 7.0 or Valkey >= 7.2")
+    return ok(REDIS, "version", name)
+
+
+def _role(info: Mapping[str, Any]) -> Finding:
+    if info.get("role", "master") != "master":
+        return problem(REDIS, "role", "is a replica, which takes no writes", "give the address of the primary")
+    return ok(REDIS, "role", "is a primary")
+
+
+def _eviction(info: Mapping[str, Any]) -> Finding:
+    policy, evicted = str(info.get("maxmemory_policy", "")), int(info.get("evicted_keys", 0))
+    if policy != "noeviction":
+        return problem(
+            REDIS,
+            "eviction",
+            f"throws keys away when memory is short (maxmemory-policy {policy}), rollouts among them",
+            "set maxmemory-policy noeviction in its configuration and restart the services, which refuse to start on "
+            "it otherwise",
+        )
+    if evicted:
+        return problem(
+            REDIS,
+            "eviction",
+            f"has thrown {evicted} keys away since it started, under another maxmemory-policy than now",
+            "look whether runs say that their state was lost; docs/operations.md, What is lost in which failure",
+        )
+    return ok(REDIS, "eviction", "noeviction: a full server refuses writes, and keeps what it has")
+
+
+def _persistence(info: Mapping[str, Any]) -> list[Finding]:
+    if not int(info.get("aof_enabled", 0)):
+        return [
+            problem(
+                REDIS,
+                "append-only file",
+                "keeps no append-only file: when it ends, runs and rollouts are gone",
+                "set appendonly yes in its configuration (not with CONFIG SET) and give it a volume",
+            )
+        ]
+    failed = [
+        name
+        for name in ("aof_last_write_status", "aof_last_bgrewrite_status")
+        if str(info.get(name, "ok")) not in ("ok", "")
+    ]
+    if failed:
+        return [
+            problem(
+                REDIS,
+                "append-only file",
+                f"could not write its append-only file ({', '.join(failed)})",
+                "look at the disk of its volume: full, or read-only",
+            )
+        ]
+    return [ok(REDIS, "append-only file", "its append-only file is on, and was last written well")]
+
+
+def _memory(info: Mapping[str, Any]) -> Finding:
+    used, most = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    limit = most or int(info.get("total_system_memory", 0))
+    whose = "maxmemory" if most else "its machine's memory, as no maxmemory is set"
+    if not limit:
+        return note(REDIS, "memory", f"{sized(used)} in use; it does not say of how much")
+    says = f"{sized(used)} of {sized(limit)} in use ({used / limit:.0%} of {whose})"
+    if used > FULL_SHARE * limit:
+        return problem(
+            REDIS,
+            "memory",
+            f"{says}: when it is full, writes are refused and runs stand still",
+            "raise maxmemory, or lower max_staleness, groups_per_step or save_steps; delete ended runs. "
+            "`headrace plan` says how much a run needs",
+        )
+    if not most:
+        return note(REDIS, "memory", says, "set maxmemory: a full machine kills Redis, a full Redis only waits")
+    return ok(REDIS, "memory", says)
+
+
+def fleet_findings(fleet: list[FleetMember]) -> list[Finding]:
+    """Return who is registered and whose lease has run out."""
+    gone = [member.replica_id for member in fleet if not member.is_alive]
+    findings = [
+        problem(
+            name,
+            "lease",
+            "is registered, and has not renewed its lease: it died without saying goodbye, or cannot reach Redis",
+            "look into its log and start it again; what it had in hand is sampled by others",
+        )
+        for name in gone
+    ]
+    alive = len(fleet) - len(gone)
+    if alive:
+        return [*findings, ok(REDIS, "generators", f"{alive} registered, with a live lease")]
+    return [
+        *findings,
+        problem(
+            REDIS,
+            "generators",
+            "no generator is registered",
+            "start one; one that is starting registers once vLLM is imported. Look whether it has the same "
+            "HEADRACE_REDIS_URL as the trainer",
+        ),
+    ]
+
+
+async def _why_not_there(client: Redis, *, timeout_s: float) -> Finding | None:
+    error = await _try(lambda: cast("Any", client).ping(), timeout_s)
+    if not isinstance(error, Exception):
+        return None
+    if isinstance(error, AuthenticationError | NoPermissionError) or _wants_password(error):
+        return problem(
+            REDIS,
+            "reachable",
+            f"does not take the user and password in its address ({_short(error)})",
+            "give doctor, and every service, a HEADRACE_REDIS_URL with the right ones",
+        )
+    if isinstance(error, TimeoutError):
+        says = f"did not answer within {timeout_s:g} s"
+    else:
+        says = f"cannot be reached ({_short(error)})"
+    return problem(
+        REDIS, "reachable", says, "start it, mend HEADRACE_REDIS_URL, or look at firewalls and network policies"
+    )
+
+
+async def _try(make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+    """Return what was read, or the exception."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await make()
+    except _FAILURES as error:
+        return error
+
+
+async def _clock_ahead_s(client: Redis) -> float:
+    asked_at = time.time()
+    seconds, microseconds = await cast("Any", client).time()
+    theirs, heard_at = int(seconds) + int(microseconds) / 1e6, time.time()
+    return max(0.0, theirs - heard_at) + min(0.0, theirs - asked_at)
+
+
+async def _fleet(client: Redis) -> list[FleetMember]:
+    """Return all generators, alive or not, by the server's own clock."""
+    seconds, microseconds = await cast("Any", client).time()
+    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+    entries: Any = await cast("Any", client).hgetall(FLEET)
+    scored: Any = await client.zrange(FLEET_LEASES, 0, -1, withscores=True)
+    leases: dict[Any, float] = dict(scored)
+    return [
+        FleetMember(name.decode(errors="replace"), decode_registration(entry).url, leases.get(name, 0.0) >= now_ms)
+        for name, entry in sorted(entries.items())
+    ]
+
+
+def _not_allowed(check: str, command: str, error: Exception) -> Finding:
+    return unknown(
+        REDIS,
+        check,
+        f"could not be looked at: {command} {_short(error)}",
+        "give doctor a Redis user that may read: one of the services' users may",
+    )
+
+
+def _wants_password(error: Exception) -> bool:
+    return isinstance(error, ResponseError) and str(error).startswith(("NOAUTH", "WRONGPASS"))
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or f"took too long ({type(error).__name__})"

@@ -1,0 +1,49 @@
+"""Looks at the reward endpoints that a rewarder knows, and at whether it has given one of them up for a while.
+
+Each rewarder has breakers of its own, so each is asked.
+"""
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import quote
+
+from headrace.doctor.asking import Asker
+from headrace.doctor.findings import Finding, note, ok, problem
+
+_MAX_ENDPOINTS = 50
+
+
+async def look_at_endpoints(name: str, url: str, asker: Asker, *, key: str) -> list[Finding]:
+    """Return how the reward endpoints are doing, seen by one rewarder."""
+    listed = await asker.get(f"{url}/v1/rewards", key=key)
+    if listed.status != HTTPStatus.OK:
+        return []  # said where the service itself is looked at
+    functions = listed.objects("reward_funcs")
+    endpoints = [str(one.get("name")) for one in functions if one.get("kind") == "endpoint"]
+    findings = [
+        note(name, "reward functions", f"{one.get('name')}: {one.get('warning')}")
+        for one in functions
+        if one.get("warning")
+    ]
+    answers = await asyncio.gather(
+        *(asker.get(f"{url}/v1/rewards/{quote(one, safe='')}", key=key) for one in endpoints[:_MAX_ENDPOINTS])
+    )
+    states = {
+        endpoint: cast("dict[str, Any]", answer.get("state"))
+        for endpoint, answer in zip(endpoints, answers, strict=False)
+        if isinstance(answer.get("state"), dict)
+    }
+    left_alone = {endpoint: state for endpoint, state in states.items() if state.get("breaker") != "closed"}
+    findings += [
+        problem(
+            name,
+            "reward endpoints",
+            f"{endpoint} is left alone for now: {state.get('detail') or state.get('breaker')}",
+            f"look whether the endpoint is up; POST /v1/rewards/{endpoint}/test calls it once and shows what it says",
+        )
+        for endpoint, state in left_alone.items()
+    ]
+    if states and not left_alone:
+        findings.append(ok(name, "reward endpoints", f"{len(states)} registered, none is failing"))
+    return findings

@@ -1,0 +1,129 @@
+"""Looks at the runs that have not ended, through the run API: who serves them, who cannot, and what was buried.
+
+GET /v1/runs --those that have not ended--> GET /v1/runs/{run_id}
+"""
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import quote
+
+from headrace.client import ENDED
+from headrace.doctor.asking import Answer, Asker, objects
+from headrace.doctor.findings import Finding, note, ok, problem, unknown
+
+_MAX_RUNS = 20
+
+
+async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]:
+    """Return what is wrong with the runs that have not ended."""
+    listed = await asker.get(f"{api_url}/v1/runs?limit=1000", key=key)
+    if listed.status == HTTPStatus.UNAUTHORIZED:
+        return []  # said where the keys are looked at
+    if listed.status != HTTPStatus.OK or not isinstance(listed.get("runs"), list):
+        return [
+            problem(
+                "runs",
+                "list",
+                f"GET /v1/runs {_what(listed)}",
+                "mend what it says; the trainer's log says more",
+            )
+        ]
+    runs = listed.objects("runs")
+    lasting = [str(run.get("run_id")) for run in runs if run.get("status") not in ENDED]
+    if not lasting:
+        return [ok("runs", "list", "no run is queued, running or paused")]
+    details = await asyncio.gather(
+        *(asker.get(f"{api_url}/v1/runs/{quote(run_id, safe='')}", key=key) for run_id in lasting[:_MAX_RUNS])
+    )
+    findings = [
+        finding for run_id, detail in zip(lasting, details, strict=False) for finding in _of_answer(run_id, detail)
+    ]
+    if len(lasting) > _MAX_RUNS:
+        findings.append(note("runs", "list", f"{len(lasting) - _MAX_RUNS} more runs were not looked at"))
+    return findings
+
+
+def _of_answer(run_id: str, detail: Answer) -> list[Finding]:
+    if detail.status != HTTPStatus.OK or not isinstance(detail.body, dict):
+        return [unknown(run_id, "run", f"GET /v1/runs/{run_id} {_what(detail)}", "look into the trainer's log")]
+    return run_findings(run_id, cast("Mapping[str, Any]", detail.body))
+
+
+def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
+    """Return what a run's own page says of it."""
+    status, waiting_for = run.get("status"), str(run.get("waiting_for") or "")
+    findings = [ok(run_id, "run", f"{status}" + (f", waiting for {waiting_for}" if waiting_for else ""))]
+    if status == "paused":
+        findings = [_paused(run_id, run)]
+    findings += _dead_letters(run_id, run)
+    for refusal in objects(run.get("refusals")):
+        findings.append(
+            problem(
+                run_id,
+                "refusals",
+                f"{refusal.get('kind')} {refusal.get('replica_id')} cannot serve it: {refusal.get('reason')}",
+                "mend what it says; it tries again by itself, or when it is started again",
+            )
+        )
+    if status in ("running", "paused"):
+        findings += _generators(run_id, run)
+        if run.get("num_rewarders") == 0:
+            findings.append(
+                problem(run_id, "rewarders", "no rewarder is alive for it", "start one, or look into its log")
+            )
+    return findings
+
+
+def _paused(run_id: str, run: Mapping[str, Any]) -> Finding:
+    pause = run.get("pause")
+    by_rewards = isinstance(pause, dict) and cast("dict[str, Any]", pause).get("by") == "rewards"
+    says = f"paused: {run.get('reason')}"
+    if by_rewards:
+        return problem(run_id, "run", says, "mend the reward function; one group now and then tries it, and it goes on")
+    return note(run_id, "run", says, f"`headrace resume {run_id}` lets it go on")
+
+
+def _dead_letters(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
+    queues = run.get("queues")
+    count = cast("dict[str, Any]", queues).get("dead_letters", 0) if isinstance(queues, dict) else 0
+    if not count:
+        return [ok(run_id, "dead letters", "no dead letters")]
+    return [
+        problem(
+            run_id,
+            "dead letters",
+            f"{count} prompt groups killed or confused whoever worked on them",
+            f"GET /v1/runs/{run_id}/dead_letters says why; mend it, then replay them",
+        )
+    ]
+
+
+def _generators(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
+    generators = objects(run.get("generators"))
+    gone = [str(one.get("replica_id")) for one in generators if not one.get("is_alive")]
+    serving = [one for one in generators if one.get("is_alive") and not one.get("doing")]
+    findings = [
+        problem(
+            run_id,
+            "generators",
+            f"{name} took part, and its lease has run out",
+            "look into its log and start it again; others take over what it had in hand",
+        )
+        for name in gone
+    ]
+    findings += [
+        note(run_id, "generators", f"{one.get('replica_id')} is {one.get('doing')}")
+        for one in generators
+        if one.get("is_alive") and one.get("doing")
+    ]
+    if serving:
+        return [*findings, ok(run_id, "generators", f"generators at work: {len(serving)}")]
+    if any(one.get("is_alive") for one in generators):
+        return findings
+    return [*findings, problem(run_id, "generators", "no generator is alive for it", "start one, or look into its log")]
+
+
+def _what(answer: Answer) -> str:
+    return f"answers {answer.status}: {answer.detail}" if answer.status else answer.why

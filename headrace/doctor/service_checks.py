@@ -1,0 +1,201 @@
+"""Looks at one service: is it there, is it ready, who may ask it what, what does it say of itself.
+
+/livez --no answer--> one finding, and nothing else is asked
+  |
+  +-- at once: /readyz, /v1/about without a key, with a wrong one, with the API key; the internal key's own route
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from headrace.doctor.asking import Answer, Asker
+from headrace.doctor.findings import Finding, note, ok, problem, unknown
+from headrace.doctor.targets import Targets
+from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, ServiceName
+
+_HAS_INTERNAL_ROUTES: frozenset[ServiceName] = frozenset({"trainer", "generator"})
+
+
+@dataclass(frozen=True)
+class Service:
+    """One service, as far as it is known before it is asked.
+
+    Args:
+        kind: Which it is.
+        name: What people call it.
+        url: Where it is.
+        is_found: Whether its address was found in Redis and not given: it may be out of our reach, and fine.
+    """
+
+    kind: ServiceName
+    name: str
+    url: str
+    is_found: bool = False
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one service showed."""
+
+    service: Service
+    findings: list[Finding]
+    about: About | None = None
+    clock_ahead_s: float | None = None
+
+
+async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
+    """Return what a service shows, within twice the asker's time."""
+    alive = await asker.get(f"{service.url}/livez")
+    if (finding := _why_not_alive(service, alive)) is not None:
+        return Looked(service, [finding])
+    ready, nobody, anybody, known, internal = await asyncio.gather(
+        asker.get(f"{service.url}/readyz"),
+        asker.get(f"{service.url}{ABOUT_PATH}"),
+        asker.get(f"{service.url}{ABOUT_PATH}", key=secrets.token_urlsafe(16)),
+        asker.get(f"{service.url}{ABOUT_PATH}", key=targets.api_key),
+        asker.get(f"{service.url}{INTERNAL_ABOUT_PATH}", key=targets.internal_key),
+    )
+    findings = [ok(service.name, "reachable", f"answers at {service.url}"), _readiness(service, ready)]
+    findings.append(door(service, nobody, anybody))
+    findings.append(_api_key(service, known, targets))
+    if service.kind in _HAS_INTERNAL_ROUTES:
+        findings.append(_internal_key(service, internal, targets))
+    about, mistaken = _about(service, known if known.status == HTTPStatus.OK else internal)
+    if mistaken is not None:
+        findings.append(mistaken)
+    return Looked(service, findings, about=about, clock_ahead_s=alive.clock_ahead_s)
+
+
+def _why_not_alive(service: Service, alive: Answer) -> Finding | None:
+    if alive.status == HTTPStatus.OK:
+        return None
+    if alive.status:
+        return problem(
+            service.name,
+            "reachable",
+            f"{service.url} answers {alive.status} where a headrace service answers 200",
+            f"something else listens there: give the address of the {service.kind}",
+        )
+    if service.is_found:
+        return note(
+            service.name,
+            "reachable",
+            f"{service.url}, where it is registered, is out of reach from here: {alive.why}",
+            "the trainer must reach it, this machine need not; to have it examined, run doctor where the trainer runs",
+        )
+    return problem(
+        service.name,
+        "reachable",
+        f"{service.url}: {alive.why}",
+        f"start the {service.kind}, look into its log, or mend the address; between machines, look at firewalls and "
+        "network policies",
+    )
+
+
+def _readiness(service: Service, ready: Answer) -> Finding:
+    if ready.status == HTTPStatus.OK:
+        return ok(service.name, "ready", "ready")
+    if not ready.status:
+        return problem(service.name, "ready", f"/readyz: {ready.why}", "look into its log; restart it if it hangs")
+    says = ready.detail or f"/readyz answers {ready.status}"
+    if service.kind == "generator":
+        return note(service.name, "ready", f"takes no prompts: {says}", "if it stays so while a run runs, see its log")
+    return problem(service.name, "ready", f"not ready: {says}", "mend what it says; its log says more")
+
+
+def door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
+    """Return whether the service asks for a key at all."""
+    if nobody.status == anybody.status == HTTPStatus.UNAUTHORIZED:
+        return ok(service.name, "asks for a key", "refuses requests without a key, or with a wrong one")
+    if not (nobody.status and anybody.status):
+        return problem(
+            service.name, "asks for a key", f"without a key: {nobody.why or anybody.why}", "look into its log"
+        )
+    if nobody.status != HTTPStatus.OK and anybody.status != HTTPStatus.OK:
+        return note(service.name, "asks for a key", f"answers {nobody.status} without a key, and not 401")
+    if _is_loopback(service.url):
+        return note(service.name, "asks for a key", "answers without a key; it listens on this machine alone")
+    return problem(
+        service.name,
+        "asks for a key",
+        "answers without a key: whoever reaches it may use it",
+        "set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY of the service, and restart it",
+    )
+
+
+def _api_key(service: Service, known: Answer, targets: Targets) -> Finding:
+    if not targets.api_key:
+        return unknown(
+            service.name, "API key", "not tried: there is none to try", "set HEADRACE_API_KEY to the deployment's"
+        )
+    if known.status == HTTPStatus.UNAUTHORIZED:
+        return problem(
+            service.name,
+            "API key",
+            "does not take the API key that doctor was given",
+            "give all services the same HEADRACE_API_KEY, and restart those that have another; or give doctor the "
+            "deployment's",
+        )
+    if not known.status:
+        return problem(service.name, "API key", f"with the API key: {known.why}", "look into its log")
+    if known.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return problem(service.name, "API key", f"answers {known.status}: {known.detail}", "look into its log")
+    return ok(service.name, "API key", "takes the API key")
+
+
+def _internal_key(service: Service, internal: Answer, targets: Targets) -> Finding:
+    if not targets.internal_key:
+        return note(
+            service.name, "internal key", "not tried: none was given", "set HEADRACE_INTERNAL_KEY to have it tried"
+        )
+    if internal.status == HTTPStatus.UNAUTHORIZED:
+        return problem(
+            service.name,
+            "internal key",
+            "does not take the internal key that doctor was given",
+            "give trainer and generators the same HEADRACE_INTERNAL_KEY, and restart those that have another: weight "
+            "pushes are refused meanwhile",
+        )
+    if not internal.status:
+        return problem(service.name, "internal key", f"with the internal key: {internal.why}", "look into its log")
+    return ok(service.name, "internal key", "takes the internal key")
+
+
+def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None]:
+    if told.status == HTTPStatus.NOT_FOUND:
+        return None, note(
+            service.name,
+            "releases",
+            "does not tell its releases: another implementation, or an older release of headrace",
+            "upgrade all services together",
+        )
+    if told.status != HTTPStatus.OK:
+        return None, None  # said already
+    try:
+        about = About.model_validate(told.body)
+    except ValidationError:
+        return None, problem(
+            service.name, "releases", f"{service.url} does not answer like a headrace service", "mend the address"
+        )
+    if about.service != service.kind:
+        return None, problem(
+            service.name,
+            "releases",
+            f"{service.url} is a {about.service}, and was taken for a {service.kind}",
+            "mend the address",
+        )
+    return about, None
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,176 @@
+"""`headrace plan`: what a run needs, computed from sizes and from rates that were measured."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace import service_finder
+from headrace.byte_size import GIB
+from headrace.plan.from_run import Measured, read_run
+from headrace.plan.memory import disk_rows, generator_rows, trainer_rows
+from headrace.plan.model_source import read_shape
+from headrace.plan.pace import pace_rows, reward_rows
+from headrace.plan.redis_memory import redis_rows
+from headrace.plan.rows import Row
+from headrace.plan.workload import Rates, Workload
+from headrace.run_file import parse_settings, read_run_file
+from shared.errors import UserError
+from shared.run_config import RunConfig, parse_run_config
+
+_DIRECT = (
+    "model", "num_generations", "groups_per_step", "max_staleness", "max_prompt_length", "max_completion_length",
+    "dtype",
+)  # fmt: skip
+_PLACEHOLDERS: dict[str, Any] = {"dataset_name": "plan", "reward_funcs": ["accuracy_reward"]}
+_PIPE_WIDTH = 160
+DONE, WRONG_ARGUMENTS = 0, 2
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Show a plan; returns 0, or 2 if the arguments are wrong."""
+    try:
+        work, ran = workload(arguments)
+    except UserError as error:
+        sys.stderr.write(f"headrace: {error}\n")
+        return WRONG_ARGUMENTS
+    rows = all_rows(work, ran)
+    if arguments.json:
+        sys.stdout.write(as_json(work, rows) + "\n")
+    else:
+        _show(work, rows)
+    return DONE
+
+
+def all_rows(work: Workload, ran: Measured | None = None) -> list[Row]:
+    """Return the whole plan."""
+    rows = trainer_rows(work)
+    if ran is not None and ran.device_peak_bytes is not None:
+        section = rows[0].section
+        rows.append(
+            Row(section, "peak of the run", ran.device_peak_bytes, "bytes", f"memory/device_peak_bytes of {ran.run_id}")
+        )
+    return [*rows, *generator_rows(work), *pace_rows(work), *reward_rows(work), *redis_rows(work), *disk_rows(work)]
+
+
+def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
+    """Return what to plan for, and what a run has measured, if one was named.
+
+    Raises:
+        UserError: Something is wrong with the settings or the model.
+    """
+    ran = None
+    if arguments.from_run:
+        with service_finder.connect(arguments) as client:
+            ran = read_run(client, arguments.from_run)
+    config = _config(arguments, ran)
+    shape = read_shape(config.model, revision=config.model_revision, num_parameters=arguments.parameters)
+    given = ran.rates if ran is not None else Rates()
+    engine = config.vllm.get("tensor_parallel_size", 1) * config.vllm.get("pipeline_parallel_size", 1)
+    per_node = 1 if config.nproc_per_node == "auto" else config.nproc_per_node
+    work = Workload(
+        config=config,
+        shape=shape,
+        prompt_tokens=arguments.prompt_tokens or (ran.prompt_tokens if ran else None),
+        completion_tokens=arguments.completion_tokens or (ran.completion_tokens if ran else None),
+        trainer_gpus=int(arguments.trainer_gpus or per_node * config.nnodes),
+        generator_gpus=int(arguments.generator_gpus or engine),
+        gpu_bytes=arguments.gpu_gib * GIB if arguments.gpu_gib else None,
+        engine_bytes=arguments.engine_gib * GIB if arguments.engine_gib else None,
+        rates=_rates(arguments, given),
+    )
+    longest = shape.max_position_embeddings
+    wanted = (config.max_prompt_length or 0) + config.max_completion_length
+    if longest is not None and wanted > longest:
+        raise UserError(f"prompt and completion may have {wanted} tokens, the model takes {longest}")
+    if work.completion_tokens is not None and work.completion_tokens > config.max_completion_length:
+        raise UserError(
+            f"completions have {work.completion_tokens:g} tokens on average and may have "
+            f"max_completion_length={config.max_completion_length}: raise that"
+        )
+    return work, ran
+
+
+def as_json(work: Workload, rows: list[Row]) -> str:
+    """Return the plan as one JSON object: sections of names, each with value, unit, and how it came about."""
+    plan_by_section: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        section = plan_by_section.setdefault(row.section, {})
+        section[row.name] = {"value": row.value, "unit": row.unit, "how": row.how, "is_warning": row.is_warning}
+    body = {
+        "model": work.config.model,
+        "num_parameters": work.num_parameters,
+        "trainer_gpus": work.trainer_gpus,
+        "generator_gpus": work.generator_gpus,
+        "missing": [f"{row.section}: {row.name}: {row.how}" for row in rows if row.value is None],
+        "plan": plan_by_section,
+    }
+    return json.dumps(body, indent=2)
+
+
+def _config(arguments: argparse.Namespace, ran: Measured | None) -> RunConfig:
+    settings: dict[str, Any] = {**_PLACEHOLDERS}
+    if ran is not None:
+        settings |= ran.config
+    if arguments.file:
+        settings |= read_run_file(Path(arguments.file))
+    settings |= {name: value for name in _DIRECT if (value := getattr(arguments, name)) is not None}
+    settings |= parse_settings(arguments.settings)
+    if "model" not in settings:
+        raise UserError("say which model with --model, a run file, or --from-run")
+    return parse_run_config(_without_doubles(settings))
+
+
+def _without_doubles(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave the placeholder out where a mixture of data sets is given."""
+    return {
+        name: value for name, value in settings.items() if not (name == "dataset_name" and settings.get("datasets"))
+    }
+
+
+def _rates(arguments: argparse.Namespace, of_run: Rates) -> Rates:
+    rates = of_run
+    if arguments.trainer_tokens_per_s:
+        rates = replace(rates, trainer_tokens_per_s=arguments.trainer_tokens_per_s)
+    if arguments.generator_tokens_per_s:
+        rates = replace(
+            rates,
+            generator_tokens_per_s=arguments.generator_tokens_per_s,
+            is_generator_lower_bound=False,
+            holds_pushes=False,
+            generator_source="given",
+        )
+    if arguments.push_standstill_s:
+        rates = replace(rates, push_standstill_s=arguments.push_standstill_s)
+    return replace(rates, reward_s=arguments.reward_s) if arguments.reward_s else rates
+
+
+def _show(work: Workload, rows: list[Row]) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)
+    config = work.config
+    console.print(
+        f"{config.model}: {work.num_parameters:,} parameters, {work.shape.num_layers} layers; "
+        f"{config.groups_per_step} groups of {config.num_generations} a step, max_staleness {config.max_staleness}, "
+        f"{config.dtype}{', LoRA' if config.use_peft else ''}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    for section in dict.fromkeys(row.section for row in rows):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=section, title_justify="left", title_style="bold")
+        table.add_column("what", no_wrap=True)
+        table.add_column("how much", justify="right", no_wrap=True)
+        table.add_column("from", overflow="fold")
+        for row in rows:
+            if row.section == section:
+                style = "bold red" if row.is_warning else "yellow" if row.value is None else ""
+                table.add_row(Text(row.name), Text(row.shown, style=style), Text(row.how))
+        console.print(table)

@@ -1,0 +1,118 @@
+"""Takes settings, lengths and rates from a run: what it has measured of itself, by its metrics.
+
+    GET /v1/runs/{run_id}          settings, generators alive
+    GET /v1/runs/{run_id}/metrics  a line a step; the first quarter warms up and is left out
+
+Whether the generators' rate is what they can do depends on who waited: a trainer that trains most of the time makes
+them wait, as admission lets no more in, and their rate is then a lower bound.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from headrace.client import HeadraceClient
+from headrace.plan.workload import Rates
+from shared.errors import UserError
+
+_MIN_STEPS = 4
+BUSY = 0.9
+"""Share of its time that a trainer trains, above which it is the slower one."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run says of itself; None is not known."""
+
+    run_id: str
+    config: dict[str, Any]
+    rates: Rates
+    prompt_tokens: float | None
+    completion_tokens: float | None
+    num_generators: int
+    busy_share: float
+    device_peak_bytes: float | None
+
+
+def read_run(client: HeadraceClient, run_id: str) -> Measured:
+    """Return what a run has measured.
+
+    Raises:
+        UserError: It has made too few steps.
+        HeadraceApiError: There is no such run, or the API is away.
+    """
+    run = client.get(run_id)
+    alive = sum(1 for one in run.get("generators", ()) if one.get("is_alive"))
+    progress: Mapping[str, Any] = run.get("progress", {})
+    return measured(
+        run_id, run["config"], client.metrics(run_id), num_generators=int(progress.get("num_generators") or alive)
+    )
+
+
+def measured(
+    run_id: str, config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], *, num_generators: int
+) -> Measured:
+    """Return what the lines of metrics say.
+
+    Args:
+        run_id: Of the run.
+        config: Its settings.
+        lines: One a step, oldest first.
+        num_generators: That took part.
+    """
+    if len(lines) < _MIN_STEPS:
+        raise UserError(f"{run_id} has made {len(lines)} steps; {_MIN_STEPS} are the fewest that tell a rate")
+    first = len(lines) // 4
+    warm = lines[first:]
+    train_s, step_s = _sum(warm, "train_time"), _sum(warm, "step_time")
+    busy = train_s / step_s if step_s else 0.0
+    generated = _median(warm, "throughput/generated_tokens_per_s")
+    share = generated / num_generators if generated is not None and num_generators else None
+    rates = Rates(
+        trainer_tokens_per_s=_median(warm, "throughput/trained_tokens_per_s"),
+        generator_tokens_per_s=share or None,
+        push_standstill_s=_median(warm, "push/standstill_s"),
+        is_generator_lower_bound=busy >= BUSY,
+        holds_pushes=True,
+        trainer_source=f"median of {len(warm)} steps of {run_id}, which trained {busy:.0%} of its time",
+        generator_source=f"median of {len(warm)} steps of {run_id}, over its {num_generators} generators",
+    )
+    completion = _median(warm, "completions/mean_length")
+    return Measured(
+        run_id=run_id,
+        config=dict(config),
+        rates=rates,
+        prompt_tokens=_prompt_tokens(config, lines[first - 1] if first else None, warm, completion),
+        completion_tokens=completion,
+        num_generators=num_generators,
+        busy_share=busy,
+        device_peak_bytes=_median(warm, "memory/device_peak_bytes"),
+    )
+
+
+def _prompt_tokens(
+    config: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
+    warm: Sequence[Mapping[str, Any]],
+    completion: float | None,
+) -> float | None:
+    """Return the mean prompt: num_tokens counts every completion with its prompt, a batch at a time."""
+    if completion is None:
+        return None
+    lines = [line for line in warm if line.get("completions/mean_length") is not None]
+    began = 0.0 if before is None else float(before.get("num_tokens") or 0.0)
+    per_batch = int(config["groups_per_step"]) * int(config["num_generations"]) * int(config["steps_per_generation"])
+    num_rows = per_batch * len(lines)
+    lengths = sum(float(line["completions/mean_length"]) for line in lines) / len(lines)
+    mean = (float(lines[-1].get("num_tokens") or 0.0) - began) / num_rows - lengths
+    return mean if mean > 0 else None
+
+
+def _median(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    found = [float(line[name]) for line in lines if line.get(name) is not None]
+    return median(found) if found else None
+
+
+def _sum(lines: Sequence[Mapping[str, Any]], name: str) -> float:
+    return sum(float(line[name]) for line in lines if line.get(name) is not None)

@@ -1,0 +1,240 @@
+"""Memory of trainer, generator and checkpoints, by what each of them keeps. Pure; docs/operations.md has the formulas.
+
+P  parameters   A  parameters of adapters   N  training ranks   t  GPUs of a replica   b  bytes of a number in `dtype`
+"""
+
+from headrace.byte_size import sized
+from headrace.plan.rows import Row
+from headrace.plan.workload import Workload
+
+TRAINER, GENERATOR, DISK = "trainer, each GPU", "generator, each GPU", "disk"
+_MASTER, _GRADIENT, _MOMENTS, _REFERENCE = 4, 4, 8, 4
+"""Bytes a parameter: everything that learns is float32 (policy_model.py, optimizer.py)."""
+_NF4_BITS = 4.127
+"""With double quantisation: arXiv 2305.14314, section 3."""
+_UTILIZATION = 0.92
+"""vLLM 0.32's default of gpu_memory_utilization."""
+_LEFT_FREE_BYTES = 1 << 30
+_FULL_SHARE, _AIM = 0.9, 0.8
+"""inflight_window.py: HIGH and AIM."""
+
+
+def trainer_rows(work: Workload) -> list[Row]:
+    """Return what one training rank keeps on its GPU."""
+    config, ranks, count = work.config, work.trainer_gpus, work.num_parameters
+    over = f" / {ranks} ranks" if ranks > 1 else ""
+    if config.use_peft:
+        rows = _adapter_rows(work, over)
+    else:
+        rows = [
+            _row("weights", _MASTER * count / ranks, f"4 bytes x {count:,} parameters, float32{over}"),
+            _row("gradients", _GRADIENT * count / ranks, f"4 bytes x parameters, float32{over}"),
+            _row("Adam's moments", _MOMENTS * count / ranks, f"2 x 4 bytes x parameters, float32{over}"),
+        ]
+        if config.beta:
+            rows.append(_row("reference", _REFERENCE * count / ranks, f"4 bytes x parameters, as beta is set{over}"))
+    rows += _gathered(work)
+    kept = 4 * work.shape.num_layers * config.max_tokens_per_microbatch * work.shape.hidden_size
+    if config.gradient_checkpointing:
+        rows.append(
+            _row(
+                "activations, at least",
+                kept,
+                "4 bytes x layers x max_tokens_per_microbatch x hidden size, kept between layers; others come on "
+                "top: memory/device_peak_bytes of a run says how much",
+            )
+        )
+    total = sum(row.value or 0.0 for row in rows)
+    rows.append(_total(TRAINER, "in all, at least", total, work))
+    saved = work.adapter_parameters if config.use_peft else count
+    if saved is not None:
+        rows.append(
+            Row(TRAINER, "main memory for checkpoints", 12 * saved / ranks, "bytes", f"12 bytes x what learns{over}")
+        )
+    return rows
+
+
+def generator_rows(work: Workload) -> list[Row]:
+    """Return what one GPU of a replica keeps, and how many sequences fit."""
+    config, shape, gpus = work.config, work.shape, work.generator_gpus
+    over = f" / {gpus} GPUs" if gpus > 1 else ""
+    weights = work.dtype_bytes * work.num_parameters / gpus
+    if config.use_peft and config.load_in_4bit:
+        weights = _nf4_bytes(work) / gpus
+    kv_bytes = _kv_bytes(work)
+    per_token = kv_bytes * shape.kv_numbers_per_token(num_gpus=gpus)
+    rows = [
+        _row("weights", weights, f"{weights * gpus / work.num_parameters:.3g} bytes x parameters{over}", GENERATOR),
+        _row(
+            "KV cache of a token",
+            per_token,
+            f"2 x {shape.num_attention_layers} layers x {-(-shape.num_kv_heads // gpus)} heads x {shape.head_dim} x "
+            f"{kv_bytes} bytes",
+            GENERATOR,
+        ),
+    ]
+    longest = (config.max_prompt_length or 0) + config.max_completion_length
+    rows.append(
+        _row("KV cache of the longest sequence", per_token * longest, f"x {longest:,} tokens"
+             + ("" if config.max_prompt_length else ", its prompt not counted: set max_prompt_length"), GENERATOR)
+    )  # fmt: skip
+    rows += _staging(work)
+    return rows + _room(work, weights, per_token, longest)
+
+
+def disk_rows(work: Workload) -> list[Row]:
+    """Return what checkpoints take."""
+    config = work.config
+    saved = work.adapter_parameters if config.use_peft else work.num_parameters
+    if saved is None:
+        return []
+    one = 12 * saved + (_REFERENCE * saved if config.sync_ref_model else 0)
+    return [
+        Row(DISK, "a checkpoint", one, "bytes", "12 bytes x what learns: float32 weights and two moments"),
+        Row(
+            DISK,
+            "all of a run's",
+            one * (config.save_total_limit + 1),
+            "bytes",
+            f"save_total_limit={config.save_total_limit}, and the one being written; logs and model come on top",
+        ),
+    ]
+
+
+def groups_that_fit(work: Workload) -> tuple[float, float] | None:
+    """Return how many groups a replica has room for: at full length, and at mean length; None if it is not known."""
+    room = _kv_tokens(work)
+    if room is None or work.completion_tokens is None:
+        return None
+    config, prompt = work.config, work.prompt_tokens or 0.0
+    longest = (config.max_prompt_length or prompt) + config.num_generations * config.max_completion_length
+    mean = prompt + config.num_generations * work.completion_tokens
+    most = config.max_inflight_groups
+    return max(1.0, min(most, _FULL_SHARE * room // longest)), max(1.0, min(most, _AIM * room // mean))
+
+
+def _adapter_rows(work: Workload, over: str) -> list[Row]:
+    config, ranks = work.config, work.trainer_gpus
+    base = _nf4_bytes(work) if config.load_in_4bit else work.dtype_bytes * work.num_parameters
+    rows = [_row("frozen base", base / ranks, f"{base / work.num_parameters:.3g} bytes x parameters{over}")]
+    adapters = work.adapter_parameters
+    if adapters is None:
+        rows.append(
+            Row(
+                TRAINER, "adapters", None, "bytes",
+                "16 bytes x their parameters, which are not counted with lora_target_modules or experts",
+            )
+        )  # fmt: skip
+        return rows
+    each = _MASTER + _GRADIENT + _MOMENTS
+    how = f"16 bytes x {adapters:,} parameters (r x (in + out) of every linear layer){over}"
+    return [*rows, _row("adapters: weights, gradients, moments", each * adapters / ranks, how)]
+
+
+def _gathered(work: Workload) -> list[Row]:
+    shape = work.shape
+    if work.trainer_gpus > 1 and shape.num_layer_parameters is not None:
+        held = 4 * shape.num_embedding_parameters + 2 * work.dtype_bytes * shape.num_layer_parameters
+        return [
+            _row("gathered by FSDP", held, "embeddings and last projection in float32, two layers in the run's dtype")
+        ]
+    if work.trainer_gpus == 1 and work.config.dtype == "bfloat16" and not work.config.use_peft:
+        return [
+            _row(
+                "bfloat16 copies, at most",
+                2 * work.num_parameters,
+                "2 bytes x parameters: autocast keeps casts of weights for a pass",
+            )
+        ]
+    return []
+
+
+def _staging(work: Workload) -> list[Row]:
+    config = work.config
+    pushed = work.adapter_parameters if config.use_peft else work.num_parameters
+    if config.push_staging != "memory" or pushed is None:
+        return []
+    num_bytes = work.dtype_bytes * pushed
+    how = f"{work.dtype_bytes} bytes x what is pushed, whole in every worker (push_staging: memory)"
+    if work.gpu_bytes is not None:
+        beside = (1.0 - _utilization(work)) * work.gpu_bytes
+        fits = num_bytes + _LEFT_FREE_BYTES <= beside
+        how += (
+            f"; fits beside the engine's {_utilization(work):.0%}"
+            if fits
+            else f"; {sized(beside)} are left beside the engine's {_utilization(work):.0%}: it lies in main memory"
+        )
+    return [_row("staged weights", num_bytes, how, GENERATOR)]
+
+
+def _room(work: Workload, weights: float, per_token: float, longest: int) -> list[Row]:
+    if work.gpu_bytes is None:
+        return [Row(GENERATOR, "sequences that fit", None, "", "give --gpu-gib")]
+    tokens, config = _kv_tokens(work), work.config
+    assert tokens is not None
+    share = f"{_utilization(work):.2f} of {sized(work.gpu_bytes)} less weights"
+    share += f" and {sized(work.engine_bytes)}" if work.engine_bytes else (
+        "; what vLLM needs beside is not counted: its log says `Available KV cache memory`, or give --engine-gib"
+    )  # fmt: skip
+    room = tokens * per_token
+    if room <= 0:
+        return [Row(GENERATOR, "KV cache", room, "bytes", f"{share}: does not fit; use more GPUs a replica", True)]
+    rows = [
+        _row("KV cache, at most", room, share, GENERATOR),
+        Row(GENERATOR, "tokens in it", float(int(tokens)), "tokens", "KV cache / KV cache of a token"),
+        Row(
+            GENERATOR, "sequences at full length", float(int(tokens // longest)), "sequences", f"/ {longest:,} tokens",
+            is_warning=tokens < longest,
+        ),
+    ]  # fmt: skip
+    fit = groups_that_fit(work)
+    if fit is None:
+        rows.append(Row(GENERATOR, "groups in flight", None, "groups", "give --completion-tokens, or --from-run"))
+        return rows
+    rows.append(
+        Row(
+            GENERATOR, "groups in flight", fit[1], "groups",
+            f"0.8 x tokens / (prompt + {config.num_generations} completions of mean length), at most "
+            f"max_inflight_groups={config.max_inflight_groups}; {fit[0]:.0f} if all were of full length",
+        )
+    )  # fmt: skip
+    return rows
+
+
+def _kv_tokens(work: Workload) -> float | None:
+    if work.gpu_bytes is None:
+        return None
+    weights = work.dtype_bytes * work.num_parameters / work.generator_gpus
+    if work.config.use_peft and work.config.load_in_4bit:
+        weights = _nf4_bytes(work) / work.generator_gpus
+    room = _utilization(work) * work.gpu_bytes - weights - (work.engine_bytes or 0.0)
+    return room / (_kv_bytes(work) * work.shape.kv_numbers_per_token(num_gpus=work.generator_gpus))
+
+
+def _nf4_bytes(work: Workload) -> float:
+    """Return the base in 4 bits; embeddings and last projection stay as they are."""
+    kept = work.shape.num_embedding_parameters
+    return (work.num_parameters - kept) * _NF4_BITS / 8 + kept * work.dtype_bytes
+
+
+def _kv_bytes(work: Workload) -> int:
+    return 1 if str(work.config.vllm.get("kv_cache_dtype", "auto")).startswith("fp8") else work.dtype_bytes
+
+
+def _utilization(work: Workload) -> float:
+    return float(work.config.vllm.get("gpu_memory_utilization", _UTILIZATION))
+
+
+def _total(section: str, name: str, value: float, work: Workload) -> Row:
+    if work.gpu_bytes is None:
+        return Row(section, name, value, "bytes", "the sum; give --gpu-gib to see whether it fits")
+    fits = value <= work.gpu_bytes
+    return Row(
+        section, name, value, "bytes",
+        f"the sum; a GPU has {sized(work.gpu_bytes)}" + ("" if fits else ": does not fit, use more ranks, or LoRA"),
+        is_warning=not fits,
+    )  # fmt: skip
+
+
+def _row(name: str, value: float, how: str, section: str = TRAINER) -> Row:
+    return Row(section, name, value, "bytes", how)

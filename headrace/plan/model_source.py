@@ -1,0 +1,108 @@
+"""Finds a model's config.json: in a directory, or at the Hugging Face hub; weights are counted, never read.
+
+Of a directory the headers of the weight files say how many numbers there are, whatever the architecture.
+"""
+
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from headrace.plan.model_shape import FAMILIES, ModelShape, model_shape
+from shared.errors import UserError
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_MAX_HEADER_BYTES = 64 << 20
+_TIMEOUT_S = 20.0
+
+
+def read_shape(model: str, *, revision: str | None = None, num_parameters: float | None = None) -> ModelShape:
+    """Return the shape of a model.
+
+    Args:
+        model: Directory, or hub id.
+        revision: Of the hub.
+        num_parameters: If it was given.
+
+    Raises:
+        UserError: There is no config.json, or it does not say enough; says what to give.
+    """
+    directory = Path(model)
+    if directory.is_dir():
+        where, config, counted = str(directory / "config.json"), _read(directory / "config.json"), _count(directory)
+    elif model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model) or ".." in model:
+        raise UserError(f"there is no directory {model}, and it is no Hugging Face id either")
+    else:
+        where, config, counted = f"config.json of {model}", _fetch(model, revision or "main"), None
+    shape = model_shape(config, where=where)
+    known = int(num_parameters) if num_parameters else counted or shape.num_parameters
+    if known is None:
+        raise UserError(
+            f"the weights of {shape.model_type or model} cannot be counted by its config.json (those of "
+            f"{', '.join(FAMILIES)} can): give a directory with its weight files, or --parameters"
+        )
+    return replace(shape, num_parameters=known)
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        return _table(file.read_text(encoding="utf-8"), str(file))
+    except FileNotFoundError:
+        raise UserError(f"{file.parent} has no config.json, so it is no transformers model") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+
+
+def _fetch(model: str, revision: str) -> Mapping[str, Any]:
+    import httpx
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    url = f"{endpoint}/{model}/resolve/{revision}/config.json"
+    token = os.environ.get("HF_TOKEN", "")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    instead = "give the directory of a copy of the model"
+    try:
+        reply = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UserError(f"the Hugging Face hub cannot be asked for {model} ({error}); {instead}") from error
+    if not reply.is_success:
+        raise UserError(
+            f"{url} answers {reply.status_code}: check the spelling, set HF_TOKEN if it is private, or {instead}"
+        )
+    return _table(reply.text, url)
+
+
+def _table(text: str, where: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{where} is no table of settings")
+    return cast("Mapping[str, Any]", found)
+
+
+def _count(directory: Path) -> int | None:
+    """Return how many numbers the weight files hold; None if there are none, or one cannot be read."""
+    files = [file for file in sorted(directory.glob("*.safetensors")) if "adapter" not in file.name]
+    counts = [_count_in(file) for file in files]
+    known = [count for count in counts if count is not None]
+    return sum(known) if files and len(known) == len(files) else None
+
+
+def _count_in(file: Path) -> int | None:
+    """Return the numbers in a safetensors file, by its header: length in 8 bytes, then JSON."""
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > _MAX_HEADER_BYTES:
+                return None
+            header: dict[str, Any] = json.loads(stream.read(length))
+        return sum(int(math.prod(one["shape"])) for name, one in header.items() if name != "__metadata__")
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
+        return None

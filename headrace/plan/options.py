@@ -1,0 +1,53 @@
+"""The options of `headrace plan`: a run as a run file has it, mean lengths, machines, measured rates."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+_RUN_OPTIONS = {
+    "--model": (str, "DIR|ID", "directory or Hugging Face id; only its config.json is read"),
+    "--num-generations": (int, "N", "completions a prompt"),
+    "--groups-per-step": (int, "N", "prompt groups an optimizer step"),
+    "--max-staleness": (int, "N", "in optimizer steps"),
+    "--max-prompt-length": (int, "TOKENS", "longest prompt"),
+    "--max-completion-length": (int, "TOKENS", "longest completion"),
+    "--dtype": (str, "DTYPE", "bfloat16 or float32"),
+}
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Add them."""
+    parser.add_argument("file", metavar="FILE", nargs="?", help="a run file; options win over what it says")
+    parser.add_argument("--from-run", metavar="RUN", help="take settings and rates from a run, by what it has measured")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    run = parser.add_argument_group("the run (as in a run file; --set for every other setting)")
+    for name, (kind, metavar, text) in _RUN_OPTIONS.items():
+        run.add_argument(name, type=kind, metavar=metavar, help=text)
+    run.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="another setting"
+    )
+    shape = parser.add_argument_group("lengths on average, and the model where it cannot be read")
+    _number(shape, "--prompt-tokens", "TOKENS", "mean length of prompts")
+    _number(shape, "--completion-tokens", "TOKENS", "mean length of completions (completions/mean_length)")
+    _number(shape, "--parameters", "N", "weights of the model, such as 8e9, if they cannot be counted")
+    machines = parser.add_argument_group("machines")
+    _number(machines, "--gpu-gib", "GIB", "memory of one GPU; without it nothing is said of what fits")
+    _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", int)
+    _number(machines, "--generator-gpus", "N", "GPUs of one generator replica (tensor_parallel_size, or 1)", int)
+    _number(machines, "--engine-gib", "GIB", "what vLLM needs beside weights and KV cache; its log says at start")
+    rates = parser.add_argument_group("measured rates; nothing is assumed where one is missing")
+    _number(rates, "--trainer-tokens-per-s", "RATE", "sampled tokens that the trainer trains a second while it trains")
+    _number(rates, "--generator-tokens-per-s", "RATE", "sampled tokens of one generator replica a second")
+    _number(rates, "--push-standstill-s", "S", "how long a weight push stops decoding (push/standstill_s)")
+    _number(rates, "--reward-s", "S", "time of a reward function for one group (headrace_reward_seconds)")
+
+
+def _number(group: Any, name: str, metavar: str, text: str, kind: Callable[[str], float] = float) -> None:
+    def positive(given: str) -> float:
+        value = kind(given)
+        if not 0 < value < 1e18:
+            raise argparse.ArgumentTypeError(f"{given} is not above 0")
+        return value
+
+    positive.__name__ = "number"  # argparse names it in its refusal
+    group.add_argument(name, type=positive, metavar=metavar, help=text)

@@ -1,0 +1,74 @@
+"""What Redis holds of a run at most: a group of these lengths, encoded as it travels, times the groups there can be."""
+
+import math
+
+import numpy as np
+
+from headrace.plan.rows import Row
+from headrace.plan.workload import Workload
+from services.trainer.loop.schedule import BatchShape
+from shared.arrays import pack_ids, pack_logprobs, pack_mask
+from shared.messages import PromptGroup, RewardOutcome, Rollout, ScoredGroup, Stamp, Turn, VersionSpan, encode
+
+REDIS = "redis"
+_TEXT_BYTES_PER_TOKEN = 4
+_REWRITE = 2
+"""While the append-only file is rewritten, pages that change are there twice."""
+
+
+def group_bytes(*, num_generations: int, prompt_tokens: int, completion_tokens: int, reward_funcs: list[str]) -> int:
+    """Return the size of a scored group of these lengths on its stream, columns of the data set not counted."""
+    total = prompt_tokens + completion_tokens
+    rollouts = tuple(
+        Rollout(
+            rollout_id=f"00000000-{branch}",
+            group_id="00000000",
+            branch=branch,
+            token_ids=pack_ids(np.zeros(total, dtype=np.int32)),
+            loss_mask=pack_mask(np.repeat(np.array([0, 1], dtype=np.uint8), [prompt_tokens, completion_tokens])),
+            logprobs=pack_logprobs(np.zeros(completion_tokens, dtype=np.float32)),
+            version_spans=(VersionSpan(1000, 0, completion_tokens, 1),),
+            turns=(Turn("assistant", prompt_tokens, total, "stop", 1.5e9, 1.5e9),),
+            completion="x" * (_TEXT_BYTES_PER_TOKEN * completion_tokens),
+            rewards=tuple(RewardOutcome(name, "scored", 0.5, 1.0, version="0" * 12) for name in reward_funcs),
+        )
+        for branch in range(num_generations)
+    )
+    prompt = PromptGroup(
+        run_id="run-" + "a" * 26,
+        group_id="00000000",
+        prompt="x" * (_TEXT_BYTES_PER_TOKEN * prompt_tokens),
+        prompt_ids=pack_ids(np.zeros(prompt_tokens, dtype=np.int32)),
+        columns={},
+        num_generations=num_generations,
+    )
+    stamps = tuple(Stamp(event, 1.5e9, "generator-0") for event in ("admitted", "claimed", "generated", "scored"))
+    return len(encode(ScoredGroup(prompt=prompt, rollouts=rollouts, stamps=stamps)))
+
+
+def redis_rows(work: Workload) -> list[Row]:
+    """Return the memory that a run's streams take at most."""
+    config = work.config
+    if work.completion_tokens is None:
+        return [Row(REDIS, "a group", None, "bytes", "give --completion-tokens, or --from-run")]
+    one = group_bytes(
+        num_generations=config.num_generations,
+        prompt_tokens=math.ceil(work.prompt_tokens or 0),
+        completion_tokens=math.ceil(work.completion_tokens),
+        reward_funcs=config.reward_funcs,
+    )
+    # A trained group stays until a checkpoint holds it; while that is written, the next are trained.
+    kept = BatchShape.of(config).groups(num_steps=2 * config.save_steps)
+    groups = work.max_unsettled + kept
+    return [
+        Row(REDIS, "a group", one, "bytes", "encoded as it travels, with 4 bytes of text a token and no columns"),
+        Row(
+            REDIS, "groups, at most", groups, "groups",
+            f"{work.max_unsettled} in flight + {kept} trained of 2 x save_steps steps, that wait for a checkpoint",
+        ),
+        Row(REDIS, "streams, at most", one * groups, "bytes", "a group x groups"),
+        Row(
+            REDIS, "maxmemory", _REWRITE * one * groups + (256 << 20), "bytes",
+            "2 x streams, as a rewrite of the append-only file copies what changes, and 256 MiB for events and records",
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,55 @@
+"""What the trainer says of itself: releases, GPUs that its ranks see, and the disk its checkpoints go to."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from services.trainer.checkpoints.manifest import MANIFEST_FILE
+from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_files import RunFiles
+from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, RunsDisk, about
+
+router = APIRouter(tags=["about"])
+
+
+@router.get(ABOUT_PATH)
+@router.get(INTERNAL_ABOUT_PATH, include_in_schema=False)
+async def about_trainer(api: Annotated[TrainerApi, Depends(trainer_api)]) -> About:
+    """Say which releases are installed, how many GPUs training ranks see, and how full the disk of the runs is."""
+    run_dirs = [Path(record.run_dir) for record in await api.store.active()]
+    disk = await asyncio.to_thread(_runs_disk, api.settings.runs_dir, run_dirs)
+    return about(
+        "trainer",
+        replica_id=api.settings.replica_id,
+        environment=api.settings.rank_environment(),
+        runs_disk=disk,
+    )
+
+
+def _runs_disk(runs_dir: Path, run_dirs: list[Path]) -> RunsDisk:
+    existing = next(path for path in (runs_dir, *runs_dir.parents) if path.is_dir())
+    usage = shutil.disk_usage(existing)
+    return RunsDisk(
+        path=str(runs_dir),
+        is_writable=os.access(existing, os.W_OK | os.X_OK),
+        total_bytes=usage.total,
+        free_bytes=usage.free,
+        checkpoint_bytes=max(
+            (size for run_dir in run_dirs if (size := _newest_checkpoint_bytes(run_dir))), default=None
+        ),
+    )
+
+
+def _newest_checkpoint_bytes(run_dir: Path) -> int:
+    """Return the size of the run's newest whole checkpoint; 0 if there is none."""
+    manifests = sorted(RunFiles(run_dir).checkpoints.glob(f"step_*/{MANIFEST_FILE}"))
+    try:
+        return (
+            sum(path.stat().st_size for path in manifests[-1].parent.rglob("*") if path.is_file()) if manifests else 0
+        )
+    except FileNotFoundError:
+        return 0  # it was just replaced by a newer one

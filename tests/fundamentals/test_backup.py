@@ -1,0 +1,142 @@
+"""A backup of a run that goes on: its checkpoints first, then Redis's append-only file; and what holds when restored.
+
+Read after test_accounting.py. The copies are made while the server writes, as docs/operations.md says.
+"""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from services.trainer.checkpoints.checkpoint import CheckpointWriter, newest_valid
+from services.trainer.loop.reconcile import check_not_fenced
+from shared.errors import FencedError
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.run_config import RunConfig
+from tests.conftest import RedisServer
+from tests.fundamentals.test_accounting import Trainer, generate, score
+
+
+class NoCore:
+    """The model is nobody's business here; the ledger in the checkpoint is."""
+
+    def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
+        del tokenizer
+        (directory / "weights").write_text("w")
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def load_state(self, directory: Path) -> None:
+        assert (directory / "weights").read_text() == "w"
+
+
+async def run_for(trainer: Trainer, redis: Redis, keys: RunKeys, *, num_batches: int) -> list[int]:
+    """Admit, sample, score and train; returns the numbers of the groups that were trained."""
+    trained: list[int] = []
+    for _ in range(num_batches):
+        await trainer.admission.admit(2)
+        await generate(redis, keys)
+        await score(redis, keys)
+        while not (batch := await trainer.step()):
+            pass  # what it reclaimed came first
+        trained += batch
+    return trained
+
+
+async def save(trainer: Trainer, root: Path, *, step: int, incarnation: int) -> None:
+    """Write a checkpoint, and ack what it holds."""
+    writer = CheckpointWriter(root, keep=2, incarnation=incarnation)
+    pending = writer.begin(NoCore(), trainer.ledger.to_json(), step=step)
+    writer.wait(pending)
+    writer.publish(pending)
+    await trainer.scored.ack(trainer.scored.settled())
+
+
+async def copy_redis(redis: Redis, data: Path, to: Path) -> None:
+    """Copy the append-only file of a server that goes on writing: without a rewrite in the middle."""
+    client = cast("Any", redis)
+    await client.config_set("auto-aof-rewrite-percentage", 0)
+    while (await client.info("persistence"))["aof_rewrite_in_progress"]:
+        pass
+    shutil.copytree(data / "appendonlydir", to / "appendonlydir")
+    await client.config_set("auto-aof-rewrite-percentage", 100)
+
+
+@pytest.fixture
+def restored(tmp_path: Path) -> Iterator[RedisServer]:
+    """Return a server that is started on what a test has restored."""
+    server = RedisServer(tmp_path / "restored")
+    yield server
+    if server.is_started:
+        server.kill()
+
+
+async def test_checkpoints_and_then_redis_restored_lose_no_group_and_train_none_twice(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, redis_data: Path, restored: RedisServer, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    trained = await run_for(trainer, redis, run_keys, num_batches=3)
+    await save(trainer, runs, step=3, incarnation=1)
+    shutil.copytree(runs, tmp_path / "runs-copy")
+    trained += await run_for(trainer, redis, run_keys, num_batches=2)
+    await save(trainer, runs, step=5, incarnation=1)  # acked since: Redis no longer has these
+    await trainer.admission.admit(2)
+    await copy_redis(redis, redis_data, tmp_path / "restored")
+    await run_for(trainer, redis, run_keys, num_batches=1)  # after the backup, and lost with the machine
+
+    restored.start()
+    there = connect(restored.url)
+    await wait_until_ready(there, timeout_s=10)
+    newest = newest_valid(tmp_path / "runs-copy")
+    assert newest is not None
+    successor = await Trainer.start(there, run_keys, run_config, checkpoint=newest.extra)
+
+    assert trained == list(range(10))
+    assert successor.ledger.num_trained == 6
+    assert successor.ledger.admitted == 12
+    assert successor.ledger.in_flight() == [6, 7, 8, 9, 10, 11], "trained after the copied checkpoint, or under way"
+    assert successor.admission.num_unadmitted == 4
+    await successor.admission.admit(4)
+    await generate(there, run_keys)
+    await score(there, run_keys)
+    again = [number for _ in range(3) for number in await successor.step()]
+    assert sorted(again) == [6, 7, 8, 9, 10, 11]
+    await there.aclose()
+
+
+async def test_a_redis_older_than_the_checkpoints_needs_its_epoch_raised_and_then_loses_nothing(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig, redis_data: Path, restored: RedisServer, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await run_for(trainer, redis, run_keys, num_batches=1)
+    await copy_redis(redis, redis_data, tmp_path / "restored")
+    for incarnation in (2, 3):  # it was started again twice since
+        trainer = await Trainer.start(redis, run_keys, run_config, checkpoint=trainer.ledger.to_json())
+        await run_for(trainer, redis, run_keys, num_batches=1)
+        await save(trainer, runs, step=incarnation, incarnation=incarnation)
+
+    restored.start()
+    there = connect(restored.url)
+    await wait_until_ready(there, timeout_s=10)
+    newest = newest_valid(runs)
+    assert newest is not None
+    assert newest.incarnation == 3
+    as_it_is = await Trainer.start(there, run_keys, run_config, checkpoint=newest.extra)
+    with pytest.raises(FencedError, match="was written by incarnation 3; this is 2"):
+        await save(as_it_is, runs, step=3, incarnation=2)
+
+    await there.set(run_keys.epoch, newest.incarnation)
+    successor = await Trainer.start(there, run_keys, run_config, checkpoint=newest.extra)
+    await check_not_fenced(there, run_keys, 4)
+    await save(successor, runs, step=3, incarnation=4)
+    assert (successor.ledger.num_trained, successor.ledger.num_in_flight) == (6, 0)
+    await successor.receive()
+    assert successor.scored.numbers() == set(), "what Redis still has of trained groups is not trained again"
+    await there.aclose()

@@ -1,0 +1,138 @@
+"""`headrace doctor` as a command: where it looks, what it prints, how it ends; at last on the real services."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import cli
+from tests.conftest import free_port
+from tests.headrace.doctor_rig import API_KEY, INTERNAL_KEY, service
+from tests.headrace.launcher_rig import ROOT
+
+SECRETS = ("HEADRACE_API_KEY", "HEADRACE_INTERNAL_KEY", "HEADRACE_REDIS_URL", "HEADRACE_URL", "HEADRACE_STATE_DIR")
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in an empty directory, with nothing in the environment that names a service."""
+    monkeypatch.chdir(tmp_path)
+    for name in SECRETS:
+        for variable in (name, f"{name}_FILE"):
+            monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "no headrace service found"),
+        (["--url", "trainer:8400"], "trainer:8400 is no http:// or https:// address"),
+        (["--url", "http://"], "is no http:// or https:// address"),
+        (["--url", "http://[::1"], "cannot be read"),
+        (["--url", "http://a:99999"], "cannot be read"),
+        (["--redis-url", "http://user:secret@redis"], "redis is no redis:// or rediss:// address"),
+    ],
+)
+def test_where_nothing_can_be_looked_at_the_status_is_2_and_a_sentence_says_why(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert "secret" not in shown.err
+
+
+def test_keys_may_come_from_files_and_a_fine_deployment_ends_with_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "api-key").write_text(API_KEY + "\n")
+    (tmp_path / "internal-key").write_text(INTERNAL_KEY)
+    monkeypatch.setenv("HEADRACE_API_KEY_FILE", str(tmp_path / "api-key"))
+    monkeypatch.setenv("HEADRACE_INTERNAL_KEY_FILE", str(tmp_path / "internal-key"))
+    with service("trainer") as api:
+        assert cli.main(["doctor", "--url", api.url]) == 0
+    shown = capsys.readouterr().out
+    assert "takes the API key; takes the internal key" in " ".join(shown.split())
+    assert "not looked at: nobody said where it is" in shown
+
+
+def test_a_key_file_that_is_not_there_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY_FILE", "/nowhere/api-key")
+    assert cli.main(["doctor", "--url", "http://127.0.0.1:1"]) == 2
+    assert "the secret in /nowhere/api-key cannot be read" in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_listed_with_what_to_do_and_no_secret_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "wrong-and-secret")
+    monkeypatch.setenv("HEADRACE_REDIS_URL", f"redis://user:hidden@127.0.0.1:{free_port()}/0")
+    with service("trainer") as api:
+        assert cli.main(["doctor", "--url", api.url]) == 1
+        table = capsys.readouterr().out
+        assert cli.main(["doctor", "--url", api.url, "--json"]) == 1
+        body = json.loads(capsys.readouterr().out)
+    assert "What to do" in table
+    assert "does not take the API key that doctor was given" in table
+    assert table.splitlines()[-1].endswith(" s")
+    assert body["status"] == "problems"
+    assert body["exit_status"] == 1
+    problems = {(one["where"], one["check"]) for one in body["findings"] if one["level"] == "problem"}
+    assert problems == {("trainer", "API key"), ("redis", "reachable")}
+    for secret in ("wrong-and-secret", "hidden"):
+        assert secret not in table + json.dumps(body)
+
+
+def run(*arguments: str, directory: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *arguments],
+        cwd=directory,
+        env={**kept, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def eventually_fine(directory: Path) -> dict[str, Any]:
+    """Return what doctor says once the generators have registered."""
+    deadline = time.monotonic() + 60
+    while True:
+        done = run("doctor", "--json", directory=directory)
+        body: dict[str, Any] = json.loads(done.stdout)
+        if done.returncode == 0:
+            return body
+        assert time.monotonic() < deadline, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_real_services_are_fine_and_are_not_when_a_key_or_a_service_is_missing(tmp_path: Path) -> None:
+    up = run("up", "--simulate", "2", "--detach", "--port", str(free_port()), directory=tmp_path)
+    try:
+        assert up.returncode == 0, up.stdout + up.stderr
+        body = eventually_fine(tmp_path)
+        fine = {(one["where"], one["check"]) for one in body["findings"] if one["level"] == "ok"}
+        assert {("trainer", "ready"), ("rewarder", "ready"), ("redis", "append-only file")} <= fine
+        assert {("simulated-000", "internal key"), ("simulated-001", "internal key")} <= fine
+        assert {service["headrace"] for service in body["services"].values()} == {"0.1.0"}
+        url = json.loads((tmp_path / ".headrace" / "endpoint.json").read_text())["api_url"]
+        wrong = run("doctor", "--url", url, directory=tmp_path, HEADRACE_API_KEY="another")
+        assert wrong.returncode == 1
+        assert "does not take the API key" in wrong.stdout
+        assert run("doctor", "--url", url, directory=tmp_path).returncode == 2
+    finally:
+        down = run("down", directory=tmp_path)
+    assert down.returncode == 0, down.stderr
+    gone = run("doctor", "--url", url, directory=tmp_path, HEADRACE_API_KEY="another")
+    assert gone.returncode == 1
+    assert "Traceback" not in gone.stdout + gone.stderr + wrong.stderr

@@ -1,0 +1,358 @@
+"""`headrace plan`: numbers worked out by hand, and counts that are those of the real libraries."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import cli
+from headrace.plan.from_run import measured
+from headrace.plan.model_shape import model_shape
+from headrace.plan.model_source import read_shape
+from headrace.plan.redis_memory import group_bytes
+from shared.errors import UserError
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from tests.headrace.scripted_api import Answer, Asked, serving
+
+TINY: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 200, "max_position_embeddings": 4096,
+}  # fmt: skip
+FAMILIES: list[dict[str, Any]] = [
+    {"model_type": "llama"},
+    {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    {"model_type": "mistral", "tie_word_embeddings": True},
+    {"model_type": "qwen2"},
+    {"model_type": "qwen3", "tie_word_embeddings": True},
+    {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [1]},
+    {"model_type": "mixtral", "num_local_experts": 4},
+]
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in an empty directory, with nothing in the environment that names a service."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADRACE_STATE_DIR", "HEADRACE_URL", "HEADRACE_API_KEY", "HF_ENDPOINT", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Return a model of 8 190 735 360 parameters: the shape of Qwen3-8B."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    shape = {
+        "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(shape))
+    return directory
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert cli.main(["plan", "--json", *map(str, arguments)]) == 0
+    body: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return body
+
+
+def value(body: dict[str, Any], section: str, name: str) -> float:
+    found: float = body["plan"][section][name]["value"]
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: "-".join(map(str, family.values())))
+def test_parameters_are_counted_as_transformers_builds_them(family: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config: Any = transformers.AutoConfig.for_model(**(TINY | family))
+    with torch.device("meta"):
+        lm: Any = transformers.AutoModelForCausalLM.from_config(config)
+    shape = model_shape(TINY | family, where="config.json")
+    assert shape.num_parameters == sum(parameter.numel() for parameter in lm.parameters())
+    layers = [sum(weight.numel() for weight in layer.parameters()) for layer in lm.model.layers]
+    assert shape.num_layer_parameters == max(layers)
+
+
+def test_adapters_are_counted_as_peft_makes_them() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    with torch.device("meta"):
+        lm: Any = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**TINY, model_type="qwen3")
+        )
+        wrapped: Any = peft.get_peft_model(lm, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    made = sum(parameter.numel() for name, parameter in wrapped.named_parameters() if "lora_" in name)
+    linear = model_shape({**TINY, "model_type": "qwen3"}, where="config.json").num_linear_inputs_and_outputs
+    assert linear is not None
+    assert 8 * linear == made
+
+
+def test_what_the_trainer_keeps_is_what_the_plan_says() -> None:
+    """Float32 weights and two float32 moments a parameter, by the trainer's own optimizer."""
+    torch = pytest.importorskip("torch")
+    from services.trainer.policy.optimizer import make_optimizer
+    from shared.run_config import RunConfig
+
+    config = RunConfig(model="m", dataset_name="d", reward_funcs=["accuracy_reward"], max_steps=1, dtype="bfloat16")
+    weight = torch.nn.Parameter(torch.zeros(10, 10))
+    optimizer = make_optimizer({"w": weight}, config)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    moments = [kept for kept in optimizer.state[weight].values() if kept.numel() > 1]
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (weight, weight.grad, *moments))
+    assert num_bytes == 16 * weight.numel()
+
+
+def test_memory_of_trainer_and_generator_is_as_worked_out_by_hand(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = planned(
+        capsys, "--model", model, "--dtype", "bfloat16", "--trainer-gpus", 4, "--gpu-gib", 80, "--max-prompt-length",
+        512, "--max-completion-length", 4096, "--num-generations", 8, "--completion-tokens", 1500,
+        "--prompt-tokens", 200,
+    )  # fmt: skip
+    trainer, generator = "trainer, each GPU", "generator, each GPU"
+    assert body["num_parameters"] == 8_190_735_360
+    assert value(body, trainer, "weights") == 4 * 8_190_735_360 / 4
+    assert value(body, trainer, "gradients") == 4 * 8_190_735_360 / 4
+    assert value(body, trainer, "Adam's moments") == 8 * 8_190_735_360 / 4
+    assert value(body, trainer, "activations, at least") == 4 * 36 * 16384 * 4096
+    assert value(body, generator, "weights") == 2 * 8_190_735_360
+    assert value(body, generator, "KV cache of a token") == 2 * 36 * 8 * 128 * 2
+    room = 0.92 * 80 * 2**30 - 2 * 8_190_735_360
+    assert value(body, generator, "tokens in it") == int(room / 147_456)
+    assert value(body, generator, "sequences at full length") == int(room / 147_456) // 4608
+    assert value(body, generator, "groups in flight") == int(0.8 * room / 147_456) // (200 + 8 * 1500)
+    assert value(body, "disk", "a checkpoint") == 12 * 8_190_735_360
+    assert "lies in main memory" in body["plan"][generator]["staged weights"]["how"]
+
+
+def test_tensor_parallelism_divides_weights_and_heads_but_not_what_is_staged(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = planned(capsys, "--model", model, "--dtype", "bfloat16", "--set", "vllm={tensor_parallel_size: 4}")
+    generator = "generator, each GPU"
+    assert value(body, generator, "weights") == 2 * 8_190_735_360 / 4
+    assert value(body, generator, "KV cache of a token") == 2 * 36 * 2 * 128 * 2
+    assert value(body, generator, "staged weights") == 2 * 8_190_735_360
+
+
+def test_a_lora_run_keeps_the_base_in_its_dtype_and_sixteen_bytes_an_adapter_parameter(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = planned(capsys, "--model", model, "--dtype", "bfloat16", "--set", "use_peft=true", "--set", "lora_r=16")
+    q, kv, mlp = 2 * (4096 + 4096), 2 * (4096 + 1024), 3 * (4096 + 12288)
+    adapters = 16 * 36 * (q + kv + mlp)
+    trainer = "trainer, each GPU"
+    assert value(body, trainer, "frozen base") == 2 * 8_190_735_360
+    assert value(body, trainer, "adapters: weights, gradients, moments") == 16 * adapters
+    assert value(body, "disk", "a checkpoint") == 12 * adapters
+
+
+def test_what_does_not_fit_is_marked(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = planned(capsys, "--model", model, "--dtype", "bfloat16", "--gpu-gib", 16)
+    assert body["plan"]["trainer, each GPU"]["in all, at least"]["is_warning"]
+    assert body["plan"]["generator, each GPU"]["KV cache"]["is_warning"]
+
+
+PACE = (
+    "--dtype", "bfloat16", "--groups-per-step", 32, "--num-generations", 8, "--completion-tokens", 1500,
+    "--max-completion-length", 4096, "--trainer-tokens-per-s", 9000,
+)  # fmt: skip
+
+
+def test_generators_are_those_that_keep_the_trainer_busy_through_the_pushes(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """32 x 8 x 1500 tokens at 9000 a second are 42.67 s; 1.2 s of each stand still: 9000 / (3000 x 0.97188) = 3.09."""
+    body = planned(
+        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--push-standstill-s", 1.2, "--reward-s", 4,
+        "--trainer-gpus", 2,
+    )  # fmt: skip
+    assert value(body, "pace", "a step that never waits") == pytest.approx(42.667, abs=1e-3)
+    assert value(body, "pace", "generators") == 4
+    assert value(body, "pace", "generator GPUs a trainer GPU") == 2
+    assert value(body, "pace", "groups in flight") == 96
+    assert value(body, "pace", "staleness, about") == 2
+    assert value(body, "rewarder", "workers") == 3  # 0.75 groups a second, 4 s each
+    assert body["missing"] == ["generator, each GPU: sequences that fit: give --gpu-gib"]
+
+
+def test_a_second_pass_over_a_batch_halves_what_must_be_generated(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = planned(
+        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--set", "num_iterations=2",
+        "--max-staleness", 3,
+    )  # fmt: skip
+    assert value(body, "pace", "generated, to keep it busy") == 4500
+    assert value(body, "pace", "generators") == 2
+    assert value(body, "pace", "groups in flight") == 64
+
+
+def test_without_rates_nothing_is_made_up_and_each_missing_one_says_how_to_measure_it(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = planned(capsys, "--model", model)
+    assert body["plan"]["pace"]["trainer's rate"]["value"] is None
+    missing = " ".join(body["missing"])
+    for name in (
+        "throughput/trained_tokens_per_s",
+        "make bench-trainer",
+        "make bench-generator",
+        "completions/mean_length",
+    ):
+        assert name in missing
+    assert "generators" not in body["plan"]["pace"]
+
+
+def test_on_policy_runs_are_told_that_nothing_overlaps(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = planned(capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--max-staleness", 0)
+    assert "take turns" in body["plan"]["pace"]["generators"]["how"]
+
+
+def test_redis_holds_what_is_in_flight_and_what_waits_for_a_checkpoint(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = planned(capsys, "--model", model, *PACE, "--set", "save_steps=5")
+    assert value(body, "redis", "groups, at most") == 96 + 2 * 5 * 32
+    one = value(body, "redis", "a group")
+    assert value(body, "redis", "streams, at most") == one * 416
+    assert value(body, "redis", "maxmemory") == 2 * one * 416 + 256 * 2**20
+
+
+@pytest.mark.parametrize(("generations", "tokens"), [(8, 250), (16, 2048)])
+async def test_a_group_takes_the_memory_in_redis_that_is_planned_for(
+    redis: Redis, generations: int, tokens: int
+) -> None:
+    size = group_bytes(
+        num_generations=generations, prompt_tokens=200, completion_tokens=tokens, reward_funcs=["accuracy_reward"]
+    )
+    stream = RunKeys("run-test").scored
+    for number in range(20):
+        await redis.xadd(stream, {"group_id": f"{number:08d}", "payload": b"x" * size})
+    used: Any = await redis.memory_usage(stream, samples=0)
+    assert size * 20 <= used <= 1.3 * size * 20
+
+
+def lines(*, train_s: float, step_s: float) -> list[dict[str, Any]]:
+    """Eight steps of 2 groups of 4: completions of 100 tokens after prompts of 30, so 1040 tokens a step."""
+    return [
+        {
+            "step": step, "train_time": train_s, "step_time": step_s, "num_tokens": 1040.0 * step,
+            "completions/mean_length": 100.0, "throughput/trained_tokens_per_s": 800 / train_s,
+            "throughput/generated_tokens_per_s": 800 / step_s, "push/standstill_s": 0.5,
+        }
+        for step in range(1, 9)
+    ]  # fmt: skip
+
+
+SETTINGS = {"groups_per_step": 2, "num_generations": 4, "steps_per_generation": 1}
+
+
+def test_a_run_that_waited_tells_what_its_generators_can_do() -> None:
+    found = measured("run-a", SETTINGS, lines(train_s=2.0, step_s=8.0), num_generators=2)
+    assert found.rates.trainer_tokens_per_s == 400
+    assert found.rates.generator_tokens_per_s == 50
+    assert not found.rates.is_generator_lower_bound
+    assert found.completion_tokens == 100
+    assert found.prompt_tokens == pytest.approx(30)
+
+
+def test_of_a_run_whose_trainer_never_waited_the_generators_rate_is_a_lower_bound() -> None:
+    assert measured("run-a", SETTINGS, lines(train_s=7.9, step_s=8.0), num_generators=2).rates.is_generator_lower_bound
+
+
+def test_a_run_that_has_just_begun_tells_nothing() -> None:
+    with pytest.raises(UserError, match="run-a has made 2 steps"):
+        measured("run-a", SETTINGS, lines(train_s=1.0, step_s=2.0)[:2], num_generators=1)
+
+
+def test_a_plan_from_a_run_takes_its_settings_and_rates_over_http(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "model": str(model), "dataset_name": "/data/train.jsonl", "reward_funcs": ["accuracy_reward"], **SETTINGS,
+        "max_staleness": 1, "max_steps": 8,
+    }  # fmt: skip
+
+    def script(asked: Asked) -> Any:
+        if asked.path.startswith("/v1/runs/run-a/metrics"):
+            return {"metrics": lines(train_s=2.0, step_s=8.0), "next_after_step": None}
+        return {"run_id": "run-a", "config": config, "generators": [], "progress": {"num_generators": 1}}
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        body = planned(capsys, "--from-run", "run-a", "--url", api.url)
+    assert value(body, "pace", "trainer's rate") == 400
+    assert value(body, "pace", "generators") == 4
+    assert value(body, "pace", "groups in flight") == 4
+    assert "run-a" in body["plan"]["pace"]["trainer's rate"]["how"]
+
+
+def test_weights_of_an_unknown_architecture_are_counted_in_its_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "novel"}))
+    with pytest.raises(UserError, match="give a directory with its weight files, or --parameters"):
+        read_shape(str(tmp_path))
+    assert read_shape(str(tmp_path), num_parameters=8e9).num_parameters == 8_000_000_000
+    tensors = {"a": {"dtype": "F32", "shape": [3, 5]}, "b": {"dtype": "F32", "shape": [7]}, "__metadata__": {}}
+    header = json.dumps(tensors).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert read_shape(str(tmp_path)).num_parameters == 22
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(UserError, match="cannot be counted"):
+        read_shape(str(tmp_path))
+
+
+def test_layers_without_attention_have_no_kv_cache() -> None:
+    kinds = ["linear_attention", "linear_attention", "full_attention"]
+    shape = model_shape({**TINY, "model_type": "hybrid", "layer_types": kinds}, where="config.json")
+    assert shape.kv_numbers_per_token() == 2 * 1 * 2 * 16
+
+
+def test_a_config_of_the_hub_is_fetched_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda _: {**TINY, "model_type": "qwen3"}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert read_shape("org/name").num_layers == 3
+        assert hub.asked[0].path == "/org/name/resolve/main/config.json"
+    with serving(lambda _: Answer(404)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with pytest.raises(UserError, match="answers 404"):
+            read_shape("org/name")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "say which model"),
+        (["--model", "/nowhere"], "there is no directory /nowhere"),
+        (["--model", "."], "has no config.json"),
+        (["run.yaml"], "there is no file run.yaml"),
+        (["--model", "MODEL", "--set", "num_generatons=4"], "did you mean num_generations?"),
+        (
+            ["--model", "MODEL", "--max-completion-length", "50000", "--set", "max_tokens_per_microbatch=50000"],
+            "the model takes 40960",
+        ),
+        (["--model", "MODEL", "--completion-tokens", "600"], "max_completion_length=512"),
+        (["--from-run", "run-a"], "no headrace service found"),
+    ],
+)
+def test_arguments_that_cannot_be_planned_for_are_refused_in_a_sentence(
+    model: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", *(str(model) if one == "MODEL" else one for one in arguments)]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_table_shows_what_is_not_known_as_a_question(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "--model", str(model)]) == 0
+    shown = capsys.readouterr().out
+    assert "8,190,735,360 parameters" in shown
+    assert "?" in shown
+    assert "make bench-generator" in " ".join(shown.split())

@@ -1,0 +1,55 @@
+"""What docs/operations.md names is there: tests, alerts, headings, settings, options of the commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headrace.cli import make_parser
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+ALERTS = ROOT / "deploy" / "observability" / "alerts" / "headrace.yml"
+
+
+def slugs(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_test_that_it_names_exists() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGE))
+    assert len(named) > 20
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert not {name for name in named if f"def {name}(" not in sources}
+    files = set(re.findall(r"`((?:tests|services|shared)/[\w/.]+)`", PAGE))
+    assert not {file for file in files if not (ROOT / file).exists()}
+
+
+def test_every_link_leads_to_a_heading_that_is_there() -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", PAGE)
+    assert len(links) > 10
+    for page, anchor in links:
+        text = PAGE if not page else (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert anchor in slugs(text), f"{page}#{anchor}"
+
+
+def test_every_alert_has_a_heading_that_says_what_to_do() -> None:
+    if not ALERTS.exists():
+        pytest.skip("there are no alert rules")
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    headings = set(re.findall(r"^### (Headrace\w+)$", PAGE, re.MULTILINE))
+    assert alerts == headings
+
+
+@pytest.mark.parametrize("command", ["doctor", "plan"])
+def test_every_option_of_a_command_in_it_is_one(command: str) -> None:
+    blocks = "".join(re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
+    lines = [line.partition("#")[0].split() for line in blocks.splitlines() if line.startswith(f"headrace {command}")]
+    assert lines
+    numbers = {"RATE": "1"}
+    for words in lines:
+        make_parser().parse_args([numbers.get(word, word) for word in words[1:]])
