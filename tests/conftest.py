@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import platform
+import resource
 import socket
 import subprocess
 import sys
@@ -87,6 +88,7 @@ class RedisServer:
             [str(server_binary()), *flags, "--dir", str(self.directory)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            restore_signals=False,  # a file that may not grow is an error to it then, and not the end
         )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
@@ -95,6 +97,19 @@ class RedisServer:
                 if door.recv(16).startswith(b"+PONG"):
                     return
         raise AssertionError("the Redis server did not start within 20 s")
+
+    def fill_disk(self) -> None:
+        """Let its file grow no more, as on a full disk; it notices at its next write."""
+        (file,) = self.directory.rglob("*.incr.aof")
+        self._let_files_grow_to(file.stat().st_size)
+
+    def free_disk(self) -> None:
+        """Undo that."""
+        self._let_files_grow_to(resource.RLIM_INFINITY)
+
+    def _let_files_grow_to(self, size: int) -> None:
+        assert self._process is not None
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def kill(self) -> None:
         """End it with SIGKILL."""
