@@ -19,7 +19,7 @@ from typing import Any, cast
 from redis.exceptions import ResponseError
 
 from shared.errors import UnavailableError
-from shared.redis_connection import NO_ROOM, TRANSIENT, Redis, patiently, translate
+from shared.redis_connection import LAST_BACKOFF_S, NO_ROOM, TRANSIENT, Redis, patiently, translate
 
 _MAX_CALLS, _MAX_BYTES = 128, 8 << 20
 """In one round trip, which takes less than a second then; a longer call goes alone."""
@@ -87,10 +87,10 @@ class PipelinedCalls:
         return calls
 
     def _begin_time_anew(self) -> None:
-        now = asyncio.get_running_loop().time()
+        asked_again_at = asyncio.get_running_loop().time() + LAST_BACKOFF_S
         for call in self._waiting:
             if not call.limit.expired():
-                call.limit.reschedule(now + call.timeout_s)
+                call.limit.reschedule(asked_again_at + call.timeout_s)
 
     async def _send(self, calls: list[_Call], timeout_s: float) -> None:
         """Send these, in one round trip. Who sends them may be cancelled: the others send theirs again."""

@@ -40,7 +40,7 @@ BLOCK_S = 2.0
 """Longest blocking read. The socket time-out below is well above it."""
 _SOCKET_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 2.0
-_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 1.0
+_FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 1.0
 _LOG_NO_ROOM_EVERY_S = 60.0
 
 
@@ -174,7 +174,7 @@ async def patiently(make: Any, *, what: str, timeout_s: float, waits_for_room: b
             else:
                 log.warning("%s failed (%s), trying again in %.2f s", what, error, backoff_s)
             await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
 
 async def call(

@@ -1,5 +1,6 @@
 """Fixtures every test may use: a real Redis server on loopback, and a run in it."""
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shared.keys import RunKeys
-from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.redis_connection import NO_ROOM, Redis, connect, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
 
@@ -116,6 +117,14 @@ class RedisServer:
         assert self._process is not None
         self._process.kill()
         self._process.wait(timeout=10)
+
+
+async def write_until_refused(client: Redis) -> None:
+    """Have a server notice that its disk is full; the first writes that do not get there are taken."""
+    with contextlib.suppress(NO_ROOM):
+        async with asyncio.timeout(20):
+            while True:
+                await client.set("filler", "x" * 64)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from headrace.doctor.redis_checks import look_at_redis, server_findings
 from headrace.doctor.service_checks import Service, door
 from shared.keys import FLEET, FLEET_LEASES
 from shared.redis_connection import Redis, connect, wait_until_ready
-from tests.conftest import free_port
+from tests.conftest import RedisServer, free_port, write_until_refused
 from tests.headrace.doctor_rig import ABOUT, hanging_port, level, redis_server, service, targets, wrong
 from tests.headrace.scripted_api import HANG_UP, Answer, problem, serving
 
@@ -324,6 +324,22 @@ async def test_reading_is_all_that_doctor_needs_of_redis(tmp_path: Path) -> None
         found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
         await admin.aclose()
     assert {finding.level for finding in found.findings} == {"ok"}
+
+
+async def test_a_redis_with_a_full_disk_answers_and_its_disk_is_named(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+    client = connect(server.url)
+    try:
+        await wait_until_ready(client, timeout_s=10)
+        server.fill_disk()
+        await write_until_refused(client)
+        found = await look_at_redis(server.url, timeout_s=5.0)
+    finally:
+        await client.aclose()
+        server.kill()
+    assert "aof_last_write_status" in wrong(found.findings)["redis", "append-only file"]
+    assert ("redis", "reachable") not in wrong(found.findings)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,13 @@ class RunMetrics:
             self._disk_free, self._disk_size,
         )  # fmt: skip
 
+    async def watch_redis_for_ever(self) -> None:
+        """Keep fresh what is of Redis alone, before there is anything else to be seen."""
+        while True:
+            with contextlib.suppress(UnavailableError):  # which the gauges show
+                await self._redis_gauges.refresh(self._redis)
+            await asyncio.sleep(_REFRESH_S)
+
     async def refresh_for_ever(self) -> None:
         """Keep the gauges fresh. While Redis is away they stay as they were; the supervisor judges that."""
         while True:
