@@ -67,7 +67,7 @@ class _CancellableWrites(aioredis.Connection):
 
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return await super().read_response(*args, **kwargs)
+            return await cast("Any", super()).read_response(*args, **kwargs)
         except ResponseError as error:
             if str(error).startswith("MISCONF"):  # of which redis-py knows nothing
                 raise _FullDiskError(str(error)) from error

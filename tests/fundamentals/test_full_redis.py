@@ -65,9 +65,9 @@ async def test_who_starts_on_a_full_server_of_another_release_waits_for_it_and_d
 
 async def test_time_does_not_run_out_while_a_server_is_full(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
     """Who ended for it would have its groups delivered again, and after a few times buried as if they were to blame."""
-    entry = await redis.xadd(run_keys.completions, {"group_id": "1", "payload": b"completed"})
+    await redis.xadd(run_keys.completions, {"group_id": "1", "payload": b"completed"})
     rewarder = consumer(redis, run_keys, run_keys.completions, REWARDERS, "rewarder-0")
-    await rewarder.read(count=1)
+    (delivery,) = await rewarder.read(count=1)
     await memory("1kb")
     admit = (run_keys.epoch, run_keys.prompts, run_keys.seen(run_keys.prompts))
     publish = (run_keys.completions, run_keys.scored, run_keys.seen(run_keys.scored))
@@ -75,7 +75,7 @@ async def test_time_does_not_run_out_while_a_server_is_full(redis: Redis, run_ke
         asyncio.create_task(call(redis, "headrace_admit", keys=admit, args=(1, "0", b"x"), timeout_s=0.1)),
         asyncio.create_task(
             rewarder.calls.call(
-                "headrace_hand_off", keys=publish, args=(REWARDERS, entry.decode(), "1", b"scored"), timeout_s=0.1
+                "headrace_hand_off", keys=publish, args=(REWARDERS, delivery.entry_id, "1", b"scored"), timeout_s=0.1
             )
         ),
     ]
