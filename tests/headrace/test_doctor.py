@@ -250,6 +250,20 @@ def run_page(**more: Any) -> dict[str, Any]:
             "use auto or gloo",
         ),
         ({"status": "paused", "reason": "judge failed", "pause": {"by": "rewards"}}, "run", "paused: judge failed"),
+        (
+            {"waiting_for": "its training rank, which has not reported for more than 40 min; see rank.log"},
+            "run",
+            "has not reported for more than 40 min",
+        ),
+        (
+            {
+                "waiting_for": "its training rank, which crashed with exit status 1 and is being started again; "
+                "it last said: CUDA out of memory"
+            },
+            "run",
+            "CUDA out of memory",
+        ),
+        ({"waiting_for": "a generator: the push to generator-0 failed (timeout)"}, "run", "the push to generator-0"),
     ],
 )
 async def test_what_is_wrong_with_a_run_is_said(more: dict[str, Any], check: str, says: str) -> None:
@@ -262,6 +276,17 @@ async def test_what_is_wrong_with_a_run_is_said(more: dict[str, Any], check: str
         assert "/v1/runs/run-0" not in {one.path for one in api.asked}
     assert list(wrong(found)) == [("run-a", check)]
     assert says in wrong(found)["run-a", check]
+
+
+async def test_a_run_that_only_waits_is_fine_and_one_that_failed_lately_is_mentioned() -> None:
+    page = run_page(waiting_for="3 of 8 groups")
+    ended = {"status": "failed", "reason": "no room", "ended_at_s": time.time() - 60}
+    runs = [page, {"run_id": "run-f", **ended}, {"run_id": "run-old", **ended, "ended_at_s": 1.0}]
+    with service("trainer", {"/v1/runs": {"runs": runs}, "/v1/runs/run-a": page}) as api:
+        found = await examine(targets(api_url=api.url))
+    assert wrong(found) == {}
+    assert (level(found, "run-a", "run"), level(found, "run-f", "run")) == ("ok", "note")
+    assert "run-old" not in {finding.where for finding in found.findings}
 
 
 async def test_a_run_that_somebody_paused_is_no_problem() -> None:
