@@ -79,9 +79,11 @@ def _generators(work: Workload, needed: float, step_s: float | None) -> list[Row
     elif stop_s is None or step_s is None:
         how += _STANDSTILL
     else:
-        share, how = 1.0 - stop_s / step_s, f"generated / (g x (1 - {stop_s:g} s / {step_s:.3g} s)), h over T"
+        batch_s = step_s * work.config.steps_per_batch()  # weights are pushed once a batch
+        share = 1.0 - stop_s / batch_s
+        how = f"generated / (g x (1 - {stop_s:g} s / {batch_s:.3g} s)), h over the steps of a batch"
     if share <= 0:
-        how = f"a push stops decoding for {stop_s:g} s, longer than a step"
+        how = f"a push stops decoding for {stop_s:g} s, longer than the steps of a batch take"
         return [_row("generators", None, "replicas", how, True)]
     exact = needed / (generator * share)
     replicas = max(1, math.ceil(exact - 1e-9))

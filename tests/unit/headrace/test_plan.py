@@ -196,6 +196,17 @@ def test_a_second_pass_over_a_batch_halves_what_must_be_generated(
     assert value(body, "pace", "groups in flight") == 64
 
 
+def test_a_push_stops_decoding_once_a_batch_however_many_steps_that_has(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four steps of 42.67 s, and 50 s without decoding: 9000 / 4 / (3000 x (1 - 50 / 170.67)) = 1.06."""
+    body = planned(
+        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--set", "num_iterations=4",
+        "--max-staleness", 7, "--push-standstill-s", 50,
+    )  # fmt: skip
+    assert value(body, "pace", "generators") == 2
+
+
 def test_without_rates_nothing_is_made_up_and_each_missing_one_says_how_to_measure_it(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
