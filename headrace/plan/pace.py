@@ -41,8 +41,9 @@ def pace_rows(work: Workload) -> list[Row]:
     if rates.trainer_tokens_per_s is None:
         return rows
     rows.append(_row("a step that never waits", step_s, "s", _LENGTHS if step_s is None else "tokens a step / R"))
-    needed = rates.trainer_tokens_per_s / work.config.num_iterations
+    needed = rates.trainer_tokens_per_s / work.config.num_iterations / (1.0 - rates.drop_share)
     how = f"R / num_iterations={work.config.num_iterations}"
+    how += f" / (1 - {rates.drop_share:g} that are dropped)" if rates.drop_share else ", if no group is dropped"
     rows.append(_row("generated, to keep it busy", needed, "tokens/s", how))
     return [*rows, *_generators(work, needed, step_s)]
 
@@ -52,8 +53,16 @@ def reward_rows(work: Workload) -> list[Row]:
     step_s = step_seconds(work)
     if step_s is None:
         return []
-    groups_per_s = work.config.groups_per_step / work.config.num_iterations / step_s
-    rows = [Row(REWARDER, "groups to score", groups_per_s, "groups/s", "groups_per_step / num_iterations / T")]
+    groups_per_s = work.config.groups_per_step / work.config.num_iterations / step_s / (1.0 - work.rates.drop_share)
+    rows = [
+        Row(
+            REWARDER,
+            "groups to score",
+            groups_per_s,
+            "groups/s",
+            "groups_per_step / num_iterations / T, and those that are dropped",
+        )
+    ]
     reward_s = work.rates.reward_s
     if reward_s is None:
         return [*rows, Row(REWARDER, "workers", None, "workers", _REWARD_TIME)]
