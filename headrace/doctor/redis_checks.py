@@ -46,8 +46,8 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
     """Return what a Redis shows, in at most twice the time-out."""
     try:
         client = connect(url)
-    except ValueError as error:
-        return LookedAtRedis([unknown(REDIS, "reachable", f"its address cannot be read: {error}", "mend it")])
+    except ValueError:  # whose text may hold a part of the password
+        return LookedAtRedis([unknown(REDIS, "reachable", "its address cannot be read", "mend it")])
     try:
         if (finding := await _why_not_there(client, timeout_s=timeout_s)) is not None:
             return LookedAtRedis([finding])
