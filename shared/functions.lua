@@ -5,6 +5,7 @@
 --   readmit     the same for a group that was acked after the checkpoint now resumed from
 --   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
 --   settle      ack and delete           fenced by the trainer's epoch
+--   take_over   a new epoch: whoever holds an older one is fenced
 --   require     the version generators must hold, fenced by the trainer's epoch
 --   write_run   fields of the run's record, fenced by the trainer's epoch
 --   bury        a stream -> dead         only by whoever still owns the entry
@@ -15,7 +16,8 @@
 -- Times are the server's clock. A clock step can reclaim healthy work; that costs work, never correctness,
 -- because the second result of a group is dropped by hand_off.
 --
--- A full server refuses all but three: settle makes room, renew keeps those alive who wait for it, alive only reads.
+-- A full server lets through settle, which makes room; take_over and write_run, without which no trainer gets to it, and
+-- which overwrite; renew, which keeps those alive who wait; and alive, which reads.
 
 local function fence(epoch_key, mine)
   local current = tonumber(redis.call('GET', epoch_key) or '0')
@@ -36,6 +38,11 @@ local function now_ms()
   local t = redis.call('TIME')
   return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 end
+
+-- keys: epoch   args: -          the new epoch
+redis.register_function{function_name='headrace_take_over', flags={'allow-oom'}, callback=function(keys, args)
+  return redis.call('INCRBY', keys[1], 1)
+end}
 
 -- keys: epoch prompts seen:prompts   args: epoch group_id payload
 redis.register_function('headrace_admit', function(keys, args)
@@ -93,12 +100,12 @@ redis.register_function('headrace_require', function(keys, args)
 end)
 
 -- keys: epoch run   args: epoch (field value)...
-redis.register_function('headrace_write_run', function(keys, args)
+redis.register_function{function_name='headrace_write_run', flags={'allow-oom'}, callback=function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[1]) or gone(keys[2])
   if refused then return refused end
   for i = 2, #args, 2 do redis.call('HSET', keys[2], args[i], args[i + 1]) end
   return 1
-end)
+end}
 
 -- keys: stream dead   args: consumer_group consumer entry_id group_id reason payload
 redis.register_function('headrace_bury', function(keys, args)

@@ -33,7 +33,12 @@ async def lease(redis: Redis, *, leases: str, consumer: str, lease_s: float = LE
         with contextlib.suppress(asyncio.CancelledError):
             await task
         with contextlib.suppress(UnavailableError):
-            await patiently(lambda: redis.zrem(leases, consumer), what="giving the lease back", timeout_s=1.0)
+            await patiently(
+                lambda: redis.zrem(leases, consumer),
+                what="giving the lease back",
+                timeout_s=1.0,
+                waits_for_room=False,
+            )
 
 
 async def renew(redis: Redis, *, leases: str, consumer: str, lease_s: float = LEASE_S) -> None:

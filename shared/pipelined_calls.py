@@ -7,12 +7,11 @@
 
 Each is still all or nothing by itself, and none waits for others that may come. A thousand results at the same moment
 cost a few round trips on one connection, not a thousand connections. Time runs for each from its own start, and goes on
-while others are sent before it.
+while others are sent before it; it begins anew whenever Redis says that it has no room.
 """
 
 import asyncio
 import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,7 +19,7 @@ from typing import Any, cast
 from redis.exceptions import ResponseError
 
 from shared.errors import UnavailableError
-from shared.redis_connection import TRANSIENT, Redis, patiently, translate
+from shared.redis_connection import LAST_BACKOFF_S, NO_ROOM, TRANSIENT, Redis, patiently, translate
 
 _MAX_CALLS, _MAX_BYTES = 128, 8 << 20
 """In one round trip, which takes less than a second then; a longer call goes alone."""
@@ -31,6 +30,8 @@ class _Call:
     function: str
     keys: Sequence[str]
     args: Sequence[str | bytes | int | float]
+    timeout_s: float
+    limit: asyncio.Timeout
     answers: list[Any] = field(default_factory=list[Any])
 
     @property
@@ -56,15 +57,14 @@ class PipelinedCalls:
         timeout_s: float = 60.0,
     ) -> Any:
         """Do what redis_connection.call does, and raise what it raises."""
-        mine = _Call(function, keys, args)
-        deadline = time.monotonic() + timeout_s
-        self._waiting[mine] = None
+        mine = _Call(function, keys, args, timeout_s, asyncio.timeout(timeout_s))
         try:
-            async with asyncio.timeout(timeout_s):
+            async with mine.limit:
+                self._waiting[mine] = None
                 while not mine.answers:
                     async with self._sending:
                         if not mine.answers:  # nobody who was ahead has taken it along
-                            await self._send(self._next_calls(), deadline - time.monotonic())
+                            await self._send(self._next_calls(), timeout_s)
         except TimeoutError as error:
             if not mine.answers:
                 raise UnavailableError(f"Redis function {function} was not answered within {timeout_s:g} s") from error
@@ -86,6 +86,12 @@ class PipelinedCalls:
             calls.append(call)
         return calls
 
+    def _begin_time_anew(self) -> None:
+        asked_again_at = asyncio.get_running_loop().time() + LAST_BACKOFF_S
+        for call in self._waiting:
+            if not call.limit.expired():
+                call.limit.reschedule(asked_again_at + call.timeout_s)
+
     async def _send(self, calls: list[_Call], timeout_s: float) -> None:
         """Send these, in one round trip. Who sends them may be cancelled: the others send theirs again."""
 
@@ -95,6 +101,8 @@ class PipelinedCalls:
                 pipeline.fcall(call.function, len(call.keys), *call.keys, *cast("Sequence[str]", call.args))
             answers: list[Any] = await pipeline.execute(raise_on_error=False)
             for answer in answers:
+                if isinstance(answer, NO_ROOM):
+                    self._begin_time_anew()
                 if isinstance(answer, TRANSIENT):
                     raise answer
             return answers

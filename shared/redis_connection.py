@@ -7,6 +7,7 @@ exceptions become those of errors.py.
 
 import asyncio
 import builtins
+import contextlib
 import importlib.resources
 import logging
 import time
@@ -33,15 +34,22 @@ log = logging.getLogger(__name__)
 Redis = aioredis.Redis
 TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, OutOfMemoryError, OSError)
 """Waited for: it may be there again, or have room again."""
+NO_ROOM = OutOfMemoryError
+"""Of them, what a server says that answers and has no room: neither memory, nor a disk that takes its file."""
 BLOCK_S = 2.0
 """Longest blocking read. The socket time-out below is well above it."""
 _SOCKET_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 2.0
-_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 1.0
+_FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 1.0
+_LOG_NO_ROOM_EVERY_S = 60.0
+
+
+class _FullDiskError(OutOfMemoryError):
+    """The server refuses writes, and PING, because it cannot write them to its file."""
 
 
 class _CancellableWrites(aioredis.Connection):
-    """Writes under asyncio.timeout.
+    """Writes under asyncio.timeout, and knows a full disk from a mistake.
 
     redis-py writes under asyncio.wait_for, which on Python 3.11 loses a cancellation that comes in the moment the write
     is done: a task that talks to Redis could then not be ended, and whoever waits for its end would wait for ever.
@@ -56,6 +64,14 @@ class _CancellableWrites(aioredis.Connection):
             raise TimeoutError("Timeout writing to socket") from error
         finally:
             self.socket_timeout = timeout_s
+
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await cast("Any", super()).read_response(*args, **kwargs)
+        except ResponseError as error:
+            if str(error).startswith("MISCONF"):  # of which redis-py knows nothing
+                raise _FullDiskError(str(error)) from error
+            raise
 
 
 class _CancellableTlsWrites(_CancellableWrites, aioredis.SSLConnection):
@@ -82,12 +98,13 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
     """Wait for Redis to answer, refuse a server we cannot work with, and load our function library.
 
     A user whom Redis lets load no functions waits until another service has loaded them: the trainer's user may.
+    A server without room that has our functions is worked with: what was begun on it can be seen, and ended.
 
     Raises:
         UnavailableError: No answer within ``timeout_s``, or no functions.
         UserError: The server evicts keys or lacks FUNCTION; the message says what to change.
     """
-    await patiently(lambda: client.ping(), what="Redis PING", timeout_s=timeout_s)
+    await patiently(lambda: _ping(client), what="Redis PING", timeout_s=timeout_s)
     memory = await patiently(lambda: client.info("memory"), what="Redis INFO", timeout_s=timeout_s)
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
@@ -97,11 +114,23 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
         )
     code = importlib.resources.files("shared").joinpath("functions.lua").read_text(encoding="utf-8")
     try:
-        await patiently(lambda: client.function_load(code, replace=True), what="FUNCTION LOAD", timeout_s=timeout_s)
+        await patiently(lambda: _load(client, code), what="FUNCTION LOAD", timeout_s=timeout_s)
     except NoPermissionError:
         await _wait_for_functions(client, timeout_s=timeout_s)
     except ResponseError as error:
         raise UserError(f"this Redis cannot load functions ({error}); use Redis >= 7.0 or Valkey >= 7.2") from error
+
+
+async def _ping(client: Redis) -> None:
+    with contextlib.suppress(NO_ROOM):  # an answer
+        await cast("Any", client).ping()
+
+
+async def _load(client: Redis, code: str) -> None:
+    """Load our library unless it is there: a server without room refuses even what changes nothing."""
+    libraries: Any = await client.function_list(library="headrace", withcode=True)
+    if not any(code.encode() in library for library in libraries):
+        await client.function_load(code, replace=True)
 
 
 async def _wait_for_functions(client: Redis, *, timeout_s: float) -> None:
@@ -114,22 +143,38 @@ async def _wait_for_functions(client: Redis, *, timeout_s: float) -> None:
     await patiently(look, what="waiting for the trainer to load functions into Redis", timeout_s=timeout_s)
 
 
-async def patiently(make: Any, *, what: str, timeout_s: float) -> Any:
-    """Await ``make()`` again and again while Redis is unreachable or full. Only for what may be applied twice.
+async def patiently(make: Any, *, what: str, timeout_s: float, waits_for_room: bool = True) -> Any:
+    """Await ``make()`` again and again while Redis is unreachable or has no room. Only for what may be applied twice.
+
+    A server that has no room answers, and time begins anew with each answer: whoever ended for it would do its work
+    again, be told the same, and after a few times be taken for the cause.
+
+    Args:
+        make: What to await.
+        what: Its name, for people.
+        timeout_s: How long Redis may be unreachable.
+        waits_for_room: False where somebody waits for the answer, for a request: then having no room is no better.
 
     Raises:
         UnavailableError: Still unreachable after ``timeout_s``.
     """
-    deadline, backoff_s = time.monotonic() + timeout_s, _FIRST_BACKOFF_S
+    deadline, backoff_s, log_at = time.monotonic() + timeout_s, _FIRST_BACKOFF_S, 0.0
     while True:
         try:
             return await make()
         except TRANSIENT as error:
-            if time.monotonic() + backoff_s > deadline:
+            now = time.monotonic()
+            if waits_for_room and isinstance(error, NO_ROOM):
+                deadline = now + backoff_s + timeout_s
+                if now >= log_at:
+                    log.warning("%s waits until Redis has room (%s)", what, error)
+                    log_at = now + _LOG_NO_ROOM_EVERY_S
+            elif now + backoff_s > deadline:
                 raise UnavailableError(f"{what} failed for {timeout_s:.0f} s: {error}") from error
-            log.warning("%s failed (%s), trying again in %.2f s", what, error, backoff_s)
+            else:
+                log.warning("%s failed (%s), trying again in %.2f s", what, error, backoff_s)
             await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
 
 async def call(
@@ -139,6 +184,7 @@ async def call(
     keys: Sequence[str],
     args: Sequence[str | bytes | int | float] = (),
     timeout_s: float = 60.0,
+    waits_for_room: bool = True,
 ) -> Any:
     """Run one of functions.lua, again after a lost reply: applied twice, each does no more than once.
 
@@ -155,6 +201,7 @@ async def call(
             lambda: client.fcall(function, len(keys), *keys, *cast("Sequence[str]", args)),
             what=f"Redis function {function}",
             timeout_s=timeout_s,
+            waits_for_room=waits_for_room,
         )
     except ResponseError as error:
         raise translate(error) from error

@@ -47,7 +47,9 @@ async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_
             await redis.hset(RunKeys(run_id).refusals, field, data)
 
     try:
-        await patiently(write, what="writing why this replica cannot serve", timeout_s=_PATIENCE_S)
+        await patiently(
+            write, what="writing why this replica cannot serve", timeout_s=_PATIENCE_S, waits_for_room=False
+        )
     except (UnavailableError, RedisError) as error:  # full memory or disk, read-only: not what is to be told
         log.warning("why this replica cannot serve could not be written: %s", error)
 

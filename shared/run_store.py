@@ -113,8 +113,8 @@ class RunStore:
             "progress": msgspec.json.encode(Progress()),
         }
         # Listed first: a run whose creation was cut short here is skipped by readers, and creating it again mends it.
-        await self._patiently(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
-        await self._patiently(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
+        await self._asked(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
+        await self._asked(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
         record = await self.get(run_id)
         if record is None:
             raise StateLostError(f"run {run_id} vanished while it was created")
@@ -182,7 +182,7 @@ class RunStore:
                     pipe.hincrby(key, "num_resumes", 1)
                 await pipe.execute()
 
-        await self._patiently(write, f"asking the run to {desired}")
+        await self._asked(write, f"asking the run to {desired}")
 
     async def wishes(self, run_id: str) -> Wishes:
         """Return what is wanted of the run. A vanished record is an error, not a wish."""
@@ -223,8 +223,8 @@ class RunStore:
 
     async def delete(self, run_id: str) -> None:
         """Forget the run: its streams and its record. Its directory stays."""
-        await self._patiently(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
-        await self._patiently(lambda: self._redis.delete(*RunKeys(run_id).everything()), "deleting the run's keys")
+        await self._asked(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
+        await self._asked(lambda: self._redis.delete(*RunKeys(run_id).everything()), "deleting the run's keys")
 
     async def _write(self, run_id: str, fields: dict[Any, Any], *, what: str) -> None:
         keys = RunKeys(run_id)
@@ -248,7 +248,11 @@ class RunStore:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
 
-        await self._patiently(make, f"creating consumer group {consumer_group}")
+        await self._asked(make, f"creating consumer group {consumer_group}")
 
     async def _patiently(self, make: Any, what: str) -> Any:
         return await patiently(make, what=what, timeout_s=_PATIENCE_S)
+
+    async def _asked(self, make: Any, what: str) -> Any:
+        """Do what a request is for: it is told if there is no room."""
+        return await patiently(make, what=what, timeout_s=_PATIENCE_S, waits_for_room=False)

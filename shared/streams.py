@@ -8,6 +8,7 @@ An entry belongs to its consumer for as long as the consumer renews its lease (l
 Delivery is at least once; that training is exactly once is the ledger's promise, not this module's.
 """
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -21,7 +22,7 @@ from redis.exceptions import ResponseError
 
 from shared.errors import MessageError, UnavailableError
 from shared.pipelined_calls import PipelinedCalls
-from shared.redis_connection import BLOCK_S, TRANSIENT, Redis, call, patiently, translate
+from shared.redis_connection import BLOCK_S, NO_ROOM, TRANSIENT, Redis, call, patiently, translate
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +155,9 @@ class StreamConsumer:
             return self._take_redelivered(count)
         try:
             entries = await self._read_group(">", count=count, block_s=block_s)
+        except NO_ROOM:  # refused at once, and nothing was given to us
+            await asyncio.sleep(block_s)
+            return []
         except TRANSIENT:
             self._has_lost_a_reply = True
             return []
@@ -212,6 +216,7 @@ class StreamConsumer:
                 keys=(self.stream, self._leases),
                 args=(self.consumer_group, self.name, max(count, 16)),
                 timeout_s=0.0,
+                waits_for_room=False,
             )
         except UnavailableError as error:
             log.warning("looking for entries of dead consumers failed: %s", error)
@@ -248,6 +253,8 @@ class StreamConsumer:
             reply: Any = await self.redis.xreadgroup(
                 self.consumer_group, self.name, {self.stream: after}, count=count, block=block_ms
             )
+        except NO_ROOM:
+            raise
         except ResponseError as error:
             raise translate(error) from error
         if not reply:

@@ -1,9 +1,11 @@
 """Fixtures every test may use: a real Redis server on loopback, and a run in it."""
 
+import asyncio
 import contextlib
 import importlib.util
 import os
 import platform
+import resource
 import socket
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shared.keys import RunKeys
-from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.redis_connection import NO_ROOM, Redis, connect, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
 
@@ -87,6 +89,7 @@ class RedisServer:
             [str(server_binary()), *flags, "--dir", str(self.directory)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            restore_signals=False,  # a file that may not grow is an error to it then, and not the end
         )
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
@@ -96,11 +99,32 @@ class RedisServer:
                     return
         raise AssertionError("the Redis server did not start within 20 s")
 
+    def fill_disk(self) -> None:
+        """Let its file grow no more, as on a full disk; it notices at its next write."""
+        (file,) = self.directory.rglob("*.incr.aof")
+        self._let_files_grow_to(file.stat().st_size)
+
+    def free_disk(self) -> None:
+        """Undo that."""
+        self._let_files_grow_to(resource.RLIM_INFINITY)
+
+    def _let_files_grow_to(self, size: int) -> None:
+        assert self._process is not None
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
     def kill(self) -> None:
         """End it with SIGKILL."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(timeout=10)
+
+
+async def write_until_refused(client: Redis) -> None:
+    """Have a server notice that its disk is full; the first writes that do not get there are taken."""
+    with contextlib.suppress(NO_ROOM):
+        async with asyncio.timeout(20):
+            while True:
+                await client.set("filler", "x" * 64)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from headrace.byte_size import sized
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 from shared.keys import FLEET, FLEET_LEASES
-from shared.redis_connection import Redis, connect
+from shared.redis_connection import NO_ROOM, Redis, connect
 from shared.registration import decode_registration
 
 REDIS = "redis"
@@ -46,8 +46,8 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
     """Return what a Redis shows, in at most twice the time-out."""
     try:
         client = connect(url)
-    except ValueError as error:
-        return LookedAtRedis([unknown(REDIS, "reachable", f"its address cannot be read: {error}", "mend it")])
+    except ValueError:  # whose text may hold a part of the password
+        return LookedAtRedis([unknown(REDIS, "reachable", "its address cannot be read", "mend it")])
     try:
         if (finding := await _why_not_there(client, timeout_s=timeout_s)) is not None:
             return LookedAtRedis([finding])
@@ -206,6 +206,8 @@ async def _why_not_there(client: Redis, *, timeout_s: float) -> Finding | None:
     error = await _try(lambda: cast("Any", client).ping(), timeout_s)
     if not isinstance(error, Exception):
         return None
+    if isinstance(error, NO_ROOM):
+        return None  # it answers, and INFO says what it lacks
     if isinstance(error, AuthenticationError | NoPermissionError) or _wants_password(error):
         return problem(
             REDIS,

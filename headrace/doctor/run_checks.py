@@ -4,6 +4,8 @@ GET /v1/runs --those that have not ended--> GET /v1/runs/{run_id}
 """
 
 import asyncio
+import re
+import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, cast
@@ -14,6 +16,11 @@ from headrace.doctor.asking import Answer, Asker, objects
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 
 _MAX_RUNS = 20
+_RECENTLY_S = 86_400.0
+_TROUBLE = re.compile(
+    r"its training rank, which (has not reported |.* is being started again)|a generator: the push to ", re.DOTALL
+)
+"""What the run API says a run waits for when somebody should look; all else passes by itself, or is looked at here."""
 
 
 async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]:
@@ -31,15 +38,17 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]
             )
         ]
     runs = listed.objects("runs")
+    failed = [finding for run in runs if (finding := _failed(run)) is not None]
     lasting = [str(run.get("run_id")) for run in runs if run.get("status") not in ENDED]
     if not lasting:
-        return [ok("runs", "list", "no run is queued, running or paused")]
+        return [ok("runs", "list", "no run is queued, running or paused"), *failed]
     details = await asyncio.gather(
         *(asker.get(f"{api_url}/v1/runs/{quote(run_id, safe='')}", key=key) for run_id in lasting[:_MAX_RUNS])
     )
     findings = [
         finding for run_id, detail in zip(lasting, details, strict=False) for finding in _of_answer(run_id, detail)
     ]
+    findings += failed
     if len(lasting) > _MAX_RUNS:
         findings.append(note("runs", "list", f"{len(lasting) - _MAX_RUNS} more runs were not looked at"))
     return findings
@@ -54,8 +63,12 @@ def _of_answer(run_id: str, detail: Answer) -> list[Finding]:
 def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
     """Return what a run's own page says of it."""
     status, waiting_for = run.get("status"), str(run.get("waiting_for") or "")
-    findings = [ok(run_id, "run", f"{status}" + (f", waiting for {waiting_for}" if waiting_for else ""))]
-    if status == "paused":
+    says = f"{status}" + (f", waiting for {waiting_for}" if waiting_for else "")
+    findings = [ok(run_id, "run", says)]
+    if _TROUBLE.match(waiting_for):
+        do = f"look into {run.get('run_dir') or 'its directory'}/rank.log, and at the machine it is on"
+        findings = [problem(run_id, "run", says, do)]
+    elif status == "paused":
         findings = [_paused(run_id, run)]
     findings += _dead_letters(run_id, run)
     for refusal in objects(run.get("refusals")):
@@ -74,6 +87,14 @@ def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
                 problem(run_id, "rewarders", "no rewarder is alive for it", "start one, or look into its log")
             )
     return findings
+
+
+def _failed(run: Mapping[str, Any]) -> Finding | None:
+    ended_at_s = run.get("ended_at_s")
+    is_recent = isinstance(ended_at_s, int | float) and time.time() - ended_at_s < _RECENTLY_S
+    if run.get("status") != "failed" or not is_recent:
+        return None
+    return note(str(run.get("run_id")), "run", f"failed within the last day: {run.get('reason')}")
 
 
 def _paused(run_id: str, run: Mapping[str, Any]) -> Finding:

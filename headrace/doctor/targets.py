@@ -100,7 +100,13 @@ def _redis_url(url: str, environment: Mapping[str, str]) -> str:
         return ""
     if not url.startswith(("redis://", "rediss://")):
         raise UserError(f"{url.partition('@')[2] or url} is no redis:// or rediss:// address")
-    parts = _split(url)
+    try:
+        parts = _split(url)
+    except UserError:
+        raise UserError(
+            "the address of Redis cannot be read: percent-encode the password in it, or leave it out and name a file "
+            "that holds it in HEADRACE_REDIS_PASSWORD_FILE"
+        ) from None  # what is wrong with it may be a part of the password
     file = environment.get("HEADRACE_REDIS_PASSWORD_FILE", "")
     if not file or parts.password:
         return url

@@ -150,6 +150,10 @@ def _rates(arguments: argparse.Namespace, of_run: Rates) -> Rates:
         )
     if arguments.push_standstill_s:
         rates = replace(rates, push_standstill_s=arguments.push_standstill_s)
+    if arguments.drop_share:
+        if arguments.drop_share >= 1:
+            raise UserError("--drop-share is a share below 1: of all groups, those that are dropped")
+        rates = replace(rates, drop_share=arguments.drop_share)
     return replace(rates, reward_s=arguments.reward_s) if arguments.reward_s else rates
 
 

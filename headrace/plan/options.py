@@ -39,6 +39,9 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     _number(rates, "--trainer-tokens-per-s", "RATE", "sampled tokens that the trainer trains a second while it trains")
     _number(rates, "--generator-tokens-per-s", "RATE", "sampled tokens of one generator replica a second")
     _number(rates, "--push-standstill-s", "S", "how long a weight push stops decoding (push/standstill_s)")
+    _number(
+        rates, "--drop-share", "D", "share of groups that are dropped: dropped / (dropped + trained) of a run; else 0"
+    )
     _number(rates, "--reward-s", "S", "time of a reward function for one group (headrace_reward_seconds)")
 
 

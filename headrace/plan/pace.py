@@ -41,8 +41,9 @@ def pace_rows(work: Workload) -> list[Row]:
     if rates.trainer_tokens_per_s is None:
         return rows
     rows.append(_row("a step that never waits", step_s, "s", _LENGTHS if step_s is None else "tokens a step / R"))
-    needed = rates.trainer_tokens_per_s / work.config.num_iterations
+    needed = rates.trainer_tokens_per_s / work.config.num_iterations / (1.0 - rates.drop_share)
     how = f"R / num_iterations={work.config.num_iterations}"
+    how += f" / (1 - {rates.drop_share:g} that are dropped)" if rates.drop_share else ", if no group is dropped"
     rows.append(_row("generated, to keep it busy", needed, "tokens/s", how))
     return [*rows, *_generators(work, needed, step_s)]
 
@@ -52,8 +53,16 @@ def reward_rows(work: Workload) -> list[Row]:
     step_s = step_seconds(work)
     if step_s is None:
         return []
-    groups_per_s = work.config.groups_per_step / work.config.num_iterations / step_s
-    rows = [Row(REWARDER, "groups to score", groups_per_s, "groups/s", "groups_per_step / num_iterations / T")]
+    groups_per_s = work.config.groups_per_step / work.config.num_iterations / step_s / (1.0 - work.rates.drop_share)
+    rows = [
+        Row(
+            REWARDER,
+            "groups to score",
+            groups_per_s,
+            "groups/s",
+            "groups_per_step / num_iterations / T, and those that are dropped",
+        )
+    ]
     reward_s = work.rates.reward_s
     if reward_s is None:
         return [*rows, Row(REWARDER, "workers", None, "workers", _REWARD_TIME)]
@@ -79,9 +88,11 @@ def _generators(work: Workload, needed: float, step_s: float | None) -> list[Row
     elif stop_s is None or step_s is None:
         how += _STANDSTILL
     else:
-        share, how = 1.0 - stop_s / step_s, f"generated / (g x (1 - {stop_s:g} s / {step_s:.3g} s)), h over T"
+        batch_s = step_s * work.config.steps_per_batch()  # weights are pushed once a batch
+        share = 1.0 - stop_s / batch_s
+        how = f"generated / (g x (1 - {stop_s:g} s / {batch_s:.3g} s)), h over the steps of a batch"
     if share <= 0:
-        how = f"a push stops decoding for {stop_s:g} s, longer than a step"
+        how = f"a push stops decoding for {stop_s:g} s, longer than the steps of a batch take"
         return [_row("generators", None, "replicas", how, True)]
     exact = needed / (generator * share)
     replicas = max(1, math.ceil(exact - 1e-9))

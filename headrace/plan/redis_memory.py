@@ -47,7 +47,7 @@ def group_bytes(*, num_generations: int, prompt_tokens: int, completion_tokens: 
 
 
 def redis_rows(work: Workload) -> list[Row]:
-    """Return the memory that a run's streams take at most."""
+    """Return the memory that a run's streams take at most, but for lengths, which are means, and evaluations."""
     config = work.config
     if work.completion_tokens is None:
         return [Row(REDIS, "a group", None, "bytes", "give --completion-tokens, or --from-run")]
@@ -57,16 +57,17 @@ def redis_rows(work: Workload) -> list[Row]:
         completion_tokens=math.ceil(work.completion_tokens),
         reward_funcs=config.reward_funcs,
     )
-    # A trained group stays until a checkpoint holds it; while that is written, the next are trained.
-    kept = BatchShape.of(config).groups(num_steps=2 * config.save_steps)
+    # A trained or dropped group stays until a checkpoint holds it; while that is written, the next are trained.
+    trained = BatchShape.of(config).groups(num_steps=2 * config.save_steps)
+    kept = math.ceil(trained / (1.0 - work.rates.drop_share) - 1e-9)
     groups = work.max_unsettled + kept
     return [
         Row(REDIS, "a group", one, "bytes", "encoded as it travels, with 4 bytes of text a token and no columns"),
         Row(
-            REDIS, "groups, at most", groups, "groups",
-            f"{work.max_unsettled} in flight + {kept} trained of 2 x save_steps steps, that wait for a checkpoint",
+            REDIS, "groups, about", groups, "groups",
+            f"{work.max_unsettled} in flight + {kept} settled in 2 x save_steps steps, until a checkpoint",
         ),
-        Row(REDIS, "streams, at most", one * groups, "bytes", "a group x groups"),
+        Row(REDIS, "streams, about", one * groups, "bytes", "a group x groups"),
         Row(
             REDIS, "maxmemory", _REWRITE * one * groups + (256 << 20), "bytes",
             "2 x streams, as a rewrite of the append-only file copies what changes, and 256 MiB for events and records",

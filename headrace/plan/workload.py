@@ -19,6 +19,7 @@ class Rates:
         generator_tokens_per_s: Sampled tokens a second of one replica.
         push_standstill_s: How long a push stops decoding.
         reward_s: Time of the reward functions for one group.
+        drop_share: Of all groups that are sampled, those that are dropped and not trained.
         is_generator_lower_bound: Whether the generators could have done more, had they been given more.
         holds_pushes: Whether the generators' rate was measured with weight pushes in it.
         trainer_source: Where the trainer's rate comes from, in words.
@@ -29,6 +30,7 @@ class Rates:
     generator_tokens_per_s: float | None = None
     push_standstill_s: float | None = None
     reward_s: float | None = None
+    drop_share: float = 0.0
     is_generator_lower_bound: bool = False
     holds_pushes: bool = False
     trainer_source: str = "given"

@@ -1,5 +1,6 @@
 """What the trainer says of itself, to whom."""
 
+import asyncio
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About
 from shared.run_config import RunConfig
 from shared.version import VERSION
 from tests.api.api_rig import INTERNAL_KEY, KEY
+from tests.conftest import RedisServer
 
 
 def with_key(key: str) -> dict[str, str]:
@@ -37,6 +39,21 @@ async def test_the_internal_key_opens_nothing_else(client: httpx.AsyncClient) ->
     for path in ("/v1/runs", "/openapi.json", "/internal/v1/weights"):
         expected = 404 if path.startswith("/internal") else 401
         assert (await client.get(path, headers=with_key(INTERNAL_KEY))).status_code == expected
+
+
+async def test_the_trainer_says_what_it_is_while_redis_is_away(
+    client: httpx.AsyncClient, redis_server: RedisServer
+) -> None:
+    redis_server.kill()
+    try:
+        async with asyncio.timeout(20):
+            answer = await client.get(ABOUT_PATH)
+    finally:
+        redis_server.start()
+    told = About.model_validate(answer.json())
+    assert told.headrace == VERSION
+    assert told.runs_disk is not None
+    assert told.runs_disk.checkpoint_bytes is None
 
 
 async def test_the_trainer_says_how_much_room_the_next_checkpoint_has(

@@ -1,5 +1,6 @@
 """Prometheus sees the current run's newest metrics, and what cannot be reported is refused before anything starts."""
 
+import asyncio
 import contextlib
 import json
 import sys
@@ -12,6 +13,7 @@ from prometheus_client import generate_latest
 
 from services.trainer.loop.batch_builder import STALE, UNSCORABLE
 from services.trainer.loop.ledger import DEAD_LETTER
+from services.trainer.run_api import run_metrics
 from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import UnavailableError
@@ -19,6 +21,7 @@ from shared.keys import REWARDERS, RunKeys
 from shared.lease import renew
 from shared.run_store import Progress
 from tests.conftest import RedisServer
+from tests.eventually import eventually
 
 Run = dict[str, Any]
 
@@ -59,6 +62,30 @@ async def test_the_newest_metrics_of_the_current_run_are_served_until_it_is_no_l
     await api.store.set_current_run(None)
     await metrics.refresh()
     assert training_series(metrics) == []
+
+
+async def test_no_run_ends_because_its_metrics_cannot_be_read(
+    client: httpx.AsyncClient, api: TrainerApi, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = Path((await client.post("/v1/runs", json=run)).json()["run"]["run_dir"])
+    await api.store.set_current_run(run_dir.name)
+    (run_dir / "metrics.jsonl").mkdir()
+    monkeypatch.setattr(run_metrics, "_REFRESH_S", 0.01)
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        await metrics.refresh()
+
+    refreshing = asyncio.create_task(metrics.refresh_for_ever(), name="metrics")
+    (run_dir / "evaluations.jsonl").write_text('{"step": 2.0, "eval_reward": 0.75}\n')
+    await asyncio.wait({refreshing}, timeout=0.3)
+    assert not refreshing.done()
+    (run_dir / "metrics.jsonl").rmdir()
+
+    async def are_served() -> bool:
+        return bool(training_series(metrics))
+
+    await eventually(are_served)
+    refreshing.cancel()
 
 
 async def test_a_tracker_without_its_library_is_refused_at_submit(

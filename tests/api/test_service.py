@@ -228,6 +228,30 @@ def test_a_redis_that_never_comes_is_a_sentence_and_exit_status_1(environment: d
     assert "Redis PING failed" in said
 
 
+def test_who_waits_for_redis_is_scraped_meanwhile_and_says_that_it_is_away(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    redis_port, metrics_port = free_port(), free_port()
+    more = {
+        "HEADRACE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
+        "HEADRACE_METRICS_PORT": str(metrics_port),
+        "HEADRACE_REDIS_PATIENCE_S": "600",
+    }
+    service = Service(environment | more, tmp_path / "service.log")
+
+    def is_scraped() -> bool:
+        assert service.process.poll() is None, service.log()
+        with contextlib.suppress(httpx.TransportError):
+            served = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False).text.splitlines()
+            return "headrace_redis_up 0.0" in served
+        return False
+
+    try:
+        wait_until(is_scraped)
+    finally:
+        service.close()
+
+
 def test_help_is_there_at_once_and_imports_nothing_heavy() -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'fastapi', 'redis', 'pydantic']))\n"

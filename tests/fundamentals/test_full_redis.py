@@ -1,18 +1,24 @@
-"""A Redis at its maxmemory refuses writes: everybody waits, nothing is lost, and what makes room is let through."""
+"""A Redis at its maxmemory, or with a full disk, refuses writes.
+
+Everybody waits for as long as it takes, nothing is lost, and what makes room is let through.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from services.trainer.loop.reconcile import take_over
 from shared.errors import UnavailableError
-from shared.keys import TRAINERS, RunKeys
+from shared.keys import REWARDERS, TRAINERS, RunKeys
 from shared.lease import alive, renew
-from shared.redis_connection import Redis, call, connect, wait_until_ready
+from shared.redis_connection import Redis, call, connect, patiently, wait_until_ready
 from shared.run_config import RunConfig
-from shared.run_store import RunStore
-from tests.fundamentals.test_accounting import Trainer, generate, score
+from shared.run_store import Progress, RunStore
+from tests.conftest import RedisServer, write_until_refused
+from tests.fundamentals.test_accounting import Trainer, consumer, generate, score
 
 
 @pytest.fixture
@@ -39,16 +45,136 @@ async def test_a_write_waits_until_there_is_room_again(redis: Redis, run_keys: R
     assert await redis.xlen(run_keys.prompts) == 1
 
 
-async def test_who_starts_on_a_full_server_waits_for_it_and_does_not_call_it_too_old(
-    redis: Redis, redis_url: str, memory: Any
-) -> None:
+async def test_who_starts_on_a_full_server_that_has_our_functions_works_with_it(redis: Redis, memory: Any) -> None:
     await memory("1kb")
-    client = connect(redis_url)
-    with pytest.raises(UnavailableError, match="maxmemory"):
-        await wait_until_ready(client, timeout_s=0.3)
+    await wait_until_ready(redis, timeout_s=0.3)
+
+
+async def test_who_starts_on_a_full_server_of_another_release_waits_for_it_and_does_not_call_it_too_old(
+    redis: Redis, memory: Any
+) -> None:
+    await redis.function_load("#!lua name=headrace\nredis.register_function('old', function() return 1 end)", True)
+    await memory("1kb")
+    starting = asyncio.create_task(wait_until_ready(redis, timeout_s=0.1))
+    await asyncio.wait({starting}, timeout=1.0)
+    assert not starting.done()
     await memory("0")
-    await wait_until_ready(client, timeout_s=10)
-    await client.aclose()
+    await starting
+    await call(redis, "headrace_alive", keys=(RunKeys("any").leases(TRAINERS),))
+
+
+async def test_time_does_not_run_out_while_a_server_is_full(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
+    """Who ended for it would have its groups delivered again, and after a few times buried as if they were to blame."""
+    await redis.xadd(run_keys.completions, {"group_id": "1", "payload": b"completed"})
+    rewarder = consumer(redis, run_keys, run_keys.completions, REWARDERS, "rewarder-0")
+    (delivery,) = await rewarder.read(count=1)
+    await memory("1kb")
+    admit = (run_keys.epoch, run_keys.prompts, run_keys.seen(run_keys.prompts))
+    publish = (run_keys.completions, run_keys.scored, run_keys.seen(run_keys.scored))
+    waiting = [
+        asyncio.create_task(call(redis, "headrace_admit", keys=admit, args=(1, "0", b"x"), timeout_s=0.1)),
+        asyncio.create_task(
+            rewarder.calls.call(
+                "headrace_hand_off", keys=publish, args=(REWARDERS, delivery.entry_id, "1", b"scored"), timeout_s=0.1
+            )
+        ),
+    ]
+    await asyncio.wait(waiting, timeout=1.0)
+    assert not any(task.done() for task in waiting)
+    await memory("0")
+    assert await asyncio.gather(*waiting) == [1, 1]
+    assert await redis.xlen(run_keys.scored) == 1
+    assert await redis.xlen(run_keys.dead) == 0
+
+
+async def test_a_rewarder_that_may_load_nothing_holds_its_groups_through_a_full_server_and_buries_none(
+    redis: Redis, redis_url: str, run_keys: RunKeys, memory: Any
+) -> None:
+    rights = (
+        "~headrace:*",
+        "-@all",
+        "+@read",
+        "+@stream",
+        "+sadd",
+        "+zadd",
+        "+fcall",
+        "+ping",
+        "+info",
+        "+function|list",
+    )
+    await cast("Any", redis).execute_command("ACL", "SETUSER", "rewarder", "on", ">pw", *rights)
+    client = connect(redis_url.replace("redis://", "redis://rewarder:pw@"))
+    await redis.xadd(run_keys.completions, {"group_id": "1", "payload": b"completed"})
+    try:
+        await memory("1kb")
+        await wait_until_ready(client, timeout_s=0.3)
+        rewarder = consumer(client, run_keys, run_keys.completions, REWARDERS, "rewarder-0")
+        (delivery,) = await rewarder.read(count=1)
+        handing_off = asyncio.create_task(delivery.hand_off(run_keys.scored, run_keys.seen(run_keys.scored), b"scored"))
+        await asyncio.wait({handing_off}, timeout=0.5)
+        (pending,) = await redis.xpending_range(run_keys.completions, REWARDERS, min="-", max="+", count=1)
+        assert pending["times_delivered"] == 1
+        await memory("0")
+        assert await handing_off
+    finally:
+        await client.aclose()
+        await cast("Any", redis).execute_command("ACL", "DELUSER", "rewarder")
+    assert (await redis.xlen(run_keys.completions), await redis.xlen(run_keys.dead)) == (0, 0)
+
+
+async def test_who_asks_for_something_is_told_that_there_is_no_room(redis: Redis, memory: Any) -> None:
+    await memory("1kb")
+    with pytest.raises(UnavailableError, match="maxmemory"):
+        await patiently(
+            lambda: redis.set("headrace:x", "y"), what="claiming a key", timeout_s=0.2, waits_for_room=False
+        )
+
+
+async def test_a_trainer_takes_over_and_reports_on_a_full_server(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
+    store = RunStore(redis)
+    await memory("1kb")
+    epoch = await take_over(redis, run_keys)
+    store.write_as(epoch)
+    await store.write_progress(run_keys.run_id, Progress(step=7))
+    await store.set_status(run_keys.run_id, "running")
+    record = await store.get(run_keys.run_id)
+    assert record is not None
+    assert (epoch, record.progress.step, record.status) == (1, 7, "running")
+
+
+async def test_a_full_disk_is_waited_for_as_full_memory_is(tmp_path: Path, run_config: RunConfig) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+    client = connect(server.url)
+    try:
+        await wait_until_ready(client, timeout_s=10)
+        await RunStore(client).create("run-disk", run_config, run_dir=str(tmp_path))
+        keys = RunKeys("run-disk")
+        rewarder = consumer(client, keys, keys.completions, REWARDERS, "rewarder-0")
+        assert await rewarder.read(count=1, block_s=0.05) == []
+        await client.xadd(keys.completions, {"group_id": "1", "payload": b"completed"})
+        server.fill_disk()
+        await write_until_refused(client)
+
+        await wait_until_ready(client, timeout_s=0.3)
+        assert await rewarder.read(count=1, block_s=0.05) == []
+        ending = asyncio.create_task(RunStore(client).set_status("run-disk", "stopped"))
+        admit = (keys.epoch, keys.prompts, keys.seen(keys.prompts))
+        admitting = asyncio.create_task(call(client, "headrace_admit", keys=admit, args=(1, "2", b"x"), timeout_s=0.1))
+        await asyncio.wait({ending, admitting}, timeout=1.0)
+        assert not ending.done()
+        assert not admitting.done()
+
+        server.free_disk()
+        async with asyncio.timeout(20):
+            await ending
+            assert await admitting == 1
+            while not (read := await rewarder.read(count=1, block_s=0.05)):
+                pass
+        assert [delivery.group_id for delivery in read] == ["1"]
+    finally:
+        await client.aclose()
+        server.kill()
 
 
 async def test_leases_are_renewed_and_settled_groups_leave_a_full_server(

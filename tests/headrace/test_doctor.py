@@ -15,7 +15,7 @@ from headrace.doctor.redis_checks import look_at_redis, server_findings
 from headrace.doctor.service_checks import Service, door
 from shared.keys import FLEET, FLEET_LEASES
 from shared.redis_connection import Redis, connect, wait_until_ready
-from tests.conftest import free_port
+from tests.conftest import RedisServer, free_port, write_until_refused
 from tests.headrace.doctor_rig import ABOUT, hanging_port, level, redis_server, service, targets, wrong
 from tests.headrace.scripted_api import HANG_UP, Answer, problem, serving
 
@@ -250,6 +250,20 @@ def run_page(**more: Any) -> dict[str, Any]:
             "use auto or gloo",
         ),
         ({"status": "paused", "reason": "judge failed", "pause": {"by": "rewards"}}, "run", "paused: judge failed"),
+        (
+            {"waiting_for": "its training rank, which has not reported for more than 40 min; see rank.log"},
+            "run",
+            "has not reported for more than 40 min",
+        ),
+        (
+            {
+                "waiting_for": "its training rank, which crashed with exit status 1 and is being started again; "
+                "it last said: CUDA out of memory"
+            },
+            "run",
+            "CUDA out of memory",
+        ),
+        ({"waiting_for": "a generator: the push to generator-0 failed (timeout)"}, "run", "the push to generator-0"),
     ],
 )
 async def test_what_is_wrong_with_a_run_is_said(more: dict[str, Any], check: str, says: str) -> None:
@@ -262,6 +276,17 @@ async def test_what_is_wrong_with_a_run_is_said(more: dict[str, Any], check: str
         assert "/v1/runs/run-0" not in {one.path for one in api.asked}
     assert list(wrong(found)) == [("run-a", check)]
     assert says in wrong(found)["run-a", check]
+
+
+async def test_a_run_that_only_waits_is_fine_and_one_that_failed_lately_is_mentioned() -> None:
+    page = run_page(waiting_for="3 of 8 groups")
+    ended = {"status": "failed", "reason": "no room", "ended_at_s": time.time() - 60}
+    runs = [page, {"run_id": "run-f", **ended}, {"run_id": "run-old", **ended, "ended_at_s": 1.0}]
+    with service("trainer", {"/v1/runs": {"runs": runs}, "/v1/runs/run-a": page}) as api:
+        found = await examine(targets(api_url=api.url))
+    assert wrong(found) == {}
+    assert (level(found, "run-a", "run"), level(found, "run-f", "run")) == ("ok", "note")
+    assert "run-old" not in {finding.where for finding in found.findings}
 
 
 async def test_a_run_that_somebody_paused_is_no_problem() -> None:
@@ -324,6 +349,22 @@ async def test_reading_is_all_that_doctor_needs_of_redis(tmp_path: Path) -> None
         found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
         await admin.aclose()
     assert {finding.level for finding in found.findings} == {"ok"}
+
+
+async def test_a_redis_with_a_full_disk_answers_and_its_disk_is_named(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+    client = connect(server.url)
+    try:
+        await wait_until_ready(client, timeout_s=10)
+        server.fill_disk()
+        await write_until_refused(client)
+        found = await look_at_redis(server.url, timeout_s=5.0)
+    finally:
+        await client.aclose()
+        server.kill()
+    assert "aof_last_write_status" in wrong(found.findings)["redis", "append-only file"]
+    assert ("redis", "reachable") not in wrong(found.findings)
 
 
 @pytest.mark.parametrize(

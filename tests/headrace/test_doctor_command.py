@@ -36,6 +36,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--url", "http://[::1"], "cannot be read"),
         (["--url", "http://a:99999"], "cannot be read"),
         (["--redis-url", "http://user:secret@redis"], "redis is no redis:// or rediss:// address"),
+        (["--redis-url", "redis://:secret/def@redis:6379/0"], "percent-encode the password in it"),
     ],
 )
 def test_where_nothing_can_be_looked_at_the_status_is_2_and_a_sentence_says_why(

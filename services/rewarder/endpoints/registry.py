@@ -129,7 +129,7 @@ class Registry:
 
     async def _asked(self, make: object, what: str) -> object:
         try:
-            found: object = await patiently(make, what=what, timeout_s=_PATIENCE_S)
+            found: object = await patiently(make, what=what, timeout_s=_PATIENCE_S, waits_for_room=False)
         except RedisError as error:
             raise translate(error) from error
         await self.read()

@@ -10,7 +10,7 @@ from services.trainer.loop.group_ids import training_number
 from services.trainer.loop.ledger import DEAD_LETTER, Ledger
 from shared.errors import FencedError, StateLostError
 from shared.keys import TRAINERS, RunKeys
-from shared.redis_connection import Redis, patiently
+from shared.redis_connection import Redis, call, patiently
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ async def take_over(redis: Redis, keys: RunKeys) -> int:
     if not await patiently(lambda: redis.exists(keys.run, keys.scored), what="reading the run", timeout_s=60) == 2:
         raise StateLostError(f"Redis does not hold run {keys.run_id}; it was wiped or the run was deleted")
     # Not idempotent, and need not be: skipping an epoch harms nobody.
-    epoch = int(await patiently(lambda: redis.incr(keys.epoch), what="raising the epoch", timeout_s=60))
+    epoch = int(await call(redis, "headrace_take_over", keys=(keys.epoch,)))
     # Whatever the incarnations before have read and not settled is ours now, without waiting for their leases.
     leases = keys.leases(TRAINERS)
     await patiently(lambda: redis.delete(leases), what="ending the leases of older trainers", timeout_s=60)

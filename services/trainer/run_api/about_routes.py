@@ -1,6 +1,7 @@
 """What the trainer says of itself: releases, GPUs that its ranks see, and the disk its checkpoints go to."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -12,6 +13,9 @@ from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_files import RunFiles
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, RunsDisk, about
+from shared.errors import HeadraceError
+
+_REDIS_TIMEOUT_S = 1.0
 
 router = APIRouter(tags=["about"])
 
@@ -20,7 +24,10 @@ router = APIRouter(tags=["about"])
 @router.get(INTERNAL_ABOUT_PATH, include_in_schema=False)
 async def about_trainer(api: Annotated[TrainerApi, Depends(trainer_api)]) -> About:
     """Say which releases are installed, how many GPUs training ranks see, and how full the disk of the runs is."""
-    run_dirs = [Path(record.run_dir) for record in await api.store.active()]
+    run_dirs: list[Path] = []
+    with contextlib.suppress(TimeoutError, HeadraceError):  # who asks has little time, and all else is known without
+        async with asyncio.timeout(_REDIS_TIMEOUT_S):
+            run_dirs = [Path(record.run_dir) for record in await api.store.active()]
     disk = await asyncio.to_thread(_runs_disk, api.settings.runs_dir, run_dirs)
     return about(
         "trainer",

@@ -65,7 +65,10 @@ async def replay_dead_letter(redis: Redis, run_id: str, entry: str) -> None:
     stream = _text(found[0][1], b"stream") if found else ""
     if stream not in (keys.prompts, keys.completions, keys.scored):
         raise _gone()
-    if int(await call(redis, "headrace_replay", keys=(keys.dead, stream), args=(entry,))) == 0:
+    replayed = await call(
+        redis, "headrace_replay", keys=(keys.dead, stream), args=(entry,), timeout_s=_PATIENCE_S, waits_for_room=False
+    )
+    if int(replayed) == 0:
         raise _gone()
 
 

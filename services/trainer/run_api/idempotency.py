@@ -67,6 +67,7 @@ class IdempotencyKeys:
             lambda: self._redis.set(name, msgspec.json.encode(claim), nx=True, ex=_KEPT_S),
             what="claiming the Idempotency-Key",
             timeout_s=_PATIENCE_S,
+            waits_for_room=False,
         ):
             return ticket
         raw = await patiently(lambda: self._redis.get(name), what="reading the Idempotency-Key", timeout_s=_PATIENCE_S)
@@ -97,8 +98,14 @@ class IdempotencyKeys:
             lambda: self._redis.set(ticket.key, msgspec.json.encode(claim), ex=_KEPT_S),
             what="keeping the answer",
             timeout_s=_PATIENCE_S,
+            waits_for_room=False,
         )
 
     async def release(self, ticket: Ticket) -> None:
         """Forget the key: nothing came of the request, and a corrected one may use it."""
-        await patiently(lambda: self._redis.delete(ticket.key), what="releasing the key", timeout_s=_PATIENCE_S)
+        await patiently(
+            lambda: self._redis.delete(ticket.key),
+            what="releasing the key",
+            timeout_s=_PATIENCE_S,
+            waits_for_room=False,
+        )

@@ -25,7 +25,7 @@ from services.trainer.run_api.run_outputs import read_last_evaluation, read_last
 from services.trainer.run_api.run_supervisor import RunSupervisor
 from services.trainer.run_api.run_view import Surroundings, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
-from shared.errors import StateLostError, UnavailableError, UserError
+from shared.errors import HeadraceError, UnavailableError, UserError
 from shared.redis_connection import Redis
 from shared.run_store import RunRecord, RunStore
 
@@ -77,12 +77,19 @@ class RunMetrics:
             self._disk_free, self._disk_size,
         )  # fmt: skip
 
+    async def watch_redis_for_ever(self) -> None:
+        """Keep fresh what is of Redis alone, before there is anything else to be seen."""
+        while True:
+            with contextlib.suppress(UnavailableError):  # which the gauges show
+                await self._redis_gauges.refresh(self._redis)
+            await asyncio.sleep(_REFRESH_S)
+
     async def refresh_for_ever(self) -> None:
-        """Keep the gauges fresh. While Redis is away they stay as they were; the supervisor judges that."""
+        """Keep the gauges fresh. What cannot be read leaves them as they were: no run ends for its metrics."""
         while True:
             try:
                 await self.refresh()
-            except (UnavailableError, StateLostError) as error:
+            except (HeadraceError, OSError) as error:
                 log.warning("metrics were not refreshed: %s", error)
             await asyncio.sleep(_REFRESH_S)
 

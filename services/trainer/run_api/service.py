@@ -3,7 +3,8 @@
     SIGTERM --> stopping --+--> event streams end, requests finish (at most 5 s)
                            +--> rank: SIGTERM, after 15 s SIGKILL; its run stays `running` for the next start
 
-Whatever ends one of the three ends the process: a service that is half there helps nobody.
+Whatever ends one of the three ends the process: a service that is half there helps nobody. Metrics are served while it
+still waits for Redis: they are what says that Redis is away.
 """
 
 import asyncio
@@ -82,29 +83,31 @@ async def serve(settings: TrainerSettings) -> None:
         loop.add_signal_handler(name, stopping.set)
     redis = connect(settings.redis_url.get_secret_value())
     try:
-        with _bound_socket(settings.host, settings.port) as listener:
+        api = make_api(settings, redis, stopping=stopping)
+        metrics = RunMetrics(redis, store=api.store, supervisor=api.supervisor)
+        with (
+            _bound_socket(settings.host, settings.port) as listener,
+            served(metrics.registry, host=settings.host, port=settings.metrics_port),
+        ):
             ready = wait_until_ready(redis, timeout_s=settings.redis_patience_s)
-            if await first_of(ready, stopping.wait()) == 0:
-                await _serve(make_api(settings, redis, stopping=stopping), listener)
+            if await first_of(ready, stopping.wait(), metrics.watch_redis_for_ever()) == 0:
+                await _serve(api, metrics, listener)
     finally:
         await redis.aclose()
 
 
-async def _serve(api: TrainerApi, listener: socket.socket) -> None:
-    settings = api.settings
+async def _serve(api: TrainerApi, metrics: RunMetrics, listener: socket.socket) -> None:
     server = http_server(api)
-    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
-    with served(metrics.registry, host=settings.host, port=settings.metrics_port):
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(server.serve(sockets=[listener]), name="HTTP server")
-            tasks.create_task(api.supervisor.supervise(), name="run supervisor")
-            refresh = tasks.create_task(metrics.refresh_for_ever(), name="metrics")
-            host, port = listener.getsockname()[:2]
-            log.info("the run API listens on http://%s:%d", host, port)
-            await api.stopping.wait()
-            log.info("asked to stop")
-            refresh.cancel()
-            server.should_exit = True
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[listener]), name="HTTP server")
+        tasks.create_task(api.supervisor.supervise(), name="run supervisor")
+        refresh = tasks.create_task(metrics.refresh_for_ever(), name="metrics")
+        host, port = listener.getsockname()[:2]
+        log.info("the run API listens on http://%s:%d", host, port)
+        await api.stopping.wait()
+        log.info("asked to stop")
+        refresh.cancel()
+        server.should_exit = True
 
 
 def http_server(api: TrainerApi) -> uvicorn.Server:

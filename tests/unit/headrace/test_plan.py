@@ -196,6 +196,17 @@ def test_a_second_pass_over_a_batch_halves_what_must_be_generated(
     assert value(body, "pace", "groups in flight") == 64
 
 
+def test_a_push_stops_decoding_once_a_batch_however_many_steps_that_has(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four steps of 42.67 s, and 50 s without decoding: 9000 / 4 / (3000 x (1 - 50 / 170.67)) = 1.06."""
+    body = planned(
+        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--set", "num_iterations=4",
+        "--max-staleness", 7, "--push-standstill-s", 50,
+    )  # fmt: skip
+    assert value(body, "pace", "generators") == 2
+
+
 def test_without_rates_nothing_is_made_up_and_each_missing_one_says_how_to_measure_it(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +223,21 @@ def test_without_rates_nothing_is_made_up_and_each_missing_one_says_how_to_measu
     assert "generators" not in body["plan"]["pace"]
 
 
+def test_groups_that_are_dropped_are_sampled_scored_and_kept_until_a_checkpoint_too(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every second one: 9000 / 0.5 tokens a second, 0.75 / 0.5 groups a second, 96 + 2 x 5 x 32 / 0.5 groups."""
+    body = planned(
+        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000,
+        "--drop-share", 0.5, "--reward-s", 4, "--set", "save_steps=5",
+    )  # fmt: skip
+    assert value(body, "pace", "generated, to keep it busy") == 18000
+    assert value(body, "pace", "generators") == 6
+    assert value(body, "rewarder", "groups to score") == pytest.approx(1.5)
+    assert value(body, "rewarder", "workers") == 6
+    assert value(body, "redis", "groups, about") == 96 + 640
+
+
 def test_on_policy_runs_are_told_that_nothing_overlaps(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = planned(capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--max-staleness", 0)
     assert "take turns" in body["plan"]["pace"]["generators"]["how"]
@@ -221,9 +247,9 @@ def test_redis_holds_what_is_in_flight_and_what_waits_for_a_checkpoint(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = planned(capsys, "--model", model, *PACE, "--set", "save_steps=5")
-    assert value(body, "redis", "groups, at most") == 96 + 2 * 5 * 32
+    assert value(body, "redis", "groups, about") == 96 + 2 * 5 * 32
     one = value(body, "redis", "a group")
-    assert value(body, "redis", "streams, at most") == one * 416
+    assert value(body, "redis", "streams, about") == one * 416
     assert value(body, "redis", "maxmemory") == 2 * one * 416 + 256 * 2**20
 
 
