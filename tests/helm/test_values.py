@@ -30,6 +30,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"service": {"type": "NodePort"}}, "value must be one of 'ClusterIP', 'LoadBalancer'"),
     ({"networkPolicy": {"apiFrom": [{}]}}, "at '/networkPolicy/apiFrom/0': minProperties"),
     ({"networkPolicy": {"internalRanges": ["10.0.0.1"]}}, "'10.0.0.1' does not match pattern"),
+    ({"networkPolicy": {"internalRanges": ["fc00::/7"]}}, "'fc00::/7' does not match pattern"),
+    ({"networkPolicy": {"internalRangesV6": ["::ffff:0:0/96"]}}, "at '/networkPolicy/internalRangesV6/0': 'not' failed"),
     ({"rewarder": {"endpoints": {"allowedPorts": "https"}}}, "'https' does not match pattern"),
     ({"rewarder": {"sandbox": {"seccompProfile": {"type": "Localhost"}}}}, "localhostProfile': minLength"),
     ({"metrics": {"port": 29500}}, "at '/metrics/port': maximum"),
