@@ -42,7 +42,7 @@ def test_every_profile_starts_one_of_each(profile: str) -> None:
     names = services(profile)
     assert sorted(kind(name) for name in names) == ["generator", "redis", "rewarder", "trainer"]
     aliases = [alias for net in names.values() for alias in _aliases(net, "weights")]
-    assert sorted(set(aliases)) == ["generator", "trainer", "trainer-weights"], "the same names in every profile"
+    assert sorted(set(aliases)) == ["generator", "generator-weights", "trainer", "trainer-weights"], "the same names in every profile"
 
 
 def _aliases(service: dict[str, Any], network: str) -> list[str]:
@@ -97,11 +97,18 @@ def test_a_network_is_who_may_talk_to_whom() -> None:
         assert (not settings.get("internal")) is leads_outside
         if leads_outside:
             assert len({kind(name) for name, nets in standing.items() if network in nets}) == 1
+
+
+def test_nccl_looks_for_its_interface_by_a_name_that_only_the_network_of_weights_knows() -> None:
+    """No engine promises an order of interfaces, not even for a network with a priority."""
     for name in OURS:
-        attached = cast("dict[str, dict[str, Any] | None]", ALL[name]["networks"])
-        priorities = {network: int((settings or {}).get("priority", 0)) for network, settings in attached.items()}
-        first = max(priorities, key=lambda network: priorities[network])
-        assert first == ("rewards" if name == "rewarder" else "weights"), "NCCL_SOCKET_IFNAME is its interface"
+        if kind(name) == "rewarder":
+            continue
+        environment = ALL[name]["environment"]
+        assert not any("IFNAME" in variable for variable in environment)
+        known = {network for network in networks(ALL[name])
+                 if environment["HEADRACE_PUSH_ADDRESS"] in _aliases(ALL[name], network)}  # fmt: skip
+        assert known == {"weights"}
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -109,6 +109,19 @@ def test_a_container_has_no_capability_no_new_privileges_and_a_root_it_cannot_wr
     assert host["PidsLimit"] > 0
 
 
+def test_nccl_would_talk_over_the_network_of_weights(stack: Containers) -> None:
+    look = (
+        "import os, fcntl, socket, struct; from shared.interfaces import let_nccl_use as use; chosen = {}\n"
+        "use(os.environ['HEADRACE_PUSH_ADDRESS'], chosen); name = chosen['NCCL_SOCKET_IFNAME'].removeprefix('=')\n"
+        "answer = fcntl.ioctl(socket.socket(), 0x8915, struct.pack('256s', name.encode()))\n"
+        "print(socket.inet_ntoa(answer[20:24]))"
+    )
+    for name in ("trainer-cpu", "generator-cpu"):
+        container = stack.one(name)
+        weights = container.attrs["NetworkSettings"]["Networks"]["headrace-test_weights"]
+        assert stack.python(container, look).strip() == weights["IPAddress"]
+
+
 def test_nobody_reaches_what_is_not_theirs(stack: Containers) -> None:
     connect = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3).close()"
     addresses = {
