@@ -39,7 +39,7 @@ def image_environment(service: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("profile", HARDWARE)
 def test_every_profile_starts_one_of_each(profile: str) -> None:
-    names = services(profile)
+    names = {name: service for name, service in services(profile).items() if name != "gpu-namespaces"}
     assert sorted(kind(name) for name in names) == ["generator", "redis", "rewarder", "trainer"]
     aliases = [alias for net in names.values() for alias in _aliases(net, "weights")]
     assert sorted(set(aliases)) == ["generator", "generator-weights", "trainer", "trainer-weights"], "the same names in every profile"
@@ -172,15 +172,25 @@ def test_gpus_are_given_out_by_service_and_only_with_a_gpu_profile() -> None:
     assert "gpu-claims:/gpu-claims" in several["generator"]["volumes"]
     assert several["generator"]["environment"]["HEADRACE_GPU_CLAIMS_DIR"] == "/gpu-claims"
     one = services("single-gpu", environment={"HEADRACE_TRAINER_GPUS": "3"})
-    assert {str(one[name]["environment"]["NVIDIA_VISIBLE_DEVICES"]) for name in ("trainer", "generator-single")} == {
-        "3"
-    }
-    assert one["generator-single"]["ipc"] == one["generator-single"]["pid"] == "service:trainer"
-    assert one["trainer"]["ipc"] == "shareable"
+    for name in ("trainer-single", "generator-single"):
+        assert str(one[name]["environment"]["NVIDIA_VISIBLE_DEVICES"]) == "3"
     for name, service in services("cpu").items():
         assert service.get("runtime", "runc") == "runc", name
         assert service["environment"].get("NVIDIA_VISIBLE_DEVICES", "void") == "void"
         assert name == "redis" or service["image"].endswith("-cpu")
+
+
+def test_namespaces_are_shared_with_a_container_that_runs_nothing_that_could_fail() -> None:
+    """Whoever owns a process namespace takes the others with it, and a start without it is the engine's last try."""
+    one = services("single-gpu")
+    owner = one.pop("gpu-namespaces")
+    assert owner["entrypoint"] == ["sleep", "infinity"]
+    assert (owner["ipc"], owner["network_mode"], owner["restart"]) == ("shareable", "none", "unless-stopped")
+    assert re.fullmatch(r"\d+g", owner["shm_size"]), "of both"
+    for name in ("trainer-single", "generator-single"):
+        service = one.pop(name)
+        assert service["ipc"] == service["pid"] == "service:gpu-namespaces"
+    assert not any({"ipc", "pid"} & set(service) for service in [*one.values(), *services("gpu").values()])
 
 
 def test_generators_have_nothing_that_only_one_of_them_can_have() -> None:
