@@ -1,12 +1,16 @@
 """How pods run: unprivileged, probed, given GPUs and time to end, kept apart and not drained away."""
 
+import json
+import re
 from typing import Any
 
 import pytest
 
 from tests.helm.chart import (
     ALL_VALUES,
+    CHART,
     NAMESPACE,
+    VALUES_FILES,
     Object,
     container,
     leaves,
@@ -232,6 +236,57 @@ def test_replicas_spread_over_nodes_unless_values_say_otherwise() -> None:
     (spread,) = pod_spec(found)["topologySpreadConstraints"]
     assert spread.items() >= own[0].items()
     assert spread["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == "generator"
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_whoever_mounts_a_claim_that_one_node_can_have_is_on_the_trainers_node(name: str) -> None:
+    objects = render(values_of(name))
+    claims = of_kind(objects, "PersistentVolumeClaim")
+    single = {it["metadata"]["name"] for it in claims.values() if it["spec"]["accessModes"] == ["ReadWriteOnce"]}
+    found = workloads(objects)
+    for workload, it in found.items():
+        claimed = {
+            volume["persistentVolumeClaim"]["claimName"]
+            for volume in pod_spec(it)["volumes"]
+            if "persistentVolumeClaim" in volume
+        }
+        if workload in ("trainer", "redis") or not claimed & single:
+            continue
+        (beside,) = pod_spec(it)["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        labels = found["trainer"]["spec"]["template"]["metadata"]["labels"]
+        assert beside["topologyKey"] == "kubernetes.io/hostname"
+        assert beside["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_beside_the_trainer_is_added_to_what_the_values_ask_for() -> None:
+    wish = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    values = {"generator": {"affinity": {"podAffinity": wish, "nodeAffinity": wish}},
+              "storage": {"models": {"enabled": True, "accessMode": "ReadWriteOnce"}}}  # fmt: skip
+    affinity = pod_spec(workloads(render(values))["generator"])["affinity"]
+    assert affinity["nodeAffinity"] == wish
+    assert affinity["podAffinity"].items() > wish.items()
+    shared = {"storage": {"models": {"enabled": True, "accessMode": "ReadWriteMany"}}}
+    assert "affinity" not in pod_spec(workloads(render(shared))["generator"])
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_the_helm_test_can_run_where_the_trainer_runs(name: str) -> None:
+    found = all_workloads(name)
+    trainer, test = pod_spec(found["trainer"]), pod_spec(found["test"])
+    for key in ("nodeSelector", "tolerations", "runtimeClassName"):
+        assert test.get(key) == trainer.get(key)
+
+
+@pytest.mark.parametrize("name", VALUES_FILES)
+def test_the_run_of_the_helm_test_is_one_that_these_generators_can_take(name: str) -> None:
+    values = values_of(name)
+    heads = [int(found) for found in re.findall(r"num_\w+_heads=(\d+)", (CHART / "files/test/tiny_model.py").read_text())]
+    assert len(heads) == 2
+    parallel = values["generator"].get("engineArgs", {}).get("tensor_parallel_size", 1)
+    assert all(number % parallel == 0 for number in heads)
+    run = json.loads(container(all_workloads(name)["test"])["command"][5])
+    if name == "values-one-gpu-node.yaml":
+        assert run["weight_transport"] == "gloo", "memory of a GPU is handed over within one pod only"
 
 
 @pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder"])

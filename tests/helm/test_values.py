@@ -42,6 +42,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"generator": {"gpus": 4}}, "generator.gpus is 4, but generator.engineArgs makes vLLM use 1"),
     ({"generator": {"engineArgs": {"tensor_parallel_size": 2}}}, "makes vLLM use 2"),
     ({"trainer": {"multiNode": {"nodes": 2}}}, "set storage.runs.accessMode to ReadWriteMany"),
+    (
+        {"trainer": {"multiNode": {"nodes": 2}}, "storage": {
+            "runs": {"accessMode": "ReadWriteMany"}, "models": {"enabled": True, "accessMode": "ReadWriteOnce"}}},
+        "all of them need the models: set storage.models.accessMode to ReadWriteMany",
+    ),
     ({"redis": {"bundled": False}}, "say where your Redis is in redis.external.host"),
     ({"redis": {"bundled": False, "external": {"host": "redis.data"}}}, "its passwords are yours"),
     ({"ingress": {"enabled": True}}, "name at least one host in ingress.hosts"),
