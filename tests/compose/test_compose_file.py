@@ -193,6 +193,19 @@ def test_namespaces_are_shared_with_a_container_that_runs_nothing_that_could_fai
     assert not any({"ipc", "pid"} & set(service) for service in [*one.values(), *services("gpu").values()])
 
 
+def test_compilers_can_load_what_they_make() -> None:
+    """Docker mounts a tmpfs noexec unless told otherwise, and no library can be loaded from there."""
+    for name, service in ALL.items():
+        if kind(name) in ("trainer", "generator"):
+            (options,) = [mount.partition(":")[2].split(",") for mount in service["tmpfs"] if mount.startswith("/tmp:")]
+            assert "exec" in options, name
+    for image in SETTINGS:
+        text = (DEPLOY / "docker" / f"{image}.Dockerfile").read_text(encoding="utf-8")
+        for variable, directory in (("TORCHINDUCTOR_CACHE_DIR", "torchinductor"), ("TRITON_CACHE_DIR", "triton")):
+            assert f"{variable}=/cache/{directory}" in text
+        assert all("cache-" in str(service["volumes"]) for name, service in ALL.items() if kind(name) == image)
+
+
 def test_generators_have_nothing_that_only_one_of_them_can_have() -> None:
     for name, service in ALL.items():
         if kind(name) == "generator":

@@ -13,6 +13,7 @@ from tests.helm.chart import (
     VALUES_FILES,
     Object,
     container,
+    environment,
     leaves,
     mounts,
     of_kind,
@@ -139,6 +140,21 @@ def test_without_gpus_nothing_asks_for_one_and_images_are_those_for_cpu() -> Non
     assert ours == [f"headrace-{name}:0.1.0-cpu" for name in ("trainer", "generator", "rewarder", "trainer")]
 
 
+def test_who_is_given_no_gpu_sees_none_even_where_the_nvidia_runtime_is_the_default() -> None:
+    def visible(values: dict[str, Any]) -> dict[str, str | None]:
+        found = workloads(render(values))
+        return {name: environment(it, pod="p").get("NVIDIA_VISIBLE_DEVICES") for name, it in found.items()}
+
+    without = {"trainer": None, "generator": None, "redis": None, "rewarder": "void", "test": "void"}
+    assert visible({}) == without
+    assert visible({"rewarder": {"gpus": 1}}) == without | {"rewarder": None}, "the device plugin says which"
+
+
+def test_a_rewarder_without_a_gpu_runs_the_image_without_cuda() -> None:
+    images = {gpus: container(workloads(render({"rewarder": {"gpus": gpus}}))["rewarder"])["image"] for gpus in (0, 1)}
+    assert images == {0: "headrace-rewarder:0.1.0-cpu", 1: "headrace-rewarder:0.1.0"}
+
+
 def test_rdma_devices_go_where_nccl_is() -> None:
     found = all_workloads("values-multi-node-70b.yaml")
     devices = {
@@ -166,7 +182,7 @@ def test_a_digest_wins_over_the_tag() -> None:
     values = {"images": {"registry": "example.com/rl/", "tag": "1.2.3", "generator": {"digest": digest}}}
     found = workloads(render(values))
     assert container(found["generator"])["image"] == f"example.com/rl/headrace-generator@{digest}"
-    assert container(found["rewarder"])["image"] == "example.com/rl/headrace-rewarder:1.2.3"
+    assert container(found["rewarder"])["image"] == "example.com/rl/headrace-rewarder:1.2.3-cpu"
 
 
 def test_generators_have_stable_names_that_resolve_before_they_are_ready() -> None:

@@ -150,6 +150,11 @@ capabilities:
 {{- end }}
 {{- end -}}
 
+{{/* Where the nvidia runtime is the node's default, an image alone could ask for all GPUs. */}}
+{{- define "headrace.noGpuEnv" -}}
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
+{{- end -}}
+
 {{- define "headrace.ownEnv" -}}
 {{- range $name, $value := .of.env }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
