@@ -118,6 +118,7 @@ def test_the_environment_is_one_that_the_service_takes(
     service, settings_type = ALL[name], SETTINGS[kind(name)]
     environment = image_environment(kind(name)) | {key: str(value) for key, value in service["environment"].items()}
     mounted = {secret["target"]: secret["source"] for secret in service["secrets"]}
+    assert mounted.pop(environment.get("HF_TOKEN_PATH", ""), None) == (None if name == "rewarder" else "hub-token")
     for variable in [key for key in os.environ if key.startswith("HEADRACE_")]:
         monkeypatch.delenv(variable)
     for variable, value in environment.items():
@@ -146,8 +147,8 @@ def test_the_environment_is_one_that_the_service_takes(
 def test_no_secret_stands_in_an_environment(name: str) -> None:
     for variable, value in ALL[name].get("environment", {}).items():
         if re.search("KEY|PASSWORD|SECRET|TOKEN", variable):
-            assert variable.endswith("_FILE"), variable
-            assert str(value).startswith("/run/secrets/headrace/")
+            assert variable.endswith(("_FILE", "_PATH")), variable
+            assert str(value).startswith(("/run/secrets/headrace/", "/run/secrets/headrace-hub/"))
         assert not re.search(r"://[^@/]*:[^@/]*@", str(value)), f"a password in {variable}"
 
 
@@ -193,6 +194,27 @@ def test_namespaces_are_shared_with_a_container_that_runs_nothing_that_could_fai
     assert not any({"ipc", "pid"} & set(service) for service in [*one.values(), *services("gpu").values()])
 
 
+def test_reward_code_can_write_nothing_that_another_service_reads() -> None:
+    def mounts(name: str) -> dict[str, bool]:
+        return {volume.split(":")[0]: volume.endswith(":ro") for volume in ALL[name].get("volumes", [])}
+
+    for name in ALL:
+        shared = set(mounts("rewarder")) & set(mounts(name)) if name != "rewarder" else set()
+        assert all(mounts("rewarder")[volume] for volume in shared), f"{name}: {shared}"
+    assert "hub:/hub" in ALL["generator"]["volumes"], "trainer and generators still have one"
+
+
+def test_the_trainer_finds_a_token_of_the_hub_when_there_is_one(tmp_path: Path) -> None:
+    from services.trainer.run_api.surroundings_check import has_hub_token
+
+    (target,) = [one["target"] for one in ALL["trainer"]["secrets"] if one["source"] == "hub-token"]
+    assert ALL["trainer"]["environment"]["HF_TOKEN_PATH"] == target
+    token = tmp_path / "hub-token"
+    for content, is_one in (("", False), ("hf_mine\n", True)):
+        token.write_text(content, encoding="utf-8")
+        assert has_hub_token({"HF_TOKEN_PATH": str(token)}) is is_one
+
+
 def test_compilers_can_load_what_they_make() -> None:
     """Docker mounts a tmpfs noexec unless told otherwise, and no library can be loaded from there."""
     for name, service in ALL.items():
@@ -234,7 +256,7 @@ def test_env_example_says_every_variable_with_its_default() -> None:
     lines = (DEPLOY / ".env.example").read_text(encoding="utf-8").splitlines()
     told = dict(re.findall(r"^#?([A-Z][A-Z0-9_]+)=(.*)$", "\n".join(lines), re.M))
     chosen = {"COMPOSE_PROFILES", "HEADRACE_GENERATOR_GPUS", "HEADRACE_REVISION"}
-    examples = {name for name in told if name.startswith("HEADRACE_REWARDER_") and name != "HEADRACE_REWARDER_MEMORY"}
+    examples = {f"HEADRACE_REWARDER_{name}" for name in ("GPUS", "RUNTIME", "TARGET", "FLAVOUR")}
     for name, defaults in variables().items():
         if name in chosen | examples | {"HEADRACE_ENGINE_ARGS"}:
             continue
@@ -242,6 +264,18 @@ def test_env_example_says_every_variable_with_its_default() -> None:
         assert told[name] in defaults, name
     assert set(told) - set(variables()) == {"COMPOSE_PROFILES"}, "told of, and read by nobody"
     assert told["COMPOSE_PROFILES"] in HARDWARE
+
+
+def test_the_page_starts_the_stack_that_its_later_commands_speak_to() -> None:
+    page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^docker compose .*$", page, re.M)
+    assert commands
+    for command in commands:
+        assert set(re.findall(r"--profile (\S+)", command)) <= {"demo"}, command
+    (change,) = re.findall(r"^sed -i '(.*)' \.env$", page, re.M)
+    example = (DEPLOY / ".env.example").read_text(encoding="utf-8")
+    done = subprocess.run(["sed", change], input=example, capture_output=True, text=True, check=True)
+    assert re.findall("^COMPOSE_PROFILES=(.*)$", done.stdout, re.M) == ["cpu"]
 
 
 def test_the_first_runs_are_runs() -> None:
@@ -269,18 +303,22 @@ def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_pa
         subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
     made = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert set(made) == set(load()["secrets"])
+    assert made.pop("hub-token") == "", "which is yours, or none"
+    (directory / "hub-token").write_text("hf_mine", encoding="utf-8")
     assert len(set(made.values())) == len(made)
     assert all(re.fullmatch("[0-9a-f]{48}", content) for content in made.values())
     assert directory.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o444}
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o444, 0o644}
     (directory / "api-key").unlink()
     subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
     again = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert {name for name in made if again[name] != made[name]} == {"api-key"}
+    assert again["hub-token"] == "hf_mine"
 
 
+@pytest.mark.parametrize("are_set", [False, True])
 @pytest.mark.parametrize("profile", [*HARDWARE, "watch", "demo"])
-def test_compose_itself_accepts_the_file(profile: str) -> None:
+def test_compose_itself_accepts_the_file(profile: str, *, are_set: bool) -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("`docker compose` is not installed")
@@ -288,12 +326,17 @@ def test_compose_itself_accepts_the_file(profile: str) -> None:
     command = [docker, "compose", "-f", str(DEPLOY / "docker-compose.yml"), "--env-file", os.devnull]
     for one in profiles:
         command += ["--profile", one]
+    # A default with braces is where releases of Compose differ, and only once the variable is set.
+    given = {name: max(defaults) for name, defaults in variables().items()} if are_set else {}
+    given |= {"HEADRACE_ENGINE_ARGS": '{"gpu_memory_utilization": 0.5}'} if are_set else {}
     done = subprocess.run(
-        [*command, "config", "--format", "json"], capture_output=True, text=True, check=False, timeout=60
-    )
+        [*command, "config", "--format", "json"],
+        env={**os.environ, **given}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)["services"]
-    assert set(read) == set(services(*profiles)), "compose_file.py reads it as Compose does"
-    for name, service in services(*profiles).items():
+    ours_too = services(*profiles, environment=given)
+    assert set(read) == set(ours_too), "compose_file.py reads it as Compose does"
+    for name, service in ours_too.items():
         ours = {key: str(value) for key, value in service.get("environment", {}).items()}
         assert read[name].get("environment", {}) == ours
