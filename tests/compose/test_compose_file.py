@@ -42,7 +42,9 @@ def test_every_profile_starts_one_of_each(profile: str) -> None:
     names = {name: service for name, service in services(profile).items() if name != "gpu-namespaces"}
     assert sorted(kind(name) for name in names) == ["generator", "redis", "rewarder", "trainer"]
     aliases = [alias for net in names.values() for alias in _aliases(net, "weights")]
-    assert sorted(set(aliases)) == ["generator", "generator-weights", "trainer", "trainer-weights"], "the same names in every profile"
+    assert sorted(set(aliases)) == ["generator", "generator-weights", "trainer", "trainer-weights"], (
+        "the same names in every profile"
+    )
 
 
 def _aliases(service: dict[str, Any], network: str) -> list[str]:

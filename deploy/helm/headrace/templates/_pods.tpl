@@ -58,9 +58,6 @@ readOnlyRootFilesystem: true
 runAsNonRoot: true
 capabilities:
   drop: [ALL]
-  {{- if .rdma }}
-  add: [IPC_LOCK]
-  {{- end }}
 {{- end -}}
 
 {{/* Pods of one kind apart, if that is possible, unless values say otherwise. */}}
