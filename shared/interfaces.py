@@ -1,4 +1,4 @@
-"""Which interface of this machine has an address: NCCL wants to be told by name, and no order of names can be relied on.
+"""Which interface of this machine has an address: NCCL wants its name, and no order of names can be relied on.
 
 An engine numbers the interfaces of a container as it likes, some of them anew at every start.
 """

@@ -276,7 +276,7 @@ def test_whoever_mounts_a_claim_that_one_node_can_have_is_on_the_trainers_node(n
 
 
 def test_beside_the_trainer_is_added_to_what_the_values_ask_for() -> None:
-    wish = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    wish: dict[str, list[Any]] = {"preferredDuringSchedulingIgnoredDuringExecution": []}
     values = {"generator": {"affinity": {"podAffinity": wish, "nodeAffinity": wish}},
               "storage": {"models": {"enabled": True, "accessMode": "ReadWriteOnce"}}}  # fmt: skip
     affinity = pod_spec(workloads(render(values))["generator"])["affinity"]

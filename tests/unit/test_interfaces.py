@@ -28,7 +28,7 @@ def test_an_address_has_the_interface_that_it_was_given_to() -> None:
 
 
 def test_a_name_that_does_not_resolve_is_an_error_and_not_no_interface() -> None:
-    with pytest.raises(OSError, match="not known|resolution"):
+    with pytest.raises(OSError, match=r"not known|resolution"):
         interface_of("no-such-machine.invalid")
 
 
