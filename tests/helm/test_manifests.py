@@ -57,8 +57,8 @@ def test_what_a_block_of_addresses_leaves_out_is_a_part_of_it_as_the_api_server_
 
 
 def _blocks(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    rules = [*(spec.get("ingress") or []), *(spec.get("egress") or [])]
-    peers = [peer for rule in rules for peer in (*rule.get("from", []), *rule.get("to", []))]
+    rules: list[dict[str, Any]] = [*(spec.get("ingress") or []), *(spec.get("egress") or [])]
+    peers: list[dict[str, Any]] = [peer for rule in rules for peer in (*rule.get("from", []), *rule.get("to", []))]
     return [peer["ipBlock"] for peer in peers if "ipBlock" in peer]
 
 
