@@ -71,6 +71,12 @@ def test_images_hold_one_service_and_no_secret(built: Containers) -> None:
         assert config["Labels"]["org.opencontainers.image.version"] == "0.1.0"
         told = json.dumps([image.attrs, image.history()])
         assert not re.search(r"(KEY|PASSWORD|TOKEN|SECRET)=", told)
+        look = "ls /app/services 2>/dev/null; find /run/secrets /app/deploy /app/.env -type f 2>/dev/null; true"
+        inside = built.docker.containers.run(
+            image.id, ["-c", look], entrypoint="sh", network_mode="none", remove=True
+        ).decode()  # fmt: skip
+        services_inside = {line for line in inside.split() if not line.startswith("__")}
+        assert services_inside == (set() if name == "redis" else {name.removesuffix("-cpu")}), inside
 
 
 def test_every_container_is_healthy_and_only_the_run_api_is_published(stack: Containers) -> None:
