@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,8 @@ from shared.secret_files import read_secret
 
 NO_RUN = "no run to serve"
 """What a generator without a run gives as its reason."""
-_TIMEOUT_S = 4.0
+TIMEOUT_S = 4.0
+"""Of all that is asked: probes and HEALTHCHECK end this program soon after, and what it has to say would be lost."""
 _DEFAULT_PORT = "8000"
 
 
@@ -39,18 +41,19 @@ def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
     key = os.environ.get("HEADRACE_API_KEY", "")
     if key_file:
         key = read_secret(Path(key_file), variable="HEADRACE_API_KEY_FILE")
-    status, body = _get("/readyz", key)
+    deadline = time.monotonic() + TIMEOUT_S
+    status, body = _get("/readyz", key, deadline)
     is_well = (or_waiting and body.get("status") == "waiting") or (or_idle and body.get("reason") == NO_RUN)
     if status != 200 and not is_well:
         return str(body.get("reason") or body.get("detail") or f"/readyz: HTTP {status}")
     # Any path behind the door tells whether the key opens it; this one has nothing behind it.
-    status, _ = _get("/v1/", key)
+    status, _ = _get("/v1/", key, deadline)
     return "the service does not take the key that is mounted here; start it again" if status == 401 else None
 
 
-def _get(path: str, key: str) -> tuple[int, dict[str, object]]:
+def _get(path: str, key: str, deadline: float) -> tuple[int, dict[str, object]]:
     port = int(os.environ.get("HEADRACE_PORT", _DEFAULT_PORT))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=max(deadline - time.monotonic(), 0.1))
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()

@@ -116,7 +116,7 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
     try:
         await patiently(lambda: _load(client, code), what="FUNCTION LOAD", timeout_s=timeout_s)
     except NoPermissionError:
-        await _wait_for_functions(client, timeout_s=timeout_s)
+        await _wait_for_functions(client, code, timeout_s=timeout_s)
     except ResponseError as error:
         raise UserError(f"this Redis cannot load functions ({error}); use Redis >= 7.0 or Valkey >= 7.2") from error
 
@@ -133,12 +133,15 @@ async def _load(client: Redis, code: str) -> None:
         await client.function_load(code, replace=True)
 
 
-async def _wait_for_functions(client: Redis, *, timeout_s: float) -> None:
-    """Wait until whoever may load our functions has done so."""
+async def _wait_for_functions(client: Redis, code: str, *, timeout_s: float) -> None:
+    """Wait until whoever may load our functions has loaded those of this release."""
 
     async def look() -> None:
-        if not await client.function_list(library="headrace"):
+        libraries: Any = await client.function_list(library="headrace", withcode=True)
+        if not libraries:
             raise BusyLoadingError("headrace's functions are not there yet; the trainer loads them")
+        if not any(code.encode() in library for library in libraries):
+            raise BusyLoadingError("Redis has the functions of another release; start this release's trainer")
 
     await patiently(look, what="waiting for the trainer to load functions into Redis", timeout_s=timeout_s)
 

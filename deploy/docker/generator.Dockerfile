@@ -70,8 +70,10 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     grep -E '^(hiredis|msgspec|pydantic-settings|redis)==' /tmp/image-generator.txt >/tmp/ours.txt \
     && python3 -m pip install --disable-pip-version-check --no-deps -r /tmp/ours.txt \
     && python3 /tmp/check_versions.py "torch=${TORCH}" "nccl=${NCCL}" "vllm=${VLLM}"
+# Compiled kernels are loaded as libraries, which a /tmp that is noexec does not allow.
 ENV PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    HOME=/cache HF_HOME=/hub NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    HOME=/cache HF_HOME=/hub TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor TRITON_CACHE_DIR=/cache/triton \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     HEADRACE_HOST=0.0.0.0 HEADRACE_PORT=8000 HEADRACE_METRICS_PORT=9090
 COPY services/__init__.py /app/services/
 COPY services/generator /app/services/generator

@@ -55,5 +55,6 @@ USER 10001:10001
 FROM service AS gpu
 COPY --from=packages-gpu /opt/venv /opt/venv
 RUN python3 -m compileall -q /app
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor TRITON_CACHE_DIR=/cache/triton \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:10001

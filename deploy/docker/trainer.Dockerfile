@@ -67,5 +67,7 @@ FROM service AS gpu
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=packages-gpu /opt/venv /opt/venv
 RUN python3 -m compileall -q /app
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Compiled kernels are loaded as libraries, which a /tmp that is noexec does not allow.
+ENV TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor TRITON_CACHE_DIR=/cache/triton \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001:10001

@@ -31,9 +31,6 @@ EXPLAINED = {
         "tags are versions and never moved, or a digest is named; images of many gigabytes are not asked for again, "
         "and kind has no registry to ask",
     ),
-    "CKV_K8S_25": dict.fromkeys(
-        ("trainer", "trainer-node", "generator"), "IPC_LOCK, with nccl.rdma.enabled alone: RDMA registers locked memory"
-    ),
     "CKV_K8S_43": dict.fromkeys(
         ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
         "the digest of an image that you build is yours: images.*.digest and redis.image.digest",

@@ -17,6 +17,7 @@ Samples completions for the run that is current in Redis. Everything is set by e
   HEADRACE_REDIS_URL        where Redis is (redis://127.0.0.1:6379/0)
   HEADRACE_HOST, _PORT      where to listen (127.0.0.1, 8000)
   HEADRACE_ADVERTISE_URL    where the trainer reaches this replica (http://HOST:PORT)
+  HEADRACE_PUSH_ADDRESS     name or address of this host on the network with the trainer; NCCL uses its interface
   HEADRACE_API_KEY          bearer key of /v1; or HEADRACE_API_KEY_FILE
   HEADRACE_INTERNAL_KEY     bearer key of /internal; or HEADRACE_INTERNAL_KEY_FILE
   HEADRACE_REPLICA_ID       stable name of this replica (host name)
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     from services.generator.spawned import watch_children
     from services.generator.vllm_environment import is_cpu_build, set_environment
     from shared.errors import UserError
+    from shared.interfaces import let_nccl_use
     from shared.logs import configure_logging
 
     try:
@@ -50,6 +52,13 @@ def main(argv: list[str] | None = None) -> int:
         configure_logging(settings.log_level, log_format=settings.log_format)
         if settings.gpu_claims_dir is not None:
             claim_gpus(settings.gpu_claims_dir, num_gpus=settings.gpus_per_replica, environment=os.environ)
+        if settings.push_address:
+            try:
+                let_nccl_use(settings.push_address, os.environ)
+            except OSError as error:
+                raise UserError(
+                    f"HEADRACE_PUSH_ADDRESS: {settings.push_address} must be a name or an address of this host: {error}"
+                ) from error
         set_environment(os.environ, is_cpu=is_cpu_build(), log_level=settings.log_level)
 
         watch_children()

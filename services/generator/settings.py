@@ -21,6 +21,11 @@ class GeneratorSettings(ServiceSettings):
         default="",
         description="URL at which the trainer reaches it; if empty, host (machine's name for 0.0.0.0) and port",
     )
+    push_address: str = Field(
+        default="",
+        description="Name or address of this host on the network with the trainer, whose interface NCCL then uses; "
+        "if empty, NCCL looks for one by itself",
+    )
     gpu_claims_dir: Path | None = Field(
         default=None, description="Directory that all replicas on this machine share; each claims GPUs of its own there"
     )

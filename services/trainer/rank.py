@@ -6,7 +6,9 @@ Exit status: see exit_status.py.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, cast
@@ -26,6 +28,7 @@ from services.trainer.ranks.rank_words import LastWords, leave_word
 from services.trainer.ranks.ranks import RankLostError
 from services.trainer.settings import TrainerSettings
 from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError
+from shared.interfaces import let_nccl_use
 from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
 from shared.logs import about_run, configure_logging
@@ -58,6 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     configure_logging(settings.log_level, log_format=settings.log_format)
     about_run(arguments[0])
     die_with_launcher()
+    # Ranks on several machines meet over another network, perhaps, and say themselves which.
+    if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
+        with contextlib.suppress(OSError):  # the push will say that this address is none
+            let_nccl_use(settings.push_address, os.environ)
     with LastWords():
         if is_follower():
             return follow_lead(settings)

@@ -15,7 +15,7 @@ works() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1 && docke
 if [[ ${HEADRACE_TEST_ENGINE:-} == private ]] || ! works; then
     if [[ ${HEADRACE_TEST_ENGINE:-} == given || $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
         say "make test-compose: no Docker engine answers, or docker has no plugin 'compose'; nothing was tested."
-        say "Start Docker Engine 20.10 or later with Compose 2.20 or later, or name one in DOCKER_HOST. As root on Debian or"
+        say "Start Docker Engine 20.10 or later with Compose 2.25 or later, or name one in DOCKER_HOST. As root on Debian or"
         say "Ubuntu a private engine is made, unless HEADRACE_TEST_ENGINE=given."
         exit 1
     fi

@@ -39,10 +39,12 @@ def image_environment(service: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("profile", HARDWARE)
 def test_every_profile_starts_one_of_each(profile: str) -> None:
-    names = services(profile)
+    names = {name: service for name, service in services(profile).items() if name != "gpu-namespaces"}
     assert sorted(kind(name) for name in names) == ["generator", "redis", "rewarder", "trainer"]
     aliases = [alias for net in names.values() for alias in _aliases(net, "weights")]
-    assert sorted(set(aliases)) == ["generator", "trainer", "trainer-weights"], "the same names in every profile"
+    assert sorted(set(aliases)) == ["generator", "generator-weights", "trainer", "trainer-weights"], (
+        "the same names in every profile"
+    )
 
 
 def _aliases(service: dict[str, Any], network: str) -> list[str]:
@@ -97,11 +99,18 @@ def test_a_network_is_who_may_talk_to_whom() -> None:
         assert (not settings.get("internal")) is leads_outside
         if leads_outside:
             assert len({kind(name) for name, nets in standing.items() if network in nets}) == 1
+
+
+def test_nccl_looks_for_its_interface_by_a_name_that_only_the_network_of_weights_knows() -> None:
+    """No engine promises an order of interfaces, not even for a network with a priority."""
     for name in OURS:
-        attached = cast("dict[str, dict[str, Any] | None]", ALL[name]["networks"])
-        priorities = {network: int((settings or {}).get("priority", 0)) for network, settings in attached.items()}
-        first = max(priorities, key=lambda network: priorities[network])
-        assert first == ("rewards" if name == "rewarder" else "weights"), "NCCL_SOCKET_IFNAME is its interface"
+        if kind(name) == "rewarder":
+            continue
+        environment = ALL[name]["environment"]
+        assert not any("IFNAME" in variable for variable in environment)
+        known = {network for network in networks(ALL[name])
+                 if environment["HEADRACE_PUSH_ADDRESS"] in _aliases(ALL[name], network)}  # fmt: skip
+        assert known == {"weights"}
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -111,6 +120,7 @@ def test_the_environment_is_one_that_the_service_takes(
     service, settings_type = ALL[name], SETTINGS[kind(name)]
     environment = image_environment(kind(name)) | {key: str(value) for key, value in service["environment"].items()}
     mounted = {secret["target"]: secret["source"] for secret in service["secrets"]}
+    assert mounted.pop(environment.get("HF_TOKEN_PATH", ""), None) == (None if name == "rewarder" else "hub-token")
     for variable in [key for key in os.environ if key.startswith("HEADRACE_")]:
         monkeypatch.delenv(variable)
     for variable, value in environment.items():
@@ -139,8 +149,8 @@ def test_the_environment_is_one_that_the_service_takes(
 def test_no_secret_stands_in_an_environment(name: str) -> None:
     for variable, value in ALL[name].get("environment", {}).items():
         if re.search("KEY|PASSWORD|SECRET|TOKEN", variable):
-            assert variable.endswith("_FILE"), variable
-            assert str(value).startswith("/run/secrets/headrace/")
+            assert variable.endswith(("_FILE", "_PATH")), variable
+            assert str(value).startswith(("/run/secrets/headrace/", "/run/secrets/headrace-hub/"))
         assert not re.search(r"://[^@/]*:[^@/]*@", str(value)), f"a password in {variable}"
 
 
@@ -165,15 +175,59 @@ def test_gpus_are_given_out_by_service_and_only_with_a_gpu_profile() -> None:
     assert "gpu-claims:/gpu-claims" in several["generator"]["volumes"]
     assert several["generator"]["environment"]["HEADRACE_GPU_CLAIMS_DIR"] == "/gpu-claims"
     one = services("single-gpu", environment={"HEADRACE_TRAINER_GPUS": "3"})
-    assert {str(one[name]["environment"]["NVIDIA_VISIBLE_DEVICES"]) for name in ("trainer", "generator-single")} == {
-        "3"
-    }
-    assert one["generator-single"]["ipc"] == one["generator-single"]["pid"] == "service:trainer"
-    assert one["trainer"]["ipc"] == "shareable"
+    for name in ("trainer-single", "generator-single"):
+        assert str(one[name]["environment"]["NVIDIA_VISIBLE_DEVICES"]) == "3"
     for name, service in services("cpu").items():
         assert service.get("runtime", "runc") == "runc", name
         assert service["environment"].get("NVIDIA_VISIBLE_DEVICES", "void") == "void"
         assert name == "redis" or service["image"].endswith("-cpu")
+
+
+def test_namespaces_are_shared_with_a_container_that_runs_nothing_that_could_fail() -> None:
+    """Whoever owns a process namespace takes the others with it, and a start without it is the engine's last try."""
+    one = services("single-gpu")
+    owner = one.pop("gpu-namespaces")
+    assert owner["entrypoint"] == ["sleep", "infinity"]
+    assert (owner["ipc"], owner["network_mode"], owner["restart"]) == ("shareable", "none", "unless-stopped")
+    assert re.fullmatch(r"\d+g", owner["shm_size"]), "of both"
+    for name in ("trainer-single", "generator-single"):
+        service = one.pop(name)
+        assert service["ipc"] == service["pid"] == "service:gpu-namespaces"
+    assert not any({"ipc", "pid"} & set(service) for service in [*one.values(), *services("gpu").values()])
+
+
+def test_reward_code_can_write_nothing_that_another_service_reads() -> None:
+    def mounts(name: str) -> dict[str, bool]:
+        return {volume.split(":")[0]: volume.endswith(":ro") for volume in ALL[name].get("volumes", [])}
+
+    for name in [name for name in ALL if name != "rewarder"]:
+        shared = mounts("rewarder").keys() & mounts(name).keys()
+        assert all(mounts("rewarder")[volume] for volume in shared), f"{name}: {shared}"
+    assert "hub:/hub" in ALL["generator"]["volumes"], "trainer and generators still have one"
+
+
+def test_the_trainer_finds_a_token_of_the_hub_when_there_is_one(tmp_path: Path) -> None:
+    from services.trainer.run_api.surroundings_check import has_hub_token
+
+    (target,) = [one["target"] for one in ALL["trainer"]["secrets"] if one["source"] == "hub-token"]
+    assert ALL["trainer"]["environment"]["HF_TOKEN_PATH"] == target
+    token = tmp_path / "hub-token"
+    for content, is_one in (("", False), ("hf_mine\n", True)):
+        token.write_text(content, encoding="utf-8")
+        assert has_hub_token({"HF_TOKEN_PATH": str(token)}) is is_one
+
+
+def test_compilers_can_load_what_they_make() -> None:
+    """Docker mounts a tmpfs noexec unless told otherwise, and no library can be loaded from there."""
+    for name, service in ALL.items():
+        if kind(name) in ("trainer", "generator"):
+            (options,) = [mount.partition(":")[2].split(",") for mount in service["tmpfs"] if mount.startswith("/tmp:")]
+            assert "exec" in options, name
+    for image in SETTINGS:
+        text = (DEPLOY / "docker" / f"{image}.Dockerfile").read_text(encoding="utf-8")
+        for variable, directory in (("TORCHINDUCTOR_CACHE_DIR", "torchinductor"), ("TRITON_CACHE_DIR", "triton")):
+            assert f"{variable}=/cache/{directory}" in text
+        assert all("cache-" in str(service["volumes"]) for name, service in ALL.items() if kind(name) == image)
 
 
 def test_generators_have_nothing_that_only_one_of_them_can_have() -> None:
@@ -204,7 +258,7 @@ def test_env_example_says_every_variable_with_its_default() -> None:
     lines = (DEPLOY / ".env.example").read_text(encoding="utf-8").splitlines()
     told = dict(re.findall(r"^#?([A-Z][A-Z0-9_]+)=(.*)$", "\n".join(lines), re.M))
     chosen = {"COMPOSE_PROFILES", "HEADRACE_GENERATOR_GPUS", "HEADRACE_REVISION"}
-    examples = {name for name in told if name.startswith("HEADRACE_REWARDER_") and name != "HEADRACE_REWARDER_MEMORY"}
+    examples = {f"HEADRACE_REWARDER_{name}" for name in ("GPUS", "RUNTIME", "TARGET", "FLAVOUR")}
     for name, defaults in variables().items():
         if name in chosen | examples | {"HEADRACE_ENGINE_ARGS"}:
             continue
@@ -212,6 +266,18 @@ def test_env_example_says_every_variable_with_its_default() -> None:
         assert told[name] in defaults, name
     assert set(told) - set(variables()) == {"COMPOSE_PROFILES"}, "told of, and read by nobody"
     assert told["COMPOSE_PROFILES"] in HARDWARE
+
+
+def test_the_page_starts_the_stack_that_its_later_commands_speak_to() -> None:
+    page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^docker compose .*$", page, re.M)
+    assert commands
+    for command in commands:
+        assert set(re.findall(r"--profile (\S+)", command)) <= {"demo"}, command
+    (change,) = re.findall(r"^sed -i '(.*)' \.env$", page, re.M)
+    example = (DEPLOY / ".env.example").read_text(encoding="utf-8")
+    done = subprocess.run(["sed", change], input=example, capture_output=True, text=True, check=True)
+    assert re.findall("^COMPOSE_PROFILES=(.*)$", done.stdout, re.M) == ["cpu"]
 
 
 def test_the_first_runs_are_runs() -> None:
@@ -239,18 +305,22 @@ def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_pa
         subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
     made = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert set(made) == set(load()["secrets"])
+    assert made.pop("hub-token") == "", "which is yours, or none"
+    (directory / "hub-token").write_text("hf_mine", encoding="utf-8")
     assert len(set(made.values())) == len(made)
     assert all(re.fullmatch("[0-9a-f]{48}", content) for content in made.values())
     assert directory.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o444}
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o444, 0o644}
     (directory / "api-key").unlink()
     subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
     again = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert {name for name in made if again[name] != made[name]} == {"api-key"}
+    assert again["hub-token"] == "hf_mine"
 
 
+@pytest.mark.parametrize("are_set", [False, True])
 @pytest.mark.parametrize("profile", [*HARDWARE, "watch", "demo"])
-def test_compose_itself_accepts_the_file(profile: str) -> None:
+def test_compose_itself_accepts_the_file(profile: str, *, are_set: bool) -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("`docker compose` is not installed")
@@ -258,12 +328,17 @@ def test_compose_itself_accepts_the_file(profile: str) -> None:
     command = [docker, "compose", "-f", str(DEPLOY / "docker-compose.yml"), "--env-file", os.devnull]
     for one in profiles:
         command += ["--profile", one]
+    # A default with braces is where releases of Compose differ, and only once the variable is set.
+    given = {name: max(defaults) for name, defaults in variables().items()} if are_set else {}
+    given |= {"HEADRACE_ENGINE_ARGS": '{"gpu_memory_utilization": 0.5}'} if are_set else {}
     done = subprocess.run(
-        [*command, "config", "--format", "json"], capture_output=True, text=True, check=False, timeout=60
-    )
+        [*command, "config", "--format", "json"],
+        env={**os.environ, **given}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)["services"]
-    assert set(read) == set(services(*profiles)), "compose_file.py reads it as Compose does"
-    for name, service in services(*profiles).items():
+    ours_too = services(*profiles, environment=given)
+    assert set(read) == set(ours_too), "compose_file.py reads it as Compose does"
+    for name, service in ours_too.items():
         ours = {key: str(value) for key, value in service.get("environment", {}).items()}
         assert read[name].get("environment", {}) == ours

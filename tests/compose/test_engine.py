@@ -71,6 +71,12 @@ def test_images_hold_one_service_and_no_secret(built: Containers) -> None:
         assert config["Labels"]["org.opencontainers.image.version"] == "0.1.0"
         told = json.dumps([image.attrs, image.history()])
         assert not re.search(r"(KEY|PASSWORD|TOKEN|SECRET)=", told)
+        look = "ls /app/services 2>/dev/null; find /run/secrets /app/deploy /app/.env -type f 2>/dev/null; true"
+        inside = built.docker.containers.run(
+            image.id, ["-c", look], entrypoint="sh", network_mode="none", remove=True
+        ).decode()  # fmt: skip
+        services_inside = {line for line in inside.split() if not line.startswith("__")}
+        assert services_inside == (set() if name == "redis" else {name.removesuffix("-cpu")}), inside
 
 
 def test_every_container_is_healthy_and_only_the_run_api_is_published(stack: Containers) -> None:
@@ -107,6 +113,19 @@ def test_a_container_has_no_capability_no_new_privileges_and_a_root_it_cannot_wr
     assert host["ReadonlyRootfs"]
     assert host["Memory"] > 0
     assert host["PidsLimit"] > 0
+
+
+def test_nccl_would_talk_over_the_network_of_weights(stack: Containers) -> None:
+    look = (
+        "import os, fcntl, socket, struct; from shared.interfaces import let_nccl_use as use; chosen = {}\n"
+        "use(os.environ['HEADRACE_PUSH_ADDRESS'], chosen); name = chosen['NCCL_SOCKET_IFNAME'].removeprefix('=')\n"
+        "answer = fcntl.ioctl(socket.socket(), 0x8915, struct.pack('256s', name.encode()))\n"
+        "print(socket.inet_ntoa(answer[20:24]))"
+    )
+    for name in ("trainer-cpu", "generator-cpu"):
+        container = stack.one(name)
+        weights = container.attrs["NetworkSettings"]["Networks"]["headrace-test_weights"]
+        assert stack.python(container, look).strip() == weights["IPAddress"]
 
 
 def test_nobody_reaches_what_is_not_theirs(stack: Containers) -> None:

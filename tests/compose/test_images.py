@@ -179,6 +179,11 @@ def test_what_is_copied_is_there_and_not_ignored(name: str) -> None:
             assert source.partition("/")[0] not in ignored
 
 
+def test_no_image_of_ours_asks_for_gpus_by_itself() -> None:
+    """Where the nvidia runtime is the default, a pod that was given none would see them all."""
+    assert not any("NVIDIA_VISIBLE_DEVICES" in dockerfile(name) for name in FILES)
+
+
 def test_nothing_secret_gets_into_a_build() -> None:
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert {"deploy/secrets", "**/.env", ".headrace", ".git"} <= set(ignored)

@@ -196,6 +196,20 @@ async def test_a_service_that_may_load_no_functions_waits_until_the_trainer_has(
         await trainer.aclose()
 
 
+async def test_a_service_waits_while_redis_has_the_functions_of_another_release(tmp_path: Path) -> None:
+    older = "#!lua name=headrace\nredis.register_function('admit', function() return 1 end)"
+    with running(tmp_path) as one:
+        rewarder, trainer = connect(one.url("rewarder")), connect(one.url("trainer"))
+        await trainer.function_load(older, replace=True)
+        with pytest.raises(UnavailableError, match="functions of another release; start this release's trainer"):
+            await wait_until_ready(rewarder, timeout_s=0.2)
+        waiting = asyncio.create_task(wait_until_ready(rewarder, timeout_s=30), name="rewarder waits")
+        await wait_until_ready(trainer, timeout_s=30)
+        await waiting
+        await rewarder.aclose()
+        await trainer.aclose()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(server: Server, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every values file gives objects that Kubernetes knows, field by field, in three of its versions."""
 
 import functools
+import ipaddress
 import json
 from typing import Any
 
@@ -38,6 +39,27 @@ def test_the_validation_would_notice_a_field_that_is_misspelt() -> None:
     broken: dict[str, Any] = {**service, "spec": {**service["spec"], "publishNotReadyAdresses": True}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_what_a_block_of_addresses_leaves_out_is_a_part_of_it_as_the_api_server_sees_it(name: str) -> None:
+    """For Kubernetes, IPv4 written as IPv6 is IPv4, and lies in no block of IPv6."""
+    policies = [it for it in render(values_of(name)) if it["kind"] == "NetworkPolicy"]
+    blocks = [block for it in policies for block in _blocks(it["spec"])]
+    assert blocks
+    for block in blocks:
+        whole = ipaddress.ip_network(block["cidr"])
+        for left_out in (ipaddress.ip_network(text) for text in block.get("except", [])):
+            assert left_out.version == whole.version
+            assert left_out.prefixlen > whole.prefixlen
+            assert int(whole.network_address) <= int(left_out.network_address) <= int(whole.broadcast_address)
+            assert getattr(left_out.network_address, "ipv4_mapped", None) is None, left_out
+
+
+def _blocks(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = [*(spec.get("ingress") or []), *(spec.get("egress") or [])]
+    peers: list[dict[str, Any]] = [peer for rule in rules for peer in (*rule.get("from", []), *rule.get("to", []))]
+    return [peer["ipBlock"] for peer in peers if "ipBlock" in peer]
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)

@@ -111,6 +111,14 @@ def test_names_can_be_looked_up(workload: str, one: list[Object]) -> None:
     assert not allowed(one, place(one, workload), DNS, 443)
 
 
+def test_a_name_service_of_the_node_or_on_another_port_can_be_named() -> None:
+    given = {"networkPolicy": {"dnsTo": [{"ipBlock": {"cidr": "169.254.20.10/32"}}], "dnsPorts": [53, 5353]}}
+    objects = render(given)
+    trainer, there = place(objects, "trainer"), Place(address="169.254.20.10")
+    for port, is_open in ((53, True), (5353, True), (54, False)):
+        assert allowed(objects, trainer, there, port, protocol="UDP") is is_open
+
+
 def test_the_hub_is_reached_by_those_that_load_models_and_closed_with_the_hub(one: list[Object]) -> None:
     offline = render({"hub": {"enabled": False}})
     for workload, expected in {"trainer": True, "generator": True, "rewarder": False, "redis": False}.items():

@@ -1,14 +1,20 @@
 """How pods run: unprivileged, probed, given GPUs and time to end, kept apart and not drained away."""
 
+import json
+import re
 from typing import Any
 
 import pytest
 
+from shared import health_check
 from tests.helm.chart import (
     ALL_VALUES,
+    CHART,
     NAMESPACE,
+    VALUES_FILES,
     Object,
     container,
+    environment,
     leaves,
     mounts,
     of_kind,
@@ -44,12 +50,12 @@ def test_every_container_runs_without_privileges_on_a_read_only_root(name: str) 
         assert not any("hostPath" in volume for volume in pod["volumes"])
 
 
-def test_the_only_capability_ever_added_is_the_one_that_rdma_needs() -> None:
-    with_rdma, without = all_workloads("everything"), all_workloads("default")
-    added = {name: container(it)["securityContext"]["capabilities"].get("add") for name, it in with_rdma.items()}
-    assert {name for name, names in added.items() if names} == {"trainer", "trainer-node", "generator"}
-    assert added["generator"] == ["IPC_LOCK"]
-    assert not any("add" in container(it)["securityContext"]["capabilities"] for it in without.values())
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_no_capability_is_ever_added(name: str) -> None:
+    """Not IPC_LOCK for RDMA either: a program that does not start as root never gets it."""
+    assert all(
+        container(it)["securityContext"]["capabilities"] == {"drop": ["ALL"]} for it in all_workloads(name).values()
+    )
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)
@@ -76,7 +82,7 @@ def test_probes_ask_from_inside_with_the_mounted_key(workload: str, startup: lis
     assert it["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
     assert it["livenessProbe"]["periodSeconds"] * it["livenessProbe"]["failureThreshold"] >= 60
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert it[probe]["timeoutSeconds"] >= 5, "longer than the check itself waits"
+        assert it[probe]["timeoutSeconds"] >= health_check.TIMEOUT_S + 1, "longer than the check itself waits"
         assert "Authorization" not in str(it[probe]), "no key stands in a pod's description"
 
 
@@ -135,6 +141,21 @@ def test_without_gpus_nothing_asks_for_one_and_images_are_those_for_cpu() -> Non
     assert ours == [f"headrace-{name}:0.1.0-cpu" for name in ("trainer", "generator", "rewarder", "trainer")]
 
 
+def test_who_is_given_no_gpu_sees_none_even_where_the_nvidia_runtime_is_the_default() -> None:
+    def visible(values: dict[str, Any]) -> dict[str, str | None]:
+        found = workloads(render(values))
+        return {name: environment(it, pod="p").get("NVIDIA_VISIBLE_DEVICES") for name, it in found.items()}
+
+    without = {"trainer": None, "generator": None, "redis": None, "rewarder": "void", "test": "void"}
+    assert visible({}) == without
+    assert visible({"rewarder": {"gpus": 1}}) == without | {"rewarder": None}, "the device plugin says which"
+
+
+def test_a_rewarder_without_a_gpu_runs_the_image_without_cuda() -> None:
+    images = {gpus: container(workloads(render({"rewarder": {"gpus": gpus}}))["rewarder"])["image"] for gpus in (0, 1)}
+    assert images == {0: "headrace-rewarder:0.1.0-cpu", 1: "headrace-rewarder:0.1.0"}
+
+
 def test_rdma_devices_go_where_nccl_is() -> None:
     found = all_workloads("values-multi-node-70b.yaml")
     devices = {
@@ -162,7 +183,7 @@ def test_a_digest_wins_over_the_tag() -> None:
     values = {"images": {"registry": "example.com/rl/", "tag": "1.2.3", "generator": {"digest": digest}}}
     found = workloads(render(values))
     assert container(found["generator"])["image"] == f"example.com/rl/headrace-generator@{digest}"
-    assert container(found["rewarder"])["image"] == "example.com/rl/headrace-rewarder:1.2.3"
+    assert container(found["rewarder"])["image"] == "example.com/rl/headrace-rewarder:1.2.3-cpu"
 
 
 def test_generators_have_stable_names_that_resolve_before_they_are_ready() -> None:
@@ -234,6 +255,59 @@ def test_replicas_spread_over_nodes_unless_values_say_otherwise() -> None:
     assert spread["labelSelector"]["matchLabels"]["app.kubernetes.io/component"] == "generator"
 
 
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_whoever_mounts_a_claim_that_one_node_can_have_is_on_the_trainers_node(name: str) -> None:
+    objects = render(values_of(name))
+    claims = of_kind(objects, "PersistentVolumeClaim")
+    single = {it["metadata"]["name"] for it in claims.values() if it["spec"]["accessModes"] == ["ReadWriteOnce"]}
+    found = workloads(objects)
+    for workload, it in found.items():
+        claimed = {
+            volume["persistentVolumeClaim"]["claimName"]
+            for volume in pod_spec(it)["volumes"]
+            if "persistentVolumeClaim" in volume
+        }
+        if workload in ("trainer", "redis") or not claimed & single:
+            continue
+        (beside,) = pod_spec(it)["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        labels = found["trainer"]["spec"]["template"]["metadata"]["labels"]
+        assert beside["topologyKey"] == "kubernetes.io/hostname"
+        assert beside["labelSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_beside_the_trainer_is_added_to_what_the_values_ask_for() -> None:
+    wish: dict[str, list[Any]] = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    values = {"generator": {"affinity": {"podAffinity": wish, "nodeAffinity": wish}},
+              "storage": {"models": {"enabled": True, "accessMode": "ReadWriteOnce"}}}  # fmt: skip
+    affinity = pod_spec(workloads(render(values))["generator"])["affinity"]
+    assert affinity["nodeAffinity"] == wish
+    assert affinity["podAffinity"].items() > wish.items()
+    shared = {"storage": {"models": {"enabled": True, "accessMode": "ReadWriteMany"}}}
+    assert "affinity" not in pod_spec(workloads(render(shared))["generator"])
+
+
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_the_helm_test_can_run_where_the_trainer_runs(name: str) -> None:
+    found = all_workloads(name)
+    trainer, test = pod_spec(found["trainer"]), pod_spec(found["test"])
+    for key in ("nodeSelector", "tolerations", "runtimeClassName"):
+        assert test.get(key) == trainer.get(key)
+
+
+@pytest.mark.parametrize("name", VALUES_FILES)
+def test_the_run_of_the_helm_test_is_one_that_these_generators_can_take(name: str) -> None:
+    values = values_of(name)
+    heads = [
+        int(found) for found in re.findall(r"num_\w+_heads=(\d+)", (CHART / "files/test/tiny_model.py").read_text())
+    ]
+    assert len(heads) == 2
+    parallel = values["generator"].get("engineArgs", {}).get("tensor_parallel_size", 1)
+    assert all(number % parallel == 0 for number in heads)
+    run = json.loads(container(all_workloads(name)["test"])["command"][5])
+    if name == "values-one-gpu-node.yaml":
+        assert run["weight_transport"] == "gloo", "memory of a GPU is handed over within one pod only"
+
+
 @pytest.mark.parametrize("workload", ["trainer", "generator", "rewarder"])
 def test_where_pods_go_is_the_values_to_say(workload: str) -> None:
     wishes: dict[str, Any] = {
@@ -266,8 +340,9 @@ def test_nothing_drains_the_node_of_a_run_and_replicas_go_one_at_a_time() -> Non
             pod for pod, labels in pods.items() if budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
         }
         assert kept == ({"trainer", "trainer-node"} if name == "trainer" else {name})
-        # Without a run no generator need be ready, and the budget of those that are not would be nought.
-        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        # A generator that is not ready does no work; a trainer's ranks do, through a Redis that blinks.
+        policy = "IfHealthyBudget" if name == "trainer" else "AlwaysAllow"
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == policy
 
 
 def test_rewarders_can_be_replaced_without_a_moment_with_fewer() -> None:

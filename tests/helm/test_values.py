@@ -30,6 +30,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"service": {"type": "NodePort"}}, "value must be one of 'ClusterIP', 'LoadBalancer'"),
     ({"networkPolicy": {"apiFrom": [{}]}}, "at '/networkPolicy/apiFrom/0': minProperties"),
     ({"networkPolicy": {"internalRanges": ["10.0.0.1"]}}, "'10.0.0.1' does not match pattern"),
+    ({"networkPolicy": {"internalRanges": ["fc00::/7"]}}, "'fc00::/7' does not match pattern"),
+    (
+        {"networkPolicy": {"internalRangesV6": ["::ffff:0:0/96"]}},
+        "at '/networkPolicy/internalRangesV6/0': 'not' failed",
+    ),
     ({"rewarder": {"endpoints": {"allowedPorts": "https"}}}, "'https' does not match pattern"),
     ({"rewarder": {"sandbox": {"seccompProfile": {"type": "Localhost"}}}}, "localhostProfile': minLength"),
     ({"metrics": {"port": 29500}}, "at '/metrics/port': maximum"),
@@ -40,6 +45,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"generator": {"gpus": 4}}, "generator.gpus is 4, but generator.engineArgs makes vLLM use 1"),
     ({"generator": {"engineArgs": {"tensor_parallel_size": 2}}}, "makes vLLM use 2"),
     ({"trainer": {"multiNode": {"nodes": 2}}}, "set storage.runs.accessMode to ReadWriteMany"),
+    (
+        {
+            "trainer": {"multiNode": {"nodes": 2}},
+            "storage": {
+                "runs": {"accessMode": "ReadWriteMany"},
+                "models": {"enabled": True, "accessMode": "ReadWriteOnce"},
+            },
+        },
+        "all of them need the models: set storage.models.accessMode to ReadWriteMany",
+    ),
     ({"redis": {"bundled": False}}, "say where your Redis is in redis.external.host"),
     ({"redis": {"bundled": False, "external": {"host": "redis.data"}}}, "its passwords are yours"),
     ({"ingress": {"enabled": True}}, "name at least one host in ingress.hosts"),

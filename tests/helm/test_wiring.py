@@ -139,7 +139,8 @@ def test_a_release_passes_helm_test_and_its_probes(tmp_path: Path) -> None:
 def test_ranks_of_two_nodes_train_one_run(tmp_path: Path) -> None:
     values = values_of("values-kind.yaml")
     values["trainer"]["multiNode"] = {"nodes": 2}
-    values["storage"]["runs"]["accessMode"] = "ReadWriteMany"
+    for claim in ("runs", "models"):
+        values["storage"][claim]["accessMode"] = "ReadWriteMany"
     with wired(render(values), tmp_path) as release:
         status, said = release.helm_test({"nnodes": 2, "nproc_per_node": 1})
         assert status == 0, said

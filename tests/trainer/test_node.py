@@ -28,7 +28,9 @@ class FakeRunApi:
     def __init__(self, tmp_path: Path, config: RunConfig) -> None:
         self.status = "running"
         self.is_away = False
+        self.is_deleted = False
         self.num_asked = 0
+        self.num_lists = 0
         self.log = tmp_path / "run-a" / "node-1.log"
         self._run = {"run_id": "run-a", "run_dir": str(tmp_path / "run-a"), "config": config.model_dump(mode="json")}
 
@@ -42,8 +44,12 @@ class FakeRunApi:
         self.num_asked += 1
         if self.is_away:
             return httpx.Response(503)
+        is_list = request.url.path == "/v1/runs"
+        self.num_lists += is_list
+        if self.is_deleted:
+            return httpx.Response(200, json={"runs": []}) if is_list else httpx.Response(404)
         run: dict[str, Any] = self._run | {"status": self.status}
-        return httpx.Response(200, json={"runs": [run]} if request.url.path == "/v1/runs" else run)
+        return httpx.Response(200, json={"runs": [run]} if is_list else run)
 
 
 @pytest.fixture
@@ -101,6 +107,24 @@ async def test_ranks_end_with_their_run_and_start_with_the_next(settings: Traine
         assert len(api.starts()) == 1
         api.status = "running"
         await eventually(lambda: len(api.starts()) == 2)
+
+
+async def test_while_a_run_is_served_no_list_of_all_runs_is_asked_for(
+    settings: TrainerSettings, api: FakeRunApi
+) -> None:
+    async with following(settings, api):
+        await eventually(api.starts)
+        lists, asked = api.num_lists, api.num_asked
+        await eventually(lambda: api.num_asked > asked + 4)
+        assert api.num_lists == lists
+
+
+async def test_ranks_end_when_their_run_is_deleted(settings: TrainerSettings, api: FakeRunApi) -> None:
+    async with following(settings, api):
+        await eventually(api.starts)
+        lists, api.is_deleted = api.num_lists, True
+        await eventually(lambda: api.num_lists > lists + 1)  # it looks for another run, so it has let go of this one
+        assert len(api.starts()) == 1
 
 
 async def test_ranks_go_on_while_the_run_api_is_away(settings: TrainerSettings, api: FakeRunApi) -> None:

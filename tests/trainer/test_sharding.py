@@ -229,6 +229,14 @@ def test_a_rendezvous_on_somebody_elses_address_is_refused_in_words(caplog: pyte
     assert "cannot meet at 192.0.2.1:1" in caplog.messages[-1]
 
 
+@pytest.mark.usefixtures("own_signals")
+def test_a_rendezvous_at_a_name_that_leads_nowhere_yet_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """After a pod was replaced its name leads to the one before, or nowhere, for as long as DNS remembers."""
+    node = Node("run-x", 1, 2, 0, "trainer-0.invalid:1", (sys.executable, "-c", "pass"), timeout_s=20)
+    assert launch(node) == 1
+    assert "trainer-0.invalid is not this machine" in caplog.messages[-1]
+
+
 async def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, sys, time\n"

@@ -1,5 +1,7 @@
 """The container's health check: what it asks, what counts as healthy, and that it is light."""
 
+import http.client
+import itertools
 import json
 import subprocess
 import sys
@@ -7,9 +9,11 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from shared import health_check
 from shared.health_check import main
 
 KEY = "the-key"
@@ -101,6 +105,23 @@ def test_no_service_and_no_key_are_sentences(
     monkeypatch.setenv("HEADRACE_API_KEY_FILE", str(tmp_path / "nothing"))
     assert main([]) == 1
     assert "HEADRACE_API_KEY_FILE" in capsys.readouterr().out
+
+
+def test_all_questions_share_one_deadline(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks ends the program soon after it, and the sentence would be lost."""
+    given: list[float] = []
+
+    class Connection(http.client.HTTPConnection):
+        def __init__(self, host: str, port: int, *, timeout: float) -> None:
+            given.append(timeout)
+            super().__init__(host, port, timeout=timeout)
+
+    clock = itertools.count(0.0, 150.0)
+    monkeypatch.setattr(health_check, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(health_check, "TIMEOUT_S", 400.0)
+    monkeypatch.setattr(http.client, "HTTPConnection", Connection)
+    assert main([]) == 0
+    assert given == [250.0, 100.0]
 
 
 def test_it_imports_the_standard_library_alone() -> None:

@@ -36,6 +36,7 @@ _POLL_S = 2.0
 _PAUSE_S = 10.0
 """After a launcher has ended: its run may be over, and the run API may not say so yet."""
 _HTTP_TIMEOUT_S = 10.0
+_SERVED = ("running", "paused")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,10 @@ class Wanted:
 
 
 class RunApiAwayError(Exception):
-    """The run API does not say now which run is current."""
+    """The run API does not say now what was asked."""
+
+    has_no_such_run = False
+    """It has said that what was asked for is not there."""
 
 
 async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None:
@@ -59,7 +63,7 @@ async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None
         UserError: The run is of another release.
     """
     listed = await _get(api, "/v1/runs?limit=1000")
-    current = next((run for run in listed["runs"] if run["status"] in ("running", "paused")), None)
+    current = next((run for run in listed["runs"] if run["status"] in _SERVED), None)
     if current is None:
         return None
     detail = await _get(api, f"/v1/runs/{current['run_id']}")
@@ -75,7 +79,9 @@ async def _get(api: httpx.AsyncClient, path: str) -> Any:
         answer.raise_for_status()
         return answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        raise RunApiAwayError(f"the run API at {api.base_url} does not answer GET {path}: {error!r}") from error
+        away = RunApiAwayError(f"the run API at {api.base_url} does not answer GET {path}: {error!r}")
+        away.has_no_such_run = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 404
+        raise away from error
 
 
 class NodeFollower:
@@ -157,11 +163,12 @@ class NodeFollower:
 
     async def _is_still_wanted(self, wanted: Wanted) -> bool:
         try:
-            now = await wanted_run(self._api, node_rank=self._node_rank)
-        except (RunApiAwayError, UserError) as error:
+            # That run alone: a list would have the run API read all that ever were, for every node, all the time.
+            detail = await _get(self._api, f"/v1/runs/{wanted.run_id}")
+        except RunApiAwayError as error:
             log.warning("%s", error)
-            return True
-        return now is not None and now.run_id == wanted.run_id
+            return not error.has_no_such_run
+        return detail["status"] in _SERVED
 
     def _command(self, wanted: Wanted) -> list[str]:
         settings = self._settings

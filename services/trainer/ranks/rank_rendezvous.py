@@ -7,6 +7,9 @@ torchrun's own rendezvous would listen on every interface, and give rank 0 to wh
 be where the run API started it, next to Redis and the run's directory.
 """
 
+import errno
+import ipaddress
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -117,10 +120,21 @@ def _make(parameters: RendezvousParameters) -> BoundRendezvous:
     return _made[-1]
 
 
+def _may_yet_be_ours(host: str, error: OSError) -> bool:
+    """Whether the address is given by a name, which can still lead to where this machine was before it was replaced."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    return False
+
+
 def _serve(host: str, port: int, *, timeout_s: float) -> tuple[Any, int]:
     try:
         return listen_store(host, port, timeout_s=timeout_s)
     except OSError as error:
+        if _may_yet_be_ours(host, error):
+            raise RuntimeError(f"{host} is not this machine, by what names lead to at the moment: {error}") from error
         raise UserError(
             f"the training ranks cannot meet at {host}:{port}: {error}. HEADRACE_RENDEZVOUS_ENDPOINT must be an "
             "address of this machine, and the port free"

@@ -42,7 +42,8 @@ labels:
 {{- $name := $image.repository -}}
 {{- if $images.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" $images.registry) $name -}}{{- end -}}
 {{- $tag := default .root.Chart.AppVersion $images.tag -}}
-{{- if eq $images.flavour "cpu" -}}{{- $tag = printf "%s-cpu" $tag -}}{{- end -}}
+{{- $runsOnCpu := and (eq .component "rewarder") (eq (int .root.Values.rewarder.gpus) 0) -}}
+{{- if or $runsOnCpu (eq $images.flavour "cpu") -}}{{- $tag = printf "%s-cpu" $tag -}}{{- end -}}
 {{- if $image.digest -}}{{- printf "%s@%s" $name $image.digest -}}{{- else -}}{{- printf "%s:%s" $name $tag -}}{{- end -}}
 {{- end -}}
 

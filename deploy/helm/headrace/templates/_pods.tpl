@@ -58,9 +58,6 @@ readOnlyRootFilesystem: true
 runAsNonRoot: true
 capabilities:
   drop: [ALL]
-  {{- if .rdma }}
-  add: [IPC_LOCK]
-  {{- end }}
 {{- end -}}
 
 {{/* Pods of one kind apart, if that is possible, unless values say otherwise. */}}
@@ -148,6 +145,11 @@ capabilities:
 {{- if .root.Values.hub.tokenSecret }}
 - {name: HF_TOKEN_PATH, value: /run/secrets/headrace-hub/token}
 {{- end }}
+{{- end -}}
+
+{{/* Where the nvidia runtime is the node's default, an image alone could ask for all GPUs. */}}
+{{- define "headrace.noGpuEnv" -}}
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- end -}}
 
 {{- define "headrace.ownEnv" -}}

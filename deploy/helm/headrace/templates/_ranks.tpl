@@ -14,3 +14,26 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
+
+{{/* Whether trainer and generators share a claim that one node alone can have. */}}
+{{- define "headrace.oneNodeHasModels" -}}
+{{- $models := .Values.storage.models -}}
+{{- if and $models.enabled (not $models.existingClaim) (eq $models.accessMode "ReadWriteOnce") -}}true{{- end -}}
+{{- end -}}
+
+{{/* The affinity of values and, with such a claim, beside the trainer. Takes a dict of root and of. */}}
+{{- define "headrace.affinityToTrainer" -}}
+{{- $affinity := deepCopy (default dict .of.affinity) -}}
+{{- if include "headrace.oneNodeHasModels" .root -}}
+{{- $labels := include "headrace.selector" (dict "root" .root "component" "trainer") | fromYaml -}}
+{{- $beside := dict "labelSelector" (dict "matchLabels" $labels) "topologyKey" "kubernetes.io/hostname" -}}
+{{- $pods := default dict $affinity.podAffinity -}}
+{{- $required := append (default list $pods.requiredDuringSchedulingIgnoredDuringExecution) $beside -}}
+{{- $_ := set $pods "requiredDuringSchedulingIgnoredDuringExecution" $required -}}
+{{- $_ := set $affinity "podAffinity" $pods -}}
+{{- end -}}
+{{- with $affinity -}}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}

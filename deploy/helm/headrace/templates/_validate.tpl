@@ -15,6 +15,9 @@
 {{- if and (gt $nodes 1) (not $values.storage.runs.existingClaim) (ne $values.storage.runs.accessMode "ReadWriteMany") -}}
 {{- fail (printf "trainer.multiNode.nodes is %d, so that all of them need the runs' directory: set storage.runs.accessMode to ReadWriteMany, or name a claim that has it in storage.runs.existingClaim" $nodes) -}}
 {{- end -}}
+{{- if and (gt $nodes 1) (include "headrace.oneNodeHasModels" .) -}}
+{{- fail (printf "trainer.multiNode.nodes is %d, so that all of them need the models: set storage.models.accessMode to ReadWriteMany, or name a claim that has it in storage.models.existingClaim" $nodes) -}}
+{{- end -}}
 {{- if and (not $values.redis.bundled) (not $values.redis.external.host) -}}
 {{- fail "redis.bundled is false: say where your Redis is in redis.external.host" -}}
 {{- end -}}
