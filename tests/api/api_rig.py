@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 
 from services.trainer.run_api.service import http_server
-from services.trainer.run_api.trainer_api import TrainerApi
+from services.trainer.run_api.trainer_api import TrainerApi, make_api
+from services.trainer.settings import TrainerSettings
+from shared.redis_connection import Redis
 
 KEY = "a-key-for-tests"
 INTERNAL_KEY = "an-internal-key-for-tests"
@@ -108,3 +110,17 @@ async def wait_until(is_true: Any, *, timeout_s: float = 20.0) -> None:
             if await found if asyncio.iscoroutine(found) else found:
                 return
             await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def supervising(settings: TrainerSettings, redis: Redis) -> AsyncGenerator[TrainerApi]:
+    """Supervise runs, and stop as the service does; the stop is part of every test."""
+    api = make_api(settings, redis, stopping=asyncio.Event())
+    task = asyncio.create_task(api.supervisor.supervise(), name="supervisor under test")
+    try:
+        yield api
+    finally:
+        api.stopping.set()
+        async with asyncio.timeout(20):
+            await task
+        assert api.supervisor.rank is None

@@ -1,9 +1,7 @@
 """Pausing and resuming over HTTP: what is asked for is in Redis, and what the training rank made of it is shown."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from shared.pause import Pause, Wishes
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import Progress, RunStore
-from tests.api.api_rig import wait_until
+from tests.api.api_rig import supervising, wait_until
 from tests.api.rank_rig import RankPlan
 
 Run = dict[str, Any]
@@ -148,19 +146,6 @@ async def test_pauses_are_gauges_of_the_current_run(
     assert f'headrace_run_paused_seconds{{run_id="{run_id}"}} 12.5' in served
     assert 'headrace_runs{status="paused"} 1.0' in served
     assert 'headrace_runs{status="running"} 0.0' in served
-
-
-@contextlib.asynccontextmanager
-async def supervising(settings: TrainerSettings, redis: Redis) -> AsyncGenerator[TrainerApi]:
-    """Supervise runs as the service does, and stop as it does."""
-    api = make_api(settings, redis, stopping=asyncio.Event())
-    task = asyncio.create_task(api.supervisor.supervise(), name="supervisor under test")
-    try:
-        yield api
-    finally:
-        api.stopping.set()
-        async with asyncio.timeout(20):
-            await task
 
 
 async def status(api: TrainerApi, run_id: str) -> str:

@@ -1,10 +1,8 @@
 """The supervisor: one run at a time, and a training rank that is kept alive without trying for ever."""
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from services.trainer.settings import TrainerSettings
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import Progress, RunRecord
-from tests.api.api_rig import wait_until
+from tests.api.api_rig import supervising, wait_until
 from tests.api.rank_rig import RankPlan, is_alive
 from tests.conftest import RedisServer
 
@@ -23,20 +21,6 @@ from tests.conftest import RedisServer
 def plan(tmp_path: Path) -> RankPlan:
     """Return what ranks will do."""
     return RankPlan(tmp_path)
-
-
-@contextlib.asynccontextmanager
-async def supervising(settings: TrainerSettings, redis: Redis) -> AsyncGenerator[TrainerApi]:
-    """Supervise runs, and stop as the service does; the stop is part of every test."""
-    api = make_api(settings, redis, stopping=asyncio.Event())
-    task = asyncio.create_task(api.supervisor.supervise(), name="supervisor under test")
-    try:
-        yield api
-    finally:
-        api.stopping.set()
-        async with asyncio.timeout(20):
-            await task
-        assert api.supervisor.rank is None
 
 
 async def submit(api: TrainerApi, config: RunConfig, run_id: str = "run-a") -> RunRecord:

@@ -39,6 +39,14 @@ def entering(gate: Turnstile, lane: str, order: list[str], *, tokens: int = 0) -
     return asyncio.create_task(enter())
 
 
+async def look_at(now: float, gate: Turnstile, clock: list[float]) -> None:
+    """Let the gate see that it is ``now``."""
+    clock[0] = now
+    gate.num_in_flight += 1
+    gate.leave()
+    await turn_loop()
+
+
 async def test_lanes_take_turns() -> None:
     gate, _ = turnstile(max_concurrency=1)
     order: list[str] = []
@@ -83,10 +91,7 @@ async def test_no_minute_has_more_requests_than_the_limit() -> None:
     await turn_loop()
     assert len(order) == 2
     for now, num_out in ((59.9, 2), (60.0, 4), (119.0, 4), (120.0, 5)):
-        clock[0] = now
-        gate.num_in_flight += 1
-        gate.leave()
-        await turn_loop()
+        await look_at(now, gate, clock)
         assert len(order) == num_out, now
     await asyncio.gather(*tasks)
 
@@ -98,10 +103,7 @@ async def test_tokens_count_too_and_a_giant_goes_out_when_nothing_else_did() -> 
     await turn_loop()
     assert len(order) == 2
     for now, num_out in ((60.0, 3), (119.0, 3), (120.0, 4)):
-        clock[0] = now
-        gate.num_in_flight += 1
-        gate.leave()
-        await turn_loop()
+        await look_at(now, gate, clock)
         assert len(order) == num_out, now
     await asyncio.gather(*tasks)
 
