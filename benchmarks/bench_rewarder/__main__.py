@@ -34,12 +34,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=5, help="medians are over these (5)")
     parser.add_argument("--groups", type=int, default=1000, help="of the part concurrent (1000)")
+    parser.add_argument("--rewarders", type=int, default=1, help="replicas in the parts concurrent and overhead (1)")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="reward workers")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run of the part pipeline (40)")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     local_generator.end_in_order()
-    found: dict[str, Any] = {"cores": os.cpu_count(), "rounds": arguments.rounds}
+    found: dict[str, Any] = {"cores": os.cpu_count(), "rounds": arguments.rounds, "rewarders": arguments.rewarders}
     with tempfile.TemporaryDirectory(prefix="bench_rewarder-") as scratch:
         asyncio.run(_measure(Path(scratch), arguments, found))
         if "pipeline" in arguments.only:
@@ -51,7 +52,7 @@ async def _measure(scratch: Path, arguments: argparse.Namespace, found: dict[str
     if {"concurrent", "overhead"} & set(arguments.only):
         from benchmarks.bench_rewarder.stream_side import stream_side
 
-        async with stream_side(scratch) as streams:
+        async with stream_side(scratch, num_rewarders=arguments.rewarders) as streams:
             if "concurrent" in arguments.only:
                 found |= await _concurrent(streams, arguments)
             if "overhead" in arguments.only:

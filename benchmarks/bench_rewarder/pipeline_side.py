@@ -16,7 +16,7 @@ from headrace.demo import model, task
 from headrace.service_specs import free_port
 from headrace.state_dir import StateDir
 
-NUM_REPLICAS, MAX_STALENESS = 8, 6
+NUM_REPLICAS, MAX_STALENESS = 8, 8
 GROUPS_PER_STEP, NUM_GENERATIONS, MAX_COMPLETION_LENGTH = 8, 8, 48
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _MODULE = "benchmarks.bench_rewarder.rewards"

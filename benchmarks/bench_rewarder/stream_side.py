@@ -1,6 +1,6 @@
-"""From the completions stream to the scored stream, through a real rewarder process and a real Redis.
+"""From the completions stream to the scored stream, through real rewarder processes and a real Redis.
 
-    this process --groups--> completions --> rewarder --> scored --> this process
+    this process --groups--> completions --> rewarders --> scored --> this process
 
 Times are those of the stream's own entry ids, which Redis writes: from the first group in to the last one out.
 """
@@ -11,14 +11,14 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import local_generator
 from benchmarks.bench_rewarder import rewards
 from benchmarks.bench_rewarder.groups import encoded_groups
-from shared.keys import RunKeys
+from shared.keys import REWARDERS, RunKeys
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
@@ -27,14 +27,15 @@ GROUP_SIZE = 8
 _MODULE = "benchmarks.bench_rewarder.rewards"
 _WAIT_S = 120.0
 _LOOK_EVERY_S = 0.02
+_GROUPS_PER_WRITE = 50
 
 
 class StreamSide:
-    """A running rewarder, and runs for it."""
+    """Running rewarders, and runs for them. ``logs`` are theirs."""
 
-    def __init__(self, redis: Redis, log: Path) -> None:
+    def __init__(self, redis: Redis, logs: Sequence[Path]) -> None:
         self._redis = redis
-        self._log = log
+        self._logs = logs
         self._num_runs = 0
 
     async def concurrent_s(self, *, num_groups: int) -> float:
@@ -89,7 +90,15 @@ class StreamSide:
         run_id = f"run-bench-{self._num_runs}"
         await store.create(run_id, config, run_dir="none")
         await store.set_status(run_id, "running")
-        return RunKeys(run_id)
+        keys = RunKeys(run_id)
+        await self._until_all_read(keys)
+        return keys
+
+    async def _until_all_read(self, keys: RunKeys) -> None:
+        began_at = time.perf_counter()
+        while len(await self._redis.xinfo_consumers(keys.completions, REWARDERS)) < len(self._logs):
+            self._check(began_at)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _end(self, keys: RunKeys) -> None:
         store = RunStore(self._redis)
@@ -97,10 +106,13 @@ class StreamSide:
         await store.delete(keys.run_id)
 
     async def _send(self, keys: RunKeys, *, first: int, count: int) -> list[bytes]:
-        pipeline = self._redis.pipeline(transaction=True)  # all at the same moment
-        for group_id, payload in encoded_groups(keys.run_id, first=first, count=count, size=GROUP_SIZE):
-            pipeline.xadd(keys.completions, {"group_id": group_id, "payload": payload})
-        entry_ids: list[bytes] = await pipeline.execute()
+        groups = encoded_groups(keys.run_id, first=first, count=count, size=GROUP_SIZE)
+        entry_ids: list[bytes] = []
+        for start in range(0, count, _GROUPS_PER_WRITE):  # as fast as Redis takes them; it answers others in between
+            pipeline = self._redis.pipeline(transaction=False)
+            for group_id, payload in groups[start : start + _GROUPS_PER_WRITE]:
+                pipeline.xadd(keys.completions, {"group_id": group_id, "payload": payload})
+            entry_ids += await pipeline.execute()
         return entry_ids
 
     async def _last_id(self, keys: RunKeys) -> bytes:
@@ -116,27 +128,31 @@ class StreamSide:
 
     def _check(self, began_at: float) -> None:
         if time.perf_counter() - began_at > _WAIT_S:
-            raise SystemExit(f"the rewarder does not answer; its log ends with\n{self._log.read_text()[-3000:]}")
+            ends = "\n".join(log.read_text()[-3000:] for log in self._logs)
+            raise SystemExit(f"the rewarders do not answer; their logs end with\n{ends}")
 
 
 @contextlib.asynccontextmanager
-async def stream_side(directory: Path) -> AsyncGenerator[StreamSide]:
-    """Run a Redis and a rewarder that takes any number of groups at a time."""
+async def stream_side(directory: Path, *, num_rewarders: int) -> AsyncGenerator[StreamSide]:
+    """Run a Redis and rewarders that take any number of groups at a time."""
     async with local_generator.redis_server(directory) as (redis, url):
         environment = {
             **os.environ,
             "HEADRACE_REDIS_URL": url,
             "HEADRACE_PORT": "0",
             "HEADRACE_API_KEY": local_generator.KEY,
-            "HEADRACE_REPLICA_ID": "rewarder-0",
             "HEADRACE_LOG_LEVEL": "WARNING",
             "HEADRACE_MAX_INFLIGHT_GROUPS": "100000",
             "HEADRACE_POLL_EVERY_S": "0.05",
             "OMP_NUM_THREADS": "1",
         }
-        log = directory / "rewarder.log"
-        with local_generator.child([sys.executable, "-m", "services.rewarder"], log, environment):
-            yield StreamSide(redis, log)
+        names = [f"rewarder-{number}" for number in range(num_rewarders)]
+        logs = [directory / f"{name}.log" for name in names]
+        with contextlib.ExitStack() as rewarders:
+            for name, log in zip(names, logs, strict=True):
+                own = {**environment, "HEADRACE_REPLICA_ID": name}
+                rewarders.enter_context(local_generator.child([sys.executable, "-m", "services.rewarder"], log, own))
+            yield StreamSide(redis, logs)
 
 
 def direct_s(num_calls: int) -> float:

@@ -1,8 +1,8 @@
 """``python -m benchmarks.bench_simulated``: 1, 10, 50 and 200 simulated replicas on real streams.
 
-Prints a table of the group rate at the trainer, as a whole and per replica, of what Redis held and of its CPU; medians
-over the rounds. The last line is one JSON object. Fleets take turns within a round, so that a slow moment of the
-machine hits all of them.
+Prints a table of the group rate at the trainer, as a whole, per replica and as a share of what staleness and lengths
+alone would allow (bound.py), of what Redis held and of its CPU; medians over the rounds. The last line is one JSON
+object. Fleets take turns within a round, so that a slow moment of the machine hits all of them.
 """
 
 import argparse
@@ -13,12 +13,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.bench_simulated.bound import groups_per_s
 from benchmarks.bench_simulated.fleet_run import Load, Measured, measure
 
 _FIELDS = (
     "groups_per_s", "groups_per_replica_s", "tokens_per_s", "redis_peak_bytes", "redis_cpu_share", "group_bytes",
     "bound_groups", "max_in_flight", "max_staleness", "push_median_s", "num_unconfirmed", "num_steps",
 )  # fmt: skip
+
+
+_BOUND_STEPS, _BOUND_GROUPS = 20, 2000
+"""Of the calculation: at least so many steps, and that many groups or so."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
                 file=sys.stderr,
             )
     medians = {count: _medians(rounds) for count, rounds in results.items()}
+    for count, row in medians.items():
+        bound = groups_per_s(_load(arguments, count), num_steps=max(_BOUND_STEPS, _BOUND_GROUPS // count))
+        row |= {"bound_groups_per_s": round(bound, 4), "share_of_bound": round(row["groups_per_s"] / bound, 4)}
     print(table(medians))
     smallest = medians[min(medians)]["groups_per_replica_s"]
     print(
@@ -68,17 +76,17 @@ def main(argv: list[str] | None = None) -> int:
 def table(medians: dict[int, dict[str, float]]) -> str:
     """Return the medians as a Markdown table."""
     lines = [
-        "| replicas | groups/s at the trainer | per replica | tokens/s | in flight, most (bound) | Redis peak, MiB "
-        "| bound x group size, MiB | Redis CPU, share of a core | push, ms | staleness, most |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| replicas | groups/s at the trainer | per replica | of the bound | tokens/s | in flight, most (bound) "
+        "| Redis peak, MiB | bound x group size, MiB | Redis CPU, share of a core | push, ms | staleness, most |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for count, row in medians.items():
         bound_mib = row["bound_groups"] * row["group_bytes"] / 2**20
         lines.append(
-            f"| {count} | {row['groups_per_s']:.2f} | {row['groups_per_replica_s']:.3f} | {row['tokens_per_s']:,.0f} "
-            f"| {row['max_in_flight']:.0f} ({row['bound_groups']:.0f}) | {row['redis_peak_bytes'] / 2**20:.1f} "
-            f"| {bound_mib:.1f} | {row['redis_cpu_share']:.3f} | {1000 * row['push_median_s']:.0f} "
-            f"| {row['max_staleness']:.0f} |"
+            f"| {count} | {row['groups_per_s']:.2f} | {row['groups_per_replica_s']:.3f} | {row['share_of_bound']:.2f} "
+            f"| {row['tokens_per_s']:,.0f} | {row['max_in_flight']:.0f} ({row['bound_groups']:.0f}) "
+            f"| {row['redis_peak_bytes'] / 2**20:.1f} | {bound_mib:.1f} | {row['redis_cpu_share']:.3f} "
+            f"| {1000 * row['push_median_s']:.0f} | {row['max_staleness']:.0f} |"
         )
     return "\n".join(lines)
 

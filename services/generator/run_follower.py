@@ -181,9 +181,14 @@ class RunFollower:
             try:
                 await self._generate(record.run_id, keys, config, engine)
             finally:
-                # The run ended in the middle of a push: the engine is held, and half of its weights are new.
-                self._is_engine_spoiled = self._receiver.is_held
-                self._receiver.detach()
+                try:
+                    await (
+                        seat.leave()
+                    )  # before a push is refused: the trainer tells those that leave from those that fail
+                finally:
+                    # The run ended in the middle of a push: the engine is held, and half of its weights are new.
+                    self._is_engine_spoiled = self._receiver.is_held
+                    self._receiver.detach()
 
     async def _refuse(self, run_id: str, seat: Seat, reason: str) -> None:
         """Say why this run cannot be served here, and wait for another."""

@@ -39,6 +39,23 @@ async def test_one_replica_that_cannot_load_costs_the_others_nothing_and_is_out_
     assert not two.engine.is_paused
 
 
+async def test_a_replica_that_leaves_the_run_at_its_commit_fails_nothing(
+    redis: Redis, run_keys: RunKeys, quick_sender: WeightSender, one: ServedReceiver, two: ServedReceiver
+) -> None:
+    two.engine.hanging = {"load"}
+    pushing = asyncio.create_task(quick_sender.push(weights(1.0), policy_version=0))
+    async with asyncio.timeout(20):
+        while "load" not in two.engine.calls:  # noqa: ASYNC110  the engine has no event for it
+            await asyncio.sleep(0.01)
+    await redis.hdel(run_keys.generators, "generator-2")
+    two.receiver.detach()
+    result = await pushing
+    assert result.members == ("generator-1",)
+    assert set(result.failed) == {"generator-2"}
+    assert result.is_confirmed
+    assert holds(one, 1.0)
+
+
 async def test_a_replica_whose_engine_does_not_take_the_version_ends_its_process(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:

@@ -138,8 +138,11 @@ class SimulatedReplica:
                 await loop.run()
             finally:
                 self._openai.close()
-                self.receiver.detach()
-                engine.close()
+                try:
+                    await seat.leave()  # as run_follower.py does
+                finally:
+                    self.receiver.detach()
+                    engine.close()
 
     async def close(self) -> None:
         """Close its connections."""

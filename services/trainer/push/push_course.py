@@ -18,6 +18,7 @@ class PushCourse:
         fleet: Of the attempt under way, or of the last one.
         failed: Replica to the reason why it has not got the version, of all attempts.
         blamed: Of these, the ones whose own fault it was.
+        departed: Of these, the ones that have left the run meanwhile.
         holding: Members of the attempt that held the version before it.
         replies: To the commits of the last attempt.
         begun: What the members of the attempt began to receive; None before.
@@ -29,6 +30,7 @@ class PushCourse:
         self.fleet = fleet
         self.failed: dict[str, str] = dict(fleet.refused)
         self.blamed: set[str] = set()
+        self.departed: set[str] = set()
         self.holding: list[str] = []
         self.replies: dict[str, CommitReply] = {}
         self.begun: Parcel | None = None
@@ -55,7 +57,7 @@ class PushCourse:
     def tell(self, retries: Retries, *, now: float) -> None:
         """Say who has the version, and who took part and has not got it. One that was refused cost nobody anything."""
         for name, info in self._asked.items():
-            if name in self.failed:
+            if name in self.failed and name not in self.departed:
                 retries.failed(info, is_to_blame=name in self.blamed, now=now)
             elif name in self.replies or name in self.holding:
                 retries.succeeded(name)
@@ -66,7 +68,7 @@ class PushCourse:
             self.replies,
             self.failed,
             holding=self.holding,
-            left_out=self.failed.keys() - self.fleet.ready.keys(),
+            left_out=(self.failed.keys() - self.fleet.ready.keys()) | self.departed,
             policy_version=self.policy_version,
             epoch=epoch,
             requirements=self.fleet.requirements,

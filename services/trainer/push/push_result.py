@@ -25,7 +25,7 @@ class PushResult:
         probe_s: From decoding resumed to the probe compared.
         num_bytes: That travelled, once for all members together; for disk, that were written.
         is_confirmed: The last attempt had members, and all of them hold the version. Replicas that took no part in it
-            do not count: refused, or left out after the first.
+            do not count: refused, left out after the first, or gone from the run before they had loaded it.
         probe_max_diff: Largest difference of a logprob of the probe, in nats; None without a probe.
         num_probes_failed: Replicas that the probe has taken out.
     """
@@ -66,7 +66,7 @@ class PushResult:
             replies: Of the members, but of those that were not asked.
             failed: Replica to the reason, of all attempts.
             holding: Members that held the version before.
-            left_out: Of those that failed, the ones that were no members of the last attempt.
+            left_out: Of those that failed, the ones that were no members of the last attempt, or left the run in it.
             policy_version: See above; so are the others.
             epoch: See above.
             requirements: Of the last attempt.

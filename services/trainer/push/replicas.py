@@ -192,6 +192,14 @@ async def registered(redis: Redis, keys: RunKeys, client: httpx.AsyncClient) -> 
     return replicas
 
 
+async def listed(redis: Redis, keys: RunKeys) -> set[str]:
+    """Return who is registered with the run, alive or not. One that ends in order is taken out before it lets go."""
+    names: list[bytes] = await patiently(
+        lambda: redis.hkeys(keys.generators), what="reading the generators", timeout_s=_PATIENCE_S
+    )
+    return {name.decode() for name in names}
+
+
 async def _info(replica: Replica) -> ReplicaInfo | str:
     try:
         return await replica.info(timeout_s=_INFO_TIMEOUT_S)

@@ -12,7 +12,8 @@
       |
       | a step before commit fails: close the communicator (wakes whoever is blocked in it), abort(epoch), drop the
       | replicas to blame, and repeat once in a new epoch with whoever is alive. What was served before is served on
-      | commit fails, or the probe: that replica is out, and is bootstrapped in a later epoch; the others have v
+      | commit fails, or the probe: that replica is out, and is bootstrapped in a later epoch; the others have v. One
+      | that left the run meanwhile, because it was asked to end, is nobody's failure
       | a newer trainer has taken the run over: nothing is committed, and FencedError is raised
 
 The trainer's own logprobs of the probe are computed meanwhile, and awaited before the weights are read.
@@ -40,7 +41,7 @@ from services.trainer.push.parcels import Parcels
 from services.trainer.push.prober import Prober, StartedProbe
 from services.trainer.push.push_course import PushCourse
 from services.trainer.push.push_result import PushResult
-from services.trainer.push.replicas import Fleet, Replica, reconcile
+from services.trainer.push.replicas import Fleet, Replica, listed, reconcile
 from services.trainer.push.retries import Retries
 from services.trainer.push.transports import own_abilities
 from shared.control import SleepRequest
@@ -153,6 +154,8 @@ class WeightSender:
             finally:
                 if probing is not None:
                     await probing.ended()
+        if course.failed:
+            course.departed = course.failed.keys() - await listed(self._redis, self._keys)
         now = time.monotonic()
         course.tell(self._retries, now=now)
         await self._publish(policy_version)
