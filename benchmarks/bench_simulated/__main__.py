@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.bench_simulated.bound import groups_per_s
-from benchmarks.bench_simulated.fleet_run import Load, Measured, measure
+from benchmarks.bench_simulated.fleet_run import Measured, measure
+from benchmarks.bench_simulated.load import Load
 
 _FIELDS = (
     "groups_per_s", "groups_per_replica_s", "tokens_per_s", "redis_peak_bytes", "redis_cpu_share", "group_bytes",

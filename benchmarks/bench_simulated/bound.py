@@ -10,7 +10,7 @@ stays behind one replica times N is the price of the staleness bound: a batch wa
 import heapq
 import itertools
 
-from benchmarks.bench_simulated.fleet_run import Load
+from benchmarks.bench_simulated.load import Load
 from services.generator.simulated.decode_clock import DecodeClock, DecodedSequence
 from services.generator.simulated.draws import Draws
 from services.generator.simulated.model_facts import ModelFacts

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.bench_simulated.bound import groups_per_s
-from benchmarks.bench_simulated.fleet_run import Load
+from benchmarks.bench_simulated.load import Load
 
 
 def load(num_replicas: int, *, max_staleness: int, sigma: float) -> Load:
