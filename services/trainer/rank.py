@@ -13,8 +13,6 @@ import signal
 import sys
 from typing import TYPE_CHECKING, cast
 
-from pydantic import ValidationError
-
 from services.trainer.checkpoints.checkpoint import CheckpointError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
 from services.trainer.ranks.rank_group import (
@@ -27,13 +25,14 @@ from services.trainer.ranks.rank_group import (
 from services.trainer.ranks.rank_words import LastWords, leave_word
 from services.trainer.ranks.ranks import RankLostError
 from services.trainer.settings import TrainerSettings
-from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError
+from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError, UserError
 from shared.interfaces import let_nccl_use
 from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
 from shared.logs import about_run, configure_logging
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_store import RunRecord, RunStore
+from shared.settings import from_environment
 
 if TYPE_CHECKING:
     from services.trainer.loop.parts import Parts
@@ -52,11 +51,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write("usage: python -m services.trainer.rank RUN_ID\n")
         return REFUSED
     try:
-        settings = TrainerSettings()
-    except ValidationError as error:
-        # Without the input: it may hold a password.
-        wrong = "; ".join(f"{item['loc']}: {item['msg']}" for item in error.errors(include_input=False))
-        sys.stderr.write(f"the trainer's settings are wrong: {wrong}\n")
+        settings = from_environment(TrainerSettings)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
     about_run(arguments[0])

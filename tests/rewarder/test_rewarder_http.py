@@ -40,8 +40,8 @@ def score(client: httpx.Client, **body: Any) -> httpx.Response:
 def test_every_route_but_health_asks_for_the_key(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
-        "/livez", "/readyz", "/v1/about", "/v1/rewards", "/v1/rewards/check", "/v1/rewards/{name}", "/v1/rewards/{name}/test",
-        "/v1/score",
+        "/livez", "/readyz", "/v1/about", "/v1/rewards", "/v1/rewards/check", "/v1/rewards/{name}",
+        "/v1/rewards/{name}/test", "/v1/score",
     }  # fmt: skip
     routes = [(method, path) for path, methods in paths.items() for method in methods]
     for method, path in [*routes, ("get", "/openapi.json"), ("get", "/docs"), ("get", "/nowhere")]:
