@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from services.trainer.checkpoints.checkpoint import CheckpointError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
+from services.trainer.ranks.locked_memory import warn_of_little_locked_memory
 from services.trainer.ranks.rank_group import (
     die_with_launcher,
     follow_lead,
@@ -62,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
         with contextlib.suppress(OSError):  # the push will say that this address is none
             let_nccl_use(settings.push_address, os.environ)
+    warn_of_little_locked_memory(os.environ)
     with LastWords():
         if is_follower():
             return follow_lead(settings)
