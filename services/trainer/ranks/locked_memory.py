@@ -20,8 +20,8 @@ def warn_of_little_locked_memory(environment: Mapping[str, str], *, devices: Pat
         return
     log.warning(
         "there are RDMA devices in %s, but this process may lock only %d KiB of memory (`ulimit -l`): NCCL is likely "
-        "to fail with 'Call to ibv_reg_mr failed'. Start containers with an unlimited memlock (LimitMEMLOCK=infinity in "
-        "containerd's unit, `--ulimit memlock=-1` with Docker), or set NCCL_IB_DISABLE=1 to go without RDMA",
+        "to fail with 'Call to ibv_reg_mr failed'. Start containers with an unlimited memlock (LimitMEMLOCK=infinity "
+        "in containerd's unit, `--ulimit memlock=-1` with Docker), or set NCCL_IB_DISABLE=1 to go without RDMA",
         devices,
         limit // 1024,
     )
