@@ -4,17 +4,22 @@ Values come from ``HEADRACE_*`` environment variables; unknown keys in a constru
 and never printed; each may come from a file instead (secret_files.py).
 """
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
-from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from shared.errors import UserError
 from shared.logs import LogFormat
 from shared.secret_files import read_secret, with_password, without_password
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+_Settings = TypeVar("_Settings", bound=BaseSettings)
 
 
 class ServiceSettings(BaseSettings):
@@ -85,6 +90,33 @@ class ServiceSettings(BaseSettings):
         variables["HEADRACE_REDIS_URL"] = without_password(url) if file else url
         variables["HEADRACE_REDIS_PASSWORD_FILE"] = str(file.absolute()) if file else ""
         return variables
+
+
+def from_environment(kind: type[_Settings]) -> _Settings:
+    """Return the settings of this process.
+
+    Raises:
+        UserError: Variables are wrong: a line for each, which names it and never quotes its value.
+    """
+    prefix = kind.model_config.get("env_prefix", "")
+    # Not `from error`: pydantic's own words hold the values, and so the secrets.
+    try:
+        return kind()
+    except ValidationError as error:
+        raise UserError("\n".join(_sentences(error, prefix))) from None
+    except SettingsError as error:
+        field = re.search(r'field "(\w+)"', str(error))
+        if field is None:
+            raise
+        raise UserError(f"{prefix}{field[1].upper()}: not JSON ({error.__cause__})") from None
+
+
+def _sentences(error: ValidationError, prefix: str) -> Iterator[str]:
+    for item in error.errors(include_url=False, include_input=False):
+        message = item["msg"].removeprefix("Value error, ")
+        variable, *inside = [str(part) for part in item["loc"]] or [""]
+        where = ", ".join([f"{prefix}{variable.upper()}", *inside])
+        yield f"{where}: {message}" if variable else message
 
 
 def default_runs_dir() -> Path:

@@ -13,10 +13,13 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
 RUN python3 -m venv /opt/venv
 COPY requirements/image-generator.txt /tmp/
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-# PyPI has no CPU build of torch for Linux; an index of your own may.
+# PyPI has no CPU build of torch for Linux. This index is asked for torch and nothing else; empty means the one that all
+# the rest comes from, if yours has it.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/venv/bin/pip install --no-deps -r /tmp/image-generator.txt \
-    || /opt/venv/bin/pip install --no-deps --extra-index-url "${TORCH_CPU_INDEX}" -r /tmp/image-generator.txt
+    grep '^torch==' /tmp/image-generator.txt >/tmp/torch.txt \
+    && grep -v '^torch==' /tmp/image-generator.txt >/tmp/rest.txt \
+    && /opt/venv/bin/pip install --no-deps ${TORCH_CPU_INDEX:+--index-url "${TORCH_CPU_INDEX}"} -r /tmp/torch.txt \
+    && /opt/venv/bin/pip install --no-deps -r /tmp/rest.txt
 ARG TORCH=2.13.0
 ARG VLLM
 COPY deploy/docker/check_versions.py /tmp/

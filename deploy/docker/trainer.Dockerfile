@@ -13,18 +13,21 @@ COPY requirements/image-trainer.txt /tmp/
 
 FROM packages AS packages-cpu
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-# PyPI has no CPU build of torch for Linux; an index of your own may.
+# PyPI has no CPU build of torch for Linux. This index is asked for torch and nothing else; empty means the one that all
+# the rest comes from, if yours has it.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /opt/venv/bin/pip install --no-deps -r /tmp/image-trainer.txt \
-    || /opt/venv/bin/pip install --no-deps --extra-index-url "${TORCH_CPU_INDEX}" -r /tmp/image-trainer.txt
+    grep '^torch==' /tmp/image-trainer.txt >/tmp/torch.txt \
+    && grep -v '^torch==' /tmp/image-trainer.txt >/tmp/rest.txt \
+    && /opt/venv/bin/pip install --no-deps ${TORCH_CPU_INDEX:+--index-url "${TORCH_CPU_INDEX}"} -r /tmp/torch.txt \
+    && /opt/venv/bin/pip install --no-deps -r /tmp/rest.txt
 
 FROM packages AS packages-gpu
 ARG TORCH=2.13.0
 ARG NCCL=2.29.7
-# torch first, with the CUDA libraries that it pins; the rest as locked, and what exists on GPUs alone.
+# torch with the CUDA libraries that it names, and what exists on GPUs alone: no lock has those. The rest as locked.
 RUN --mount=type=cache,target=/root/.cache/pip \
     grep -v '^torch==' /tmp/image-trainer.txt >/tmp/locked.txt \
-    && /opt/venv/bin/pip install "torch==${TORCH}" "nvidia-nccl-cu13==${NCCL}" \
+    && /opt/venv/bin/pip install -c /tmp/locked.txt "torch==${TORCH}" "nvidia-nccl-cu13==${NCCL}" \
     && /opt/venv/bin/pip install --no-deps -r /tmp/locked.txt \
     && echo "torch==${TORCH}" >>/tmp/locked.txt \
     && /opt/venv/bin/pip install -c /tmp/locked.txt "bitsandbytes>=0.49" "liger-kernel>=0.6"

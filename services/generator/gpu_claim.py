@@ -27,9 +27,11 @@ def claim_gpus(
     """Claim ``num_gpus`` of the visible GPUs, and have CUDA see no others; return their indices.
 
     Raises:
-        UserError: So many are not free, or the directory cannot be written.
+        UserError: There is none, so many are not free, or the directory cannot be written.
     """
     visible = _visible(environment, devices)
+    if not visible:
+        raise UserError(_why_none(environment, devices))
     claims: list[tuple[str, int]] = []
     try:
         for index in visible:
@@ -67,3 +69,17 @@ def _visible(environment: MutableMapping[str, str], devices: Path) -> list[str]:
     if _VISIBLE in environment:
         return [index.strip() for index in environment[_VISIBLE].split(",") if index.strip()]
     return [str(index) for index in range(len(list(devices.glob("nvidia[0-9]*"))))]
+
+
+def _why_none(environment: MutableMapping[str, str], devices: Path) -> str:
+    if _VISIBLE in environment:
+        return f"this generator sees no GPU: {_VISIBLE} names none; name some, or leave the variable out"
+    if (devices / "dxg").exists():
+        return (
+            f"this generator sees no GPU: on WSL2 ({devices}/dxg) they are no devices of their own and cannot be "
+            f"counted; name them in {_VISIBLE}, such as 0"
+        )
+    return (
+        f"this generator sees no GPU: there is no {devices}/nvidia0; give its container some (the runtime nvidia, "
+        "NVIDIA_VISIBLE_DEVICES), and see that `nvidia-smi` lists them on the machine"
+    )

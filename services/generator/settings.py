@@ -5,11 +5,10 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
-from shared.errors import UserError
-from shared.settings import ServiceSettings
+from shared.settings import ServiceSettings, from_environment
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 
@@ -68,12 +67,4 @@ def read_settings() -> GeneratorSettings:
     Raises:
         UserError: A variable is wrong; the message names it.
     """
-    try:
-        return GeneratorSettings()
-    except ValidationError as error:
-        problems: list[str] = []
-        for item in error.errors(include_url=False, include_input=False):
-            where = "_".join(str(part) for part in item["loc"]).upper()
-            message = item["msg"].removeprefix("Value error, ")
-            problems.append(f"HEADRACE_{where}: {message}" if where else message)
-        raise UserError("; ".join(problems)) from error
+    return from_environment(GeneratorSettings)

@@ -19,18 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "HEADRACE_HOST, HEADRACE_PORT, HEADRACE_API_KEY, HEADRACE_REWARD_PATH, HEADRACE_NUM_REWARD_WORKERS, ...",
     ).parse_args(arguments)
 
-    from pydantic import ValidationError
-
     from services.rewarder.settings import RewarderSettings
     from shared.errors import HeadraceError, UserError
     from shared.logs import configure_logging
+    from shared.settings import from_environment
 
     try:
-        settings = RewarderSettings()
-    except ValidationError as error:
-        for item in error.errors(include_url=False, include_input=False):
-            name = "HEADRACE_" + "_".join(str(part) for part in item["loc"]).upper() if item["loc"] else "settings"
-            sys.stderr.write(f"{name}: {item['msg'].removeprefix('Value error, ')}\n")
+        settings = from_environment(RewarderSettings)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
         return EXIT_USER_ERROR
     configure_logging(settings.log_level, log_format=settings.log_format)
     log = logging.getLogger("services.rewarder")

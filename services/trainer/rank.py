@@ -13,10 +13,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, cast
 
-from pydantic import ValidationError
-
 from services.trainer.checkpoints.checkpoint import CheckpointError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
+from services.trainer.ranks.locked_memory import warn_of_little_locked_memory
 from services.trainer.ranks.rank_group import (
     die_with_launcher,
     follow_lead,
@@ -27,13 +26,14 @@ from services.trainer.ranks.rank_group import (
 from services.trainer.ranks.rank_words import LastWords, leave_word
 from services.trainer.ranks.ranks import RankLostError
 from services.trainer.settings import TrainerSettings
-from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError
+from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError, UserError
 from shared.interfaces import let_nccl_use
 from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
 from shared.logs import about_run, configure_logging
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_store import RunRecord, RunStore
+from shared.settings import from_environment
 
 if TYPE_CHECKING:
     from services.trainer.loop.parts import Parts
@@ -52,11 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write("usage: python -m services.trainer.rank RUN_ID\n")
         return REFUSED
     try:
-        settings = TrainerSettings()
-    except ValidationError as error:
-        # Without the input: it may hold a password.
-        wrong = "; ".join(f"{item['loc']}: {item['msg']}" for item in error.errors(include_input=False))
-        sys.stderr.write(f"the trainer's settings are wrong: {wrong}\n")
+        settings = from_environment(TrainerSettings)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
     about_run(arguments[0])
@@ -65,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
         with contextlib.suppress(OSError):  # the push will say that this address is none
             let_nccl_use(settings.push_address, os.environ)
+    warn_of_little_locked_memory(os.environ)
     with LastWords():
         if is_follower():
             return follow_lead(settings)

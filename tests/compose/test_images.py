@@ -7,6 +7,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,41 @@ def test_trainer_and_generator_are_asked_for_one_nccl_and_prove_it_when_they_are
     assert 'check_versions.py "torch=${TORCH}" "nccl=${NCCL}"' in gpu
 
 
+@pytest.mark.parametrize("name", ["generator", "trainer"])
+def test_the_index_of_cpu_builds_is_asked_for_torch_alone_and_nothing_is_tried_twice(name: str) -> None:
+    """A second index may hold anything, and a failure of the network is no reason to ask it."""
+    cpu = stages(name)["packages-cpu"]
+    asked = [install for install in installs_in(cpu) if "TORCH_CPU_INDEX" in install]
+    assert len(asked) == 1
+    assert re.fullmatch(r"pip install --no-deps \$\{TORCH_CPU_INDEX:\+.*\} -r /tmp/torch\.txt *", asked[0])
+    assert f"grep '^torch==' /tmp/image-{name}.txt >/tmp/torch.txt" in cpu
+    assert "||" not in dockerfile(name)
+
+
+def test_the_shell_leaves_the_index_of_cpu_builds_out_if_it_is_empty() -> None:
+    (option,) = set(re.findall(r"\$\{TORCH_CPU_INDEX:[^}]*\}[^}]*\}", dockerfile("trainer") + dockerfile("generator")))
+    for value, words in (("", []), ("https://a/b", ["--index-url", "https://a/b"])):
+        script = f"for word in {option}; do echo $word; done"
+        said = subprocess.run(
+            ["sh", "-c", script], env={"TORCH_CPU_INDEX": value}, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert said.stdout.split() == words
+
+
+def test_whatever_a_lock_names_is_of_that_release_in_every_image() -> None:
+    """What only GPUs need is in no lock and found when an image is built, within what is locked."""
+    for name in SERVICES:
+        installs = installs_in(dockerfile(name))
+        assert installs
+        assert all("--no-deps" in install or "-c /tmp/" in install for install in installs), installs
+    for requirement in extras("trainer-gpu").values():
+        assert f'"{requirement}"' in stages("trainer")["packages-gpu"]
+
+
+def installs_in(text: str) -> list[str]:
+    return re.findall(r"pip install[^&|\n]*", text)
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_lock_of_an_image_is_what_its_service_needs_of_the_whole_lock(service: str) -> None:
     image, everything = lock(f"image-{service}"), lock("cpu")
@@ -129,7 +165,7 @@ def test_a_dockerfile_needs_no_frontend_and_starts_from_an_argument(name: str) -
         assert base in known | {"${BASE}", "${GPU_BASE}"}
     for base in default(name, "BASE"):
         assert re.search(r":[\w.-]*\d", base), "pinned"
-    assert not re.search(r"index-url|trusted-host|proxy", text.replace('--extra-index-url "${TORCH_CPU_INDEX}"', ""))
+    assert not re.search(r"index-url|trusted-host|proxy", text.replace('--index-url "${TORCH_CPU_INDEX}"', ""))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -22,7 +22,12 @@ Object = dict[str, Any]
 
 EVERYTHING: dict[str, Any] = {
     "images": {"registry": "registry.example.com/rl", "pullSecrets": ["pull"]},
-    "trainer": {"multiNode": {"nodes": 3}, "priorityClassName": "training", "runtimeClassName": "nvidia"},
+    "trainer": {
+        "multiNode": {"nodes": 3},
+        "cache": {"persistent": True},
+        "priorityClassName": "training",
+        "runtimeClassName": "nvidia",
+    },
     "generator": {
         "cache": {"persistent": True},
         "autoscaling": {"enabled": True, "kind": "hpa"},

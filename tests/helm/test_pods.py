@@ -178,6 +178,38 @@ def test_shared_memory_is_memory_with_a_limit() -> None:
         assert mounts(found[name])["/dev/shm"]["volume"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
 
 
+@pytest.mark.parametrize("name", ALL_VALUES)
+def test_whatever_is_written_to_a_nodes_disk_has_a_limit(name: str) -> None:
+    """Else one pod fills the disk, and the kubelet evicts others, the trainer among them, to have some back."""
+    for workload, it in all_workloads(name).items():
+        kept = [volume for volume in pod_spec(it)["volumes"] if "emptyDir" in volume]
+        assert kept, workload
+        assert all(volume["emptyDir"].get("sizeLimit") for volume in kept), f"{workload}: {kept}"
+
+
+def test_a_cache_is_as_large_as_the_values_say_and_survives_its_pod_where_they_say_so() -> None:
+    claimed = {"persistent": True, "size": "300Gi", "storageClassName": "ssd"}
+    values: dict[str, Any] = {
+        "trainer": {"multiNode": {"nodes": 2}, "cache": claimed},
+        "generator": {"cache": {"size": "70Gi"}},
+        "rewarder": {"cache": {"size": "30Gi"}},
+        "storage": {"runs": {"accessMode": "ReadWriteMany"}, "tmpSize": "4Gi"},
+    }
+    found = workloads(render(values))
+    for name in ("trainer", "trainer-node"):
+        (claim,) = found[name]["spec"]["volumeClaimTemplates"]
+        assert mounts(found[name])["/cache"]["volume"] == claim, "and no volume of the pod by that name"
+        assert claim["spec"]["resources"]["requests"]["storage"] == "300Gi"
+        assert claim["spec"]["storageClassName"] == "ssd"
+        assert "cache" not in {volume["name"] for volume in pod_spec(found[name])["volumes"]}
+    assert mounts(found["generator"])["/cache"]["volume"]["emptyDir"] == {"sizeLimit": "70Gi"}
+    assert mounts(found["rewarder"])["/cache"]["volume"]["emptyDir"] == {"sizeLimit": "30Gi"}
+    assert "volumeClaimTemplates" not in found["generator"]["spec"]
+    assert {mounts(it)["/tmp"]["volume"]["emptyDir"]["sizeLimit"] for name, it in found.items() if name != "redis"} == {
+        "4Gi"
+    }
+
+
 def test_a_digest_wins_over_the_tag() -> None:
     digest = "sha256:" + "a" * 64
     values = {"images": {"registry": "example.com/rl/", "tag": "1.2.3", "generator": {"digest": digest}}}

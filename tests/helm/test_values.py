@@ -25,6 +25,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"images": {"flavour": "tpu"}}, "at '/images/flavour': value must be one of 'gpu', 'cpu'"),
     ({"images": {"trainer": {"digest": "latest"}}}, "'latest' does not match pattern"),
     ({"trainer": {"shmSize": "lots"}}, "at '/trainer/shmSize': 'lots' does not match pattern"),
+    ({"rewarder": {"cache": {"persistent": True}}}, "at '/rewarder/cache': additional properties 'persistent'"),
     ({"trainer": {"env": {"NCCL_DEBUG": 1}}}, "at '/trainer/env/NCCL_DEBUG': got number, want string"),
     ({"logLevel": "LOUD"}, "value must be one of 'DEBUG', 'INFO', 'WARNING', 'ERROR'"),
     ({"service": {"type": "NodePort"}}, "value must be one of 'ClusterIP', 'LoadBalancer'"),

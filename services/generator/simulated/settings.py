@@ -6,10 +6,10 @@ replaced by what was measured on the hardware that is being planned for.
 
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.errors import UserError
+from shared.settings import from_environment
 
 
 class SimulationSettings(BaseSettings):
@@ -51,11 +51,4 @@ def read_simulation_settings() -> SimulationSettings:
     Raises:
         UserError: A variable is wrong; the message names it.
     """
-    try:
-        return SimulationSettings()
-    except ValidationError as error:
-        problems = [
-            f"HEADRACE_SIMULATED_{'_'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)
-        ]
-        raise UserError("; ".join(problems)) from error
+    return from_environment(SimulationSettings)

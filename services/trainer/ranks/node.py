@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import ValidationError
 
 from services.trainer.run_api.first_of import first_of
 from services.trainer.run_api.rank_command import ranks_per_node
@@ -27,6 +26,7 @@ from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
 from shared.logs import configure_logging
 from shared.run_config import RunConfig, parse_run_config
+from shared.settings import from_environment
 
 log = logging.getLogger("services.trainer.ranks.node")
 
@@ -222,12 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--heartbeat", type=Path, metavar="FILE", help="touched whenever the loop turns")
     options = parser.parse_args(arguments)
     try:
-        settings = TrainerSettings()
-    except ValidationError as error:
-        for item in error.errors(include_url=False, include_input=False):
-            where = "_".join(str(part) for part in item["loc"]).upper()
-            message = item["msg"].removeprefix("Value error, ")
-            sys.stderr.write(f"HEADRACE_{where}: {message}\n" if where else f"{message}\n")
+        settings = from_environment(TrainerSettings)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
         return REFUSED
     if not settings.rendezvous_endpoint:
         sys.stderr.write(

@@ -18,8 +18,6 @@ import sys
 import time
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
 from services.trainer.ranks.rank_group import LAUNCHER_PID
 from services.trainer.ranks.rank_words import Word, read_words, root_cause
@@ -27,6 +25,7 @@ from services.trainer.run_api.rank_command import split_endpoint
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
 from shared.logs import about_run, configure_logging
+from shared.settings import from_environment
 
 log = logging.getLogger("services.trainer.ranks.rank_launcher")
 
@@ -51,11 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--node-rank is below --nnodes, and --nproc-per-node at least 1")
     try:
         host, _ = split_endpoint(options.endpoint)
-        settings = TrainerSettings()
-    except ValidationError as error:
-        # Without the input: it may hold a password.
-        wrong = "; ".join(f"{item['loc']}: {item['msg']}" for item in error.errors(include_input=False))
-        parser.error(f"the trainer's settings are wrong: {wrong}")
+        settings = from_environment(TrainerSettings)
+    except UserError as error:
+        parser.error(str(error))
     except ValueError as error:
         parser.error(f"--endpoint: {error}")
     configure_logging(settings.log_level, log_format=settings.log_format)

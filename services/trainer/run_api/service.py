@@ -17,7 +17,6 @@ from collections.abc import Generator
 from typing import cast
 
 import uvicorn
-from pydantic import ValidationError
 
 from services.trainer.run_api.api import create_app, guarded
 from services.trainer.run_api.first_of import first_of
@@ -28,6 +27,7 @@ from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S
 from shared.logs import configure_logging
 from shared.redis_connection import connect, wait_until_ready
+from shared.settings import from_environment
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,9 @@ class _Server(uvicorn.Server):
 def run_service() -> int:
     """Run until asked to stop; returns the exit status."""
     try:
-        settings = TrainerSettings()
-    except ValidationError as error:
-        for item in error.errors(include_url=False, include_input=False):
-            where = "_".join(str(part) for part in item["loc"]).upper()
-            message = item["msg"].removeprefix("Value error, ")
-            sys.stderr.write(f"HEADRACE_{where}: {message}\n" if where else f"{message}\n")
+        settings = from_environment(TrainerSettings)
+    except UserError as error:
+        sys.stderr.write(f"{error}\n")
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
     try:

@@ -158,7 +158,7 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* Volumes of all services: keys, a place to write. Takes a dict of root, component, of and cache: who brings it. */}}
+{{/* Volumes of all services: keys, a place to write. Takes a dict of root, component and of. */}}
 {{- define "headrace.volumes" -}}
 {{- $values := .root.Values -}}
 - name: keys
@@ -172,10 +172,10 @@ capabilities:
       - {key: redis-password-{{ .component }}, path: redis-password-{{ .component }}}
       {{- end }}
 - name: tmp
-  emptyDir: {}
-{{- if not .cacheIsClaimed }}
+  emptyDir: {sizeLimit: {{ $values.storage.tmpSize }}}
+{{- if not .of.cache.persistent }}
 - name: cache
-  emptyDir: {}
+  emptyDir: {sizeLimit: {{ .of.cache.size }}}
 {{- end }}
 {{- if and (not $values.redis.bundled) $values.redis.external.tls.enabled $values.redis.external.tls.caConfigMap (ne .component "trainer-node") }}
 - name: redis-ca
@@ -195,6 +195,24 @@ capabilities:
 {{- with .of.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* In place of that cache, a claim for each pod of a StatefulSet. Takes a dict of of. */}}
+{{- define "headrace.cacheClaims" -}}
+{{- with .of.cache -}}
+{{- if .persistent -}}
+persistentVolumeClaimRetentionPolicy: {whenDeleted: Retain, whenScaled: Delete}
+volumeClaimTemplates:
+  - metadata:
+      name: cache
+    spec:
+      accessModes: [ReadWriteOnce]
+      {{- with .storageClassName }}
+      storageClassName: {{ . }}
+      {{- end }}
+      resources: {requests: {storage: {{ .size }}}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "headrace.mounts" -}}

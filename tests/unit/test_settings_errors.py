@@ -1,0 +1,52 @@
+"""A wrong variable is a line that names it, in every process the same, and no value is ever quoted."""
+
+import pytest
+
+from services.generator.simulated.settings import SimulationSettings
+from services.rewarder.settings import RewarderSettings
+from services.trainer.settings import TrainerSettings
+from shared.errors import UserError
+from shared.settings import ServiceSettings, from_environment
+
+
+def test_settings_that_are_right_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_PORT", "8123")
+    assert from_environment(ServiceSettings).port == 8123
+
+
+def test_each_wrong_variable_has_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_PORT", "many")
+    monkeypatch.setenv("HEADRACE_LOG_FORMAT", "xml")
+    with pytest.raises(UserError) as caught:
+        from_environment(ServiceSettings)
+    lines = sorted(str(caught.value).splitlines())
+    assert [line.partition(":")[0] for line in lines] == ["HEADRACE_LOG_FORMAT", "HEADRACE_PORT"]
+
+
+def test_what_is_wrong_inside_a_list_is_said_beside_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_RANK_CPUS", '[0, "x"]')
+    with pytest.raises(UserError, match=r"^HEADRACE_RANK_CPUS, 1: .*integer"):
+        from_environment(TrainerSettings)
+
+
+def test_a_table_that_is_no_json_is_a_line_and_not_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_RANK_ENV", "NCCL_ALGO=canary")
+    with pytest.raises(UserError, match=r"^HEADRACE_RANK_ENV: not JSON \(Expecting value") as caught:
+        from_environment(TrainerSettings)
+    assert "canary" not in str(caught.value)
+
+
+def test_the_prefix_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_SIMULATED_SEED", "-1")
+    with pytest.raises(UserError, match=r"^HEADRACE_SIMULATED_SEED: "):
+        from_environment(SimulationSettings)
+
+
+def test_what_several_variables_do_together_is_a_sentence_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_HOST", "0.0.0.0")
+    monkeypatch.setenv("HEADRACE_API_KEY", "canary")
+    monkeypatch.delenv("HEADRACE_INTERNAL_KEY", raising=False)
+    with pytest.raises(UserError, match=r"^binding to 0\.0\.0\.0") as caught:
+        from_environment(RewarderSettings)
+    assert "canary" not in str(caught.value)
+    assert caught.value.__cause__ is None, "what pydantic says holds the values"
