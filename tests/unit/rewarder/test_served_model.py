@@ -1,6 +1,8 @@
 """Reward models without their processes: what the test says, a process says. No torch."""
 
 import asyncio
+import json
+import logging
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from services.rewarder.reward_models.reward_model_metrics import RewardModelMetr
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
+from shared.logs import JsonLines, about
 from tests.eventually import eventually
 
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
@@ -132,6 +135,29 @@ async def test_a_failure_that_nobody_foresaw_is_an_error_of_the_calls_and_no_wai
     with pytest.raises(RewardFailure, match="RuntimeError: unforeseen"):
         await call
     assert len([record for record in caplog.records if record.exc_info]) == 2, "the log says where"
+
+
+async def test_what_becomes_of_a_model_is_not_logged_as_of_the_group_that_asked_first(
+    models: RewardModels, processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines: list[dict[str, str]] = []
+
+    def formatted(record: logging.LogRecord) -> bool:
+        lines.append(json.loads(JsonLines().format(record)))
+        return True
+
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(formatted)  # where it is logged, which is the task that it names
+    with about(run_id="run-a", group_id="00000001"):
+        first = start_call(models, "org/name")
+    process = await processes.newest(1)
+    process.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))
+    await first
+    process.says(RuntimeError("unforeseen"))
+    await eventually(lambda: any("failed" in line["message"] for line in lines))
+    said = [line for line in lines if line["logger"].endswith("served_model")]
+    assert any("is loaded" in line["message"] for line in said)
+    assert not [line for line in said if line.keys() & {"run_id", "group_id"}]
 
 
 async def test_a_directory_that_was_changed_is_not_loaded_under_calls_and_a_check_says_so(
