@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.rewarder.reward_call import RewardCall, Verdict
-from services.rewarder.reward_models import reward_models
+from services.rewarder.reward_models import reward_models, served_model
 from services.rewarder.reward_models.model_frames import Described, Loaded, Reply, Request, Score, Scored, Working
 from services.rewarder.reward_models.model_process import ModelDiedError, ModelProcess
 from services.rewarder.reward_models.model_settings import ModelSettings
@@ -52,6 +52,17 @@ class FakeProcess:
 
     def scores(self) -> list[int]:
         return [request.id for request in self.sent if isinstance(request, Score)]
+
+
+class Said(logging.Handler):
+    """What was logged, with whom it was about then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[dict[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.events.append(json.loads(JsonLines().format(record)))
 
 
 class Processes:
@@ -140,24 +151,22 @@ async def test_a_failure_that_nobody_foresaw_is_an_error_of_the_calls_and_no_wai
 async def test_what_becomes_of_a_model_is_not_logged_as_of_the_group_that_asked_first(
     models: RewardModels, processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines: list[dict[str, str]] = []
-
-    def formatted(record: logging.LogRecord) -> bool:
-        lines.append(json.loads(JsonLines().format(record)))
-        return True
-
-    caplog.set_level(logging.INFO)
-    caplog.handler.addFilter(formatted)  # where it is logged, which is the task that it names
-    with about(run_id="run-a", group_id="00000001"):
-        first = start_call(models, "org/name")
-    process = await processes.newest(1)
-    process.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))
-    await first
-    process.says(RuntimeError("unforeseen"))
-    await eventually(lambda: any("failed" in line["message"] for line in lines))
-    said = [line for line in lines if line["logger"].endswith("served_model")]
-    assert any("is loaded" in line["message"] for line in said)
-    assert not [line for line in said if line.keys() & {"run_id", "group_id"}]
+    said = Said()
+    caplog.set_level(logging.INFO, logger=served_model.__name__)
+    logger = logging.getLogger(served_model.__name__)
+    logger.addHandler(said)
+    try:
+        with about(run_id="run-a", group_id="00000001"):
+            first = start_call(models, "org/name")
+        process = await processes.newest(1)
+        process.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))
+        await first
+        process.says(RuntimeError("unforeseen"))
+        await eventually(lambda: any("failed to talk" in event["message"] for event in said.events))
+    finally:
+        logger.removeHandler(said)
+    assert any("is loaded" in event["message"] for event in said.events)
+    assert not [event for event in said.events if event.keys() & {"run_id", "group_id"}]
 
 
 async def test_a_directory_that_was_changed_is_not_loaded_under_calls_and_a_check_says_so(
