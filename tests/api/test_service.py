@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -171,7 +171,7 @@ def test_sigterm_ends_a_service_that_waits_for_room_in_redis_and_its_run_stays_a
             wait_until(lambda: "waits until Redis has room" in service.log())  # to write that the run failed
             service.process.send_signal(signal.SIGTERM)
             assert service.process.wait(timeout=60) == 0
-            assert admin.hget(RunKeys(run_id).run, "status") == b"running"
+            assert cast("Any", admin).hget(RunKeys(run_id).run, "status") == b"running"
         finally:
             admin.config_set("maxmemory", "0")
     assert "Traceback" not in service.log()

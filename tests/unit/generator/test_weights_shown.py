@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 
 from services.generator import run_follower
 from services.generator.engine_spec import EngineSpec
@@ -97,7 +98,7 @@ class NoRoutes:
 
 @pytest.fixture
 def settings(redis_url: str) -> GeneratorSettings:
-    return GeneratorSettings(redis_url=cast("Any", redis_url), replica_id="generator-0", poll_every_s=0.02)
+    return GeneratorSettings(redis_url=SecretStr(redis_url), replica_id="generator-0", poll_every_s=0.02)
 
 
 @contextlib.asynccontextmanager
