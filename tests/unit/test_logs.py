@@ -103,10 +103,8 @@ def test_text_is_for_people_and_has_the_trace_below(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("newline", ["\n", "\r", "\r\n", "\x0b", "\u2028"])
 def test_no_message_can_pass_for_an_event_of_its_own(capsys: pytest.CaptureFixture[str], newline: str) -> None:
     configure_logging("info", log_format="text")
-    try:
-        raise ValueError(f"one{newline}2026-01-01T00:00:00.000Z CRITICAL services.trainer the disk is full")
-    except ValueError as error:
-        log.exception("scoring failed: %s", error)
+    said = f"one{newline}2026-01-01T00:00:00.000Z CRITICAL services.trainer the disk is full"
+    log.error("scoring failed: %s", said, exc_info=ValueError(said))
     head, *below = capsys.readouterr().err.splitlines()
     assert head.endswith("Z ERROR services.somewhere scoring failed: one")
     assert sum(line.strip().startswith("2026-01-01T") for line in below) == 2, "in the message, and in the trace"
@@ -114,9 +112,7 @@ def test_no_message_can_pass_for_an_event_of_its_own(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_the_stack_that_somebody_asked_for_is_there(
-    capsys: pytest.CaptureFixture[str], log_format: LogFormat
-) -> None:
+def test_the_stack_that_somebody_asked_for_is_there(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
     configure_logging("info", log_format=log_format)
     log.info("here", stack_info=True)
     assert "test_the_stack_that_somebody_asked_for_is_there" in capsys.readouterr().err
