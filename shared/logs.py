@@ -1,4 +1,4 @@
-"""One line a log event: JSON for machines in a container, text for people on a terminal.
+"""One line a log event: JSON for machines in a container, text for people on a terminal, its further lines indented.
 
     {"at": "2026-11-22T12:00:00.125Z", "level": "WARNING", "logger": "services.rewarder.scoring",
      "message": "reward judge: timeout: ...", "run_id": "run-...", "group_id": "00000042"}
@@ -39,18 +39,25 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            event["stack"] = record.stack_info
         return json.dumps(event)
 
 
 class TextLines(logging.Formatter):
-    """Formats a record as a line for people, and the trace of an exception below it."""
+    """Formats a record as a line for people; what it has further lines of stands below it, indented.
+
+    So no message, of a reward function for one, can pass for an event of its own.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text."""
-        about = " ".join(_what_it_is_about(record).values())
+        about, message = " ".join(_what_it_is_about(record).values()), record.getMessage()
         head = f"{_at(record)} {record.levelname} {record.name}"
-        line = f"{head} [{about}] {record.getMessage()}" if about else f"{head} {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        text = f"{head} [{about}] {message}" if about or message.startswith("[") else f"{head} {message}"
+        below = [self.formatException(record.exc_info)] if record.exc_info else []
+        below += [record.stack_info] if record.stack_info else []
+        return "\n    ".join("\n".join([text, *below]).splitlines())
 
 
 def configure_logging(level: str, *, log_format: LogFormat = "json") -> None:
@@ -69,7 +76,10 @@ def about_run(run_id: str) -> None:
 
 @contextlib.contextmanager
 def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
-    """Say what this task, and those it starts in the body, are about; what is left empty stays as it was."""
+    """Say what this task, and those it starts in the body, are about; what is left empty stays as it was.
+
+    One that it starts for others too gets a ``contextvars.Context()`` of its own: it would log in this name for ever.
+    """
     tokens = [(name, name.set(value)) for name, value in ((_run_of_task, run_id), (_group_of_task, group_id)) if value]
     try:
         yield

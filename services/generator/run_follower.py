@@ -119,6 +119,7 @@ class RunFollower:
             UnavailableError: Redis stayed away.
         """
         await refusals.take_back(self._redis, "generator", self._settings.name, run_id=None)
+        self._show_weights()
         try:
             while True:
                 self.run_id = None
@@ -182,13 +183,12 @@ class RunFollower:
                 await self._generate(record.run_id, keys, config, engine)
             finally:
                 try:
-                    await (
-                        seat.leave()
-                    )  # before a push is refused: the trainer tells those that leave from those that fail
+                    await seat.leave()  # first: the trainer tells who leaves from who fails
                 finally:
                     # The run ended in the middle of a push: the engine is held, and half of its weights are new.
                     self._is_engine_spoiled = self._receiver.is_held
                     self._receiver.detach()
+                    self._show_weights()
 
     async def _refuse(self, run_id: str, seat: Seat, reason: str) -> None:
         """Say why this run cannot be served here, and wait for another."""
@@ -242,8 +242,7 @@ class RunFollower:
             while not generating.done() and await self._is_current(run_id):
                 # Not the loop's: it does not look while its window is full, and /readyz shall be right then too.
                 self._state.required_version = await self._store.required_version(run_id)
-                self._metrics.policy_version.set(self._receiver.policy_version)
-                self._metrics.held.set(self._receiver.is_held)
+                self._show_weights()
                 if engine.is_dead:
                     why = root_cause(otherwise="its own log lines above say why")
                     raise EngineDiedError(f"vLLM's engine died: {why}")
@@ -252,3 +251,7 @@ class RunFollower:
             generating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await generating
+
+    def _show_weights(self) -> None:
+        self._metrics.policy_version.set(self._receiver.policy_version)
+        self._metrics.held.set(self._receiver.is_held)

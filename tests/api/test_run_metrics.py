@@ -4,19 +4,20 @@ import asyncio
 import contextlib
 import json
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import Gauge, generate_latest
 
 from services.trainer.loop.batch_builder import STALE, UNSCORABLE
 from services.trainer.loop.ledger import DEAD_LETTER
 from services.trainer.run_api import run_metrics
 from services.trainer.run_api.run_metrics import DROPS_TO_WATCH, RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi
-from shared.errors import UnavailableError
+from shared.errors import UnavailableError, UserError
 from shared.keys import REWARDERS, RunKeys
 from shared.lease import renew
 from shared.run_store import Progress
@@ -86,6 +87,57 @@ async def test_no_run_ends_because_its_metrics_cannot_be_read(
 
     await eventually(are_served)
     refreshing.cancel()
+
+
+async def test_no_scrape_misses_a_series_while_they_are_set_again(
+    client: httpx.AsyncClient, api: TrainerApi, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape, which comes in another thread, is begun at each moment at which a series is away."""
+    run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
+    await api.store.set_current_run(run_id)
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+    await metrics.refresh()
+    scrapes: list[threading.Thread] = []
+    missed: list[set[str]] = []
+
+    def series() -> set[str]:
+        lines = generate_latest(metrics.registry).decode().splitlines()
+        return {line.rpartition(" ")[0] for line in lines if run_id in line}
+
+    everything = series()
+    assert f'headrace_run_step{{run_id="{run_id}"}}' in everything
+    clear = Gauge.clear
+
+    def clear_and_scrape(gauge: Gauge) -> None:
+        clear(gauge)
+        scrape = threading.Thread(target=lambda: missed.append(everything - series()))
+        scrape.start()
+        scrape.join(timeout=0.05)
+        scrapes.append(scrape)
+
+    monkeypatch.setattr(Gauge, "clear", clear_and_scrape)
+    await metrics.refresh()
+    for scrape in scrapes:
+        scrape.join(timeout=30)
+    assert len(missed) == len(scrapes) > 0
+    assert set().union(*missed) == set()
+
+
+async def test_what_cannot_be_read_of_a_run_leaves_its_series_as_they_were(
+    client: httpx.AsyncClient, api: TrainerApi, run: Run
+) -> None:
+    run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
+    await api.store.set_current_run(run_id)
+    metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
+    await metrics.refresh()
+    before = generate_latest(metrics.registry)
+    config = json.dumps({**run, "of_another_release": True})
+    await cast("Any", api.redis.hset(RunKeys(run_id).run, "config", config))
+    with pytest.raises(UserError, match="another release"):
+        await metrics.refresh()
+    of_the_run = [line for line in before.splitlines() if run_id.encode() in line]
+    assert set(of_the_run) <= set(generate_latest(metrics.registry).splitlines())
+    assert len(of_the_run) > 10
 
 
 async def test_a_tracker_without_its_library_is_refused_at_submit(

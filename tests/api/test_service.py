@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
+import redis
 
 from services.trainer.settings import TrainerSettings
+from shared.keys import RunKeys
 from tests.api.api_rig import KEY, FakeRewarder
 from tests.api.rank_rig import COMMAND, RankPlan, is_alive
 from tests.conftest import free_port
@@ -156,6 +158,25 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(start: Sta
     assert not is_alive(plan.pids()[0])
 
 
+def test_sigterm_ends_a_service_that_waits_for_room_in_redis_and_its_run_stays_as_it_is(
+    start: Start, run: Run, plan: RankPlan, environment: dict[str, str]
+) -> None:
+    service = start(FAKE_RANK_PLAN="stubborn", HEADRACE_MAX_RESTARTS_WITHOUT_PROGRESS="0")
+    run_id = service.submit(run)
+    wait_until(plan.is_at_work)
+    with redis.Redis.from_url(environment["HEADRACE_REDIS_URL"]) as admin:
+        admin.config_set("maxmemory", "1kb")
+        try:
+            os.kill(plan.pids()[0], signal.SIGKILL)
+            wait_until(lambda: "waits until Redis has room" in service.log())  # to write that the run failed
+            service.process.send_signal(signal.SIGTERM)
+            assert service.process.wait(timeout=60) == 0
+            assert cast("Any", admin).hget(RunKeys(run_id).run, "status") == b"running"
+        finally:
+            admin.config_set("maxmemory", "0")
+    assert "Traceback" not in service.log()
+
+
 def test_kill_9_of_the_service_takes_its_rank_along_and_the_next_start_resumes_the_run(
     start: Start, run: Run, plan: RankPlan
 ) -> None:
@@ -228,7 +249,7 @@ def test_a_redis_that_never_comes_is_a_sentence_and_exit_status_1(environment: d
     assert "Redis PING failed" in said
 
 
-def test_who_waits_for_redis_is_scraped_meanwhile_and_says_that_it_is_away(
+def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     redis_port, metrics_port = free_port(), free_port()
@@ -243,13 +264,28 @@ def test_who_waits_for_redis_is_scraped_meanwhile_and_says_that_it_is_away(
         assert service.process.poll() is None, service.log()
         with contextlib.suppress(httpx.TransportError):
             served = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False).text.splitlines()
-            return "headrace_redis_up 0.0" in served
+            return "headrace_redis_up 0.0" in served and service.client.get("/livez").is_success
         return False
 
     try:
         wait_until(is_scraped)
+        assert [service.client.get(path).status_code for path in ("/readyz", "/v1/about")] == [503, 200]
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(timeout=60) == 0
     finally:
         service.close()
+    assert "Traceback" not in service.log()
+
+
+def test_a_redis_that_throws_rollouts_away_is_a_sentence_and_exit_status_2(environment: dict[str, str]) -> None:
+    with redis.Redis.from_url(environment["HEADRACE_REDIS_URL"]) as admin:
+        admin.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            status, said = end(environment)
+        finally:
+            admin.config_set("maxmemory-policy", "noeviction")
+    assert status == 2
+    assert "Set maxmemory-policy noeviction" in said
 
 
 def test_help_is_there_at_once_and_imports_nothing_heavy() -> None:

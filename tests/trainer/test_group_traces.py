@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from opentelemetry.context import Context
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -140,6 +141,48 @@ def test_a_missing_library_is_a_sentence_and_no_end_of_the_run(
     assert 'pip install "headrace[tracing]"' in caplog.text
     traces.trained([waiting(7, *LIFE)], step=4)
     traces.settled(["00000007"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "256"),  # below the SDK's own batch of 512
+        ("OTEL_BSP_SCHEDULE_DELAY", "0"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many"),
+    ],
+)
+def test_a_setting_that_the_library_refuses_is_a_sentence_and_no_end_of_the_run(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", name: value}
+    for variable in environment:
+        monkeypatch.setenv(variable, environment[variable])
+    with caplog.at_level(logging.WARNING):
+        traces = GroupTraces.from_environment(environment, run_id="run-a", replica_id="trainer-0")
+    assert "no traces are sent: OpenTelemetry refuses its settings, look at OTEL_*" in caplog.text
+    traces.trained([waiting(7, *LIFE)], step=4)
+    traces.settled(["00000007"])
+    traces.close(timeout_s=20)
+
+
+def test_a_trace_that_the_library_refuses_is_the_last_and_no_end_of_a_checkpoint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Refusing(SpanProcessor):
+        num_spans = 0
+
+        def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+            self.num_spans += 1
+            raise RuntimeError("can't start new thread")
+
+    processor = Refusing()
+    traces = GroupTraces.through(processor, run_id="run-a", replica_id="trainer-0")
+    traces.trained([waiting(7, *LIFE), waiting(8, *LIFE)], step=4)
+    traces.settled(["00000007", "00000008"])
+    assert "no more traces are sent" in caplog.text
+    traces.dropped(waiting(9, *LIFE), "stale")
+    traces.settled(["00000009"])
+    assert processor.num_spans == 1
 
 
 class Collector(ThreadingHTTPServer):

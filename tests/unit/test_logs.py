@@ -94,9 +94,39 @@ def test_text_is_for_people_and_has_the_trace_below(capsys: pytest.CaptureFixtur
             log.exception("the group failed")
     head, *trace = capsys.readouterr().err.splitlines()
     assert head.endswith("Z ERROR services.somewhere [run-a 00000042] the group failed")
-    assert trace[-1] == "ValueError: invalid literal for int() with base 10: 'luck'"
+    assert trace[-1] == "    ValueError: invalid literal for int() with base 10: 'luck'"
+    assert all(line.startswith("    ") for line in trace)
     log.info("nothing in particular")
     assert capsys.readouterr().err.endswith("Z INFO services.somewhere nothing in particular\n")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r", "\r\n", "\x0b", "\u2028"])
+def test_no_message_can_pass_for_an_event_of_its_own(capsys: pytest.CaptureFixture[str], newline: str) -> None:
+    configure_logging("info", log_format="text")
+    said = f"one{newline}2026-01-01T00:00:00.000Z CRITICAL services.trainer the disk is full"
+    log.error("scoring failed: %s", said, exc_info=ValueError(said))
+    head, *below = capsys.readouterr().err.splitlines()
+    assert head.endswith("Z ERROR services.somewhere scoring failed: one")
+    assert sum(line.strip().startswith("2026-01-01T") for line in below) == 2, "in the message, and in the trace"
+    assert all(line.startswith("    ") for line in below)
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_the_stack_that_somebody_asked_for_is_there(capsys: pytest.CaptureFixture[str], log_format: LogFormat) -> None:
+    configure_logging("info", log_format=log_format)
+    log.info("here", stack_info=True)
+    assert "test_the_stack_that_somebody_asked_for_is_there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_message_that_begins_with_a_bracket_is_quoted_whole(
+    capsys: pytest.CaptureFixture[str], log_format: LogFormat
+) -> None:
+    configure_logging("info", log_format=log_format)
+    log.warning("[error] 79")
+    with about(group_id="00000042"):
+        log.warning("[error] 80")
+    assert [message_of(line) for line in capsys.readouterr().err.splitlines()] == ["[error] 79", "[error] 80"]
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])

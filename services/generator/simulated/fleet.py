@@ -198,6 +198,7 @@ class SimulatedFleet:
         """
         await asyncio.to_thread(import_transfer, self._simulation)
         await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
+        self._show_weights()
         async with contextlib.AsyncExitStack() as places:
             for replica in self._replicas:
                 await replica.begin()
@@ -247,6 +248,8 @@ class SimulatedFleet:
                 tasks.create_task(self._end_with(record.run_id), name=f"watch run {record.run_id}")
         except* _RunOverError:
             log.info("run %s is over", record.run_id)
+        finally:
+            self._show_weights()
 
     async def _end_with(self, run_id: str) -> None:
         """End the task group this runs in when the run is over."""
@@ -270,10 +273,13 @@ class SimulatedFleet:
             required = await self._store.required_version(run_id)
             for replica in self._replicas:
                 replica.state.required_version = required
-            versions = [replica.receiver.policy_version for replica in self._replicas]
-            self._metrics.policy_version.set(min(versions))
-            self._metrics.held.set(sum(replica.receiver.is_held for replica in self._replicas))
+            self._show_weights()
             await asyncio.sleep(self._settings.poll_every_s)
+
+    def _show_weights(self) -> None:
+        """Show the oldest version that a replica has, and whether any is held."""
+        self._metrics.policy_version.set(min(replica.receiver.policy_version for replica in self._replicas))
+        self._metrics.held.set(any(replica.receiver.is_held for replica in self._replicas))
 
     def _wait_for(self, phase: str) -> None:
         for replica in self._replicas:

@@ -10,6 +10,7 @@ was at are errors: one of them may be the cause.
 """
 
 import asyncio
+import contextvars
 import itertools
 import logging
 import time
@@ -155,8 +156,9 @@ class ServedModel:
 
     def _ensure_serving(self) -> None:
         if not self.is_up:
-            self._serving = asyncio.create_task(self._serve(), name=f"reward model {self.name}")
-            self._serving.add_done_callback(self._say_why_it_ended)
+            nobodys = contextvars.Context()  # it outlives the group that asks first, and shall not log in its name
+            self._serving = asyncio.create_task(self._serve(), name=f"reward model {self.name}", context=nobodys)
+            self._serving.add_done_callback(self._say_why_it_ended, context=nobodys)
 
     def _say_why_it_ended(self, serving: "asyncio.Task[None]") -> None:
         """Leave no call waiting when talking to the process failed in a way that nobody foresaw."""

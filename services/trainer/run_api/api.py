@@ -68,5 +68,9 @@ async def readyz(request: Request) -> JSONResponse:
     except (*TRANSIENT, TimeoutError, UnavailableError, StateLostError) as error:
         raise Problem(503, "Not ready", "Redis does not answer.") from error
     if not libraries:
-        raise Problem(503, "Not ready", "Redis was wiped: it lacks headrace's functions. Restart the services.")
+        raise Problem(
+            503,
+            "Not ready",
+            "Redis lacks headrace's functions: it has no room for them yet, or was wiped. Then restart the services.",
+        )
     return JSONResponse({"status": "ready"})

@@ -5,8 +5,8 @@
     headrace_training_*{run_id}      its newest training metrics: training_gauges.py
     headrace_redis_*                 redis_gauges.py
 
-Only the current run has series, so that their number stays bounded however many runs there were. Its series are
-replaced without a wait in between: one that is missing from a single scrape would set every alert back to its start.
+Only the current run has series, so that their number stays bounded however many runs there were. They are replaced all
+at once (whole_registry.py), and stay as they were when anything of a run cannot be read.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from services.trainer.run_api.run_outputs import read_last_evaluation, read_last
 from services.trainer.run_api.run_supervisor import RunSupervisor
 from services.trainer.run_api.run_view import Surroundings, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
+from services.trainer.run_api.whole_registry import WholeRegistry
 from shared.errors import HeadraceError, UnavailableError, UserError
 from shared.redis_connection import Redis
 from shared.run_store import RunRecord, RunStore
@@ -43,7 +44,7 @@ class RunMetrics:
         self._redis = redis
         self._store = store
         self._supervisor = supervisor
-        self.registry = CollectorRegistry()
+        self.registry = WholeRegistry()
         self._runs = self._gauge("headrace_runs", "Runs by status", "status")
         self._rank_up = self._gauge("headrace_rank_up", "1 while a training rank runs")
         self._restarts = self._gauge("headrace_rank_restarts_total", "Restarts of training ranks by this process")
@@ -105,23 +106,27 @@ class RunMetrics:
         current = await self._store.current_run()
         record = next((record for record in records if record is not None and record.run_id == current), None)
         if record is None:
-            self._forget_the_run()
-            self._training.clear()
+            with self.registry.changing():
+                self._forget_the_run()
             return
         around = await look_around(self._redis, record, current_run=current)
         newest = await asyncio.to_thread(_newest_metrics, record)
         disk = await asyncio.to_thread(_disk_of, Path(record.run_dir))
-        self._forget_the_run()
-        self._show_progress(record)
-        self._show_surroundings(record, around)
-        if disk is not None:
-            self._disk_free.labels(record.run_id).set(disk[0])
-            self._disk_size.labels(record.run_id).set(disk[1])
-        self._training.show(record.run_id, newest)
+        config = record.parsed_config()
+        with self.registry.changing():
+            self._forget_the_run()
+            self._show_progress(record)
+            self._max_staleness.labels(record.run_id).set(config.max_staleness)
+            self._show_surroundings(record, around)
+            if disk is not None:
+                self._disk_free.labels(record.run_id).set(disk[0])
+                self._disk_size.labels(record.run_id).set(disk[1])
+            self._training.show(record.run_id, newest)
 
     def _forget_the_run(self) -> None:
         for gauge in self._of_the_current_run:
             gauge.clear()
+        self._training.clear()
 
     def _show_progress(self, record: RunRecord) -> None:
         run_id, progress = record.run_id, record.progress
@@ -137,7 +142,6 @@ class RunMetrics:
         self._pushes.labels(run_id, "confirmed").set(progress.pushes_confirmed)
         self._pushes.labels(run_id, "failed").set(progress.pushes - progress.pushes_confirmed)
         self._probes_failed.labels(run_id).set(progress.probes_failed)
-        self._max_staleness.labels(run_id).set(record.parsed_config().max_staleness)
         for by in ("user", "rewards"):
             self._paused.labels(run_id, by).set(record.pause is not None and record.pause.by == by)
         self._paused_s.labels(run_id).set(progress.paused_s)

@@ -3,8 +3,8 @@
     SIGTERM --> stopping --+--> event streams end, requests finish (at most 5 s)
                            +--> rank: SIGTERM, after 15 s SIGKILL; its run stays `running` for the next start
 
-Whatever ends one of the three ends the process: a service that is half there helps nobody. Metrics are served while it
-still waits for Redis: they are what says that Redis is away.
+Whatever ends one of the three ends the process: a service that is half there helps nobody. But HTTP and metrics are
+served while it still waits for Redis: they say that Redis is away, and of one that has no room, runs can be deleted.
 """
 
 import asyncio
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 STOPPED, CRASHED, REFUSED = 0, 1, 2
 _DRAIN_S = 5
+_HURRY_S = 5.0
+"""For the supervisor to end once its rank has: it may be waiting for Redis, which may have no room for hours."""
 
 
 class _Server(uvicorn.Server):
@@ -54,16 +56,14 @@ def run_service() -> int:
     configure_logging(settings.log_level, log_format=settings.log_format)
     try:
         asyncio.run(serve(settings))
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return REFUSED
     except (HeadraceError, BaseExceptionGroup) as error:
         known, unknown = _split(error)
         if unknown is not None:
             raise unknown from error
-        for sentence in sorted({str(leaf) for leaf in known}):
-            sys.stderr.write(f"the trainer service ends, start it again: {sentence}\n")
-        return CRASHED
+        refusals = {str(leaf) for leaf in known if isinstance(leaf, UserError)}
+        for sentence in sorted(refusals or {f"the trainer service ends, start it again: {leaf}" for leaf in known}):
+            sys.stderr.write(f"{sentence}\n")
+        return REFUSED if refusals else CRASHED
     return STOPPED
 
 
@@ -71,7 +71,7 @@ async def serve(settings: TrainerSettings) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        UserError: Something must be mended first.
+        UserError: Something must be mended first; alone or in an exception group.
         HeadraceError: Redis is away for good; alone or in an exception group.
     """
     stopping = asyncio.Event()
@@ -86,9 +86,7 @@ async def serve(settings: TrainerSettings) -> None:
             _bound_socket(settings.host, settings.port) as listener,
             served(metrics.registry, host=settings.host, port=settings.metrics_port),
         ):
-            ready = wait_until_ready(redis, timeout_s=settings.redis_patience_s)
-            if await first_of(ready, stopping.wait(), metrics.watch_redis_for_ever()) == 0:
-                await _serve(api, metrics, listener)
+            await _serve(api, metrics, listener)
     finally:
         await redis.aclose()
 
@@ -97,14 +95,27 @@ async def _serve(api: TrainerApi, metrics: RunMetrics, listener: socket.socket) 
     server = http_server(api)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]), name="HTTP server")
-        tasks.create_task(api.supervisor.supervise(), name="run supervisor")
-        refresh = tasks.create_task(metrics.refresh_for_ever(), name="metrics")
+        supervising = tasks.create_task(_supervise(api, metrics), name="run supervisor")
         host, port = listener.getsockname()[:2]
         log.info("the run API listens on http://%s:%d", host, port)
         await api.stopping.wait()
         log.info("asked to stop")
-        refresh.cancel()
         server.should_exit = True
+        _, waiting = await asyncio.wait({supervising}, timeout=api.settings.rank_stop_grace_s + _HURRY_S)
+        if waiting:
+            log.warning("the run supervisor is still waiting for Redis, and is ended; its run stays as it is")
+            supervising.cancel()
+
+
+async def _supervise(api: TrainerApi, metrics: RunMetrics) -> None:
+    """Supervise runs once Redis is ready, until this process is asked to stop."""
+    ready = wait_until_ready(api.redis, timeout_s=api.settings.redis_patience_s)
+    if await first_of(ready, api.stopping.wait(), metrics.watch_redis_for_ever()) != 0:
+        return
+    async with asyncio.TaskGroup() as tasks:
+        refreshing = tasks.create_task(metrics.refresh_for_ever(), name="metrics")
+        await api.supervisor.supervise()
+        refreshing.cancel()
 
 
 def http_server(api: TrainerApi) -> uvicorn.Server:

@@ -10,7 +10,7 @@
 No context travels through the services: a group carries stamps anyway, and when a checkpoint holds it, its spans are
 made here with the times of the past. They are by the clocks of the replicas that left them. A group that was dropped
 before anybody scored it has no trace, nor has one whose trainer died before its checkpoint. Nothing here can stop or
-slow the run down: what the collector does not take is dropped.
+slow the run down: what the collector does not take is dropped, and what the SDK does not take turns all of this off.
 
 It is on where OTEL_EXPORTER_OTLP_ENDPOINT is set; the SDK reads this and its other variables itself.
 """
@@ -43,6 +43,8 @@ _STAGES = {
 }
 """The span that ends with a stamp, and the service it belongs to."""
 _SERVICES = ("trainer", "generator", "rewarder")
+_NOT_OURS = (ValueError, TypeError, RuntimeError, OSError)
+"""What the SDK says of its variables, and of the spans that it is given."""
 _MAX_QUEUED_SPANS = 65_536
 """A checkpoint settles its groups all at once, and the SDK's own bound of 2,048 spans would drop most of them."""
 
@@ -85,14 +87,17 @@ class GroupTraces:
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+            processor = BatchSpanProcessor(
+                OTLPSpanExporter(),
+                max_queue_size=None if "OTEL_BSP_MAX_QUEUE_SIZE" in environment else _MAX_QUEUED_SPANS,
+            )
+            return cls.through(processor, run_id=run_id, replica_id=replica_id)
         except ImportError as error:
             log.warning('no traces are sent: %s. Where the trainer runs: pip install "headrace[tracing]"', error)
-            return cls()
-        processor = BatchSpanProcessor(
-            OTLPSpanExporter(),
-            max_queue_size=None if "OTEL_BSP_MAX_QUEUE_SIZE" in environment else _MAX_QUEUED_SPANS,
-        )
-        return cls.through(processor, run_id=run_id, replica_id=replica_id)
+        except _NOT_OURS as error:
+            log.warning("no traces are sent: OpenTelemetry refuses its settings, look at OTEL_*: %s", error)
+        return cls()
 
     @classmethod
     def through(cls, processor: "SpanProcessor", *, run_id: str, replica_id: str) -> "GroupTraces":
@@ -123,8 +128,14 @@ class GroupTraces:
         at_s = time.time()
         for name in group_ids:
             life = self._ended.pop(name, None)
-            if life is not None:
+            if life is None:
+                continue
+            try:
                 self._tell(life, Stamp("settled", at_s, self._replica_id))
+            except _NOT_OURS as error:
+                log.warning("no more traces are sent: OpenTelemetry refuses that of group %s: %s", name, error)
+                self._tracers = {}
+                self._ended.clear()
 
     def close(self, *, timeout_s: float) -> None:
         """Send what is left, for at most ``timeout_s``."""

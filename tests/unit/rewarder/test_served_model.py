@@ -1,6 +1,8 @@
 """Reward models without their processes: what the test says, a process says. No torch."""
 
 import asyncio
+import json
+import logging
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.rewarder.reward_call import RewardCall, Verdict
-from services.rewarder.reward_models import reward_models
+from services.rewarder.reward_models import reward_models, served_model
 from services.rewarder.reward_models.model_frames import Described, Loaded, Reply, Request, Score, Scored, Working
 from services.rewarder.reward_models.model_process import ModelDiedError, ModelProcess
 from services.rewarder.reward_models.model_settings import ModelSettings
@@ -16,6 +18,7 @@ from services.rewarder.reward_models.reward_model_metrics import RewardModelMetr
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
+from shared.logs import JsonLines, about
 from tests.eventually import eventually
 
 CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
@@ -49,6 +52,17 @@ class FakeProcess:
 
     def scores(self) -> list[int]:
         return [request.id for request in self.sent if isinstance(request, Score)]
+
+
+class Said(logging.Handler):
+    """What was logged, with whom it was about then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[dict[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.events.append(json.loads(JsonLines().format(record)))
 
 
 class Processes:
@@ -132,6 +146,27 @@ async def test_a_failure_that_nobody_foresaw_is_an_error_of_the_calls_and_no_wai
     with pytest.raises(RewardFailure, match="RuntimeError: unforeseen"):
         await call
     assert len([record for record in caplog.records if record.exc_info]) == 2, "the log says where"
+
+
+async def test_what_becomes_of_a_model_is_not_logged_as_of_the_group_that_asked_first(
+    models: RewardModels, processes: Processes, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = Said()
+    caplog.set_level(logging.INFO, logger=served_model.__name__)
+    logger = logging.getLogger(served_model.__name__)
+    logger.addHandler(said)
+    try:
+        with about(run_id="run-a", group_id="00000001"):
+            first = start_call(models, "org/name")
+        process = await processes.newest(1)
+        process.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))
+        await first
+        process.says(RuntimeError("unforeseen"))
+        await eventually(lambda: any("failed to talk" in event["message"] for event in said.events))
+    finally:
+        logger.removeHandler(said)
+    assert any("is loaded" in event["message"] for event in said.events)
+    assert not [event for event in said.events if event.keys() & {"run_id", "group_id"}]
 
 
 async def test_a_directory_that_was_changed_is_not_loaded_under_calls_and_a_check_says_so(

@@ -1,0 +1,176 @@
+"""The gauges of what a generator holds are those of the run that it serves, and none once that has ended."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from services.generator import run_follower
+from services.generator.engine_spec import EngineSpec
+from services.generator.metrics import GeneratorMetrics
+from services.generator.output_gate import OutputGate
+from services.generator.run_follower import RunFollower
+from services.generator.service_state import ServiceState
+from services.generator.settings import GeneratorSettings
+from services.generator.simulated import fleet
+from services.generator.simulated.fleet import SimulatedFleet, SimulatedReplica
+from services.generator.simulated.model_facts import ModelFacts
+from services.generator.simulated.settings import SimulationSettings
+from services.generator.weight_receiver import WeightReceiver
+from shared.keys import RunKeys
+from shared.lineage import NO_WEIGHTS, LineageVersion
+from shared.redis_connection import Redis
+from shared.run_store import RunStore
+from tests.eventually import eventually
+from tests.unit.generator.test_generation_loop import CommandedEngine
+
+HELD_AT_3, NOTHING = (1.0, 3.0), (0.0, -1.0)
+
+
+def shown(registry: CollectorRegistry) -> tuple[float | None, float | None]:
+    return (
+        registry.get_sample_value("headrace_generator_held"),
+        registry.get_sample_value("headrace_generator_policy_version"),
+    )
+
+
+class HoldingReceiver:
+    """In the middle of a push for as long as a run is served."""
+
+    outputs = OutputGate()
+    is_asleep = False
+
+    def __init__(self) -> None:
+        self.held = NO_WEIGHTS
+
+    @property
+    def is_held(self) -> bool:
+        return self.held != NO_WEIGHTS
+
+    @property
+    def policy_version(self) -> int:
+        return self.held.policy_version
+
+    def attach(self, *_: object, **__: object) -> None:
+        self.held = LineageVersion(1, 3)
+
+    def detach(self) -> None:
+        self.held = NO_WEIGHTS
+
+    async def wait_open(self, required: LineageVersion) -> None:
+        await asyncio.Event().wait()
+
+
+class LoadedEngine(CommandedEngine):
+    """An engine that has started."""
+
+    client = None
+    is_dead = False
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+    async def shutdown(self) -> None:
+        """Nothing runs."""
+
+
+class NoReceiving:
+    """The receiving end of an engine that receives nothing."""
+
+    def __init__(self, *_: object) -> None:
+        """Take what a real one takes."""
+
+
+class NoRoutes:
+    """OpenAI routes that nobody asks."""
+
+    async def open(self, engine: object) -> None:
+        """Begin to answer."""
+
+    def close(self) -> None:
+        """Answer no more."""
+
+
+@pytest.fixture
+def settings(redis_url: str) -> GeneratorSettings:
+    return GeneratorSettings(redis_url=SecretStr(redis_url), replica_id="generator-0", poll_every_s=0.02)
+
+
+@contextlib.asynccontextmanager
+async def following(work: Any) -> AsyncGenerator[None]:
+    task = asyncio.create_task(work, name="generator under test")
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def end_in_the_middle_of_a_push(redis: Redis, keys: RunKeys, registry: CollectorRegistry) -> None:
+    """Have the run served until its gauges are shown, and end it."""
+    store = RunStore(redis)
+    await eventually(lambda: shown(registry) == NOTHING)
+    await store.set_current_run(keys.run_id)
+    await eventually(lambda: shown(registry) == HELD_AT_3)
+    await store.set_status(keys.run_id, "stopped")
+    await store.set_current_run(None)
+    await eventually(lambda: shown(registry) == NOTHING)
+
+
+async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing(
+    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start_engine(spec: EngineSpec, **_: object) -> LoadedEngine:
+        return LoadedEngine(spec)
+
+    monkeypatch.setattr(run_follower, "start_engine", start_engine)
+    monkeypatch.setattr(run_follower, "VllmReceivingEngine", NoReceiving)
+    receiver, metrics = HoldingReceiver(), GeneratorMetrics()
+    follower = RunFollower(
+        settings,
+        redis=redis,
+        receiver=cast("Any", receiver),
+        state=ServiceState(receiver),
+        openai=cast("Any", NoRoutes()),
+        metrics=metrics,
+        url="http://127.0.0.1:1",
+    )
+    async with following(follower.run(has_cuda=False)):
+        await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+
+
+async def test_so_do_simulated_ones_and_of_several_that_are_held_one_is_shown(
+    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_held(receiver: WeightReceiver) -> bool:
+        return receiver.info().run_id is not None
+
+    def policy_version(receiver: WeightReceiver) -> int:
+        return 3 if is_held(receiver) else -1
+
+    def read_model_facts(*_: object, **__: object) -> ModelFacts:
+        return ModelFacts(100, None, 512)
+
+    monkeypatch.setattr(WeightReceiver, "is_held", property(is_held))
+    monkeypatch.setattr(WeightReceiver, "policy_version", property(policy_version))
+    monkeypatch.setattr(fleet, "read_model_facts", read_model_facts)
+    simulation, metrics = SimulationSettings(), GeneratorMetrics()
+    replicas = [
+        SimulatedReplica(
+            settings, simulation, name=f"sim-{index}", index=index, url="http://127.0.0.1:1", metrics=metrics
+        )
+        for index in range(2)
+    ]
+    simulated = SimulatedFleet(settings, simulation, replicas, redis=redis, metrics=metrics)
+    try:
+        async with following(simulated.run()):
+            await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+    finally:
+        for replica in replicas:
+            await replica.close()
