@@ -12,7 +12,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from headrace.client import ENDED
-from headrace.doctor.asking import Answer, Asker, objects
+from headrace.asking import Answer, Asker, objects
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 
 _MAX_RUNS = 20
