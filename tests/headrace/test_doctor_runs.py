@@ -35,19 +35,27 @@ def run_page(**more: Any) -> dict[str, Any]:
         ),
         ({"status": "paused", "reason": "judge failed", "pause": {"by": "rewards"}}, "run", "paused: judge failed"),
         (
-            {"waiting_for": "its training rank, which has not reported for more than 40 min; see rank.log"},
+            {
+                "waiting_kind": "silent_rank",
+                "waiting_for": "its training rank, which has not reported for more than 40 min; see rank.log",
+            },
             "run",
             "has not reported for more than 40 min",
         ),
         (
             {
+                "waiting_kind": "restarting",
                 "waiting_for": "its training rank, which crashed with exit status 1 and is being started again; "
                 "it last said: CUDA out of memory"
             },
             "run",
             "CUDA out of memory",
         ),
-        ({"waiting_for": "a generator: the push to generator-0 failed (timeout)"}, "run", "the push to generator-0"),
+        (
+            {"waiting_kind": "push_failed", "waiting_for": "a generator: the push to generator-0 failed (timeout)"},
+            "run",
+            "the push to generator-0",
+        ),
     ],
 )
 async def test_what_is_wrong_with_a_run_is_said(more: dict[str, Any], check: str, says: str) -> None:
@@ -63,7 +71,7 @@ async def test_what_is_wrong_with_a_run_is_said(more: dict[str, Any], check: str
 
 
 async def test_a_run_that_only_waits_is_fine_and_one_that_failed_lately_is_mentioned() -> None:
-    page = run_page(waiting_for="3 of 8 groups")
+    page = run_page(waiting_for="3 of 8 groups", waiting_kind="work")
     ended = {"status": "failed", "reason": "no room", "ended_at_s": time.time() - 60}
     runs = [page, {"run_id": "run-f", **ended}, {"run_id": "run-old", **ended, "ended_at_s": 1.0}]
     with service("trainer", {"/v1/runs": {"runs": runs}, "/v1/runs/run-a": page}) as api:
