@@ -90,6 +90,7 @@ class Asker:
             async for chunk in response.aiter_raw():
                 data += chunk
                 if len(data) > MAX_BYTES:
+                    data = b""
                     break
         return Answer(
             status=response.status_code,

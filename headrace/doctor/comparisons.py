@@ -62,7 +62,8 @@ def _wire(found: Mapping[str, About]) -> list[Finding]:
 def _torch(pushing: Mapping[str, About]) -> list[Finding]:
     """Compare torch without its build, as the join compares it (services/trainer/push/fleet.py)."""
     told = {name: about.torch.partition("+")[0] for name, about in pushing.items() if about.torch}
-    return _one_release("torch", told, pushing, "install the same in both: the join of a weight push refuses the others")
+    do = "install the same in both: the join of a weight push refuses the others"
+    return _one_release("torch", told, pushing, do)
 
 
 def _nccl(pushing: Mapping[str, About]) -> list[Finding]:

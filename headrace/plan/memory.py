@@ -1,6 +1,7 @@
 """Memory of trainer, generator and checkpoints, by what each of them keeps. Pure; docs/operations.md has the formulas.
 
-P  parameters   A  parameters of adapters   N  training ranks   t  GPUs that hold a replica's weights   b  bytes of a number in `dtype`
+P  parameters   A  parameters of adapters   N  training ranks   t  GPUs that hold a replica's weights once
+b  bytes of a number in `dtype`
 """
 
 from headrace.byte_size import sized

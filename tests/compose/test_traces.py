@@ -1,4 +1,4 @@
-"""Traces of prompt groups can be had where the trainer runs in a container: what sends them is there, and told where to."""
+"""Traces of prompt groups can be had from a container: what sends them is there, and is told where to."""
 
 import tomllib
 
