@@ -89,14 +89,14 @@ def test_a_pipeline_divides_the_layers_and_engines_beside_each_other_have_a_cach
 ) -> None:
     """8 heads over 2 GPUs, 36 layers over 4 stages, twice: weights are on 8 GPUs, a replica has 16."""
     sizes = "vllm={tensor_parallel_size: 2, pipeline_parallel_size: 4, data_parallel_size: 2}"
-    asked = ("--model", model, *PACE, "--generator-tokens-per-s", 3000, "--gpu-gib", 16, "--prompt-tokens", 100)
+    asked = ("--model", model, *PACE, "--generator-tokens-per-s", 3000, "--gpu-gib", 8, "--prompt-tokens", 100)
     body = planned(capsys, *asked, "--set", sizes)
     generator = "generator, each GPU"
     assert body["generator_gpus"] == 16
     assert value(body, generator, "weights") == 2 * 8_190_735_360 / 8
     per_token = 2 * 9 * 4 * 128 * 2
     assert value(body, generator, "KV cache of a token") == per_token
-    room = 0.92 * 16 * 2**30 - 2 * 8_190_735_360 / 8
+    room = 0.92 * 8 * 2**30 - 2 * 8_190_735_360 / 8
     assert value(body, generator, "tokens in it") == int(room / per_token)
     assert value(body, generator, "groups in flight") == 2 * int(0.8 * room / per_token / (100 + 8 * 1500))
     assert value(body, "pace", "generator GPUs a trainer GPU") == 3 * 16
