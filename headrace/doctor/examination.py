@@ -10,8 +10,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.doctor import comparisons
 from headrace.asking import Asker, asking
+from headrace.doctor import comparisons
 from headrace.doctor.findings import Finding, note
 from headrace.doctor.redis_checks import REDIS, FleetMember, LookedAtRedis, fleet_findings, look_at_redis
 from headrace.doctor.reward_checks import look_at_endpoints

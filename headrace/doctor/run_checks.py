@@ -10,8 +10,8 @@ from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote
 
-from headrace.client import ENDED
 from headrace.asking import Answer, Asker, objects
+from headrace.client import ENDED
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 
 _MAX_RUNS = 20

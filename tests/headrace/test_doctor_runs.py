@@ -46,7 +46,7 @@ def run_page(**more: Any) -> dict[str, Any]:
             {
                 "waiting_kind": "restarting",
                 "waiting_for": "its training rank, which crashed with exit status 1 and is being started again; "
-                "it last said: CUDA out of memory"
+                "it last said: CUDA out of memory",
             },
             "run",
             "CUDA out of memory",

@@ -12,6 +12,7 @@ from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from tests.unit.headrace.plan_rig import planned, value
 
+
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty directory, with nothing in the environment that names a service."""
