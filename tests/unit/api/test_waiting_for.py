@@ -45,7 +45,7 @@ def surroundings(**changes: Any) -> Surroundings:
 
 def reason(run: RunRecord, around: Surroundings | None = None, *, note: str = "") -> str | None:
     found = waiting(run, around, note=note)
-    return found and found.says
+    return found.says if found else None
 
 
 def waiting(run: RunRecord, around: Surroundings | None = None, *, note: str = "") -> Waiting | None:
