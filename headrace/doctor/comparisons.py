@@ -62,35 +62,30 @@ def _wire(found: Mapping[str, About]) -> list[Finding]:
 def _torch(pushing: Mapping[str, About]) -> list[Finding]:
     """Compare torch without its build, as the join compares it (services/trainer/push/fleet.py)."""
     told = {name: about.torch.partition("+")[0] for name, about in pushing.items() if about.torch}
-    by_release = _by(told)
-    if len(by_release) > 1:
-        return [
-            problem(
-                "trainer, generators",
-                "torch",
-                f"have different releases of torch: {_listed(by_release)}",
-                "install the same in both: the join of a weight push refuses the others",
-            )
-        ]
-    return [ok("trainer, generators", "torch", f"torch {release}") for release in by_release]
+    do = "install the same in both: the join of a weight push refuses the others"
+    return _one_release("torch", told, pushing, do)
 
 
 def _nccl(pushing: Mapping[str, About]) -> list[Finding]:
     if not all(about.num_gpus for about in pushing.values()):
         return []
-    by_release = _by({name: about.nccl for name, about in pushing.items() if about.nccl})
+    told = {name: about.nccl for name, about in pushing.items() if about.nccl}
+    do = "install the same torch in both, which brings its NCCL: NCCL refuses to talk across versions"
+    return _one_release("NCCL", told, pushing, do)
+
+
+def _one_release(what: str, told: Mapping[str, str], pushing: Mapping[str, About], do: str) -> list[Finding]:
+    """Compare what some tell with what others do; those that tell nothing are named, and not taken for equal."""
+    where, by_release = "trainer, generators", _by(told)
+    silent = ", ".join(name for name in pushing if name not in told)
     if len(by_release) > 1:
-        return [
-            problem(
-                "trainer, generators",
-                "NCCL",
-                f"have different releases of NCCL: {_listed(by_release)}",
-                "install the same torch in both, which brings its NCCL: NCCL refuses to talk across versions",
-            )
-        ]
-    if not by_release:
-        return [note("trainer, generators", "NCCL", "pip knows of no NCCL: its releases were not compared")]
-    return [ok("trainer, generators", "NCCL", f"NCCL {release}") for release in by_release]
+        says = f"have different releases of {what}: {_listed(by_release)}"
+        return [problem(where, what, says + (f"; not told by {silent}" if silent else ""), do)]
+    if not silent:
+        return [ok(where, what, f"{what} {release}") for release in by_release]
+    known = f"{_listed(by_release)}; " if by_release else ""
+    says = f"{known}{silent}: pip knows of no {what} there, so it was not compared"
+    return [note(where, what, says, "the join of a weight push compares it too")]
 
 
 def _gpus(trainers: Mapping[str, About], generators: Mapping[str, About]) -> list[Finding]:

@@ -10,8 +10,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.asking import Asker, asking
 from headrace.doctor import comparisons
-from headrace.doctor.asking import Asker, asking
 from headrace.doctor.findings import Finding, note
 from headrace.doctor.redis_checks import REDIS, FleetMember, LookedAtRedis, fleet_findings, look_at_redis
 from headrace.doctor.reward_checks import look_at_endpoints
@@ -39,7 +39,7 @@ async def examine(targets: Targets) -> Examination:
             _redis(targets), _runs(targets, asker), _endpoints(targets, named, asker), looking
         )
         known_urls = {service.url for service in named}
-        found = [_found(member) for member in redis.fleet if member.is_alive and member.url]
+        found = [_found(member) for member in redis.fleet or () if member.is_alive and member.url]
         unknown = [service for service in found if service.url not in known_urls]
         looked += await asyncio.gather(*_looks(unknown, asker, targets))
     services = {_unique(one, looked): one.about for one in looked if one.about is not None}
@@ -67,7 +67,7 @@ async def _redis(targets: Targets) -> LookedAtRedis:
     if not targets.redis_url:
         return LookedAtRedis([])
     looked = await look_at_redis(targets.redis_url, timeout_s=targets.timeout_s)
-    if not any(finding.level == "ok" for finding in looked.findings):
+    if looked.fleet is None:
         return looked
     return LookedAtRedis([*looked.findings, *fleet_findings(looked.fleet)], looked.fleet, looked.clock_ahead_s)
 

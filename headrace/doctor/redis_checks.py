@@ -6,7 +6,7 @@ Read with INFO, TIME and reads of headrace's own keys alone; what an ACL forbids
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
@@ -35,10 +35,10 @@ class FleetMember:
 
 @dataclass(frozen=True)
 class LookedAtRedis:
-    """What Redis showed."""
+    """What Redis showed; a fleet of None was not seen."""
 
     findings: list[Finding]
-    fleet: list[FleetMember] = field(default_factory=list[FleetMember])
+    fleet: list[FleetMember] | None = None
     clock_ahead_s: float | None = None
 
 
@@ -80,9 +80,9 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
         )
     if isinstance(fleet, Exception):
         findings.append(_not_allowed("generators", "reading headrace:fleet", fleet))
-        fleet = []
+        fleet = None
     ahead_s = None if isinstance(clock, Exception) else float(clock)
-    return LookedAtRedis(findings, fleet=cast("list[FleetMember]", fleet), clock_ahead_s=ahead_s)
+    return LookedAtRedis(findings, fleet=cast("list[FleetMember] | None", fleet), clock_ahead_s=ahead_s)
 
 
 def server_findings(info: Mapping[str, Any]) -> list[Finding]:
@@ -254,12 +254,10 @@ async def _fleet(client: Redis) -> list[FleetMember]:
 
 
 def _not_allowed(check: str, command: str, error: Exception) -> Finding:
-    return unknown(
-        REDIS,
-        check,
-        f"could not be looked at: {command} {_short(error)}",
-        "give doctor a Redis user that may read: one of the services' users may",
-    )
+    do = "look into Redis's log, or give it more time with --timeout-s"
+    if isinstance(error, NoPermissionError):
+        do = "give doctor a Redis user that may read it: the trainer's may"
+    return unknown(REDIS, check, f"could not be looked at: {command}: {_short(error)}", do)
 
 
 def _wants_password(error: Exception) -> bool:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote
 
-from headrace.doctor.asking import Asker
+from headrace.asking import Asker
 from headrace.doctor.findings import Finding, note, ok, problem
 
 _MAX_ENDPOINTS = 50

@@ -4,23 +4,20 @@ GET /v1/runs --those that have not ended--> GET /v1/runs/{run_id}
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote
 
+from headrace.asking import Answer, Asker, objects
 from headrace.client import ENDED
-from headrace.doctor.asking import Answer, Asker, objects
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 
 _MAX_RUNS = 20
 _RECENTLY_S = 86_400.0
-_TROUBLE = re.compile(
-    r"its training rank, which (has not reported |.* is being started again)|a generator: the push to ", re.DOTALL
-)
-"""What the run API says a run waits for when somebody should look; all else passes by itself, or is looked at here."""
+_TROUBLE = frozenset({"restarting", "silent_rank", "push_failed"})
+"""What a run waits for when somebody should look; all else passes by itself, or is looked at here."""
 
 
 async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]:
@@ -65,7 +62,7 @@ def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
     status, waiting_for = run.get("status"), str(run.get("waiting_for") or "")
     says = f"{status}" + (f", waiting for {waiting_for}" if waiting_for else "")
     findings = [ok(run_id, "run", says)]
-    if _TROUBLE.match(waiting_for):
+    if run.get("waiting_kind") in _TROUBLE:
         do = f"look into {run.get('run_dir') or 'its directory'}/rank.log, and at the machine it is on"
         findings = [problem(run_id, "run", says, do)]
     elif status == "paused":

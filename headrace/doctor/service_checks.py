@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from headrace.doctor.asking import Answer, Asker
+from headrace.asking import Answer, Asker
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 from headrace.doctor.targets import Targets
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, ServiceName
@@ -134,19 +134,11 @@ def _api_key(service: Service, known: Answer, targets: Targets) -> Finding:
         return unknown(
             service.name, "API key", "not tried: there is none to try", "set HEADRACE_API_KEY to the deployment's"
         )
-    if known.status == HTTPStatus.UNAUTHORIZED:
-        return problem(
-            service.name,
-            "API key",
-            "does not take the API key that doctor was given",
-            "give all services the same HEADRACE_API_KEY, and restart those that have another; or give doctor the "
-            "deployment's",
-        )
-    if not known.status:
-        return problem(service.name, "API key", f"with the API key: {known.why}", "look into its log")
-    if known.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return problem(service.name, "API key", f"answers {known.status}: {known.detail}", "look into its log")
-    return ok(service.name, "API key", "takes the API key")
+    refused = (
+        "give all services the same HEADRACE_API_KEY, and restart those that have another; or give doctor the "
+        "deployment's"
+    )
+    return _tried(service, "API key", known, path=ABOUT_PATH, refused=refused)
 
 
 def _internal_key(service: Service, internal: Answer, targets: Targets) -> Finding:
@@ -154,17 +146,30 @@ def _internal_key(service: Service, internal: Answer, targets: Targets) -> Findi
         return note(
             service.name, "internal key", "not tried: none was given", "set HEADRACE_INTERNAL_KEY to have it tried"
         )
-    if internal.status == HTTPStatus.UNAUTHORIZED:
-        return problem(
+    refused = (
+        "give trainer and generators the same HEADRACE_INTERNAL_KEY, and restart those that have another: weight "
+        "pushes are refused meanwhile"
+    )
+    return _tried(service, "internal key", internal, path=INTERNAL_ABOUT_PATH, refused=refused)
+
+
+def _tried(service: Service, key: str, told: Answer, *, path: str, refused: str) -> Finding:
+    """Return whether a key was taken: only an answer that a headrace service gives says so."""
+    if not told.status:
+        return problem(service.name, key, f"with the {key}: {told.why}", "look into its log")
+    if told.status == HTTPStatus.UNAUTHORIZED:
+        return problem(service.name, key, f"does not take the {key} that doctor was given", refused)
+    if told.status == HTTPStatus.OK and _parsed(told) is not None:
+        return ok(service.name, key, f"takes the {key}")
+    answers = f"{path} answers {told.status}" + (f": {told.detail}" if told.detail else "")
+    if told.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND):
+        return unknown(
             service.name,
-            "internal key",
-            "does not take the internal key that doctor was given",
-            "give trainer and generators the same HEADRACE_INTERNAL_KEY, and restart those that have another: weight "
-            "pushes are refused meanwhile",
+            key,
+            f"not told: {answers}, and not what a headrace service says there",
+            "something else may listen there, or a proxy hide it: give the address of the service itself",
         )
-    if not internal.status:
-        return problem(service.name, "internal key", f"with the internal key: {internal.why}", "look into its log")
-    return ok(service.name, "internal key", "takes the internal key")
+    return problem(service.name, key, answers, "look into its log, and at what stands between it and doctor")
 
 
 def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None]:
@@ -177,9 +182,8 @@ def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None
         )
     if told.status != HTTPStatus.OK:
         return None, None  # said already
-    try:
-        about = About.model_validate(told.body)
-    except ValidationError:
+    about = _parsed(told)
+    if about is None:
         return None, problem(
             service.name, "releases", f"{service.url} does not answer like a headrace service", "mend the address"
         )
@@ -191,6 +195,13 @@ def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None
             "mend the address",
         )
     return about, None
+
+
+def _parsed(told: Answer) -> About | None:
+    try:
+        return About.model_validate(told.body)
+    except ValidationError:
+        return None
 
 
 def _is_loopback(url: str) -> bool:

@@ -21,7 +21,7 @@ from headrace.plan.model_source import read_shape
 from headrace.plan.pace import pace_rows, reward_rows
 from headrace.plan.redis_memory import redis_rows
 from headrace.plan.rows import Row
-from headrace.plan.workload import Rates, Workload
+from headrace.plan.workload import Engine, Rates, Workload
 from headrace.run_file import parse_settings, read_run_file
 from shared.errors import UserError
 from shared.run_config import RunConfig, parse_run_config
@@ -74,7 +74,6 @@ def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
     config = _config(arguments, ran)
     shape = read_shape(config.model, revision=config.model_revision, num_parameters=arguments.parameters)
     given = ran.rates if ran is not None else Rates()
-    engine = config.vllm.get("tensor_parallel_size", 1) * config.vllm.get("pipeline_parallel_size", 1)
     per_node = 1 if config.nproc_per_node == "auto" else config.nproc_per_node
     work = Workload(
         config=config,
@@ -82,7 +81,7 @@ def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
         prompt_tokens=arguments.prompt_tokens or (ran.prompt_tokens if ran else None),
         completion_tokens=arguments.completion_tokens or (ran.completion_tokens if ran else None),
         trainer_gpus=int(arguments.trainer_gpus or per_node * config.nnodes),
-        generator_gpus=int(arguments.generator_gpus or engine),
+        engine=_engine(config, num_gpus=arguments.generator_gpus),
         gpu_bytes=arguments.gpu_gib * GIB if arguments.gpu_gib else None,
         engine_bytes=arguments.engine_gib * GIB if arguments.engine_gib else None,
         rates=_rates(arguments, given),
@@ -109,7 +108,7 @@ def as_json(work: Workload, rows: list[Row]) -> str:
         "model": work.config.model,
         "num_parameters": work.num_parameters,
         "trainer_gpus": work.trainer_gpus,
-        "generator_gpus": work.generator_gpus,
+        "generator_gpus": work.engine.num_gpus,
         "missing": [f"{row.section}: {row.name}: {row.how}" for row in rows if row.value is None],
         "plan": plan_by_section,
     }
@@ -127,6 +126,21 @@ def _config(arguments: argparse.Namespace, ran: Measured | None) -> RunConfig:
     if "model" not in settings:
         raise UserError("say which model with --model, a run file, or --from-run")
     return parse_run_config(_without_doubles(settings))
+
+
+def _engine(config: RunConfig, *, num_gpus: int | None) -> Engine:
+    """Return how a replica is spread; GPUs that were given and no setting explains split layers by heads."""
+    tensor, pipeline, data = (
+        int(config.vllm.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline", "data")
+    )
+    if num_gpus is None:
+        return Engine(tensor, pipeline, data)
+    if num_gpus % (pipeline * data):
+        raise UserError(
+            f"--generator-gpus {num_gpus} is no multiple of pipeline_parallel_size={pipeline} x "
+            f"data_parallel_size={data} of the run's vllm section"
+        )
+    return Engine(num_gpus // (pipeline * data), pipeline, data)
 
 
 def _without_doubles(settings: Mapping[str, Any]) -> dict[str, Any]:

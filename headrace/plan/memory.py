@@ -1,6 +1,7 @@
 """Memory of trainer, generator and checkpoints, by what each of them keeps. Pure; docs/operations.md has the formulas.
 
-P  parameters   A  parameters of adapters   N  training ranks   t  GPUs of a replica   b  bytes of a number in `dtype`
+P  parameters   A  parameters of adapters   N  training ranks   t  GPUs that hold a replica's weights once
+b  bytes of a number in `dtype`
 """
 
 from headrace.byte_size import sized
@@ -56,19 +57,21 @@ def trainer_rows(work: Workload) -> list[Row]:
 
 def generator_rows(work: Workload) -> list[Row]:
     """Return what one GPU of a replica keeps, and how many sequences fit."""
-    config, shape, gpus = work.config, work.shape, work.generator_gpus
+    config, shape, engine = work.config, work.shape, work.engine
+    gpus = engine.gpus_of_a_model
     over = f" / {gpus} GPUs" if gpus > 1 else ""
     weights = work.dtype_bytes * work.num_parameters / gpus
     if config.use_peft and config.load_in_4bit:
         weights = _nf4_bytes(work) / gpus
     kv_bytes = _kv_bytes(work)
-    per_token = kv_bytes * shape.kv_numbers_per_token(num_gpus=gpus)
+    per_token = _bytes_per_token(work)
+    layers = -(-shape.num_attention_layers // engine.pipeline_parallel)
     rows = [
         _row("weights", weights, f"{weights * gpus / work.num_parameters:.3g} bytes x parameters{over}", GENERATOR),
         _row(
             "KV cache of a token",
             per_token,
-            f"2 x {shape.num_attention_layers} layers x {-(-shape.num_kv_heads // gpus)} heads x {shape.head_dim} x "
+            f"2 x {layers} layers x {-(-shape.num_kv_heads // engine.tensor_parallel)} heads x {shape.head_dim} x "
             f"{kv_bytes} bytes",
             GENERATOR,
         ),
@@ -110,7 +113,9 @@ def groups_that_fit(work: Workload) -> tuple[float, float] | None:
     longest = (config.max_prompt_length or prompt) + config.num_generations * config.max_completion_length
     mean = prompt + config.num_generations * work.completion_tokens
     most = config.max_inflight_groups
-    return max(1.0, min(most, _FULL_SHARE * room // longest)), max(1.0, min(most, _AIM * room // mean))
+    engines = work.engine.data_parallel
+    full, usual = engines * (_FULL_SHARE * room // longest), engines * (_AIM * room // mean)
+    return max(1.0, min(most, full)), max(1.0, min(most, usual))
 
 
 def _adapter_rows(work: Workload, over: str) -> list[Row]:
@@ -188,13 +193,14 @@ def _room(work: Workload, weights: float, per_token: float, longest: int) -> lis
         ),
     ]  # fmt: skip
     fit = groups_that_fit(work)
+    engines = f" x {work.engine.data_parallel} engines" if work.engine.data_parallel > 1 else ""
     if fit is None:
         rows.append(Row(GENERATOR, "groups in flight", None, "groups", "give --completion-tokens, or --from-run"))
         return rows
     rows.append(
         Row(
             GENERATOR, "groups in flight", fit[1], "groups",
-            f"0.8 x tokens / (prompt + {config.num_generations} completions of mean length), at most "
+            f"0.8 x tokens / (prompt + {config.num_generations} completions of mean length){engines}, at most "
             f"max_inflight_groups={config.max_inflight_groups}; {fit[0]:.0f} if all were of full length",
         )
     )  # fmt: skip
@@ -204,11 +210,19 @@ def _room(work: Workload, weights: float, per_token: float, longest: int) -> lis
 def _kv_tokens(work: Workload) -> float | None:
     if work.gpu_bytes is None:
         return None
-    weights = work.dtype_bytes * work.num_parameters / work.generator_gpus
+    gpus = work.engine.gpus_of_a_model
+    weights = work.dtype_bytes * work.num_parameters / gpus
     if work.config.use_peft and work.config.load_in_4bit:
-        weights = _nf4_bytes(work) / work.generator_gpus
+        weights = _nf4_bytes(work) / gpus
     room = _utilization(work) * work.gpu_bytes - weights - (work.engine_bytes or 0.0)
-    return room / (_kv_bytes(work) * work.shape.kv_numbers_per_token(num_gpus=work.generator_gpus))
+    return room / _bytes_per_token(work)
+
+
+def _bytes_per_token(work: Workload) -> int:
+    numbers = work.shape.kv_numbers_per_token(
+        tensor_parallel=work.engine.tensor_parallel, pipeline_parallel=work.engine.pipeline_parallel
+    )
+    return _kv_bytes(work) * numbers
 
 
 def _nf4_bytes(work: Workload) -> float:

@@ -41,10 +41,10 @@ class ModelShape:
     num_linear_inputs_and_outputs: int | None = None
     max_position_embeddings: int | None = None
 
-    def kv_numbers_per_token(self, *, num_gpus: int = 1) -> int:
-        """Return how many numbers one GPU of a replica keeps for a token; each has at least one key-value head."""
-        heads = -(-self.num_kv_heads // num_gpus)
-        return 2 * self.num_attention_layers * heads * self.head_dim
+    def kv_numbers_per_token(self, *, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
+        """Return how many numbers the fullest GPU keeps for a token: of its heads, at least one, in its layers."""
+        heads, layers = -(-self.num_kv_heads // tensor_parallel), -(-self.num_attention_layers // pipeline_parallel)
+        return 2 * layers * heads * self.head_dim
 
 
 def model_shape(config: Mapping[str, Any], *, where: str) -> ModelShape:

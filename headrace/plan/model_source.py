@@ -3,6 +3,7 @@
 Of a directory the headers of the weight files say how many numbers there are, whatever the architecture.
 """
 
+import asyncio
 import json
 import math
 import os
@@ -10,15 +11,18 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
 
+from headrace.asking import MAX_BYTES, Answer, asking
 from headrace.plan.model_shape import FAMILIES, ModelShape, model_shape
 from shared.errors import UserError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _MAX_HEADER_BYTES = 64 << 20
 _TIMEOUT_S = 20.0
+"""For all of an answer of the hub."""
 
 
 def read_shape(model: str, *, revision: str | None = None, num_parameters: float | None = None) -> ModelShape:
@@ -59,22 +63,24 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _fetch(model: str, revision: str) -> Mapping[str, Any]:
-    import httpx
-
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     url = f"{endpoint}/{model}/resolve/{revision}/config.json"
-    token = os.environ.get("HF_TOKEN", "")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answer = asyncio.run(_ask(url))
     instead = "give the directory of a copy of the model"
-    try:
-        reply = httpx.get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UserError(f"the Hugging Face hub cannot be asked for {model} ({error}); {instead}") from error
-    if not reply.is_success:
+    if not answer.status:
+        raise UserError(f"the Hugging Face hub cannot be asked for {model}: {answer.why}; {instead}")
+    if answer.status != HTTPStatus.OK:
         raise UserError(
-            f"{url} answers {reply.status_code}: check the spelling, set HF_TOKEN if it is private, or {instead}"
+            f"{url} answers {answer.status}: check the spelling, set HF_TOKEN if it is private, or {instead}"
         )
-    return _table(reply.text, url)
+    if not isinstance(answer.body, dict):
+        raise UserError(f"{url} is no table of settings in JSON of at most {MAX_BYTES >> 20} MiB; {instead}")
+    return cast("Mapping[str, Any]", answer.body)
+
+
+async def _ask(url: str) -> Answer:
+    async with asking(timeout_s=_TIMEOUT_S, is_abroad=True) as asker:
+        return await asker.get(url, key=os.environ.get("HF_TOKEN", ""))
 
 
 def _table(text: str, where: str) -> Mapping[str, Any]:

@@ -33,7 +33,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     machines = parser.add_argument_group("machines")
     _number(machines, "--gpu-gib", "GIB", "memory of one GPU; without it nothing is said of what fits")
     _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", int)
-    _number(machines, "--generator-gpus", "N", "GPUs of one generator replica (tensor_parallel_size, or 1)", int)
+    _number(machines, "--generator-gpus", "N", "GPUs of one generator replica (by its parallel sizes, or 1)", int)
     _number(machines, "--engine-gib", "GIB", "what vLLM needs beside weights and KV cache; its log says at start")
     rates = parser.add_argument_group("measured rates; nothing is assumed where one is missing")
     _number(rates, "--trainer-tokens-per-s", "RATE", "sampled tokens that the trainer trains a second while it trains")

@@ -98,14 +98,14 @@ def _generators(work: Workload, needed: float, step_s: float | None) -> list[Row
     replicas = max(1, math.ceil(exact - 1e-9))
     if work.rates.is_generator_lower_bound:
         how += "; at most: g is a lower bound"
-    gpus = replicas * work.generator_gpus
+    gpus = replicas * work.engine.num_gpus
     rows = [
         _row("generators", replicas, "replicas", f"{how} = {exact:.2f}, rounded up"),
         _row(
             "generator GPUs a trainer GPU",
             gpus / work.trainer_gpus,
             "GPUs",
-            f"{replicas} replicas x {work.generator_gpus} GPUs / {work.trainer_gpus} of the trainer",
+            f"{replicas} replicas x {work.engine.num_gpus} GPUs / {work.trainer_gpus} of the trainer",
         ),
         _groups_each(work, replicas),
     ]

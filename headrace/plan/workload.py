@@ -38,6 +38,31 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Engine:
+    """How one generator replica is spread over GPUs.
+
+    Attributes:
+        tensor_parallel: GPUs among which each layer is split, by key-value heads.
+        pipeline_parallel: Stages among which the layers are.
+        data_parallel: Whole engines beside each other, each with a KV cache of its own.
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+
+    @property
+    def gpus_of_a_model(self) -> int:
+        """GPUs that hold the weights once."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the replica."""
+        return self.gpus_of_a_model * self.data_parallel
+
+
+@dataclass(frozen=True)
 class Workload:
     """One run on some machines. Lengths are means, in tokens; None is not known."""
 
@@ -46,7 +71,7 @@ class Workload:
     prompt_tokens: float | None
     completion_tokens: float | None
     trainer_gpus: int
-    generator_gpus: int
+    engine: Engine
     gpu_bytes: float | None
     engine_bytes: float | None
     rates: Rates

@@ -1,6 +1,7 @@
 """A backup of a run that goes on: its checkpoints first, then Redis's append-only file; and what holds when restored.
 
-Read after test_accounting.py. The copies are made while the server writes, as docs/operations.md says.
+Read after test_accounting.py. The copies are made while the server writes, as docs/operations.md says,
+and one of them ends in the middle of a write.
 """
 
 import shutil
@@ -18,7 +19,11 @@ from shared.keys import RunKeys
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_config import RunConfig
 from tests.conftest import RedisServer
+from tests.eventually import eventually
 from tests.fundamentals.test_accounting import Trainer, generate, score
+
+_PIECE_BYTES = 2048
+"""Of a copy at a time, with a write of the server between two; longer than what that adds to the file."""
 
 
 class NoCore:
@@ -57,14 +62,41 @@ async def save(trainer: Trainer, root: Path, *, step: int, incarnation: int) -> 
     await trainer.scored.ack(trainer.scored.settled())
 
 
-async def copy_redis(redis: Redis, data: Path, to: Path) -> None:
-    """Copy the append-only file of a server that goes on writing: without a rewrite in the middle."""
+def pieces(file: Path) -> Iterator[bytes]:
+    """Read a file to its end, wherever that is by then."""
+    with file.open("rb", buffering=0) as stream:
+        while piece := stream.read(_PIECE_BYTES):
+            yield piece
+
+
+async def copy_redis(redis: Redis, data: Path, to: Path, *, num_torn_bytes: int = 0) -> int:
+    """Copy the append-only file of a server that goes on writing: without a rewrite in the middle.
+
+    Returns how many entries were written meanwhile and are in the copy; of the last of them, ``num_torn_bytes`` are
+    not, as where a copy ends in the middle of a write.
+    """
     client = cast("Any", redis)
     await client.config_set("auto-aof-rewrite-percentage", 0)
-    while (await client.info("persistence"))["aof_rewrite_in_progress"]:
-        pass
-    shutil.copytree(data / "appendonlydir", to / "appendonlydir")
+
+    async def is_in_file() -> bool:
+        info = await client.info("persistence")
+        return not (info["aof_rewrite_in_progress"] or info["aof_buffer_length"])
+
+    num_meanwhile = 0
+    (to / "appendonlydir").mkdir(parents=True)
+    for file in (data / "appendonlydir").iterdir():
+        await eventually(is_in_file)
+        is_written_to, copied = file.name.endswith(".incr.aof"), b""
+        for piece in pieces(file):
+            copied += piece
+            if is_written_to and len(piece) == _PIECE_BYTES:
+                num_meanwhile += 1
+                await client.set("written-meanwhile", num_meanwhile)
+                await eventually(is_in_file)
+        num_bytes = len(copied) - (num_torn_bytes if is_written_to else 0)
+        (to / "appendonlydir" / file.name).write_bytes(copied[:num_bytes])
     await client.config_set("auto-aof-rewrite-percentage", 100)
+    return num_meanwhile
 
 
 @pytest.fixture
@@ -76,8 +108,15 @@ def restored(tmp_path: Path) -> Iterator[RedisServer]:
         server.kill()
 
 
+@pytest.mark.parametrize("num_torn_bytes", [0, 3])
 async def test_checkpoints_and_then_redis_restored_lose_no_group_and_train_none_twice(
-    redis: Redis, run_keys: RunKeys, run_config: RunConfig, redis_data: Path, restored: RedisServer, tmp_path: Path
+    num_torn_bytes: int,
+    redis: Redis,
+    run_keys: RunKeys,
+    run_config: RunConfig,
+    redis_data: Path,
+    restored: RedisServer,
+    tmp_path: Path,
 ) -> None:
     runs = tmp_path / "runs"
     trainer = await Trainer.start(redis, run_keys, run_config)
@@ -87,12 +126,15 @@ async def test_checkpoints_and_then_redis_restored_lose_no_group_and_train_none_
     trained += await run_for(trainer, redis, run_keys, num_batches=2)
     await save(trainer, runs, step=5, incarnation=1)  # acked since: Redis no longer has these
     await trainer.admission.admit(2)
-    await copy_redis(redis, redis_data, tmp_path / "restored")
+    num_meanwhile = await copy_redis(redis, redis_data, tmp_path / "restored", num_torn_bytes=num_torn_bytes)
+    assert num_meanwhile > 1
     await run_for(trainer, redis, run_keys, num_batches=1)  # after the backup, and lost with the machine
 
     restored.start()
     there = connect(restored.url)
     await wait_until_ready(there, timeout_s=10)
+    whole: Any = await there.get("written-meanwhile")
+    assert int(whole) == num_meanwhile - bool(num_torn_bytes), "the entry that is torn is cut off, and no other"
     newest = newest_valid(tmp_path / "runs-copy")
     assert newest is not None
     successor = await Trainer.start(there, run_keys, run_config, checkpoint=newest.extra)

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -75,6 +76,31 @@ def hanging_port() -> Generator[int]:
     """Listen, take connections, and never say a word."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         yield int(door.getsockname()[1])
+
+
+@contextlib.contextmanager
+def dripping_port() -> Generator[int]:
+    """Answer in HTTP, a byte at a time and without end."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        stop = threading.Event()
+
+        def drip() -> None:
+            connection, _ = door.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not stop.wait(0.05):
+                    try:
+                        connection.sendall(b"x")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip, name="drip")
+        thread.start()
+        try:
+            yield int(door.getsockname()[1])
+        finally:
+            stop.set()
+            thread.join(timeout=20)
 
 
 def wrong(found: Examination | list[Finding]) -> dict[tuple[str, str], str]:

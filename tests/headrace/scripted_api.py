@@ -30,6 +30,7 @@ class Answer:
     status: int = 200
     body: bytes = b"{}"
     content_type: str = "application/json"
+    location: str = ""
 
 
 @dataclass
@@ -87,6 +88,8 @@ def serving(script: Callable[[Asked], Any]) -> Generator[ScriptedApi]:
                 answer = Answer(body=json.dumps(answer).encode())
             self.send_response(answer.status)
             self.send_header("content-type", answer.content_type)
+            if answer.location:
+                self.send_header("location", answer.location)
             self.end_headers()
             self.wfile.write(answer.body)
 

@@ -13,6 +13,7 @@ from services.trainer.push.fleet import Requirements
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_log import PushLog
 from services.trainer.push.push_result import PushResult
+from services.trainer.run_api.waiting import PUSH_FAILED
 from services.trainer.telemetry.run_log import RunLog
 from shared.control import CommitReply
 from shared.keys import RunKeys
@@ -143,3 +144,12 @@ async def test_a_fleet_that_takes_long_to_ask_is_asked_less_often(
         await pushes.push_if_needed(list, policy_version=0)
         await asyncio.sleep(0.02)
     assert at_least <= sender.num_asked <= at_most
+
+
+async def test_a_run_whose_push_reached_nobody_says_so_in_words_that_the_run_api_knows(
+    redis: Redis, run_keys: RunKeys, tmp_path: Path
+) -> None:
+    run_log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
+    pushes = PushLog(ScriptedSender(result({"b": "commit: out of memory"})), run_log=run_log)
+    await pushes.push_if_needed(list, policy_version=3)
+    assert pushes.waiting_for() == f"{PUSH_FAILED}b failed (commit: out of memory)"

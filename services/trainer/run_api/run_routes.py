@@ -210,19 +210,20 @@ def is_run_id(text: str) -> bool:
 
 async def _detail(api: TrainerApi, record: RunRecord) -> RunDetail:
     around = await look_around(api.redis, record, current_run=await api.store.current_run())
-    return detail(record, around, waiting_for=_waiting_for(api, record, around))
+    return detail(record, around, **_waiting(api, record, around))
 
 
 async def _listed(api: TrainerApi, record: RunRecord, current_run: str | None) -> ListedRun:
     around = Surroundings(current_run)
     if record.status in ("running", "paused"):
         around = await look_around(api.redis, record, current_run=current_run)
-    return ListedRun(**summary(record).model_dump(), waiting_for=_waiting_for(api, record, around))
+    return ListedRun(**summary(record).model_dump(), **_waiting(api, record, around))
 
 
-def _waiting_for(api: TrainerApi, record: RunRecord, around: Surroundings) -> str | None:
+def _waiting(api: TrainerApi, record: RunRecord, around: Surroundings) -> dict[str, Any]:
     note, stale_after_s = api.supervisor.note(record.run_id), api.settings.progress_is_stale_after_s
-    return waiting_for(record, around, note=note, stale_after_s=stale_after_s, now_s=time.time())
+    found = waiting_for(record, around, note=note, stale_after_s=stale_after_s, now_s=time.time())
+    return {"waiting_for": found and found.says, "waiting_kind": found and found.kind}
 
 
 def _accepted(answer: dict[str, Any]) -> JSONResponse:

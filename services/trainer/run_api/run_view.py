@@ -8,7 +8,7 @@ record, streams, leases, registrations, refusals --look_around--> Surroundings -
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel, Field
@@ -24,6 +24,11 @@ from shared.run_store import TERMINAL, RunRecord
 _PATIENCE_S = 10.0
 _RECENT_S = 600.0
 """How long what a replica said before it ended is shown although others serve the run."""
+
+
+WaitingKind = Literal[
+    "queue", "user", "rank", "restarting", "silent_rank", "generator", "rewarder", "push_failed", "work"
+]
 
 
 class PauseView(BaseModel):
@@ -56,6 +61,10 @@ class ListedRun(RunSummary):
     """One run in a list, with why nothing moves."""
 
     waiting_for: str | None = Field(description="What the run needs to go on, in words; null when nothing is missing")
+    waiting_kind: WaitingKind | None = Field(
+        description="The same for programs. restarting, silent_rank and push_failed are for somebody to look at; "
+        "work: groups, or what else the training rank says"
+    )
 
 
 class GeneratorView(BaseModel):
@@ -142,11 +151,14 @@ def summary(record: RunRecord) -> RunSummary:
     )
 
 
-def detail(record: RunRecord, around: Surroundings, *, waiting_for: str | None) -> RunDetail:
+def detail(
+    record: RunRecord, around: Surroundings, *, waiting_for: str | None, waiting_kind: WaitingKind | None
+) -> RunDetail:
     """Return the run with everything around it."""
     return RunDetail(
         **summary(record).model_dump(),
         waiting_for=waiting_for,
+        waiting_kind=waiting_kind,
         queues=around.queues,
         generators=around.generators,
         num_rewarders=around.num_rewarders,

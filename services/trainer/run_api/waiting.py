@@ -1,25 +1,40 @@
 """Why a run is waiting, in one sentence: the one people look for when nothing moves.
 
 It is made here, in one place, from what can be seen from outside; what only the training rank knows, it writes into its
-progress itself. Whatever keeps a run from going on until somebody acts comes before what passes by itself.
+progress itself. Whatever keeps a run from going on until somebody acts comes before what passes by itself. The sentence
+is for people and may change its words; programs read its kind.
 """
 
-from services.trainer.run_api.run_view import Surroundings
+from dataclasses import dataclass
+
+from services.trainer.run_api.run_view import Surroundings, WaitingKind
 from shared.run_store import TERMINAL, RunRecord
 
 _MAX_SAID = 3
 """Refusals of replicas that are gone, the newest; where replicas get new names there is one a restart."""
 
 
+PUSH_FAILED = "a generator: the push to "
+"""How the training rank begins when no generator holds its weights because the push failed (push_log.py)."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a run waits for."""
+
+    kind: WaitingKind
+    says: str
+
+
 def waiting_for(
     record: RunRecord, around: Surroundings, *, note: str, stale_after_s: float, now_s: float
-) -> str | None:
+) -> Waiting | None:
     """Return what the run needs to go on, or None if it has ended or nothing is missing.
 
     Args:
         record: The run.
         around: What is around it.
-        note: What the supervisor waits for on its behalf, if anything.
+        note: What the supervisor says of a rank that it starts again, if it does.
         stale_after_s: Age at which progress counts as not reported.
         now_s: Unix seconds.
     """
@@ -27,22 +42,27 @@ def waiting_for(
         return None
     if record.status == "queued":
         if record.desired == "pause":
-            return "somebody to resume it: it was paused before it started"
+            return Waiting("user", "somebody to resume it: it was paused before it started")
         if around.current_run is not None and around.current_run != record.run_id:
-            return f"run {around.current_run} to end: the generator fleet serves one run at a time"
-        return "its training rank to be started"
+            return Waiting("queue", f"run {around.current_run} to end: the generator fleet serves one run at a time")
+        return Waiting("queue", "its training rank to be started")
     if note:
-        return note
+        return Waiting("restarting", note)
     silent_s = now_s - max(record.progress.updated_at_s, record.started_at_s or 0.0)
     if silent_s > stale_after_s:
-        return _silent_rank(record, _more_than(silent_s, at_least_s=stale_after_s))
+        says = _silent_rank(record, _more_than(silent_s, at_least_s=stale_after_s))
+        return Waiting("rank" if record.progress.starting else "silent_rank", says)  # a large model takes its time
     if record.desired == "stop":
-        return "its training rank to finish its step and stop"
+        return Waiting("rank", "its training rank to finish its step and stop")
     if record.pause is not None and record.pause.by == "user":
-        return "its training rank to go on" if record.desired == "run" else "somebody to resume it"
+        if record.desired == "run":
+            return Waiting("rank", "its training rank to go on")
+        return Waiting("user", "somebody to resume it")
     if record.desired == "pause":
-        return "its training rank to finish its batch and pause"
-    return _generator(around) or _rank_or_rewarder(record, around)
+        return Waiting("rank", "its training rank to finish its batch and pause")
+    if missing := _generator(around):
+        return Waiting("generator", missing)
+    return _rank_or_rewarder(record, around)
 
 
 def _silent_rank(record: RunRecord, duration: str) -> str:
@@ -72,22 +92,26 @@ def _generator(around: Surroundings) -> str:
     return f"a generator that can serve this run. {each}"
 
 
-def _rank_or_rewarder(record: RunRecord, around: Surroundings) -> str | None:
+def _rank_or_rewarder(record: RunRecord, around: Surroundings) -> Waiting | None:
     if record.progress.starting:
-        return f"its training rank, which is {record.progress.starting}"
+        return Waiting("rank", f"its training rank, which is {record.progress.starting}")
     if record.progress.updated_at_s < (record.started_at_s or 0.0):
-        return "its training rank to start"
+        return Waiting("rank", "its training rank to start")
     living = [generator for generator in around.generators if generator.is_alive]
     if not any(generator.serves for generator in living):
-        return f"a generator: {', '.join(f'{it.replica} is {it.doing}' for it in living)}"
+        return Waiting("generator", f"a generator: {', '.join(f'{it.replica} is {it.doing}' for it in living)}")
     if around.num_rewarders == 0 and around.queues.completions:
         said = [it for it in around.refusals if it.kind == "rewarder"][-_MAX_SAID:]
         last = "; ".join(f"{it.replica}: {it.reason}" for it in said)
-        return (
+        return Waiting(
+            "rewarder",
             f"a rewarder: {around.queues.completions} groups wait to be scored and no rewarder is alive. "
-            f"{f'What was said last: {last}' if last else 'Start one'}"
+            f"{f'What was said last: {last}' if last else 'Start one'}",
         )
-    return record.progress.waiting_for or None
+    says = record.progress.waiting_for
+    if not says:
+        return None
+    return Waiting("push_failed" if says.startswith(PUSH_FAILED) else "work", says)
 
 
 def _more_than(seconds: float, *, at_least_s: float) -> str:

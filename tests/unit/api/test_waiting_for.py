@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.trainer.run_api.run_view import GeneratorView, Queues, RefusalView, Surroundings, still_true
-from services.trainer.run_api.waiting import waiting_for
+from services.trainer.run_api.waiting import PUSH_FAILED, Waiting, waiting_for
 from shared.pause import Pause
 from shared.refusals import Kind, Refusal
 from shared.run_store import Progress, RunRecord
@@ -44,7 +44,36 @@ def surroundings(**changes: Any) -> Surroundings:
 
 
 def reason(run: RunRecord, around: Surroundings | None = None, *, note: str = "") -> str | None:
+    found = waiting(run, around, note=note)
+    return found.says if found else None
+
+
+def waiting(run: RunRecord, around: Surroundings | None = None, *, note: str = "") -> Waiting | None:
     return waiting_for(run, around or surroundings(), note=note, stale_after_s=30.0, now_s=NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("run", "around", "note", "kind"),
+    [
+        ({"status": "queued", "desired": "pause"}, {}, "", "user"),
+        ({"status": "queued"}, {"current_run": "run-b"}, "", "queue"),
+        ({}, {"generators": []}, "its training rank, which crashed", "restarting"),
+        ({"progress": Progress(updated_at_s=960.0)}, {}, "", "silent_rank"),
+        ({"progress": Progress(starting="loading the model", updated_at_s=960.0)}, {}, "", "rank"),
+        ({"desired": "stop"}, {}, "", "rank"),
+        ({"progress": Progress(starting="loading the model", updated_at_s=999.0)}, {}, "", "rank"),
+        ({}, {"generators": [DEAD]}, "", "generator"),
+        ({}, {"num_rewarders": 0, "queues": Queues(completions=3)}, "", "rewarder"),
+        ({"progress": Progress(waiting_for=f"{PUSH_FAILED}b failed", updated_at_s=999.0)}, {}, "", "push_failed"),
+        ({}, {}, "", "work"),
+    ],
+)
+def test_programs_are_told_what_is_waited_for_by_a_kind(
+    run: dict[str, Any], around: dict[str, Any], note: str, kind: str
+) -> None:
+    found = waiting(record(**run), surroundings(**around), note=note)
+    assert found is not None
+    assert found.kind == kind
 
 
 @pytest.mark.parametrize("status", ["finished", "stopped", "failed"])

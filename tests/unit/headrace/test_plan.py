@@ -1,35 +1,16 @@
-"""`headrace plan`: numbers worked out by hand, and counts that are those of the real libraries."""
+"""`headrace plan`: numbers worked out by hand."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace import cli
-from headrace.plan.from_run import measured
-from headrace.plan.model_shape import model_shape
-from headrace.plan.model_source import read_shape
 from headrace.plan.redis_memory import group_bytes
-from shared.errors import UserError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
-from tests.headrace.scripted_api import Answer, Asked, serving
-
-TINY: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 200, "max_position_embeddings": 4096,
-}  # fmt: skip
-FAMILIES: list[dict[str, Any]] = [
-    {"model_type": "llama"},
-    {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
-    {"model_type": "mistral", "tie_word_embeddings": True},
-    {"model_type": "qwen2"},
-    {"model_type": "qwen3", "tie_word_embeddings": True},
-    {"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [1]},
-    {"model_type": "mixtral", "num_local_experts": 4},
-]
+from tests.unit.headrace.plan_rig import planned, value
 
 
 @pytest.fixture(autouse=True)
@@ -52,45 +33,6 @@ def model(tmp_path: Path) -> Path:
     }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(shape))
     return directory
-
-
-def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert cli.main(["plan", "--json", *map(str, arguments)]) == 0
-    body: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return body
-
-
-def value(body: dict[str, Any], section: str, name: str) -> float:
-    found: float = body["plan"][section][name]["value"]
-    return found
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: "-".join(map(str, family.values())))
-def test_parameters_are_counted_as_transformers_builds_them(family: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    config: Any = transformers.AutoConfig.for_model(**(TINY | family))
-    with torch.device("meta"):
-        lm: Any = transformers.AutoModelForCausalLM.from_config(config)
-    shape = model_shape(TINY | family, where="config.json")
-    assert shape.num_parameters == sum(parameter.numel() for parameter in lm.parameters())
-    layers = [sum(weight.numel() for weight in layer.parameters()) for layer in lm.model.layers]
-    assert shape.num_layer_parameters == max(layers)
-
-
-def test_adapters_are_counted_as_peft_makes_them() -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    peft = pytest.importorskip("peft")
-    with torch.device("meta"):
-        lm: Any = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.for_model(**TINY, model_type="qwen3")
-        )
-        wrapped: Any = peft.get_peft_model(lm, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
-    made = sum(parameter.numel() for name, parameter in wrapped.named_parameters() if "lora_" in name)
-    linear = model_shape({**TINY, "model_type": "qwen3"}, where="config.json").num_linear_inputs_and_outputs
-    assert linear is not None
-    assert 8 * linear == made
 
 
 def test_what_the_trainer_keeps_is_what_the_plan_says() -> None:
@@ -141,6 +83,28 @@ def test_tensor_parallelism_divides_weights_and_heads_but_not_what_is_staged(
     assert value(body, generator, "weights") == 2 * 8_190_735_360 / 4
     assert value(body, generator, "KV cache of a token") == 2 * 36 * 2 * 128 * 2
     assert value(body, generator, "staged weights") == 2 * 8_190_735_360
+
+
+def test_a_pipeline_divides_the_layers_and_engines_beside_each_other_have_a_cache_each(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """8 heads over 2 GPUs, 36 layers over 4 stages, twice: weights are on 8 GPUs, a replica has 16."""
+    sizes = "vllm={tensor_parallel_size: 2, pipeline_parallel_size: 4, data_parallel_size: 2}"
+    asked = ("--model", model, *PACE, "--generator-tokens-per-s", 3000, "--gpu-gib", 8, "--prompt-tokens", 100)
+    body = planned(capsys, *asked, "--set", sizes)
+    generator = "generator, each GPU"
+    assert body["generator_gpus"] == 16
+    assert value(body, generator, "weights") == 2 * 8_190_735_360 / 8
+    per_token = 2 * 9 * 4 * 128 * 2
+    assert value(body, generator, "KV cache of a token") == per_token
+    room = 0.92 * 8 * 2**30 - 2 * 8_190_735_360 / 8
+    assert value(body, generator, "tokens in it") == int(room / per_token)
+    assert value(body, generator, "groups in flight") == 2 * int(0.8 * room / per_token / (100 + 8 * 1500))
+    assert value(body, "pace", "generator GPUs a trainer GPU") == 3 * 16
+    given = planned(capsys, *asked, "--set", sizes, "--generator-gpus", 32)
+    assert value(given, generator, "KV cache of a token") == per_token / 2, "layers split over twice as many"
+    assert cli.main(["plan", "--model", str(model), "--set", sizes, "--generator-gpus", "12"]) == 2
+    assert "no multiple of pipeline_parallel_size=4 x data_parallel_size=2" in capsys.readouterr().err
 
 
 def test_a_lora_run_keeps_the_base_in_its_dtype_and_sixteen_bytes_an_adapter_parameter(
@@ -265,92 +229,6 @@ async def test_a_group_takes_the_memory_in_redis_that_is_planned_for(
         await redis.xadd(stream, {"group_id": f"{number:08d}", "payload": b"x" * size})
     used: Any = await redis.memory_usage(stream, samples=0)
     assert size * 20 <= used <= 1.3 * size * 20
-
-
-def lines(*, train_s: float, step_s: float) -> list[dict[str, Any]]:
-    """Eight steps of 2 groups of 4: completions of 100 tokens after prompts of 30, so 1040 tokens a step."""
-    return [
-        {
-            "step": step, "train_time": train_s, "step_time": step_s, "num_tokens": 1040.0 * step,
-            "completions/mean_length": 100.0, "throughput/trained_tokens_per_s": 800 / train_s,
-            "throughput/generated_tokens_per_s": 800 / step_s, "push/standstill_s": 0.5,
-        }
-        for step in range(1, 9)
-    ]  # fmt: skip
-
-
-SETTINGS = {"groups_per_step": 2, "num_generations": 4, "steps_per_generation": 1}
-
-
-def test_a_run_that_waited_tells_what_its_generators_can_do() -> None:
-    found = measured("run-a", SETTINGS, lines(train_s=2.0, step_s=8.0), num_generators=2)
-    assert found.rates.trainer_tokens_per_s == 400
-    assert found.rates.generator_tokens_per_s == 50
-    assert not found.rates.is_generator_lower_bound
-    assert found.completion_tokens == 100
-    assert found.prompt_tokens == pytest.approx(30)
-
-
-def test_of_a_run_whose_trainer_never_waited_the_generators_rate_is_a_lower_bound() -> None:
-    assert measured("run-a", SETTINGS, lines(train_s=7.9, step_s=8.0), num_generators=2).rates.is_generator_lower_bound
-
-
-def test_a_run_that_has_just_begun_tells_nothing() -> None:
-    with pytest.raises(UserError, match="run-a has made 2 steps"):
-        measured("run-a", SETTINGS, lines(train_s=1.0, step_s=2.0)[:2], num_generators=1)
-
-
-def test_a_plan_from_a_run_takes_its_settings_and_rates_over_http(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = {
-        "model": str(model), "dataset_name": "/data/train.jsonl", "reward_funcs": ["accuracy_reward"], **SETTINGS,
-        "max_staleness": 1, "max_steps": 8,
-    }  # fmt: skip
-
-    def script(asked: Asked) -> Any:
-        if asked.path.startswith("/v1/runs/run-a/metrics"):
-            return {"metrics": lines(train_s=2.0, step_s=8.0), "next_after_step": None}
-        return {"run_id": "run-a", "config": config, "generators": [], "progress": {"num_generators": 1}}
-
-    monkeypatch.setenv("HEADRACE_API_KEY", "k")
-    with serving(script) as api:
-        body = planned(capsys, "--from-run", "run-a", "--url", api.url)
-    assert value(body, "pace", "trainer's rate") == 400
-    assert value(body, "pace", "generators") == 4
-    assert value(body, "pace", "groups in flight") == 4
-    assert "run-a" in body["plan"]["pace"]["trainer's rate"]["how"]
-
-
-def test_weights_of_an_unknown_architecture_are_counted_in_its_files(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**TINY, "model_type": "novel"}))
-    with pytest.raises(UserError, match="give a directory with its weight files, or --parameters"):
-        read_shape(str(tmp_path))
-    assert read_shape(str(tmp_path), num_parameters=8e9).num_parameters == 8_000_000_000
-    tensors = {"a": {"dtype": "F32", "shape": [3, 5]}, "b": {"dtype": "F32", "shape": [7]}, "__metadata__": {}}
-    header = json.dumps(tensors).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    assert read_shape(str(tmp_path)).num_parameters == 22
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
-    with pytest.raises(UserError, match="cannot be counted"):
-        read_shape(str(tmp_path))
-
-
-def test_layers_without_attention_have_no_kv_cache() -> None:
-    kinds = ["linear_attention", "linear_attention", "full_attention"]
-    shape = model_shape({**TINY, "model_type": "hybrid", "layer_types": kinds}, where="config.json")
-    assert shape.kv_numbers_per_token() == 2 * 1 * 2 * 16
-
-
-def test_a_config_of_the_hub_is_fetched_by_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(lambda _: {**TINY, "model_type": "qwen3"}) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        assert read_shape("org/name").num_layers == 3
-        assert hub.asked[0].path == "/org/name/resolve/main/config.json"
-    with serving(lambda _: Answer(404)) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        with pytest.raises(UserError, match="answers 404"):
-            read_shape("org/name")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import httpx
 
-_MAX_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
+"""Of an answer; what is longer is broken off, and no JSON."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class Asker:
             data = b""
             async for chunk in response.aiter_raw():
                 data += chunk
-                if len(data) > _MAX_BYTES:
+                if len(data) > MAX_BYTES:
+                    data = b""
                     break
         return Answer(
             status=response.status_code,
@@ -98,10 +100,17 @@ class Asker:
 
 
 @asynccontextmanager
-async def asking(*, timeout_s: float) -> AsyncGenerator[Asker]:
-    """Return an asker whose connections are closed afterwards."""
+async def asking(*, timeout_s: float, is_abroad: bool = False) -> AsyncGenerator[Asker]:
+    """Return an asker whose connections are closed afterwards.
+
+    Args:
+        timeout_s: Longest wait for one answer.
+        is_abroad: Whether to go through the proxies of the environment and to follow redirects.
+    """
     limits = httpx.Limits(max_connections=100)
-    async with httpx.AsyncClient(trust_env=False, timeout=timeout_s, limits=limits) as http:
+    async with httpx.AsyncClient(
+        trust_env=is_abroad, follow_redirects=is_abroad, timeout=timeout_s, limits=limits
+    ) as http:
         yield Asker(http, timeout_s=timeout_s)
 
 

@@ -1,0 +1,141 @@
+"""What `headrace doctor` says of Redis: real servers with one thing wrong each, and who is registered in them."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace.doctor.examination import examine
+from headrace.doctor.findings import CANNOT_LOOK, exit_status
+from headrace.doctor.redis_checks import look_at_redis, server_findings
+from shared.keys import FLEET, FLEET_LEASES
+from shared.redis_connection import Redis, connect, wait_until_ready
+from tests.conftest import RedisServer, free_port, write_until_refused
+from tests.headrace.doctor_rig import level, redis_server, service, targets, wrong
+
+AOF = ("--appendonly", "yes", "--save", "")
+RIGHT = (*AOF, "--maxmemory", "256mb")
+
+
+async def test_a_redis_as_it_should_be_is_fine_but_for_what_is_missing(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", *RIGHT) as url:
+        found = await look_at_redis(url, timeout_s=5.0)
+    assert list(wrong(found.findings)) == [("redis", "functions")]
+    assert found.clock_ahead_s == pytest.approx(0.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "check", "says"),
+    [
+        ((*AOF, "--maxmemory-policy", "allkeys-lru"), "eviction", "allkeys-lru"),
+        (("--save", ""), "append-only file", "when it ends, runs and rollouts are gone"),
+        ((*AOF, "--maxmemory", "1100kb"), "memory", "writes are refused"),
+        ((*AOF, "--requirepass", "secret"), "reachable", "does not take the user and password"),
+        ((*AOF, "--replicaof", "127.0.0.1 1"), "role", "is a replica"),
+    ],
+)
+async def test_a_redis_that_is_set_wrong_is_named(
+    tmp_path: Path, flags: tuple[str, ...], check: str, says: str
+) -> None:
+    with redis_server(tmp_path / "redis", *flags) as url:
+        found = await look_at_redis(url, timeout_s=5.0)
+    assert says in wrong(found.findings)["redis", check]
+
+
+async def test_a_user_that_may_not_ask_is_told_which_right_is_missing(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", *RIGHT) as url:
+        admin = connect(url)
+        await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", "~*", "-@all", "+ping", "+time")
+        found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
+        await admin.aclose()
+    could_not = {finding.check for finding in found.findings if finding.level == "unknown"}
+    assert could_not == {"settings", "generators"}
+    assert found.clock_ahead_s is not None
+
+
+@pytest.mark.parametrize("user", ["rewarder", "generator"])
+async def test_of_generators_that_it_may_not_see_doctor_says_nothing(tmp_path: Path, user: str) -> None:
+    """No user but the trainer's may read who is registered; nobody is missing because of that."""
+    rights = {"rewarder": ("~headrace:runs", "+zrange"), "generator": ("~headrace:fleet", "+hgetall")}[user]
+    with redis_server(tmp_path / "redis", *RIGHT) as url:
+        admin = connect(url)
+        await wait_until_ready(admin, timeout_s=10)
+        of_all = ("-@all", "+ping", "+info", "+time", "+function|list")
+        await cast("Any", admin).execute_command("ACL", "SETUSER", user, "on", ">pw", *of_all, *rights)
+        found = await examine(targets(redis_url=url.replace("redis://", f"redis://{user}:pw@")))
+        await admin.aclose()
+    assert wrong(found) == {}
+    (one,) = [finding for finding in found.findings if finding.level == "unknown"]
+    assert (one.where, one.check) == ("redis", "generators")
+    assert "the trainer's may" in one.do
+    assert exit_status(found.findings) == CANNOT_LOOK
+
+
+async def test_reading_is_all_that_doctor_needs_of_redis(tmp_path: Path) -> None:
+    rights = ("~headrace:*", "-@all", "+ping", "+info", "+time", "+function|list", "+hgetall", "+zrange")
+    with redis_server(tmp_path / "redis", *RIGHT) as url:
+        admin = connect(url)
+        await wait_until_ready(admin, timeout_s=10)
+        await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", *rights)
+        found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
+        await admin.aclose()
+    assert {finding.level for finding in found.findings} == {"ok"}
+
+
+async def test_a_redis_with_a_full_disk_answers_and_its_disk_is_named(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+    client = connect(server.url)
+    try:
+        await wait_until_ready(client, timeout_s=10)
+        server.fill_disk()
+        await write_until_refused(client)
+        found = await look_at_redis(server.url, timeout_s=5.0)
+    finally:
+        await client.aclose()
+        server.kill()
+    assert "aof_last_write_status" in wrong(found.findings)["redis", "append-only file"]
+    assert ("redis", "reachable") not in wrong(found.findings)
+
+
+@pytest.mark.parametrize(
+    ("info", "check", "says"),
+    [
+        ({"redis_version": "6.2.14"}, "version", "Redis 6.2.14 is too old"),
+        ({"aof_last_write_status": "err"}, "append-only file", "aof_last_write_status"),
+        ({"evicted_keys": 12}, "eviction", "12 keys"),
+    ],
+)
+def test_what_info_says_is_understood(info: dict[str, Any], check: str, says: str) -> None:
+    right = {
+        "redis_version": "7.0.15", "role": "master", "maxmemory_policy": "noeviction", "evicted_keys": 0,
+        "aof_enabled": 1, "aof_last_write_status": "ok", "used_memory": 10, "maxmemory": 100,
+    }  # fmt: skip
+    assert wrong(server_findings(right)) == {}
+    found = wrong(server_findings(right | info))
+    assert list(found) == [("redis", check)]
+    assert says in found["redis", check]
+
+
+async def test_generators_that_redis_knows_are_looked_at_and_dead_ones_named(redis: Redis, redis_url: str) -> None:
+    with service("generator") as alive, service("trainer") as trainer:
+        await redis.hset(FLEET, mapping={"g0": f'{{"url": "{alive.url}"}}', "g1": '{"url": "http://127.0.0.1:1"}'})
+        await redis.zadd(FLEET_LEASES, {"g0": 9e15, "g1": 1000.0})
+        found = await examine(targets(api_url=trainer.url, redis_url=redis_url))
+    assert "died without saying goodbye" in wrong(found)["g1", "lease"]
+    assert level(found, "g0", "internal key") == "ok"
+    assert ("g1", "reachable") not in {(one.where, one.check) for one in found.findings}
+
+
+async def test_a_registered_generator_out_of_reach_is_a_note(redis: Redis, redis_url: str) -> None:
+    """From outside of a cluster none of its generators can be reached, and all is well."""
+    await redis.hset(FLEET, mapping={"g0": f'{{"url": "http://127.0.0.1:{free_port()}"}}'})
+    await redis.zadd(FLEET_LEASES, {"g0": 9e15})
+    found = await examine(targets(redis_url=redis_url))
+    assert wrong(found) == {}
+    assert level(found, "g0", "reachable") == "note"
+
+
+async def test_a_redis_without_generators_is_wrong(redis_url: str) -> None:
+    found = await examine(targets(redis_url=redis_url))
+    assert wrong(found) == {("redis", "generators"): "no generator is registered"}

@@ -1,0 +1,89 @@
+"""What `headrace doctor` says of runs."""
+
+import time
+from typing import Any
+
+import pytest
+
+from headrace.doctor.examination import examine
+from tests.headrace.doctor_rig import level, service, targets, wrong
+
+
+def run_page(**more: Any) -> dict[str, Any]:
+    return {
+        "run_id": "run-a", "status": "running", "waiting_for": None, "reason": "", "num_rewarders": 1,
+        "queues": {"dead_letters": 0}, "refusals": [],
+        "generators": [{"replica_id": "generator-0", "is_alive": True, "doing": ""}], **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "check", "says"),
+    [
+        ({"queues": {"dead_letters": 3}}, "dead letters", "3 prompt groups"),
+        ({"num_rewarders": 0}, "rewarders", "no rewarder is alive for it"),
+        ({"generators": []}, "generators", "no generator is alive for it"),
+        (
+            {"generators": [*run_page()["generators"], {"replica_id": "g1", "is_alive": False, "doing": ""}]},
+            "generators",
+            "g1 took part, and its lease has run out",
+        ),
+        (
+            {"refusals": [{"kind": "generator", "replica_id": "g1", "reason": "use auto or gloo"}]},
+            "refusals",
+            "use auto or gloo",
+        ),
+        ({"status": "paused", "reason": "judge failed", "pause": {"by": "rewards"}}, "run", "paused: judge failed"),
+        (
+            {
+                "waiting_kind": "silent_rank",
+                "waiting_for": "its training rank, which has not reported for more than 40 min; see rank.log",
+            },
+            "run",
+            "has not reported for more than 40 min",
+        ),
+        (
+            {
+                "waiting_kind": "restarting",
+                "waiting_for": "its training rank, which crashed with exit status 1 and is being started again; "
+                "it last said: CUDA out of memory",
+            },
+            "run",
+            "CUDA out of memory",
+        ),
+        (
+            {"waiting_kind": "push_failed", "waiting_for": "a generator: the push to generator-0 failed (timeout)"},
+            "run",
+            "the push to generator-0",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_a_run_is_said(more: dict[str, Any], check: str, says: str) -> None:
+    answers = {
+        "/v1/runs": {"runs": [{"run_id": "run-a", "status": "running"}, {"run_id": "run-0", "status": "finished"}]},
+        "/v1/runs/run-a": run_page(**more),
+    }
+    with service("trainer", answers) as api:
+        found = await examine(targets(api_url=api.url))
+        assert "/v1/runs/run-0" not in {one.path for one in api.asked}
+    assert list(wrong(found)) == [("run-a", check)]
+    assert says in wrong(found)["run-a", check]
+
+
+async def test_a_run_that_only_waits_is_fine_and_one_that_failed_lately_is_mentioned() -> None:
+    page = run_page(waiting_for="3 of 8 groups", waiting_kind="work")
+    ended = {"status": "failed", "reason": "no room", "ended_at_s": time.time() - 60}
+    runs = [page, {"run_id": "run-f", **ended}, {"run_id": "run-old", **ended, "ended_at_s": 1.0}]
+    with service("trainer", {"/v1/runs": {"runs": runs}, "/v1/runs/run-a": page}) as api:
+        found = await examine(targets(api_url=api.url))
+    assert wrong(found) == {}
+    assert (level(found, "run-a", "run"), level(found, "run-f", "run")) == ("ok", "note")
+    assert "run-old" not in {finding.where for finding in found.findings}
+
+
+async def test_a_run_that_somebody_paused_is_no_problem() -> None:
+    page = run_page(status="paused", reason="somebody asked for it", pause={"by": "user"})
+    with service("trainer", {"/v1/runs": {"runs": [page]}, "/v1/runs/run-a": page}) as api:
+        found = await examine(targets(api_url=api.url))
+    assert wrong(found) == {}
+    assert level(found, "run-a", "run") == "note"
