@@ -28,6 +28,8 @@ def set_environment(environment: MutableMapping[str, str], *, is_cpu: bool, log_
     # This process has threads and open sockets, which a fork would inherit.
     environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     environment.setdefault("VLLM_LOGGING_LEVEL", log_level.upper())
+    # Of the engine's own groups, which never leave the machine; the push names its address (gloo_wire.py).
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if is_cpu:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         # Logprobs are compiled even in eager mode, which needs a C++ compiler and 8 to 23 s at the first request.

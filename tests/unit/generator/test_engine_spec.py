@@ -146,6 +146,12 @@ def test_vllm_cannot_be_talked_into_its_development_mode() -> None:
     assert environment["VLLM_LOGGING_LEVEL"] == "INFO"
 
 
+def test_an_engines_own_groups_listen_on_loopback() -> None:
+    environment: dict[str, str] = {}
+    set_environment(environment, is_cpu=False, log_level="INFO")
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+
+
 def test_only_a_cpu_gets_the_cpus_settings() -> None:
     environment: dict[str, str] = {}
     set_environment(environment, is_cpu=False, log_level="INFO")

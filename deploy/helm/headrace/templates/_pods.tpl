@@ -125,9 +125,12 @@ capabilities:
 {{/* Variables of what talks NCCL and reads weights: trainer and generators. */}}
 {{- define "headrace.gpuEnv" -}}
 {{- $values := .root.Values -}}
+{{- $component := .component -}}
 {{- with $values.nccl.socketInterface }}
 - {name: NCCL_SOCKET_IFNAME, value: {{ . | quote }}}
+{{- if ne $component "generator" }}
 - {name: GLOO_SOCKET_IFNAME, value: {{ . | quote }}}
+{{- end }}
 {{- end }}
 - {name: NCCL_DEBUG, value: {{ $values.nccl.debug | quote }}}
 {{- if not $values.nccl.rdma.enabled }}
