@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -81,7 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def running(directory: Path) -> Iterator[Server]:
+def running(directory: Path) -> Generator[Server]:
     """Run a server as the image starts it, with secrets as `deploy/make-secrets` makes them."""
     secrets = directory / "secrets"
     subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
