@@ -52,11 +52,12 @@ class Server:
 def start(directory: Path, secrets: Path, port: int) -> "subprocess.Popen[bytes]":
     """Start what the image starts, with one more user that may ask what was denied."""
     programs, scripts = directory / "bin", directory / "scripts"
-    programs.mkdir()
-    (programs / "valkey-server").symlink_to(server_binary())
-    shutil.copytree(DEPLOY / "redis", scripts)
-    with (scripts / "users.acl.template").open("a", encoding="utf-8") as rules:
-        rules.write("user auditor on nopass resetkeys resetchannels -@all +acl|log\n")
+    if not programs.exists():  # else it is started again
+        programs.mkdir()
+        (programs / "valkey-server").symlink_to(server_binary())
+        shutil.copytree(DEPLOY / "redis", scripts)
+        with (scripts / "users.acl.template").open("a", encoding="utf-8") as rules:
+            rules.write("user auditor on nopass resetkeys resetchannels -@all +acl|log\n")
     return subprocess.Popen(
         [
             scripts / "start.sh",
@@ -84,7 +85,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def running(directory: Path) -> Generator[Server]:
     """Run a server as the image starts it, with secrets as `deploy/make-secrets` makes them."""
     secrets = directory / "secrets"
-    subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
+    if not secrets.exists():
+        subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
     port = free_port()
     with start(directory, secrets, port) as process:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -105,6 +107,14 @@ def test_the_configuration_keeps_what_was_acknowledged_and_evicts_nothing(server
         assert client.info("memory")["maxmemory_policy"] == "noeviction"
         assert client.info("memory")["maxmemory"] == 2 * 1024**3
         assert client.info("persistence")["aof_enabled"] == 1
+
+
+def test_what_was_written_at_once_is_there_after_a_kill(tmp_path: Path) -> None:
+    with running(tmp_path) as server, server.client("trainer") as client:
+        with client.pipeline(transaction=True) as both:
+            both.hset("headrace:one", "a", "1").hset("headrace:two", "b", "2").execute()
+    with running(tmp_path) as server, server.client("trainer") as client:
+        assert (client.hget("headrace:one", "a"), client.hget("headrace:two", "b")) == ("1", "2")
 
 
 def test_nobody_enters_without_a_user_and_its_password(server: Server) -> None:

@@ -177,9 +177,7 @@ async def reconcile(
 async def registered(redis: Redis, keys: RunKeys, client: httpx.AsyncClient) -> dict[str, Replica]:
     """Return the replicas that are registered with this run and whose lease is alive."""
     alive = await lease.alive(redis, leases=keys.leases(GENERATORS))
-    entries: dict[bytes, bytes] = await patiently(
-        lambda: redis.hgetall(keys.generators), what="reading the generators", timeout_s=_PATIENCE_S
-    )
+    entries = await _entries(redis, keys)
     replicas: dict[str, Replica] = {}
     for name, entry in sorted(entries.items()):
         replica_id = name.decode()
@@ -194,10 +192,14 @@ async def registered(redis: Redis, keys: RunKeys, client: httpx.AsyncClient) -> 
 
 async def listed(redis: Redis, keys: RunKeys) -> set[str]:
     """Return who is registered with the run, alive or not. One that ends in order is taken out before it lets go."""
-    names: list[bytes] = await patiently(
-        lambda: redis.hkeys(keys.generators), what="reading the generators", timeout_s=_PATIENCE_S
+    return {name.decode() for name in await _entries(redis, keys)}
+
+
+async def _entries(redis: Redis, keys: RunKeys) -> dict[bytes, bytes]:
+    entries: dict[bytes, bytes] = await patiently(
+        lambda: redis.hgetall(keys.generators), what="reading the generators", timeout_s=_PATIENCE_S
     )
-    return {name.decode() for name in names}
+    return entries
 
 
 async def _info(replica: Replica) -> ReplicaInfo | str:
