@@ -28,6 +28,19 @@ stop() {
         done
         rm -f "$d/$name.pid"
     done
+    [[ ! -d $d/data ]] || clear_network
+}
+
+clear_network() { # what dockerd leaves in the kernel
+    local table chain
+    command -v iptables >/dev/null || return 0
+    for table in filter nat; do
+        iptables -t "$table" -S | grep -E -- '^-A .*(-j DOCKER|-s 10\.21[34]\.)' | sed 's/^-A/-D/' |
+            while read -r -a rule; do iptables -t "$table" "${rule[@]}" || true; done
+        for chain in $(iptables -t "$table" -S | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do iptables -t "$table" -F "$chain"; done
+        for chain in $(iptables -t "$table" -S | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do iptables -t "$table" -X "$chain"; done
+    done
+    ip link delete docker0 2>/dev/null || true
 }
 
 apt_of() { # apt of another release, with lists and cache of its own
