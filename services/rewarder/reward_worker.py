@@ -192,7 +192,14 @@ def _call(name: str, function: RewardFunction, call: RewardCall) -> tuple[list[V
         return everyone(num_completions, "error", why_not), ""
     try:
         options = () if known is None else known.not_from_columns()
-        arguments = arguments_for(function, call, name=name, is_built_in=known is not None, options=options)
+        arguments = arguments_for(
+            function,
+            call,
+            name=name,
+            is_built_in=known is not None,
+            options=options,
+            may_be_given=None if known is None else known.options,
+        )
         returned = function(**arguments)
         return judge(returned, num_completions, is_built_in=known is not None), ""
     except CallError as error:

@@ -94,7 +94,7 @@ def test_good_functions_are_told_apart(client: httpx.Client) -> None:
     [
         (
             "acuracy_reward",
-            "'acuracy_reward' is no built-in reward. Did you mean 'accuracy_reward'? Built in are: accura",
+            "'acuracy_reward' is no built-in reward. Did you mean 'accuracy_reward'? A function of your own",
         ),
         ("my_rewards.judge", "'my_rewards.judge' is no built-in reward; did you mean 'my_rewards:judge'?"),
         (
