@@ -146,6 +146,15 @@ def test_what_was_deleted_is_gone_and_who_names_it_is_told(client: httpx.Client,
     assert "registered with POST /v1/rewards" in never
 
 
+@pytest.mark.parametrize("name", ["accuracy_reward", "my_rewards:judge"])
+def test_who_tests_what_is_no_endpoint_is_told_how_to_try_it(client: httpx.Client, name: str) -> None:
+    reply = client.post(f"/v1/rewards/{name}/test", json={})
+    assert (reply.status_code, reply.json()["detail"]) == (
+        404,
+        f"'{name}' is no reward endpoint: what is known of it is in GET /v1/rewards, and POST /v1/score tries it.",
+    )
+
+
 def test_built_ins_can_be_looked_at_and_neither_replaced_nor_deleted(client: httpx.Client, judge_url: str) -> None:
     shown = client.get("/v1/rewards/accuracy_reward").json()
     assert (shown["kind"], shown["endpoint"]) == ("built-in", None)
@@ -200,7 +209,12 @@ def test_a_url_that_may_not_be_called_is_refused_with_a_sentence(client: httpx.C
         ({"timeout_s": "5"}, "timeout_s"),
         ({"max_retries": 11}, "max_retries"),
         ({"batch_size": 0}, "batch_size"),
-        ({"speed": 1}, "speed: Extra inputs"),
+        ({"speed": 1}, "speed: there is no such field; there are url, wire_format, "),
+        ({"bach_size": 1}, "bach_size: there is no such field; did you mean batch_size?"),
+        (
+            {"wire_format": "openrlhf", "openrlhf": {"label_colum": "a"}},
+            "openrlhf.label_colum: there is no such field; did you mean label_column?",
+        ),
     ],
 )
 def test_a_specification_that_makes_no_sense_is_refused(
