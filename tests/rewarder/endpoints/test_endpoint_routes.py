@@ -1,5 +1,7 @@
 """Registering, looking at, trying and deleting reward endpoints over HTTP, against the rewarder as its own process."""
 
+import hashlib
+import hmac
 import json
 import threading
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ NAMES_OF_SECRETS = {"judge-key": SECRET, "judge-hmac": "hmac-secret-of-the-test"
 
 
 class Judge(BaseHTTPRequestHandler):
-    """A TRL endpoint: the length of each completion; it sends the key that it was sent back in a header."""
+    """A TRL endpoint: the length of each completion; it sends the key and the signature that it was sent back."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -29,6 +31,8 @@ class Judge(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.send_header("X-Your-Key", self.headers.get("Authorization", ""))
+        self.send_header("X-Your-Time", self.headers.get("X-Headrace-Timestamp", ""))
+        self.send_header("X-Your-Signature", self.headers.get("X-Headrace-Signature", ""))
         self.end_headers()
         self.wfile.write(answer)
 
@@ -244,6 +248,10 @@ def test_a_trial_shows_both_sides_and_no_secret(
     headers = exchange["request"]["headers"]
     assert (headers["authorization"], headers["x-team"]) == ("Bearer [secret]", "a")
     assert headers["x-headrace-signature"] == "[secret]"
+    assert headers["x-headrace-timestamp"] == exchange["answer"]["headers"]["x-your-time"], "or none could be checked"
+    signed = f"{headers['x-headrace-timestamp']}.{exchange['request']['body']}".encode()
+    expected = hmac.new(NAMES_OF_SECRETS["judge-hmac"].encode(), signed, hashlib.sha256).hexdigest()
+    assert exchange["answer"]["headers"]["x-your-signature"] == f"v1={expected}"
     assert json.loads(exchange["request"]["body"])["completions"] == ["6 times 7 is 42.", "It is 41."]
     assert (exchange["answer"]["status"], exchange["answer"]["body"]) == (200, "[16.0, 9.0]")
     assert exchange["answer"]["headers"]["x-your-key"] == "Bearer [secret]", "it was sent back, and is not shown"
