@@ -40,6 +40,7 @@ from services.rewarder.problem_reply import PROBLEM_JSON, problem_reply
 from services.rewarder.reward_call import printable
 from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
+from services.rewarder.unknown_field import no_such_field
 from services.rewarder.worker_frames import Inspected, Refused
 from shared.about import ABOUT_PATH, About, about
 from shared.errors import UserError
@@ -186,12 +187,19 @@ async def _body_error(_request: Request, error: Exception) -> JSONResponse:
     return problem_reply(found.status, found.title, found.detail)
 
 
-async def _invalid_body(_request: Request, error: Exception) -> JSONResponse:
+async def _invalid_body(request: Request, error: Exception) -> JSONResponse:
     found = cast("RequestValidationError", error).errors()
+    route = request.scope.get("route")
+    has_body = isinstance(route, APIRoute) and route.body_field is not None
+    body = cast("Any", route).body_field.field_info.annotation if has_body else None
     errors = [
         {
             "field": printable(".".join(str(part) for part in item["loc"][1:])),
-            "message": printable(str(item["msg"]).removeprefix("Value error, ")),
+            "message": printable(
+                no_such_field(body, item["loc"][1:])
+                if item["type"] == "extra_forbidden"
+                else str(item["msg"]).removeprefix("Value error, ")
+            ),
         }
         for item in found[:_MAX_ERRORS]
     ]

@@ -106,7 +106,9 @@ class Rows(Body):
             if value is not None and len(value) != len(self.prompts)
         ]
         if wrong:
-            raise ValueError(f"there are {len(self.prompts)} prompts, but {', '.join(wrong)}")
+            num_prompts = len(self.prompts)
+            there = "is 1 prompt" if num_prompts == 1 else f"are {num_prompts} prompts"
+            raise ValueError(f"there {there}, but {', '.join(wrong)}")
         return self
 
     def call(self) -> RewardCall:

@@ -156,6 +156,6 @@ def unknown_name(name: str) -> UserError:
     near = difflib.get_close_matches(name, [*BUILT_INS, *ALIASES], n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(
-        f"'{name}' is no built-in reward.{hint} Built in are: {known}. A function of your own is named "
-        "'package.module:function'; an endpoint is registered with POST /v1/rewards"
+        f"'{name}' is no built-in reward.{hint} A function of your own is named 'package.module:function'; an endpoint "
+        f"is registered with POST /v1/rewards, and tried with POST /v1/rewards/NAME/test. Built in are: {known}"
     )

@@ -81,7 +81,9 @@ def _function(module: ModuleType, attribute: str) -> RewardFunction:
     if function is None:
         raise UserError(_no_such_function(module, attribute))
     if not callable(function) or inspect.isclass(function):
-        raise UserError(f"'{attribute}' in module {module.__name__} is no function but a {type(function).__name__}")
+        raise UserError(
+            f"'{attribute}' in module {module.__name__} is no function; its type is {type(function).__name__}"
+        )
     return function  # type: ignore[no-any-return]
 
 

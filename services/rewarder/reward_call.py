@@ -113,6 +113,7 @@ def arguments_for(
     name: str = "",
     is_built_in: bool = False,
     options: Collection[str] = (),
+    may_be_given: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """Return the keyword arguments for ``function``.
 
@@ -122,6 +123,7 @@ def arguments_for(
         name: Under which ``reward_kwargs`` has arguments for it.
         is_built_in: Whether it is ours, and may be told more than TRL tells a function.
         options: Arguments that no column stands in for.
+        may_be_given: Arguments that ``reward_kwargs`` may have; any if left out.
 
     Raises:
         CallError: It requires an argument that there is not, or ``reward_kwargs`` has one that it cannot be given.
@@ -155,9 +157,14 @@ def arguments_for(
         )
     if missing:
         columns = ", ".join(sorted(call.columns)) or "none"
+        ways = ["rename the column" if is_built_in else "rename the column or the parameter"]
+        if may_be_given is None or set(missing) <= set(may_be_given):
+            ways.append("give it in reward_kwargs (--kwargs of a check)")
+        if not is_built_in:
+            ways.append("give the parameter a default")
         raise CallError(
-            f"needs {_quoted(missing)}, and there is no such column; the columns are: {columns}. "
-            "Rename the column or the parameter, or give the parameter a default"
+            f"needs {_quoted(missing)}, and there is no such column; the columns are: {_at_most(120, columns)}. "
+            f"{', or '.join(ways).capitalize()}"
         )
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return arguments
@@ -231,7 +238,11 @@ def users_trace(error: BaseException) -> str:
 
 def printable(text: str) -> str:
     """Return ``text`` short enough to travel, without what UTF-8 cannot carry."""
-    return text[:MAX_DETAIL_CHARS].encode("utf-8", "backslashreplace").decode()
+    return _at_most(MAX_DETAIL_CHARS, text).encode("utf-8", "backslashreplace").decode()
+
+
+def _at_most(num_characters: int, text: str) -> str:
+    return text if len(text) <= num_characters else f"{text[: num_characters - 3]}..."
 
 
 def _judge_one(value: object) -> Verdict:

@@ -139,7 +139,7 @@ def _inspect(request: Inspect, limits: Limits) -> Inspected | Refused:
     except UserError as error:
         return Refused(str(error))
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
-        return Refused(f"importing {name.partition(':')[0]} ended with {describe(error)}")
+        return Refused(f"importing {name.partition(':')[0]} ended with {_describe(error, limits)}")
     why_not = known.why_not_usable(request.kwargs) if known else refused_kwargs(function, request.kwargs)
     if why_not is not None:
         return Refused(f"{name} {why_not}")
@@ -177,25 +177,42 @@ def _serve(
         return
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
         _send(channel, Started())
-        _send(channel, Answer(everyone(num_completions, "error", f"importing it ended with {describe(error)}")))
+        _send(
+            channel, Answer(everyone(num_completions, "error", f"importing it ended with {_describe(error, limits)}"))
+        )
         return
     _limit_cpu(task.timeout_s)
     _send(channel, Started())
-    verdicts, trace = _call(task.function, loaded[task.function, task.version], call)
+    verdicts, trace = _call(task.function, loaded[task.function, task.version], call, limits)
     _send(channel, Answer(verdicts, trace))
 
 
-def _call(name: str, function: RewardFunction, call: RewardCall) -> tuple[list[Verdict], str]:
+def _call(name: str, function: RewardFunction, call: RewardCall, limits: Limits) -> tuple[list[Verdict], str]:
     num_completions = len(call.completions)
     known = built_in(name)
     if known is not None and (why_not := known.why_not(call.reward_kwargs.get(name, {}))):
         return everyone(num_completions, "error", why_not), ""
     try:
         options = () if known is None else known.not_from_columns()
-        arguments = arguments_for(function, call, name=name, is_built_in=known is not None, options=options)
+        arguments = arguments_for(
+            function,
+            call,
+            name=name,
+            is_built_in=known is not None,
+            options=options,
+            may_be_given=None if known is None else known.options,
+        )
         returned = function(**arguments)
         return judge(returned, num_completions, is_built_in=known is not None), ""
     except CallError as error:
         return everyone(num_completions, "error", str(error)), ""
     except BaseException as error:  # noqa: BLE001  user code: math-verify's own timeout is no Exception either
-        return everyone(num_completions, "error", describe(error)), users_trace(error)
+        return everyone(num_completions, "error", _describe(error, limits)), users_trace(error)
+
+
+def _describe(error: BaseException, limits: Limits) -> str:
+    """Return type and message of an exception in user code, and the limit if memory was what it lacked."""
+    if not isinstance(error, MemoryError):
+        return describe(error)
+    memory_mib = limits.memory_bytes // 2**20
+    return f"{describe(error)} (a worker has {memory_mib} MiB of address space: HEADRACE_WORKER_MEMORY_MIB)"

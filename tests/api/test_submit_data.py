@@ -112,7 +112,8 @@ async def test_a_column_that_is_not_there_is_refused_with_those_that_are(client:
     renamed = {"rename_columns": {"solution": "target"}, "columns": ["target", "prompt"]}
     assert await accepted(client, run | renamed) == [
         "the reward function accuracy_reward asks for the column solution, which "
-        "the dataset does not have: it will fail for every group. Add the column, or give the argument a default"
+        "the dataset does not have: it will fail for every group. Add the column, give the value in reward_kwargs, or "
+        "give the argument a default"
     ]
 
 

@@ -94,7 +94,7 @@ def test_good_functions_are_told_apart(client: httpx.Client) -> None:
     [
         (
             "acuracy_reward",
-            "'acuracy_reward' is no built-in reward. Did you mean 'accuracy_reward'? Built in are: accura",
+            "'acuracy_reward' is no built-in reward. Did you mean 'accuracy_reward'? A function of your own",
         ),
         ("my_rewards.judge", "'my_rewards.judge' is no built-in reward; did you mean 'my_rewards:judge'?"),
         (
@@ -103,7 +103,7 @@ def test_good_functions_are_told_apart(client: httpx.Client) -> None:
         ),
         ("os.path:no such", "'os.path:no such' is no 'package.module:function'"),
         (user("exakt"), "module rewards_under_test has no function exakt. Did you mean exact? It has: one, exact,"),
-        (user("NOT_A_FUNCTION"), "'NOT_A_FUNCTION' in module rewards_under_test is no function but a int"),
+        (user("NOT_A_FUNCTION"), "'NOT_A_FUNCTION' in module rewards_under_test is no function; its type is int"),
         (
             "needy_rewards:one",
             "module needy_rewards imports no_such_package_anywhere, which is not installed where the",
@@ -199,7 +199,9 @@ def test_an_unknown_function_in_a_batch_is_an_outcome(client: httpx.Client) -> N
     ("body", "says"),
     [
         ({"reward_funcs": []}, "reward_funcs: List should have at least 1 item"),
-        ({"reward_funcs": ["think_format_reward"], "reward_func": "x"}, "reward_func: Extra inputs"),
+        ({"reward_funcs": ["think_format_reward"], "reward_func": "x"}, "did you mean reward_funcs?"),
+        ({"reward_funcs": ["a"], "tmeout_s": 5}, "tmeout_s: there is no such field; did you mean timeout_s?"),
+        ({"reward_funcs": ["a"], "zzz": 5}, "zzz: there is no such field; there are prompts, "),
         ({"reward_funcs": ["think_format_reward"], "timeout_s": "5"}, "timeout_s: Input should be a valid number"),
         ({"reward_funcs": ["think_format_reward"], "completions": ["a"]}, "there are 2 prompts, but completions has 1"),
         ({"reward_funcs": ["think_format_reward"], "columns": {"a": [1]}}, "there are 2 prompts, but a has 1"),

@@ -59,7 +59,7 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_su
         now = await watcher.reports(1)
         assert now.progress.step == 0
         assert now.progress.waiting_for.startswith(
-            "reward function parity to work again; one group every 0 s tries it. Mend it, "
+            "reward function parity to work again; one group every 0 s tries it. Mend it: "
         )
         assert now.progress.waiting_for.endswith(" unscorable (last failure: parity: error)")
         in_flight = now.progress.groups_admitted - sum(now.progress.groups_dropped.values())
@@ -116,7 +116,7 @@ async def test_while_rewards_fail_for_some_completions_whole_batches_of_what_is_
         paused = await watcher.paused("rewards")
         assert paused.pause is not None
         assert paused.pause.failed_ratio == pytest.approx(0.6)
-        probing = " tries it (last failure: error). Mend it, "
+        probing = " tries it (last failure: error). Mend it: "
         before = (await watcher.until(lambda it: probing in it.progress.waiting_for)).progress
         await watcher.until(lambda it: it.progress.groups_admitted >= before.groups_admitted + 3)
         assert (await watcher.record()).status == "paused"

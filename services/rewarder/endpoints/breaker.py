@@ -53,17 +53,24 @@ class Breaker:
         self._is_probing = self._is_probing or is_probe
         return is_probe
 
-    def answered(self) -> None:
-        """Close: the endpoint is there, whatever it said, and whoever asked."""
+    def answered(self) -> bool:
+        """Close: the endpoint is there, whatever it said, and whoever asked; return whether it was left alone."""
+        was_open = self._opened_at_s is not None
         self._num_failures, self._opened_at_s, self._is_probing = 0, None, False
+        return was_open
 
-    def failed(self, why: str, now_s: float, *, is_probe: bool) -> None:
-        """Count a failure. Late ones, of requests that went out before it opened, do not make the pause longer."""
+    def failed(self, why: str, now_s: float, *, is_probe: bool) -> bool:
+        """Count a failure; return whether it is left alone from now on, and was not before.
+
+        Late ones, of requests that went out before it opened, do not make the pause longer.
+        """
+        was_open = self._opened_at_s is not None
         self._num_failures += 1
         self._why = why
         if is_probe or (self._opened_at_s is None and self._num_failures >= self._max_failures):
             self._opened_at_s = now_s
         self.gave_up(is_probe=is_probe)
+        return self._opened_at_s is not None and not was_open
 
     def gave_up(self, *, is_probe: bool) -> None:
         """Forget a request that was cancelled: it says nothing about the endpoint."""

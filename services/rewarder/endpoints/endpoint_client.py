@@ -10,6 +10,7 @@ its turn, like waiting for a worker, has a limit of its own.
 """
 
 import asyncio
+import logging
 import time
 import uuid
 
@@ -34,6 +35,8 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.token_estimate import num_tokens
 from services.rewarder.turnstile import TurnedAwayError, Turnstile
 from services.rewarder.worker_pool import RewardFailure
+
+log = logging.getLogger(__name__)
 
 _SHOWN_OF_A_REFUSAL = 120
 _BREAKER_STATES = {"closed": 0, "half-open": 1, "open": 2}
@@ -184,16 +187,24 @@ class EndpointClient:
                 detail_of=_refusal,
             )
         except EndpointDown as failure:
-            self.breaker.failed(failure.detail, time.monotonic(), is_probe=is_probe)
+            if self.breaker.failed(failure.detail, time.monotonic(), is_probe=is_probe):
+                said = self.spec.breaker_failures, self.spec.breaker_pause_s, failure.detail
+                log.warning(
+                    "reward endpoint %s failed %d times in a row and is left alone for %g s: %s", self.name, *said
+                )
             raise
         except EndpointThere:
-            self.breaker.answered()
+            self._answered()
             raise
         except BaseException:  # nothing was judged, and not for its being down; or the run is over
             self.breaker.gave_up(is_probe=is_probe)
             raise
-        self.breaker.answered()
+        self._answered()
         return self.decode(answer, call)
+
+    def _answered(self) -> None:
+        if self.breaker.answered():
+            log.info("reward endpoint %s answers again", self.name)
 
     def _refuse_if_open(self) -> None:
         why_not = self.breaker.why_not(time.monotonic())

@@ -6,11 +6,13 @@ A client lives as long as its specification stays as it is; one that was replace
 """
 
 import asyncio
+import difflib
 from pathlib import Path
 from typing import Self
 
 import httpcore
 
+from services.rewarder.built_in_rewards import ALIASES, BUILT_INS
 from services.rewarder.endpoints.endpoint_client import EndpointClient
 from services.rewarder.endpoints.http_exchange import HttpExchange
 from services.rewarder.endpoints.outbound_rules import OutboundRules, target
@@ -85,14 +87,15 @@ class Endpoints:
         await self._exchange.aclose()
 
     async def knows(self, name: str) -> bool:
-        """See RewardSource. A deleted endpoint is known, so that who still names it is told."""
+        """See RewardSource. A deleted endpoint is known, and one that is misspelt, so that who names it is told."""
         if why_no_name(name) is not None:
             return False
         try:
             registered = await self._registered()
         except UnavailableError:
             return True  # and the call says so
-        return name in registered.specs or name in registered.unreadable or self.registry.is_gone(name)
+        is_known = name in registered.specs or name in registered.unreadable or self.registry.is_gone(name)
+        return is_known or _meant(name, registered) is not None
 
     def exists(self, name: str) -> bool:
         """See RewardSource."""
@@ -196,7 +199,15 @@ class Endpoints:
             return "it was registered by another release, which this one cannot read; register it again"
         if self.registry.is_gone(name):
             return "it was deleted; register it again with POST /v1/rewards"
-        return "no endpoint of that name is registered; POST /v1/rewards registers one"
+        meant = _meant(name, registered)
+        hint = "" if meant is None else f"did you mean '{meant}'? "
+        return f"no endpoint of that name is registered; {hint}POST /v1/rewards registers one"
+
+
+def _meant(name: str, registered: Registered) -> str | None:
+    """Return the endpoint that looks like ``name``; None if there is none, or a built-in looks more like it."""
+    near = difflib.get_close_matches(name, [*registered.specs, *BUILT_INS, *ALIASES], n=1)
+    return near[0] if near and near[0] in registered.specs else None
 
 
 def _out_of_scope(name: str, scope: Scope) -> str:

@@ -89,9 +89,11 @@ class OutboundRules:
         for address in addresses:
             kind = why_denied(address, is_allowed_host=is_allowed_host, allowed_networks=self.networks)
             if kind is not None:
+                is_enough = why_denied(address, is_allowed_host=True, allowed_networks=self.networks) is None
+                hosts = "HEADRACE_REWARD_ALLOWED_HOSTS or " if is_enough else ""
                 raise ForbiddenTargetError(
                     f"{host} has an address that is {kind}, which reward endpoints may not have; an operator allows it "
-                    "with HEADRACE_REWARD_ALLOWED_HOSTS or HEADRACE_REWARD_ALLOWED_NETWORKS of the rewarder"
+                    f"with {hosts}HEADRACE_REWARD_ALLOWED_NETWORKS of the rewarder"
                 )
 
     def is_allowed_host(self, host: str, port: int) -> bool:

@@ -18,7 +18,7 @@ from services.rewarder.endpoints.http_exchange import (
 )
 from services.rewarder.endpoints.outbound_rules import OutboundRules, target
 from services.rewarder.endpoints.secret_files import REDACTED, SecretError, SecretFiles, redacted
-from services.rewarder.endpoints.signing import signature_headers
+from services.rewarder.endpoints.signing import SIGNATURE_HEADER, TIMESTAMP_HEADER, signature_headers
 from services.rewarder.endpoints.spec import CARRIES_A_SECRET, EndpointSpec
 from services.rewarder.endpoints.wire_formats import RequestContext, WireRequest
 
@@ -43,7 +43,7 @@ class OutgoingRequests:
     async def send(
         self, spec: EndpointSpec, request: WireRequest, context: RequestContext, *, timeout_s: float
     ) -> HttpAnswer:
-        """Make one try, signed now; return the answer without secrets.
+        """Make one try, signed; return the answer without secrets.
 
         Raises:
             ForbiddenTargetError: The URL, or an address of its host, is not allowed.
@@ -56,7 +56,8 @@ class OutgoingRequests:
         for name, value in spec.headers.items():
             headers[name] = value if isinstance(value, str) else value.prefix + values[value.secret]
         if spec.signing_secret is not None:
-            headers |= signature_headers(request.body, secret=values[spec.signing_secret], at_s=time.time())
+            at_s = time.time() if context.signed_at_s is None else context.signed_at_s
+            headers |= signature_headers(request.body, secret=values[spec.signing_secret], at_s=at_s)
         secrets = set(values.values())
         try:
             answer = await self._exchange.post(url, body=request.body, headers=headers, timeout_s=timeout_s)
@@ -71,7 +72,9 @@ class OutgoingRequests:
         for name, value in spec.headers.items():
             headers[name] = value if isinstance(value, str) else value.prefix + REDACTED
         if spec.signing_secret is not None:
-            headers |= dict.fromkeys(signature_headers(b"", secret="", at_s=0), REDACTED)
+            headers[SIGNATURE_HEADER] = REDACTED  # a short secret could be guessed from it
+            if context.signed_at_s is not None:
+                headers[TIMESTAMP_HEADER] = str(int(context.signed_at_s))
         return ShownRequest(str(self._address(spec, request)), headers, request.body.decode())
 
     def check(self, spec: EndpointSpec) -> httpx.URL:

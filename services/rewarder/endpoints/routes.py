@@ -121,7 +121,13 @@ async def _client(endpoints: Endpoints, name: str) -> EndpointClient:
 
 
 def _no_such(name: str) -> RewardProblem:
-    detail = f"There is no reward endpoint {printable(name)!r}. GET /v1/rewards lists them."
+    shown = repr(printable(name))
+    if built_in(name) is not None or ":" in name:
+        detail = (
+            f"{shown} is no reward endpoint: what is known of it is in GET /v1/rewards, and POST /v1/score tries it."
+        )
+    else:
+        detail = f"There is no reward endpoint {shown}. GET /v1/rewards lists them."
     return RewardProblem(404, "No such reward", detail)
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import time
 
+import msgspec
+
 from services.rewarder.bodies import OutcomeBody
 from services.rewarder.endpoints.endpoint_bodies import ExchangeBody, ReceivedAnswer, SentRequest, TrialReply
 from services.rewarder.endpoints.endpoint_client import EndpointClient
@@ -63,6 +65,7 @@ async def _one(
         try:
             client.check(call)
             request, context = client.encode(call, timeout_s=timeout_s, run_id=None)
+            context = msgspec.structs.replace(context, signed_at_s=time.time())
             shown = requests.shown(client.spec, request, context)
             sent = SentRequest(url=shown.url, headers=shown.headers, body=_cut(shown.body))
             started_at = time.monotonic()

@@ -25,11 +25,13 @@ class RequestContext(msgspec.Struct, frozen=True):
     """What a request says of itself.
 
     ``request_id`` is the same for each try; ``run_id`` is null outside of runs; ``deadline_at_s`` is in Unix seconds.
+    With ``signed_at_s`` all tries carry that time in their signature, and otherwise each its own.
     """
 
     request_id: str
     run_id: str | None
     deadline_at_s: float
+    signed_at_s: float | None = None
 
 
 class WireRequest(msgspec.Struct, frozen=True):

@@ -79,8 +79,8 @@ class RunPause:
         last_failure = f" (last failure: {said})" if said and said not in batch_waits_for else ""
         return (
             f"{f'reward function {name}' if name else 'a reward function'} to work again; one group every "
-            f"{probe_every_s:.0f} s tries it{last_failure}. Mend it, then submit a dry run, which takes its new code "
-            f"in; or resume or stop the run. Meanwhile {batch_waits_for}"
+            f"{probe_every_s:.0f} s tries it{last_failure}. {how_to_mend(name)} Or resume or stop the run. "
+            f"Meanwhile {batch_waits_for}"
         )
 
     def _why_over(self, pause: Pause, wishes: Wishes) -> str:
@@ -105,3 +105,17 @@ class RunPause:
         await self._store.write_pause(self._run_id, None)
         log.info("the run goes on after %.0f s: %s", time.time() - pause.since_s, why)
         await self._log.event("status", {"status": "running", "reason": why})
+
+
+def how_to_mend(reward_func: str) -> str:
+    """Return what to do about a reward function that fails, by what its name says it is; empty is no one function."""
+    if ":" in reward_func:
+        return "Mend it: an edit that is saved and imports is taken in by itself."
+    if "/" in reward_func:
+        return "It is a reward model: the rewarder's log says more."
+    if reward_func:
+        return (
+            "Mend it: an endpoint where it runs, or by registering it again; for what is built in, submit a new run "
+            "with the columns and reward_kwargs that it asks for."
+        )
+    return "Mend what fails."

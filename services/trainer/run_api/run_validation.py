@@ -198,7 +198,7 @@ def _not_a_place(source: DatasetSource) -> str:
 def _missing_columns(needs: list[RewardNeeds], columns: list[str]) -> list[str]:
     return [
         f"the reward function {need.name} asks for the column {missing}, which the dataset does not have: it will fail "
-        "for every group. Add the column, or give the argument a default"
+        "for every group. Add the column, give the value in reward_kwargs, or give the argument a default"
         for need in needs
         for missing in need.missing(columns)
     ]

@@ -1,6 +1,7 @@
 """Endpoints that hang, drip, fail or are gone: each has its outcome, and a good one answers meanwhile. Real HTTP."""
 
 import asyncio
+import logging
 import time
 
 import pytest
@@ -139,6 +140,22 @@ async def test_the_breaker_opens_after_failures_in_a_row_and_a_probe_closes_it(
     verdicts = await ask(endpoints, "judge", CALL)
     assert [verdict.value for verdict in verdicts] == [1.0, 0.5]
     assert state() == 0.0
+
+
+async def test_the_log_has_every_outage_of_an_endpoint_and_its_end(
+    endpoints: Endpoints, server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="services.rewarder.endpoints.endpoint_client")
+    down = answers(b"", status=500)
+    url = server.on("/judge", down, down, down, GOOD, GOOD, down, down)
+    await register(endpoints, "judge", url, breaker_failures=2, breaker_pause_s=3600)
+    breaker = (await endpoints.client("judge")).breaker
+    for is_probe in (False, False, True, True, False, False, False):
+        if is_probe:
+            monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)
+        await ask(endpoints, "judge", CALL)
+    left_alone = "reward endpoint judge failed 2 times in a row and is left alone for 3600 s: it answered 500"
+    assert caplog.messages == [left_alone, "reward endpoint judge answers again", left_alone]
 
 
 async def test_a_judge_that_says_no_is_there_and_opens_no_breaker(

@@ -1,5 +1,7 @@
 """Registering, looking at, trying and deleting reward endpoints over HTTP, against the rewarder as its own process."""
 
+import hashlib
+import hmac
 import json
 import threading
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ NAMES_OF_SECRETS = {"judge-key": SECRET, "judge-hmac": "hmac-secret-of-the-test"
 
 
 class Judge(BaseHTTPRequestHandler):
-    """A TRL endpoint: the length of each completion; it sends the key that it was sent back in a header."""
+    """A TRL endpoint: the length of each completion; it sends the key and the signature that it was sent back."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -29,6 +31,8 @@ class Judge(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.send_header("X-Your-Key", self.headers.get("Authorization", ""))
+        self.send_header("X-Your-Time", self.headers.get("X-Headrace-Timestamp", ""))
+        self.send_header("X-Your-Signature", self.headers.get("X-Headrace-Signature", ""))
         self.end_headers()
         self.wfile.write(answer)
 
@@ -146,6 +150,15 @@ def test_what_was_deleted_is_gone_and_who_names_it_is_told(client: httpx.Client,
     assert "registered with POST /v1/rewards" in never
 
 
+@pytest.mark.parametrize("name", ["accuracy_reward", "my_rewards:judge"])
+def test_who_tests_what_is_no_endpoint_is_told_how_to_try_it(client: httpx.Client, name: str) -> None:
+    reply = client.post(f"/v1/rewards/{name}/test", json={})
+    assert (reply.status_code, reply.json()["detail"]) == (
+        404,
+        f"'{name}' is no reward endpoint: what is known of it is in GET /v1/rewards, and POST /v1/score tries it.",
+    )
+
+
 def test_built_ins_can_be_looked_at_and_neither_replaced_nor_deleted(client: httpx.Client, judge_url: str) -> None:
     shown = client.get("/v1/rewards/accuracy_reward").json()
     assert (shown["kind"], shown["endpoint"]) == ("built-in", None)
@@ -200,7 +213,12 @@ def test_a_url_that_may_not_be_called_is_refused_with_a_sentence(client: httpx.C
         ({"timeout_s": "5"}, "timeout_s"),
         ({"max_retries": 11}, "max_retries"),
         ({"batch_size": 0}, "batch_size"),
-        ({"speed": 1}, "speed: Extra inputs"),
+        ({"speed": 1}, "speed: there is no such field; there are url, wire_format, "),
+        ({"bach_size": 1}, "bach_size: there is no such field; did you mean batch_size?"),
+        (
+            {"wire_format": "openrlhf", "openrlhf": {"label_colum": "a"}},
+            "openrlhf.label_colum: there is no such field; did you mean label_column?",
+        ),
     ],
 )
 def test_a_specification_that_makes_no_sense_is_refused(
@@ -230,6 +248,10 @@ def test_a_trial_shows_both_sides_and_no_secret(
     headers = exchange["request"]["headers"]
     assert (headers["authorization"], headers["x-team"]) == ("Bearer [secret]", "a")
     assert headers["x-headrace-signature"] == "[secret]"
+    assert headers["x-headrace-timestamp"] == exchange["answer"]["headers"]["x-your-time"], "or none could be checked"
+    signed = f"{headers['x-headrace-timestamp']}.{exchange['request']['body']}".encode()
+    expected = hmac.new(NAMES_OF_SECRETS["judge-hmac"].encode(), signed, hashlib.sha256).hexdigest()
+    assert exchange["answer"]["headers"]["x-your-signature"] == f"v1={expected}"
     assert json.loads(exchange["request"]["body"])["completions"] == ["6 times 7 is 42.", "It is 41."]
     assert (exchange["answer"]["status"], exchange["answer"]["body"]) == (200, "[16.0, 9.0]")
     assert exchange["answer"]["headers"]["x-your-key"] == "Bearer [secret]", "it was sent back, and is not shown"

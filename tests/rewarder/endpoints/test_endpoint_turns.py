@@ -9,6 +9,7 @@ import pytest
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.outbound_rules import OutboundRules
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from services.rewarder.worker_frames import Refused
 from services.rewarder.worker_pool import RewardFailure
 from shared.redis_connection import Redis
 from tests.eventually import eventually
@@ -197,6 +198,19 @@ async def test_an_endpoint_that_was_deleted_is_an_error_with_a_sentence(
         await ask(endpoints, "judge", CALL)
     assert failure.value.outcome == "error"
     assert not await endpoints.knows("never-there")
+
+
+async def test_a_misspelt_endpoint_is_told_what_may_be_meant(endpoints: Endpoints, server: MisbehavingServer) -> None:
+    for name in ("judge", "accuracy_judge"):
+        await register(endpoints, name, server.on("/judge", GOOD))
+    assert await endpoints.knows("juge")
+    refused = await endpoints.inspect("juge")
+    assert isinstance(refused, Refused)
+    assert refused.detail.startswith("endpoint juge: no endpoint of that name is registered; did you mean 'judge'? ")
+    with pytest.raises(RewardFailure, match="did you mean 'judge'"):
+        await ask(endpoints, "juge", CALL)
+    assert not endpoints.exists("juge"), "or it would be a label of metrics"
+    assert not await endpoints.knows("acuracy_reward"), "a built-in is nearer"
 
 
 async def test_loopback_is_refused_where_nobody_allowed_it(redis: Redis, metrics: RewarderMetrics) -> None:

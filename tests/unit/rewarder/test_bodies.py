@@ -42,6 +42,11 @@ def test_a_weight_that_a_sum_could_not_hold_is_refused(weight: float) -> None:
     assert ScoreRequest.model_validate({**GOOD, "reward_weights": [-1e6]}).weights() == [-1e6]
 
 
+def test_one_prompt_is_one_prompt() -> None:
+    with pytest.raises(ValidationError, match="there is 1 prompt, but completions has 2"):
+        ScoreRequest.model_validate({**GOOD, "completions": ["c", "d"]})
+
+
 def test_a_trial_has_a_thousand_rows_at_most() -> None:
     for rows in ({"prompts": ["p"] * 1025}, {"completions": ["c"] * 1025}):
         with pytest.raises(ValidationError, match="at most 1024 items"):

@@ -103,6 +103,18 @@ def test_no_name_makes_a_metadata_service_an_endpoint(address: str) -> None:
     assert denied(address, is_allowed_host=True) is not None
 
 
+@pytest.mark.parametrize(
+    ("address", "opens_it"),
+    [
+        ("10.1.2.3", "HEADRACE_REWARD_ALLOWED_HOSTS or HEADRACE_REWARD_ALLOWED_NETWORKS"),
+        ("169.254.169.254", "HEADRACE_REWARD_ALLOWED_NETWORKS"),
+    ],
+)
+def test_a_refusal_names_the_settings_that_would_open_the_address_and_no_other(address: str, opens_it: str) -> None:
+    with pytest.raises(ForbiddenTargetError, match=f"an operator allows it with {opens_it} of the rewarder"):
+        PUBLIC.check_addresses("judge.example", 443, [ipaddress.ip_address(address)])
+
+
 def test_an_allowed_network_opens_what_is_in_it_and_nothing_else() -> None:
     assert denied("10.1.2.3", networks="10.1.0.0/16") is None
     assert denied("::ffff:10.1.2.3", networks="10.1.0.0/16") is None

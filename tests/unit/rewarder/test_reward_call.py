@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.rewarder.built_in_rewards import unknown_name
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,
@@ -16,6 +17,7 @@ from services.rewarder.reward_call import (
     arguments_for,
     is_async,
     judge,
+    printable,
     required_columns,
 )
 
@@ -68,6 +70,42 @@ def test_a_parameter_nobody_can_fill_is_named_with_the_columns_there_are() -> No
 
     with pytest.raises(CallError, match="needs 'gold', and there is no such column; the columns are: answer"):
         arguments_for(function, CALL)
+
+
+def test_advice_about_a_missing_argument_is_such_as_can_be_followed() -> None:
+    def function(completions: Any, gold: Any, **_: Any) -> None: ...
+
+    def advice(**more: Any) -> str:
+        with pytest.raises(CallError) as error:
+            arguments_for(function, CALL, **more)
+        return str(error.value).partition(". ")[2]
+
+    given = "give it in reward_kwargs (--kwargs of a check)"
+    assert advice() == f"Rename the column or the parameter, or {given}, or give the parameter a default"
+    assert advice(is_built_in=True, may_be_given={"gold"}) == f"Rename the column, or {given}"
+    assert advice(is_built_in=True, may_be_given={"mode"}) == "Rename the column"
+
+
+def test_advice_survives_a_hundred_columns() -> None:
+    def function(completions: Any, gold: Any, **_: Any) -> None: ...
+
+    wide = RewardCall(["p"], ["a"], {f"column_{number}": [1] for number in range(100)})
+    with pytest.raises(CallError) as error:
+        arguments_for(function, wide)
+    assert printable(str(error.value)).endswith("give the parameter a default")
+
+
+def test_a_detail_that_was_cut_shows_it() -> None:
+    assert printable("a" * 300) == "a" * 300
+    assert printable("a" * 301) == "a" * 297 + "..."
+
+
+def test_a_misspelt_built_in_is_told_what_else_a_name_can_be() -> None:
+    detail = printable(str(unknown_name("repetition_penality_reward")))
+    assert (
+        "Did you mean 'repetition_penalty_reward'? A function of your own is named 'package.module:function'" in detail
+    )
+    assert "tried with POST /v1/rewards/NAME/test" in detail
 
 
 def test_a_call_without_token_ids_is_told_to_send_them() -> None:
