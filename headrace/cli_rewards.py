@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace import process_table
-from headrace.reward_check.function_name import NamedFunction, named_function
+from headrace.reward_check.function_name import named_function
 from headrace.state_dir import StateDir, choose_state_dir
 from shared.errors import HeadraceError, UserError
 from shared.run_options.reward_kwargs import check_reward_kwargs
@@ -63,7 +63,12 @@ def _check(arguments: argparse.Namespace) -> int:
     try:
         trial = runner.run(
             try_function(
-                named.name, read.groups, reward_path=named.reward_path, timeout_s=arguments.timeout_s, kwargs=kwargs
+                named.name,
+                read.groups,
+                reward_path=named.reward_path,
+                timeout_s=arguments.timeout_s,
+                kwargs=kwargs,
+                say=_say,
             )
         )
     except Exception:
@@ -71,8 +76,6 @@ def _check(arguments: argparse.Namespace) -> int:
         raise
     if trial.is_ended:
         runner.close()  # which waits for what is left on the event loop, for ever if need be
-    sources = trial.inspected.sources
-    _check_module(named, found="" if sources is None else sources.files[0].path)
     _console().print(report.table(read.groups, trial))
     for line in report.summary(named.name, read, trial):
         _out(line)
@@ -120,15 +123,6 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _check_module(named: NamedFunction, *, found: str) -> None:
-    """Refuse a library that was found in place of the file: installed packages come first."""
-    if named.file is not None and os.path.realpath(found) != os.path.realpath(named.file):
-        where = f" ({found})" if found else ""
-        raise UserError(
-            f"{named.file.name} has the name of an installed module{where}, which is found first: rename it"
-        )
-
-
 def _rewarder(arguments: argparse.Namespace) -> tuple[str, str]:
     if arguments.rewarder_url:
         key = os.environ.get("HEADRACE_API_KEY", "")
@@ -161,6 +155,11 @@ def _get(url: str, key: str) -> list[dict[str, Any]]:
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"headrace: {text}\n")
+    sys.stderr.flush()
 
 
 def _out(text: str) -> None:
