@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.reward_check import trial
+from headrace.reward_check import report, trial
 from headrace.reward_check.function_name import NamedFunction, named_function
-from headrace.reward_check.row_groups import read_row_groups
+from headrace.reward_check.row_groups import RowGroup, read_row_groups
 from headrace.reward_check.training_view import training_view
+from headrace.terminal import console
+from services.rewarder.worker_frames import Inspected
 from shared.errors import UserError
 from shared.messages import Outcome, RewardOutcome
 
@@ -190,6 +192,18 @@ def test_rows_that_cannot_be_scored_are_a_sentence(here: Path, row: dict[str, An
     with pytest.raises(UserError) as error:
         read_row_groups(rows(here, row), num_rows=8, completion_column=column)
     assert says in str(error.value)
+
+
+def test_control_characters_of_a_completion_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    group = RowGroup(0, "p", {}, ("\x1b[31mred", "\ud800"))
+    found = (RewardOutcome("f", "scored", 1.0, 1.0, detail="said \x1b]0;title\x07"), *outcomes(0.0))
+    done = trial.Trial(Inspected("sync", "", []), (found,), (), is_ended=True)
+    console(pipe_width=160).print(report.table([group], done))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"\x1b[31mred" in shown
+    assert r"said \x1b]0;title\x07" in shown
+    assert r"\ud800" in shown
 
 
 def test_groups_meet_the_fate_that_they_have_in_training() -> None:
