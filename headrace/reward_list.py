@@ -56,7 +56,7 @@ def table(known: Sequence[Mapping[str, Any]]) -> Table:
 
 def _says(item: Mapping[str, Any]) -> Text:
     lines = [Text(printable(str(item["summary"])))] if item.get("summary") else []
-    endpoint, state = item.get("endpoint") or {}, item.get("state") or {}
+    endpoint, state = (cast("dict[str, Any]", item.get(part) or {}) for part in ("endpoint", "state"))
     if endpoint:
         lines.append(Text(printable(str(endpoint.get("url")))))
     if state:
