@@ -66,7 +66,8 @@ def _add_up(add_parser: AddParser) -> None:
         "up",
         help="start Redis and the services on this machine",
         description="Starts an embedded Redis (or uses that of HEADRACE_REDIS_URL), the run API, the rewarder and the "
-        "generators, keeps them running, and ends all of them on Ctrl-C.",
+        "generators, keeps them running, and ends all of them on Ctrl-C. HEADRACE_METRICS_PORT is the first of "
+        "the ports of their Prometheus metrics (none).",
     )
     service_finder.add_state_dir_argument(up)
     generators = up.add_mutually_exclusive_group()

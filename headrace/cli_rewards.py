@@ -5,23 +5,18 @@ import asyncio
 import json
 import os
 import sys
-from http import HTTPStatus
 from typing import Any, cast
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from headrace import process_table
-from headrace.reward_check.function_name import NamedFunction, named_function
+from headrace import process_table, terminal
+from headrace.reward_check.function_name import named_function
 from headrace.state_dir import StateDir, choose_state_dir
-from shared.errors import HeadraceError, UserError
+from shared.errors import UserError
 from shared.run_options.reward_kwargs import check_reward_kwargs
 
 SCORED, FAILED, WRONG_ARGUMENTS = 0, 1, 2
 _PIPE_WIDTH = 160
-_TIMEOUT_S = 30.0
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -35,17 +30,10 @@ def check(arguments: argparse.Namespace) -> int:
 
 def list_known(arguments: argparse.Namespace) -> int:
     """List the reward functions that a running rewarder knows by name."""
+    from headrace import reward_list
+
     url, key = _rewarder(arguments)
-    known = _get(f"{url.rstrip('/')}/v1/rewards", key)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "kind", "needs", "what it says"):
-        table.add_column(column)
-    for item in known:
-        needs = ", ".join(" or ".join(names) for names in item.get("required_columns", ()))
-        table.add_row(
-            Text(str(item.get("name", ""))), str(item.get("kind", "")), needs or "-", Text(str(item.get("summary", "")))
-        )
-    _console().print(table)
+    _console().print(reward_list.table(reward_list.known_rewards(url, key)))
     return SCORED
 
 
@@ -63,7 +51,12 @@ def _check(arguments: argparse.Namespace) -> int:
     try:
         trial = runner.run(
             try_function(
-                named.name, read.groups, reward_path=named.reward_path, timeout_s=arguments.timeout_s, kwargs=kwargs
+                named.name,
+                read.groups,
+                reward_path=named.reward_path,
+                timeout_s=arguments.timeout_s,
+                kwargs=kwargs,
+                say=_say,
             )
         )
     except Exception:
@@ -71,8 +64,6 @@ def _check(arguments: argparse.Namespace) -> int:
         raise
     if trial.is_ended:
         runner.close()  # which waits for what is left on the event loop, for ever if need be
-    sources = trial.inspected.sources
-    _check_module(named, found="" if sources is None else sources.files[0].path)
     _console().print(report.table(read.groups, trial))
     for line in report.summary(named.name, read, trial):
         _out(line)
@@ -120,15 +111,6 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _check_module(named: NamedFunction, *, found: str) -> None:
-    """Refuse a library that was found in place of the file: installed packages come first."""
-    if named.file is not None and os.path.realpath(found) != os.path.realpath(named.file):
-        where = f" ({found})" if found else ""
-        raise UserError(
-            f"{named.file.name} has the name of an installed module{where}, which is found first: rename it"
-        )
-
-
 def _rewarder(arguments: argparse.Namespace) -> tuple[str, str]:
     if arguments.rewarder_url:
         key = os.environ.get("HEADRACE_API_KEY", "")
@@ -142,26 +124,14 @@ def _rewarder(arguments: argparse.Namespace) -> tuple[str, str]:
     return endpoint.rewarder_url, state.keys().api_key
 
 
-def _get(url: str, key: str) -> list[dict[str, Any]]:
-    import httpx
-
-    try:
-        reply = httpx.get(url, headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise HeadraceError(f"the rewarder at {url} cannot be reached ({error})") from error
-    if reply.status_code == HTTPStatus.UNAUTHORIZED:
-        raise UserError(f"{url} does not take this key; set HEADRACE_API_KEY to the API key of that service")
-    try:
-        known: list[dict[str, Any]] = reply.raise_for_status().json()["reward_funcs"]
-    except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
-        raise HeadraceError(f"{url} answered {reply.status_code}, and not like a rewarder") from error
-    return known
-
-
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+    return terminal.console(pipe_width=_PIPE_WIDTH)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"headrace: {terminal.printable(text)}\n")
+    sys.stderr.flush()
 
 
 def _out(text: str) -> None:
-    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+    _console().print(terminal.printable(text), markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace import service_finder, watch_view
+from headrace import service_finder, terminal, watch_view
 from headrace.client import ENDED, HeadraceClient
 from headrace.run_file import read_run_file
 from headrace.run_watch import RunWatch
@@ -175,12 +175,11 @@ def _watch(client: HeadraceClient, run_id: str) -> int:
 
 
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+    return terminal.console(pipe_width=_PIPE_WIDTH)
 
 
 def _out(text: str) -> None:
-    _console().print(text, markup=False, highlight=False, soft_wrap=True)
+    _console().print(terminal.printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def _local_time(seconds: Any) -> str:
@@ -200,5 +199,5 @@ def _number(value: Any, form: str = ".3f") -> str:
 
 def _shortened(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
-    text = " ".join(text.split())
+    text = terminal.printable(" ".join(text.split()))
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -16,6 +16,7 @@ _DETACHED_START_TIMEOUT_S = 120.0
 _DOWN_PATIENCE_S = 75.0
 _SCALE_PATIENCE_S = 60.0
 _LOOK_EVERY_S = 0.1
+_LAST_PORT = 65535
 
 
 def up(arguments: argparse.Namespace) -> int:
@@ -25,6 +26,7 @@ def up(arguments: argparse.Namespace) -> int:
         num_generators=arguments.generators,
         num_simulated=arguments.simulate,
         api_port=arguments.port,
+        metrics_port=_metrics_port(),
         redis_url=os.environ.get("HEADRACE_REDIS_URL") or None,
     )
     if arguments.detach:
@@ -134,10 +136,17 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def _metrics_port() -> int:
+    text = os.environ.get("HEADRACE_METRICS_PORT") or "0"
+    if not text.isascii() or not text.isdigit() or int(text) > _LAST_PORT:
+        raise UserError(f"HEADRACE_METRICS_PORT={text} is no port; give the first of as many free ones as services run")
+    return int(text)
+
+
 def _up_detached(settings: UpSettings) -> int:
     process = start_detached(settings, outlives_us=True)
     endpoint = wait_until_up(settings, process)
-    for line in launcher.announcement(StateDir(settings.state_dir), endpoint):
+    for line in launcher.announcement(StateDir(settings.state_dir), endpoint, metrics_port=settings.metrics_port):
         say(line)
     say("`headrace down` stops everything.")
     return 0

@@ -33,7 +33,7 @@ from headrace.service_specs import (
     service_specs,
 )
 from headrace.state_dir import Endpoint, StateDir
-from headrace.supervised_process import ServiceSpec, SupervisedProcess
+from headrace.supervised_process import USER_ERROR, ServiceSpec, SupervisedProcess
 from shared.errors import HeadraceError
 from shared.redis_connection import connect, wait_until_ready
 
@@ -142,7 +142,9 @@ class Launcher:
         code = await service.keep_alive()
         if code is None:
             return
-        if service.spec.is_essential:
+        # While headrace starts, somebody is there to correct what the rewarder says; later, runs wait for another one.
+        is_start_refused = service.spec.name == REWARDER and code == USER_ERROR and not self._is_ready
+        if service.spec.is_essential or is_start_refused:
             self._give_up(f"headrace cannot run without {service.spec.name}")
         else:
             self._say("the rest goes on; correct what it says and start headrace again")
@@ -166,8 +168,9 @@ class Launcher:
         self._is_ready = True
         self._write_endpoint()
         endpoint = self._state.endpoint()
-        for line in announcement(self._state, endpoint) if endpoint is not None else ():
-            self._say(line)
+        if endpoint is not None:
+            for line in announcement(self._state, endpoint, metrics_port=self._settings.metrics_port):
+                self._say(line)
 
     async def _scale_when_told(self, redis_url: str, tasks: asyncio.TaskGroup) -> None:
         """Run as many generators as are wanted, each time that somebody says how many."""
@@ -288,13 +291,15 @@ class _Place:
         await self.restart()
 
 
-def announcement(state: StateDir, endpoint: Endpoint) -> list[str]:
+def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> list[str]:
     """Return what a person needs to know once the API answers."""
+    served = (TRAINER, REWARDER, *("generator" for _ in endpoint.generator_urls)) if metrics_port else ()
     return [
         "headrace is up.",
         f"  runs        {endpoint.api_url}/v1/runs",
         f"  rewards     {endpoint.rewarder_url}/v1/rewards",
         *(f"  generator   {url}/v1/completions" for url in endpoint.generator_urls),
+        *(f"  metrics     http://127.0.0.1:{port}/metrics ({name})" for port, name in enumerate(served, metrics_port)),
         *([f"  SIMULATED   {endpoint.simulated_note()}"] if endpoint.num_simulated else []),
         f"  key         {state.api_key_file} (the commands below find it by themselves)",
         f"  logs        {state.logs}",

@@ -36,12 +36,15 @@ class UpSettings:
 
     Attributes:
         num_simulated: Simulated generators, in one process, that take the place of all others; 0 is none.
+        metrics_port: Of the trainer's metrics; the rewarder's are on the next one, the generators' on those after it.
+            0 is none.
     """
 
     state_dir: Path
     num_generators: int = 1
     num_simulated: int = 0
     api_port: int | None = None
+    metrics_port: int = 0
     redis_url: str | None = field(default=None, repr=False)
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=default_commands)
 
@@ -49,6 +52,10 @@ class UpSettings:
     def num_generator_processes(self) -> int:
         """How many processes generate."""
         return 1 if self.num_simulated else self.num_generators
+
+    def metrics_of(self, place: int) -> dict[str, str]:
+        """Return what the service at this place is told: trainer 0, rewarder 1, generators from 2 on."""
+        return {"HEADRACE_METRICS_PORT": str(self.metrics_port + place if self.metrics_port else 0)}
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,8 @@ def choose_addresses(settings: UpSettings) -> Addresses:
     Raises:
         UserError: The API port that was asked for is taken.
     """
-    taken: set[int] = set()
+    first = settings.metrics_port
+    taken = set(range(first, first + 2 + settings.num_generator_processes)) if first else set[int]()
     return Addresses(
         trainer=_api_port(settings.api_port, taken),
         redis=_some_port(taken),
@@ -115,10 +123,12 @@ def service_specs(
         "HEADRACE_REPLICA_ID": "trainer-0",
         "HEADRACE_RUNS_DIR": str(state.runs),
         "HEADRACE_REWARDER_URL": addresses.rewarder_url,
+        **settings.metrics_of(0),
     }
     rewarder_environment = {
         "HEADRACE_PORT": str(addresses.rewarder),
         "HEADRACE_REPLICA_ID": "rewarder-0",
+        **settings.metrics_of(1),
     }
 
     def spec(
@@ -135,7 +145,11 @@ def service_specs(
 
     if settings.num_simulated:
         (port,) = addresses.generators
-        simulated_environment = {"HEADRACE_PORT": str(port), "HEADRACE_REPLICA_ID": SIMULATED}
+        simulated_environment = {
+            "HEADRACE_PORT": str(port),
+            "HEADRACE_REPLICA_ID": SIMULATED,
+            **settings.metrics_of(2),
+        }
         how_many = ("--replicas", str(settings.num_simulated))
         generators = [spec(SIMULATED, SIMULATED, simulated_environment, 15.0, *how_many)]
     else:
@@ -166,7 +180,12 @@ def generator_spec(
     """Return one of ``num_generators`` generators, counted from 0."""
     for_generators, _ = _placement(num_generators)
     name = f"generator-{index}"
-    own = {"HEADRACE_PORT": str(port), "HEADRACE_REPLICA_ID": name, **_unless_set(for_generators[index])}
+    own = {
+        "HEADRACE_PORT": str(port),
+        "HEADRACE_REPLICA_ID": name,
+        **settings.metrics_of(2 + index),
+        **_unless_set(for_generators[index]),
+    }
     return ServiceSpec(
         name=name,
         command=settings.commands["generator"],
@@ -201,8 +220,6 @@ def _common_environment(keys: Keys, redis_url: str) -> dict[str, str]:
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_API_KEY": keys.api_key,
         "HEADRACE_INTERNAL_KEY": keys.internal_key,
-        # One port cannot serve the metrics of several processes.
-        "HEADRACE_METRICS_PORT": "0",
         # `my_rewards:function` is looked for where the user stands.
         "HEADRACE_REWARD_PATH": _joined_path(os.environ.get("HEADRACE_REWARD_PATH"), os.getcwd()),
     }
@@ -224,12 +241,12 @@ def _joined_path(*parts: str | None) -> str:
 
 def _api_port(wanted: int | None, taken: set[int]) -> int:
     if wanted is not None:
-        if not _is_free(wanted):
+        if wanted in taken or not _is_free(wanted):
             raise UserError(f"port {wanted} is taken; name another one with --port, or none to have one chosen")
         taken.add(wanted)
         return wanted
     for port in range(DEFAULT_API_PORT, DEFAULT_API_PORT + _NUM_PORTS_TRIED):
-        if _is_free(port):
+        if port not in taken and _is_free(port):
             taken.add(port)
             return port
     return _some_port(taken)

@@ -6,7 +6,9 @@ package.module:judge, accuracy_reward                  where `headrace up` would
 Nothing is imported here: that may hang or crash, and is a worker's business.
 """
 
+import importlib.util
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +36,18 @@ def named_function(text: str) -> NamedFunction:
     """Return what ``text`` names.
 
     Raises:
-        UserError: It names a file that is not there or cannot be imported by its name, or no function.
+        UserError: It names a file that is not there or cannot be imported by its name, no function, or a reward model.
     """
     place, colon, function = text.rpartition(":")
     is_file = place.endswith(".py") or os.sep in place
-    if not colon and (text.endswith(".py") or os.sep in text):
+    if not colon and (text.endswith(".py") or os.path.isfile(text)):
         raise UserError(f"{text} names no function: write {text}:FUNCTION")
+    if not colon and os.sep in text:
+        raise UserError(
+            f"{text} names a reward model, and this checks functions only. A rewarder's POST /v1/rewards/check "
+            "loads a model and says whether it can be used, and POST /v1/score what it scores (docs/reward-models.md). "
+            "A function is named FILE.py:FUNCTION"
+        )
     if not is_file:
         directories = [part for part in os.environ.get(REWARD_PATH_VARIABLE, "").split(os.pathsep) if part]
         return NamedFunction(text, (*directories, os.getcwd()))
@@ -53,4 +61,25 @@ def named_function(text: str) -> NamedFunction:
             f"{file.name} cannot be imported, because '{file.stem}' is no Python name: rename it, for example to "
             f"{''.join(c if c.isalnum() else '_' for c in file.stem)}.py"
         )
+    _refuse_hidden(file)
     return NamedFunction(f"{file.stem}:{function}", (str(file.parent),), file)
+
+
+def _refuse_hidden(file: Path) -> None:
+    """Refuse a file whose module's name is another module's: what is installed is found first, here and in a run."""
+    name = file.stem
+    if name in sys.stdlib_module_names:
+        hidden_by = f"the standard module {name}"
+    else:
+        try:
+            found = importlib.util.find_spec(name)
+        except ValueError:  # it is this very program's
+            hidden_by = f"the module {name}"
+        else:
+            # A folder without __init__.py has no origin, and hides nothing.
+            if found is None or found.origin is None or os.path.realpath(found.origin) == os.path.realpath(file):
+                return
+            hidden_by = f"the module {name} ({found.origin})"
+    raise UserError(
+        f"{file.name} is hidden by {hidden_by}, which is found first: rename it, for example to my_{name}.py"
+    )

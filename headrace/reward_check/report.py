@@ -11,6 +11,7 @@ from rich.text import Text
 from headrace.reward_check.row_groups import RowGroup, RowGroups
 from headrace.reward_check.training_view import GroupView, training_view
 from headrace.reward_check.trial import Trial
+from headrace.terminal import printable
 from shared.messages import RewardOutcome, is_failure
 
 _MAX_SHOWN = 44
@@ -31,7 +32,7 @@ def table(groups: Sequence[RowGroup], trial: Trial) -> Table:
                 Text(outcome.outcome, style=_STYLES.get(outcome.outcome, "red")),
                 "-" if outcome.value is None else f"{outcome.value:.4g}",
                 "-" if fate.advantages is None else f"{fate.advantages[index]:+.3f}",
-                Text(outcome.detail + _components(outcome)),
+                Text(printable(outcome.detail + _components(outcome))),
             )
     return view
 
@@ -86,5 +87,5 @@ def _time(seconds: float) -> str:
 
 
 def _shortened(text: str) -> str:
-    plain = " ".join(text.split())
+    plain = printable(" ".join(text.split()))
     return plain if len(plain) <= _MAX_SHOWN else "…" + plain[-_MAX_SHOWN + 1 :]

@@ -9,6 +9,7 @@ Rows are read by the trainer's own code, so that a row it would drop is left out
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from shared.errors import UserError
@@ -55,6 +56,7 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
     Raises:
         UserError: The data set cannot be read, or none of its rows can be used.
     """
+    _require_file(str(settings["dataset_name"]))
     _require_libraries(str(settings["dataset_name"]))
     from services.trainer.data.dataset import open_dataset
     from shared.run_config import RunConfig
@@ -79,6 +81,13 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
     one_each = all(len(found) == 1 for found in texts)
     said = f"the column '{column}'" + (": the row's own, and that of another row" if one_each else "")
     return RowGroups(groups, dataset.columns, said, tuple(problems))
+
+
+def _require_file(dataset: str) -> None:
+    # The trainer's words are for somebody elsewhere: they advise an absolute path.
+    path = Path(dataset).expanduser().absolute()
+    if dataset.endswith((".jsonl", ".parquet")) and not path.is_file():
+        raise UserError(f"there is no file {path}")
 
 
 def _require_libraries(dataset: str) -> None:

@@ -7,13 +7,16 @@ So a function that hangs, crashes or returns nonsense shows here as it would in 
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from headrace.reward_check.row_groups import RowGroup
+from headrace.service_specs import importable_environment
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall
@@ -31,6 +34,8 @@ from shared.settings import from_environment
 LANE = "check"
 MAX_COMPLETION_LENGTH = 512
 """A run's default; counted in the stand-in's ids, which are bytes."""
+SAY_AFTER_S = 4.0
+"""Of silence."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,11 @@ async def try_function(
     reward_path: tuple[str, ...],
     timeout_s: float,
     kwargs: Mapping[str, Any] | None = None,
+    say: Callable[[str], None],
 ) -> Trial:
     """Score every group, all at the same time, with ``kwargs`` as a run's ``reward_kwargs`` of the function.
+
+    What takes long is told to ``say``, from any thread.
 
     Raises:
         UserError: There is no such function, it cannot be imported, or it cannot be given these arguments.
@@ -68,7 +76,7 @@ async def try_function(
     limits = Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path, _sandbox(num_workers))
     metrics = RewarderMetrics()
     loop_functions = LoopFunctions(reward_path=reward_path, import_timeout_s=settings.import_timeout_s)
-    with _Heard() as heard:
+    with _Heard() as heard, _environment_of_a_service():
         async with WorkerPool(
             num_workers=num_workers,
             limits=limits,
@@ -83,15 +91,53 @@ async def try_function(
                 check_timeout_s=settings.import_timeout_s,
             )
             try:
-                inspected = await functions.inspect(name, kwargs)
+                with _told(f"waiting for {name} to be imported, {settings.import_timeout_s:g} s at most", say):
+                    inspected = await functions.inspect(name, kwargs)
                 if isinstance(inspected, Refused):
                     raise UserError(inspected.detail)
                 calls = [_call(group, {name: dict(kwargs or {})}) for group in groups]
-                outcomes = await _score(Scorer(functions, metrics=metrics), name, calls, timeout_s)
+                scorer = Scorer(functions, metrics=metrics)
+                with _told(f"waiting for {name} to score {_rows(calls)}, {timeout_s:g} s at most", say):
+                    outcomes = await _score(scorer, name, calls, timeout_s)
             finally:
                 await functions.close()
                 is_ended = await loop_functions.close()
     return Trial(inspected, outcomes, tuple(heard.messages), is_ended)
+
+
+@contextlib.contextmanager
+def _environment_of_a_service() -> Generator[None]:
+    """Have workers import as those of a service do: not from the directory the user stands in.
+
+    A `random.py` there would be imported by the standard library itself.
+    """
+    wanted = importable_environment()
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _told(what: str, say: Callable[[str], None]) -> Generator[None]:
+    """Say what is waited for when it takes long, also when a function holds up the event loop."""
+    timer = threading.Timer(SAY_AFTER_S, say, (what,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _rows(calls: Sequence[RewardCall]) -> str:
+    return "1 row" if len(calls) == 1 else f"{len(calls)} rows, each"
 
 
 def _sandbox(num_workers: int) -> SandboxChoice:

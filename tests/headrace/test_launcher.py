@@ -155,6 +155,26 @@ def test_when_the_run_api_refuses_everything_ends_with_its_message(rig: Launcher
     assert rig.state.endpoint() is None
 
 
+def test_when_the_rewarder_refuses_to_start_nothing_is_said_to_be_up(rig: LauncherRig) -> None:
+    rig.order("rewarder", exit=2, message="HEADRACE_REWARD_LIMITS: 'judge' is no built-in reward")
+    launcher = rig.launch()
+    assert launcher.wait(timeout=PATIENCE_S) == 1
+    assert "rewarder gave up: HEADRACE_REWARD_LIMITS: 'judge' is no built-in reward" in rig.output()
+    assert "headrace cannot run without rewarder" in rig.output()
+    assert "headrace is up" not in rig.output()
+    assert "the rest goes on" not in rig.output()
+    assert rig.state.endpoint() is None
+
+
+def test_a_rewarder_that_refuses_while_runs_may_be_under_way_ends_nobody_else(rig: LauncherRig) -> None:
+    launcher = rig.launch_until_ready()
+    rig.order("rewarder", exit=2, message="a secret is gone")
+    os.kill(rig.endpoint().processes["rewarder"].pid, signal.SIGKILL)
+    wait_for(lambda: "the rest goes on" in rig.output(), "the launcher to say so")
+    assert "rewarder gave up: a secret is gone" in rig.output()
+    assert launcher.poll() is None
+
+
 def test_a_service_that_dies_while_the_trainer_still_saves_is_not_started_again(rig: LauncherRig) -> None:
     rig.order("trainer", save_s=1.5)
     launcher = rig.launch_until_ready()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -71,6 +72,28 @@ def headrace(directory: Path, *arguments: str) -> "subprocess.CompletedProcess[s
         timeout=110,
         check=False,
     )
+
+
+def test_a_file_named_like_a_standard_module_beside_the_function_hides_nothing(project: Path, tmp_path: Path) -> None:
+    for name in ("random.py", "calendar.py", "signal.py"):
+        (tmp_path / name).write_text("raise SystemExit('the file where the user stands was imported')")
+    for name in ("my_rewards.py", "rows.jsonl"):
+        shutil.copy(project / name, tmp_path)
+    installed = tmp_path / "bin" / "headrace"  # as pip writes it: not `python -m`, which looks where the user stands
+    installed.parent.mkdir()
+    installed.write_text("import sys\nfrom headrace.__main__ import main\nif __name__ == '__main__': sys.exit(main())")
+    done = subprocess.run(
+        [sys.executable, str(installed), "rewards", "check", "my_rewards.py:brevity", "--dataset", "rows.jsonl",
+         "--prompt-column", "question"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "outcomes:    6 scored" in done.stdout
 
 
 def test_a_built_in_tells_right_rows_from_wrong_ones(project: Path) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.reward_check import trial
+from headrace.reward_check import report, trial
 from headrace.reward_check.function_name import NamedFunction, named_function
-from headrace.reward_check.row_groups import read_row_groups
+from headrace.reward_check.row_groups import RowGroup, read_row_groups
 from headrace.reward_check.training_view import training_view
+from headrace.terminal import console
+from services.rewarder.worker_frames import Inspected
 from shared.errors import UserError
 from shared.messages import Outcome, RewardOutcome
 
@@ -56,15 +58,34 @@ def test_a_module_is_looked_for_where_headrace_up_would(here: Path, monkeypatch:
         ("no.py:judge", "there is no file "),
         ("dir/mine.txt:judge", "is no Python file"),
         ("my-own.py:judge", "rename it, for example to my_own.py"),
+        ("no.py", "no.py names no function: write no.py:FUNCTION"),
+        ("some-org/rm", "some-org/rm names a reward model, and this checks functions only"),
+        (
+            "imp.py:judge",
+            "imp.py is hidden by the standard module imp, which is found first: rename it, for example to",
+        ),
+        ("pytest.py:judge", "pytest.py is hidden by the module pytest ("),
     ],
 )
 def test_a_name_that_cannot_be_meant_gets_a_sentence(here: Path, text: str, says: str) -> None:
     (here / "dir").mkdir()
-    for name in ("mine.py", "my-own.py", "dir/mine.txt"):
+    for name in ("mine.py", "my-own.py", "dir/mine.txt", "imp.py", "pytest.py"):
         (here / name).touch()
     with pytest.raises(UserError) as error:
         named_function(text)
     assert says in str(error.value)
+
+
+def test_a_file_may_be_importable_already_and_share_its_name_with_a_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "elsewhere" / "theirs").mkdir(parents=True)
+    for name in ("mine", "theirs"):
+        (here / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(here / "elsewhere")
+    assert named_function("theirs.py:judge").name == "theirs:judge"
+    monkeypatch.syspath_prepend(here)
+    assert named_function("mine.py:judge").name == "mine:judge"
 
 
 def test_a_refused_function_leaves_no_event_loop_behind(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +99,49 @@ def test_a_refused_function_leaves_no_event_loop_behind(here: Path, monkeypatch:
     file = rows(here, {"prompt": "p", "answer": "1"})["dataset_name"]
     assert main(["rewards", "check", "mine:judge", "--dataset", file]) == 2
     assert [loop.is_closed() for loop in loops] == [True]
+
+
+WAITS_TO_BE_MISSED = """
+import time
+from pathlib import Path
+
+
+def wait_for(file):
+    while not Path(__file__).with_name(file).exists():
+        time.sleep(0.01)
+
+
+wait_for("1 said")
+
+
+def score(completions, **columns):
+    wait_for("2 said")
+    return [1.0] * len(completions)
+"""
+
+
+def test_what_takes_long_is_told_while_it_is_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "SAY_AFTER_S", 0.2)
+    (here / "waits.py").write_text(WAITS_TO_BE_MISSED)
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        (here / f"{len(said)} said").touch()
+
+    groups = read_row_groups(rows(here, {"prompt": "p"}), num_rows=1, completion_column=None).groups
+    done = asyncio.run(trial.try_function("waits:score", groups, reward_path=(str(here),), timeout_s=50.0, say=say))
+    assert [outcome.outcome for outcome in done.outcomes[0]] == ["scored", "scored"]
+    assert said == [
+        "waiting for waits:score to be imported, 60 s at most",
+        "waiting for waits:score to score 1 row, 50 s at most",
+    ]
+
+
+def test_a_missing_file_of_rows_is_named_whole(here: Path) -> None:
+    with pytest.raises(UserError) as error:
+        read_row_groups({"dataset_name": "no.jsonl"}, num_rows=1, completion_column=None)
+    assert str(error.value) == f"there is no file {here}/no.jsonl"
 
 
 def test_the_gold_column_gives_each_row_its_own_answer_and_another_ones(here: Path) -> None:
@@ -128,6 +192,18 @@ def test_rows_that_cannot_be_scored_are_a_sentence(here: Path, row: dict[str, An
     with pytest.raises(UserError) as error:
         read_row_groups(rows(here, row), num_rows=8, completion_column=column)
     assert says in str(error.value)
+
+
+def test_control_characters_of_a_completion_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    group = RowGroup(0, "p", {}, ("\x1b[31mred", "\ud800"))
+    found = (RewardOutcome("f", "scored", 1.0, 1.0, detail="said \x1b]0;title\x07"), *outcomes(0.0))
+    done = trial.Trial(Inspected("sync", "", []), (found,), (), is_ended=True)
+    console(pipe_width=160).print(report.table([group], done))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert r"\x1b[31mred" in shown
+    assert r"said \x1b]0;title\x07" in shown
+    assert r"\ud800" in shown
 
 
 def test_groups_meet_the_fate_that_they_have_in_training() -> None:

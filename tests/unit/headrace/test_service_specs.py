@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import make_parser
+from headrace.cli import main, make_parser
 from headrace.launcher import announcement
-from headrace.service_specs import UpSettings, choose_addresses, service_specs
+from headrace.service_specs import DEFAULT_API_PORT, UpSettings, choose_addresses, service_specs
 from headrace.state_dir import Endpoint, ProcessMark, StateDir
 from headrace.supervised_process import ServiceSpec
+from shared.errors import UserError
 
 
 def specs_of(settings: UpSettings) -> dict[str, ServiceSpec]:
@@ -43,10 +44,44 @@ def test_the_announcement_says_that_generators_are_simulated(tmp_path: Path) -> 
         state = StateDir(tmp_path)
         state.write_endpoint(endpoint)
         assert state.endpoint() == endpoint
-        return "\n".join(announcement(state, endpoint))
+        return "\n".join(announcement(state, endpoint, metrics_port=0))
 
     assert "SIMULATED   50 simulated generators: tokens are random" in said(50)
     assert "simulated" not in said(0).lower()
+
+
+def test_without_a_port_for_metrics_nobody_serves_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_METRICS_PORT", "9321")  # the launcher's own setting, and no service's
+    specs = specs_of(UpSettings(tmp_path / "state"))
+    assert {spec.environment["HEADRACE_METRICS_PORT"] for spec in specs.values()} == {"0"}
+
+
+def test_each_service_has_a_port_of_its_own_for_metrics_and_the_person_is_told(tmp_path: Path) -> None:
+    specs = specs_of(UpSettings(tmp_path / "state", num_generators=2, metrics_port=9321))
+    ports = {name: spec.environment["HEADRACE_METRICS_PORT"] for name, spec in specs.items()}
+    assert ports == {"trainer": "9321", "rewarder": "9322", "generator-0": "9323", "generator-1": "9324"}
+    simulated = specs_of(UpSettings(tmp_path / "state", num_simulated=200, metrics_port=9321))
+    assert simulated["simulated"].environment["HEADRACE_METRICS_PORT"] == "9323"
+    urls = ("http://127.0.0.1:3", "http://127.0.0.1:4")
+    endpoint = Endpoint("http://127.0.0.1:1", "http://127.0.0.1:2", urls, ProcessMark(1, 1), {}, True)
+    said = "\n".join(announcement(StateDir(tmp_path), endpoint, metrics_port=9321))
+    assert [f":{port}/metrics" in said for port in range(9321, 9326)] == [True, True, True, True, False]
+
+
+def test_the_api_keeps_away_from_the_ports_of_metrics(tmp_path: Path) -> None:
+    for_metrics = range(DEFAULT_API_PORT - 1, DEFAULT_API_PORT + 2)
+    addresses = choose_addresses(UpSettings(tmp_path, metrics_port=for_metrics[0]))
+    assert addresses.trainer not in for_metrics
+    with pytest.raises(UserError, match="port 9322 is taken"):
+        choose_addresses(UpSettings(tmp_path, api_port=9322, metrics_port=9321))
+
+
+def test_a_port_for_metrics_that_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_METRICS_PORT", "many")
+    assert main(["up", "--state-dir", str(tmp_path)]) == 1
+    assert "HEADRACE_METRICS_PORT=many is no port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [([], 0), (["--simulate"], 1), (["--simulate", "50"], 50)])

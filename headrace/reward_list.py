@@ -1,0 +1,86 @@
+"""`headrace rewards list`: what a running rewarder knows by name, and how it is doing.
+
+GET /v1/rewards           name, kind, version, why an edit is not in force
+GET /v1/rewards/{name}    of an endpoint: its URL, and whether its breaker leaves it alone
+"""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import quote
+
+import httpx
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from headrace.asking import objects
+from headrace.terminal import printable
+from shared.errors import HeadraceError, UserError
+
+_TIMEOUT_S = 30.0
+_MAX_ENDPOINTS = 50
+"""Asked about one by one; of more, the rest are listed by name."""
+
+
+def known_rewards(url: str, key: str) -> list[dict[str, Any]]:
+    """Return what a rewarder knows; an endpoint with what its own route tells.
+
+    Raises:
+        UserError: It does not take the key.
+        HeadraceError: It cannot be reached, or is no rewarder.
+    """
+    address = f"{url.rstrip('/')}/v1/rewards"
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(headers=headers, timeout=_TIMEOUT_S, trust_env=False) as client:
+        answer = _get(client, address)
+        if not isinstance(answer.get("reward_funcs"), list):
+            raise HeadraceError(f"{address} does not answer like a rewarder")
+        known = objects(answer["reward_funcs"])
+        endpoints = [str(one.get("name")) for one in known if one.get("kind") == "endpoint"][:_MAX_ENDPOINTS]
+        details = {name: _get(client, f"{address}/{quote(name, safe='')}", may_be_gone=True) for name in endpoints}
+    return [{**one, **details.get(str(one.get("name")), {})} for one in known]
+
+
+def table(known: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each, and below it what else there is to say of it."""
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "kind", "version", "needs", "what it says"):
+        view.add_column(column, overflow="fold")
+    for item in known:
+        needs = ", ".join(" or ".join(names) for names in item.get("required_columns", ()))
+        cells = (item.get("name"), item.get("kind"), item.get("version") or "-", needs or "-")
+        view.add_row(*(Text(printable(str(cell))) for cell in cells), _says(item))
+    return view
+
+
+def _says(item: Mapping[str, Any]) -> Text:
+    lines = [Text(printable(str(item["summary"])))] if item.get("summary") else []
+    endpoint, state = (cast("dict[str, Any]", item.get(part) or {}) for part in ("endpoint", "state"))
+    if endpoint:
+        lines.append(Text(printable(str(endpoint.get("url")))))
+    if state:
+        why = f": {state['detail']}" if state.get("detail") else ""
+        style = "" if state.get("breaker") == "closed" else "red"
+        lines.append(Text(printable(f"breaker {state.get('breaker')}{why}"), style=style))
+    if item.get("warning"):
+        lines.append(Text(printable(str(item["warning"])), style="yellow"))
+    return Text("\n").join(lines)
+
+
+def _get(client: httpx.Client, url: str, *, may_be_gone: bool = False) -> dict[str, Any]:
+    try:
+        reply = client.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise HeadraceError(f"the rewarder at {url} cannot be reached ({error})") from error
+    if reply.status_code == HTTPStatus.UNAUTHORIZED:
+        raise UserError(f"{url} does not take this key; set HEADRACE_API_KEY to the API key of that service")
+    if may_be_gone and reply.status_code == HTTPStatus.NOT_FOUND:
+        return {}
+    try:
+        found: object = reply.raise_for_status().json()
+    except (httpx.HTTPStatusError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise HeadraceError(f"{url} answered {reply.status_code}, and not like a rewarder")
+    return cast("dict[str, Any]", found)

@@ -1,0 +1,63 @@
+"""`headrace rewards list`: versions, edits that are not in force, and how endpoints are doing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headrace.cli import main
+from tests.headrace.scripted_api import Asked, problem, serving
+
+
+def info(name: str, kind: str, **more: str) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "summary": "", "required_columns": [], "version": "", "warning": "", **more}
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that lists what a rewarder answers."""
+    monkeypatch.setenv("HEADRACE_API_KEY", "key")
+
+    def run(*known: dict[str, Any], details: dict[str, Any] | None = None, status: int = 0) -> str:
+        def script(asked: Asked) -> Any:
+            if asked.path == "/v1/rewards":
+                return {"reward_funcs": list(known)}
+            return (details or {}).get(asked.path.rpartition("/")[2], problem(404, "no such reward"))
+
+        with serving(script) as api:
+            assert main(["rewards", "list", "--rewarder-url", api.url]) == status
+        output = capsys.readouterr()
+        return output.out + output.err
+
+    return run
+
+
+def line_of(shown: str, name: str) -> str:
+    (line,) = [line for line in shown.splitlines() if line.strip().startswith(name)]
+    return line
+
+
+def test_an_edit_that_is_not_in_force_is_shown_with_the_version_that_is(listed: Callable[..., str]) -> None:
+    warning = "an edit of mine is not in force, version abc123 still is: line 3"
+    shown = listed(info("mine:judge", "sync", version="abc123", warning=warning), info("accuracy_reward", "built-in"))
+    assert "abc123" in line_of(shown, "mine:judge")
+    assert warning in " ".join(shown.split())
+    assert "abc123" not in line_of(shown, "accuracy_reward")
+
+
+def test_an_endpoint_is_shown_with_its_url_and_its_breaker(listed: Callable[..., str]) -> None:
+    def details(breaker: str, detail: str) -> dict[str, Any]:
+        return {"endpoint": {"url": "https://judge.example/v1"}, "state": {"breaker": breaker, "detail": detail}}
+
+    judge = info("judge", "endpoint", version="v7")
+    well = listed(judge, details={"judge": {**judge, **details("closed", "")}})
+    assert "https://judge.example/v1" in line_of(well, "judge")
+    assert "breaker closed" in well
+    ill = listed(judge, details={"judge": {**judge, **details("open", "5 failures in a row: refused")}})
+    assert "breaker open: 5 failures in a row: refused" in ill
+
+
+def test_an_endpoint_that_was_deleted_meanwhile_stops_nothing(listed: Callable[..., str]) -> None:
+    shown = listed(info("judge", "endpoint", version="v7"), info("accuracy_reward", "built-in"))
+    assert "v7" in line_of(shown, "judge")
+    assert line_of(shown, "accuracy_reward")
