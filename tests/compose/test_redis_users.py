@@ -110,9 +110,8 @@ def test_the_configuration_keeps_what_was_acknowledged_and_evicts_nothing(server
 
 
 def test_what_was_written_at_once_is_there_after_a_kill(tmp_path: Path) -> None:
-    with running(tmp_path) as server, server.client("trainer") as client:
-        with client.pipeline(transaction=True) as both:
-            both.hset("headrace:one", "a", "1").hset("headrace:two", "b", "2").execute()
+    with running(tmp_path) as server, server.client("trainer") as client, client.pipeline(transaction=True) as both:
+        both.hset("headrace:one", "a", "1").hset("headrace:two", "b", "2").execute()
     with running(tmp_path) as server, server.client("trainer") as client:
         assert (client.hget("headrace:one", "a"), client.hget("headrace:two", "b")) == ("1", "2")
 
