@@ -56,7 +56,7 @@ async def test_a_wiped_redis_is_not_ready_but_alive(client: httpx.AsyncClient, r
     await redis.function_flush()
     reply = await client.get("/readyz")
     assert reply.status_code == 503
-    assert "Restart the services" in reply.json()["detail"]
+    assert "restart the services" in reply.json()["detail"]
     assert (await client.get("/livez")).status_code == 200
 
 

@@ -71,6 +71,7 @@ async def readyz(request: Request) -> JSONResponse:
         raise Problem(
             503,
             "Not ready",
-            "Redis lacks headrace's functions: it has no room for them yet, or was wiped. Then restart the services.",
+            "Redis lacks headrace's functions: it has no room for them yet, or it was wiped; in that case restart the "
+            "services.",
         )
     return JSONResponse({"status": "ready"})
