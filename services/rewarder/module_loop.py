@@ -137,11 +137,10 @@ class ModuleLoop:
         self._is_given_up = True
         self._post(self._end_if_given_up)
 
-    async def close(self) -> bool:
-        """Cancel all that is on it, again and again for a second; return soon whether the thread has ended."""
+    async def close(self) -> None:
+        """Cancel all that is on it, again and again for a second, and wait for the thread, but not for ever."""
         self._post(self._begin_to_end)
         await asyncio.to_thread(self._thread.join, 2 * _END_S)
-        return not self._thread.is_alive()
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001  documented, for debugging

@@ -33,7 +33,7 @@ class ModuleLoops:
         self._on_given_up = on_given_up
         self._loops: dict[str, ModuleLoop] = {}
         self._blocked: dict[str, list[ModuleLoop]] = {}
-        self._left_behind: list[ModuleLoop] = []  # by former versions
+        self._left_behind: list[ModuleLoop] = []  # by former versions, or not ended when they were closed
         self._doubted: dict[ModuleLoop, asyncio.TimerHandle] = {}
 
     def of(self, module: str) -> ModuleLoop:
@@ -73,17 +73,19 @@ class ModuleLoops:
 
     def forget(self, module: str) -> None:
         """Let a new version of the module begin without what the one before has blocked."""
-        self._left_behind += self._blocked.pop(module, [])
+        self._left_behind = [loop for loop in (*self._left_behind, *self._blocked.pop(module, ())) if loop.is_alive]
 
     async def close(self) -> bool:
         """Cancel all that is left; return whether it has ended. Nobody waits for a loop that was given up."""
         for look in self._doubted.values():
             look.cancel()
         self._doubted.clear()
-        loops, self._loops = list(self._loops.values()), {}
-        are_closed = await asyncio.gather(*(loop.close() for loop in loops))
-        given_up = [*self._left_behind, *(loop for blocked in self._blocked.values() for loop in blocked)]
-        return all(are_closed) and not any(loop.is_alive for loop in given_up)
+        loops = list(self._loops.values())
+        self._loops.clear()
+        await asyncio.gather(*(loop.close() for loop in loops))
+        self._left_behind += loops
+        left = [*self._left_behind, *(loop for blocked in self._blocked.values() for loop in blocked)]
+        return not any(loop.is_alive for loop in left)
 
     def _look_again(self, loop: ModuleLoop, turn_began_at: float) -> None:
         del self._doubted[loop]
