@@ -107,8 +107,7 @@ class ModuleLoop:
         self._inbox.append(call)
         if not self._is_woken:
             self._is_woken = True
-            # Not at once: waking a thread gives Python's lock away, and more calls may come in this turn of the loop.
-            self._home.call_soon(self._post, self._take_in)
+            self._post(self._take_in)
         answer: Answer | NoAnswer = NoAnswer.LATE
         try:
             answer = await call.answer
@@ -185,11 +184,8 @@ class ModuleLoop:
         self._outbox.append((call, NoAnswer.CANCELLED if task.cancelled() else task.result()))
         if not self._is_home_woken:
             self._is_home_woken = True
-            self._loop.call_soon(self._wake_home)
-
-    def _wake_home(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the service's loop is closed
-            self._home.call_soon_threadsafe(self._give_back)
+            with contextlib.suppress(RuntimeError):  # the service's loop is closed
+                self._home.call_soon_threadsafe(self._give_back)
 
     def _end_if_given_up(self) -> None:
         if self._is_given_up and not self._num_running and not self._inbox:
