@@ -1,17 +1,21 @@
-"""Runs users' async reward functions on the service's event loop, each call a task of its own under a deadline.
+"""Runs users' async reward functions, each call a task of its own under a deadline, on the event loop of its module.
 
 A call that does not end when it is cancelled is left behind, so that it holds up nobody. An async function that blocks
-(``time.sleep``, heavy computation) blocks the whole service: such a function should be a plain ``def``.
+(``time.sleep``, heavy computation) holds up those of its module alone, until their deadlines (module_loops.py). But
+Python's own lock is everyone's: C code that keeps it, such as a runaway regular expression, holds up the service.
 """
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 from services.rewarder.function_loading import load_function
-from services.rewarder.module_sources import Sources
+from services.rewarder.module_loop import NoAnswer
+from services.rewarder.module_loops import ModuleLoops
+from services.rewarder.module_sources import Sources, forget_imported
 from services.rewarder.reward_call import (
     CallError,
     RewardCall,
@@ -26,8 +30,6 @@ from services.rewarder.worker_frames import Answer
 from services.rewarder.worker_pool import RewardFailure
 from shared.errors import UserError
 
-_CLOSE_ATTEMPTS = 10
-
 
 class LoopFunctions:
     """The async functions that were imported into this process; a worker has imported each of them before."""
@@ -36,7 +38,8 @@ class LoopFunctions:
         self._reward_path = tuple(reward_path)
         self._import_timeout_s = import_timeout_s
         self._functions: dict[tuple[str, str], RewardFunction] = {}
-        self._abandoned: set[asyncio.Task[Answer]] = set()
+        self._loops = ModuleLoops(self._import_anew)
+        self._to_import_anew: set[str] = set()
         self._imports: dict[tuple[str, str], asyncio.Task[RewardFunction]] = {}
         self._overdue: dict[str, Future[RewardFunction]] = {}  # by module
         # Importing one module in several threads at once, each invalidating the finders' caches, can miss the file.
@@ -53,39 +56,36 @@ class LoopFunctions:
             RewardFailure: It cannot be imported, or its deadline passed.
         """
         function = await self._function(name, sources)
+        loop = self._loops.of(name.partition(":")[0])
         started_at = time.monotonic()
-        task = asyncio.create_task(_answer(name, function, call), name=f"reward {name}")
-        try:
-            await asyncio.wait({task}, timeout=timeout_s)
-        finally:
-            if not task.done():
-                task.cancel()
-                self._abandoned.add(task)
-                task.add_done_callback(self._abandoned.discard)
-        if not task.done():
-            raise RewardFailure("timeout", f"took longer than {timeout_s:g} s and was cancelled", seconds=timeout_s)
+        answer = await loop.run(name, functools.partial(_answer, name, function, call), timeout_s=timeout_s)
+        if answer is NoAnswer.LATE:
+            raise RewardFailure("timeout", self._loops.why_late(loop, timeout_s), seconds=timeout_s)
         seconds = time.monotonic() - started_at
-        if task.cancelled():
+        if answer is NoAnswer.CANCELLED:
             raise RewardFailure("error", "cancelled itself", seconds=seconds)
-        return task.result(), seconds
+        return answer, seconds
 
     def forget(self, module: str) -> None:
         """Let go of the functions of a module that has a new version; calls under way go on with them."""
-        for known in [known for known in self._functions if known[0].partition(":")[0] == module]:
-            del self._functions[known]
+        self._let_go(module)
+        self._loops.forget(module)
 
     async def close(self) -> bool:
-        """Cancel the calls left behind, again and again for a second; return whether all of them have ended."""
+        """Cancel what is left, again and again for a second; return whether all of it has ended."""
         for importing in self._imports.values():
             importing.cancel()
         await asyncio.gather(*self._imports.values(), return_exceptions=True)
-        for _ in range(_CLOSE_ATTEMPTS):
-            if not self._abandoned:
-                break
-            for task in self._abandoned:
-                task.cancel()
-            await asyncio.wait(self._abandoned, timeout=1.0 / _CLOSE_ATTEMPTS)
-        return not self._abandoned
+        return await self._loops.close()
+
+    def _let_go(self, module: str) -> None:
+        for known in [known for known in self._functions if known[0].partition(":")[0] == module]:
+            del self._functions[known]
+
+    def _import_anew(self, module: str) -> None:
+        """Have its functions imported again: clients and locks in its global variables belong to the loop before."""
+        self._let_go(module)
+        self._to_import_anew.add(module)
 
     async def _function(self, name: str, sources: Sources | None) -> RewardFunction:
         key = (name, "" if sources is None else sources.key)
@@ -125,6 +125,10 @@ class LoopFunctions:
 
     def _start_loading(self, name: str, sources: Sources | None) -> "Future[RewardFunction]":
         """Load it in a thread of its own: one that hangs takes no thread from others and does not keep the process."""
+        module = name.partition(":")[0]
+        if sources is not None and module in self._to_import_anew:
+            forget_imported(sources)
+        self._to_import_anew.discard(module)
         loading: Future[RewardFunction] = Future()
         loading.set_running_or_notify_cancel()
 

@@ -158,6 +158,12 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         return into[name]
 
 
+def forget_imported(sources: Sources) -> None:
+    """Have the modules of this version imported anew, as it has them."""
+    for file in sources.files:
+        _forget(file.module)
+
+
 def _forget(module: str) -> None:
     loaded = sys.modules.get(module)
     if loaded is None or not isinstance(getattr(loaded.__spec__, "loader", None), _MemoryLoader):

@@ -1,6 +1,6 @@
 """Reward functions in Python, built in or the user's: what each of them is, and where it is called.
 
-    async function  -> this event loop, under a deadline
+    async function  -> the event loop of its module, under a deadline
     sync function   -> a worker, under a deadline
     built-in        -> a worker, under a deadline
 
@@ -135,12 +135,18 @@ class PythonFunctions:
         inspected, version = await self._what_is(name)
         self._called_at[name] = time.monotonic()
         sources = None if version is None else version.sources
-        async with contextlib.nullcontext() if self._limits is None else self._limits.turn(name, call, lane=lane):
-            if inspected.kind == "async":
-                answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, sources=sources)
-            else:
-                encoded = msgspec.msgpack.encode(call)
-                answer, seconds = await self._pool.call(name, encoded, lane=lane, timeout_s=timeout_s, sources=sources)
+        try:
+            async with contextlib.nullcontext() if self._limits is None else self._limits.turn(name, call, lane=lane):
+                if inspected.kind == "async":
+                    answer, seconds = await self._loop_functions.call(name, call, timeout_s=timeout_s, sources=sources)
+                else:
+                    encoded = msgspec.msgpack.encode(call)
+                    answer, seconds = await self._pool.call(
+                        name, encoded, lane=lane, timeout_s=timeout_s, sources=sources
+                    )
+        except RewardFailure as failure:
+            failure.version = _version(version)
+            raise
         return msgspec.structs.replace(answer, version=_version(version)), seconds
 
     async def reload(self, module: str) -> bool:

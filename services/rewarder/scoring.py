@@ -119,7 +119,8 @@ class Scorer:
         try:
             answer, seconds = await self._call(source, name, call, timeout_s=timeout_s, lane=lane)
         except RewardFailure as failure:
-            answer = Answer(everyone(len(call.completions), failure.outcome, failure.detail))
+            verdicts = everyone(len(call.completions), failure.outcome, failure.detail)
+            answer = Answer(verdicts, version=failure.version)
             seconds = failure.seconds
         self._observe(name, answer, seconds, label=self._label(source, name))
         return [

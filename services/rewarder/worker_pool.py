@@ -45,6 +45,8 @@ class RewardFailure(Exception):  # noqa: N818  not an error of ours: it is what 
         self.outcome: Outcome = outcome
         self.detail = detail
         self.seconds = seconds
+        self.version = ""
+        """Of what gave no answer, as in ``Answer``; set by who knows it."""
 
 
 class WorkerPool:

@@ -40,6 +40,11 @@ def hangs(completions, **columns):
         time.sleep(0.05)
 
 
+async def blocks_the_loop(completions, **columns):
+    time.sleep(5)
+    return [1.0] * len(completions)
+
+
 async def refuses_to_end(completions, **columns):
     while True:
         try:
@@ -141,6 +146,7 @@ def test_generated_code_runs_where_the_environment_says(project: Path, monkeypat
         ("raises", ["6 error", "ValueError: the judge is ill", 'my_rewards.py", line 15, in raises']),
         ("exits", ["6 error", "died with exit code 3"]),
         ("hangs", ["6 timeout", "took longer than 0.5 s and was killed"]),
+        ("blocks_the_loop", ["6 timeout", "a function that blocks should be a plain def"]),
         ("refuses_to_end", ["6 timeout", "an async function must not swallow CancelledError"]),
     ],
 )

@@ -142,11 +142,12 @@ async def test_a_function_is_called_no_more_often_a_minute_than_its_limit(
     rewarder = start_rewarder(HEADRACE_REWARD_LIMITS=limits, HEADRACE_QUEUE_TIMEOUT_S="1")
     await asyncio.to_thread(rewarder.wait_until_ready)
     async with httpx.AsyncClient(base_url=rewarder.url(""), headers=KEY, trust_env=False, timeout=60) as client:
-        for _ in range(3):
-            assert (await client.post("/v1/score", json=body(PACED))).json()["rewards"] == [0.5]
+        replies = [(await client.post("/v1/score", json=body(PACED))).json() for _ in range(3)]
+        assert [reply["rewards"] for reply in replies] == [[0.5]] * 3
         (outcome,) = (await client.post("/v1/score", json=body(PACED))).json()["outcomes"][0]
     assert outcome["outcome"] == "overload"
     assert outcome["detail"] == "waited 1 s for its turn: 3 a minute (HEADRACE_REWARD_LIMITS)"
+    assert outcome["version"] == replies[0]["outcomes"][0][0]["version"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The rewarder as users meet it: its own process, real HTTP, signals, kill -9."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from shared.redis_connection import Redis
 from shared.refusals import decode_refusals
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
+from tests.eventually import eventually
 from tests.groups import completed_group
 from tests.rewarder.conftest import ROOT, RewarderProcess, descendants, is_running, until, user, wait_for
 from tests.stream_view import entries
@@ -94,6 +96,26 @@ async def test_sigterm_ends_it_with_exit_0_and_no_process_left_even_with_calls_t
     assert time.monotonic() - started_at < 10
     wait_for(lambda: not any(is_running(pid) for pid in children), what="the end of its children")
     assert await redis.xlen(keys.completions) == 1, "the group waits for the next rewarder"
+
+
+async def test_an_async_function_that_blocks_costs_its_own_outcome_and_nothing_else(
+    start_rewarder: StartRewarder, tmp_path: Path
+) -> None:
+    rewarder = start_rewarder()
+    rewarder.wait_until_ready()
+    columns = {"directory": [str(tmp_path)]}
+    body = {"reward_funcs": [user("blocks_the_loop")], "prompts": ["p"], "completions": ["c"], "columns": columns}
+    other = {"reward_funcs": ["trl_shaped_rewards:awaited"], "prompts": ["p"], "completions": ["c"]}
+    key = {"Authorization": "Bearer key-of-the-test"}
+    async with httpx.AsyncClient(base_url=rewarder.url(""), trust_env=False, timeout=60, headers=key) as client:
+        blocking = asyncio.create_task(client.post("/v1/score", json={**body, "timeout_s": 3}))
+        await eventually(lambda: has_started(tmp_path), within_s=60)
+        assert (await client.get("/livez")).status_code == 200
+        assert (await client.post("/v1/score", json=other)).json()["outcomes"][0][0]["outcome"] == "scored"
+        (outcome,) = (await blocking).json()["outcomes"][0]
+    assert outcome["outcome"] == "timeout"
+    assert "a function that blocks should be a plain def" in outcome["detail"]
+    assert rewarder.stop() == 0, rewarder.log()
 
 
 def test_help_needs_nothing_heavy_and_no_settings(tmp_path: Path) -> None:

@@ -266,6 +266,18 @@ async def test_an_edited_file_is_imported_by_nobody_before_a_check_and_by_all_af
         assert [(outcome.value, outcome.version) for outcome in rows[0]] == [(3.0625, versions[1])] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "failed"),
+    [("hangs", "timeout"), ("hangs_async", "timeout"), ("crashes", "error"), ("cancels_itself", "error")],
+)
+async def test_what_gave_no_answer_says_its_version_too(scorer: Scorer, name: str, failed: str) -> None:
+    (answered,) = (await outcomes_of(scorer, user("one"), call=call_with("a")))[0]
+    (outcome,) = (await outcomes_of(scorer, user(name), call=call_with("a"), timeout_s=0.5))[0]
+    assert outcome.outcome == failed
+    assert answered.version != ""
+    assert outcome.version == answered.version
+
+
 async def test_closing_the_pool_leaves_no_worker(metrics: RewarderMetrics) -> None:
     before = descendants(os.getpid())
     async with WorkerPool(num_workers=2, limits=LIMITS, queue_timeout_s=5, import_timeout_s=5, metrics=metrics) as pool:

@@ -169,6 +169,10 @@ def waits_for_go(completions: list[str], directory: list[str], **_: Any) -> list
     return [1.0] * len(completions)
 
 
+async def blocks_the_loop(completions: list[str], directory: list[str], **_: Any) -> list[float]:
+    return waits_for_go(completions, directory)
+
+
 NOT_A_FUNCTION = 3
 
 

@@ -1,4 +1,4 @@
-"""Async functions on the event loop: their modules are imported here, and may hang here."""
+"""Async functions in the service: their modules are imported here, and may hang here."""
 
 import asyncio
 import sys
@@ -74,3 +74,4 @@ async def test_an_import_that_is_overdue_is_not_waited_for_again_and_is_used_onc
 
     await eventually(is_used)
     assert found == [2.0]
+    assert await functions.close()

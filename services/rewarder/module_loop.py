@@ -1,0 +1,211 @@
+"""An event loop in a thread of its own, on which the async functions of one of the user's modules run.
+
+    service's loop --> inbox  --one wake-up for all that is in it--> a task for each call
+                   <-- outbox <-one wake-up for all that is in it--- its answer
+
+Who blocks this loop blocks no other. The service sees how long it has been blocked without asking it, and keeps the
+deadlines itself. What the loop is given up for, and when, is module_loops.py's business.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import enum
+import functools
+import logging
+import selectors
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from services.rewarder.worker_frames import Answer
+
+log = logging.getLogger(__name__)
+
+_END_ATTEMPTS = 10
+_END_S = 1.0
+_STACK_FRAMES = 12
+Work = Callable[[], Coroutine[Any, Any, Answer]]
+
+
+class NoAnswer(enum.Enum):
+    """Why a call ended without one."""
+
+    LATE = "its deadline passed"
+    CANCELLED = "it cancelled itself"
+
+
+class _Call:
+    __slots__ = ("answer", "context", "is_over", "name", "task", "work")
+
+    def __init__(self, name: str, work: Work, answer: "asyncio.Future[Answer | NoAnswer]") -> None:
+        self.name = name
+        self.work = work
+        self.answer = answer
+        self.context = contextvars.copy_context()
+        self.task: asyncio.Task[Answer] | None = None
+        self.is_over = False  # nobody waits for the answer
+
+    def end(self, answer: Answer | NoAnswer) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+class _WatchedSelector(selectors.DefaultSelector):
+    """Knows since when the loop has been running callbacks, without waiting for anything in between."""
+
+    turn_began_at: float | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.turn_began_at = None
+        ready = super().select(timeout)
+        self.turn_began_at = time.monotonic()
+        return ready
+
+
+class ModuleLoop:
+    """The loop and its daemon thread, which begin at once. All but what begins with ``_`` is for the service's loop."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self._home = asyncio.get_running_loop()
+        self._selector = _WatchedSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
+        self._inbox: deque[_Call] = deque()
+        self._outbox: deque[tuple[_Call, Answer | NoAnswer]] = deque()
+        self._is_woken = self._is_home_woken = False
+        self._num_running = 0
+        self._is_given_up = self._is_ended = False
+        self._ending: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"async rewards of {module}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread is there, blocked or not."""
+        return self._thread.is_alive()
+
+    @property
+    def turn_began_at(self) -> float | None:
+        """Since when, on the monotonic clock, it has run callbacks and looked at nothing else; None if it waits."""
+        return self._selector.turn_began_at
+
+    async def run(self, name: str, work: Work, *, timeout_s: float) -> Answer | NoAnswer:
+        """Return the answer of ``work``, which is cancelled, and not waited for, once its deadline has passed."""
+        call = _Call(name, work, self._home.create_future())
+        deadline = self._home.call_later(timeout_s, call.end, NoAnswer.LATE)
+        self._inbox.append(call)
+        if not self._is_woken:
+            self._is_woken = True
+            self._post(self._take_in)
+        answer: Answer | NoAnswer = NoAnswer.LATE
+        try:
+            answer = await call.answer
+        finally:
+            deadline.cancel()
+            if answer is NoAnswer.LATE:
+                call.is_over = True
+                self._post(call.cancel)
+        return answer
+
+    def where(self) -> str:
+        """Return the function of the module that runs now, with file and line, or else what it has called."""
+        frame = innermost = self._frame()
+        while frame is not None and frame.f_globals.get("__name__") != self.module:
+            frame = frame.f_back
+        frame = frame or innermost
+        if frame is None:
+            return "something"
+        return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+
+    def stack(self) -> str:
+        """Return what its thread does now, for the log."""
+        return "".join(traceback.format_stack(self._frame(), limit=_STACK_FRAMES))
+
+    def give_up(self) -> None:
+        """Have the thread end as soon as the loop turns and its calls have ended, if ever."""
+        self._is_given_up = True
+        self._post(self._end_if_given_up)
+
+    async def close(self) -> None:
+        """Cancel all that is on it, again and again for a second, and wait for the thread, but not for ever."""
+        self._post(self._begin_to_end)
+        await asyncio.to_thread(self._thread.join, 2 * _END_S)
+
+    def _frame(self) -> FrameType | None:
+        frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  documented, for debugging
+        return frames.get(self._thread.ident or 0)
+
+    def _post(self, callback: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(callback)
+
+    def _give_back(self) -> None:
+        self._is_home_woken = False
+        while self._outbox:
+            call, answer = self._outbox.popleft()
+            call.end(answer)
+
+    # What follows runs in the thread.
+
+    def _run(self) -> None:
+        while not self._is_ended:
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # noqa: BLE001  user code: SystemExit of a task ends no loop
+                log.warning("a task of reward module %s raised %s", self.module, type(error).__name__)
+        self._loop.close()
+
+    def _take_in(self) -> None:
+        self._is_woken = False
+        while self._inbox:
+            call = self._inbox.popleft()
+            if call.is_over:
+                continue
+            call.task = self._loop.create_task(call.work(), name=f"reward {call.name}", context=call.context)
+            self._num_running += 1
+            call.task.add_done_callback(functools.partial(self._hand_back, call))
+
+    def _hand_back(self, call: _Call, task: "asyncio.Task[Answer]") -> None:
+        self._num_running -= 1
+        self._end_if_given_up()
+        if call.is_over:
+            return
+        self._outbox.append((call, NoAnswer.CANCELLED if task.cancelled() else task.result()))
+        if not self._is_home_woken:
+            self._is_home_woken = True
+            with contextlib.suppress(RuntimeError):  # the service's loop is closed
+                self._home.call_soon_threadsafe(self._give_back)
+
+    def _end_if_given_up(self) -> None:
+        if self._is_given_up and not self._num_running and not self._inbox:
+            self._begin_to_end()
+
+    def _begin_to_end(self) -> None:
+        if self._ending is None or self._ending.done():
+            self._ending = self._loop.create_task(self._end(), name=f"end of the loop of {self.module}")
+
+    async def _end(self) -> None:
+        for _ in range(_END_ATTEMPTS):
+            others = asyncio.all_tasks() - {self._ending}
+            if not others:
+                break
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others, timeout=_END_S / _END_ATTEMPTS)
+        if asyncio.all_tasks() - {self._ending}:
+            return
+        await self._loop.shutdown_asyncgens()
+        await self._loop.shutdown_default_executor()
+        self._is_ended = True
+        self._loop.stop()
