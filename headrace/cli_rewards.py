@@ -72,7 +72,10 @@ def _check(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     status = FAILED if report.has_failed(trial) else SCORED
     if not trial.is_ended:
-        _out("\nthe function goes on although it was cancelled: an async function must not swallow CancelledError")
+        _out(
+            "\nthe function goes on although it was cancelled: "
+            "an async function must neither block nor swallow CancelledError"
+        )
         sys.stdout.flush()
         os._exit(status)
     return status

@@ -147,7 +147,7 @@ def test_generated_code_runs_where_the_environment_says(project: Path, monkeypat
         ("exits", ["6 error", "died with exit code 3"]),
         ("hangs", ["6 timeout", "took longer than 0.5 s and was killed"]),
         ("blocks_the_loop", ["6 timeout", "a function that blocks should be a plain def"]),
-        ("refuses_to_end", ["6 timeout", "an async function must not swallow CancelledError"]),
+        ("refuses_to_end", ["6 timeout", "must neither block nor swallow CancelledError"]),
     ],
 )
 def test_a_function_that_fails_shows_how_and_the_exit_status_says_so(
