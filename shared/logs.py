@@ -15,9 +15,12 @@ import sys
 import time
 from collections.abc import Generator
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 LogFormat = Literal["json", "text"]
+LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)]
 
 _run_of_task: ContextVar[str] = ContextVar("run_id", default="")
 _group_of_task: ContextVar[str] = ContextVar("group_id", default="")

@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from shared.errors import UserError
-from shared.logs import LogFormat
+from shared.logs import LogFormat, LogLevel
 from shared.secret_files import read_secret, with_password, without_password
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -40,7 +40,7 @@ class ServiceSettings(BaseSettings):
     redis_patience_s: float = Field(
         default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
     )
-    log_level: str = Field(default="INFO")
+    log_level: LogLevel = Field(default="INFO")
     log_format: LogFormat = Field(default="json", description="json for machines, text for people")
 
     @model_validator(mode="before")

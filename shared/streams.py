@@ -192,13 +192,7 @@ class StreamConsumer:
         Not by reading our pending entries again: that counts as a delivery of those being worked on right now, and a
         few bad moments of the network would bury them.
         """
-        pending = await patiently(
-            lambda: self.redis.xpending_range(
-                self.stream, self.consumer_group, min="-", max="+", count=_MAX_PENDING, consumername=self.name
-            ),
-            what=f"XPENDING {self.stream}",
-            timeout_s=60.0,
-        )
+        pending = await self._pending(min="-", max="+", count=_MAX_PENDING, consumername=self.name)
         for entry_id in (item["message_id"] for item in pending):
             if entry_id.decode() not in self._in_hand:
                 entry = functools.partial(self.redis.xrange, self.stream, min=entry_id, max=entry_id)
@@ -240,12 +234,18 @@ class StreamConsumer:
                 self._redelivered.append(delivery)
 
     async def _num_deliveries(self, entry_id: str) -> int:
-        found = await patiently(
-            lambda: self.redis.xpending_range(self.stream, self.consumer_group, min=entry_id, max=entry_id, count=1),
-            what=f"XPENDING {self.stream}",
-            timeout_s=60.0,
-        )
+        found = await self._pending(min=entry_id, max=entry_id, count=1)
         return int(found[0]["times_delivered"]) if found else 1
+
+    async def _pending(self, **which: Any) -> list[Any]:
+        try:
+            return await patiently(
+                lambda: self.redis.xpending_range(self.stream, self.consumer_group, **which),
+                what=f"XPENDING {self.stream}",
+                timeout_s=60.0,
+            )
+        except ResponseError as error:
+            raise translate(error) from error
 
     async def _read_group(self, after: str, *, count: int, block_s: float | None) -> list[tuple[str, str, bytes]]:
         block_ms = None if block_s is None else max(1, int(block_s * 1000))

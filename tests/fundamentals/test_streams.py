@@ -235,3 +235,20 @@ async def test_entries_in_a_reply_that_was_lost_are_found_without_counting_as_de
     pending = await redis.xpending_range(run_keys.prompts, GENERATORS, min="-", max="+", count=8)
     assert [item["times_delivered"] for item in pending] == [1, 1]
     assert await in_work.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), b"done")
+
+
+async def test_a_redis_that_is_wiped_after_a_reply_was_lost_is_reported_as_lost_state(
+    redis: Redis, run_keys: RunKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = generator(redis, run_keys)
+
+    async def lose_the_reply(*_args: Any, **_kwargs: Any) -> None:
+        raise RedisConnectionError("connection reset by peer")
+
+    assert await consumer.read(count=1, block_s=0.05) == []
+    with monkeypatch.context() as lossy:
+        lossy.setattr(redis, "xreadgroup", lose_the_reply)
+        assert await consumer.read(count=1, block_s=0.05) == []
+    await redis.delete(*run_keys.everything())
+    with pytest.raises(StateLostError, match="wiped"):
+        await consumer.read(count=1, block_s=0.1)

@@ -36,6 +36,14 @@ def test_a_table_that_is_no_json_is_a_line_and_not_a_trace(monkeypatch: pytest.M
     assert "canary" not in str(caught.value)
 
 
+def test_a_log_level_is_one_of_five_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_LOG_LEVEL", "warning")
+    assert from_environment(ServiceSettings).log_level == "WARNING"
+    monkeypatch.setenv("HEADRACE_LOG_LEVEL", "LOUD")
+    with pytest.raises(UserError, match=r"^HEADRACE_LOG_LEVEL: .*'DEBUG'"):
+        from_environment(ServiceSettings)
+
+
 def test_the_prefix_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_SIMULATED_SEED", "-1")
     with pytest.raises(UserError, match=r"^HEADRACE_SIMULATED_SEED: "):

@@ -108,6 +108,8 @@ class Replica:
         if response.is_error:
             error_type = UnavailableError if _problem(response, "type") == NOT_READY else PushError
             detail = _problem(response, "detail") or f"HTTP {response.status_code}"
+            if response.status_code == 401:
+                detail = "HTTP 401: its internal key is not the trainer's; give both the same HEADRACE_INTERNAL_KEY"
             raise error_type(f"{what} refused {route or 'to say who it is'}: {detail}")
         try:
             return reply.model_validate_json(response.content)
