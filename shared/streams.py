@@ -239,13 +239,14 @@ class StreamConsumer:
 
     async def _pending(self, **which: Any) -> list[Any]:
         try:
-            return await patiently(
+            found: list[Any] = await patiently(
                 lambda: self.redis.xpending_range(self.stream, self.consumer_group, **which),
                 what=f"XPENDING {self.stream}",
                 timeout_s=60.0,
             )
         except ResponseError as error:
             raise translate(error) from error
+        return found
 
     async def _read_group(self, after: str, *, count: int, block_s: float | None) -> list[tuple[str, str, bytes]]:
         block_ms = None if block_s is None else max(1, int(block_s * 1000))
