@@ -150,3 +150,23 @@ async def test_a_trainer_that_cannot_compute_the_probe_in_time_is_stuck_and_says
     prober.may_end.set()
     await sender.close()
     assert "load" not in one.engine.calls
+
+
+async def test_a_trainer_that_finds_its_deadline_passed_and_itself_superseded_is_fenced_off_and_not_stuck(
+    redis: Redis, run_keys: RunKeys, incarnation: int, one: ServedReceiver
+) -> None:
+    sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=0.5), SlowProber()
+
+    async def push_while_an_heir_takes_over() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(sender.push(weights(0.0), policy_version=0, prober=prober), name="push")
+            while not prober.is_computing:  # noqa: ASYNC110  it has no event for it
+                await asyncio.sleep(0.01)
+            await redis.set(run_keys.epoch, incarnation + 1)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await push_while_an_heir_takes_over()
+    prober.may_end.set()
+    await sender.close()
+    assert [type(error) for error in raised.value.exceptions] == [FencedError]
+    assert "load" not in one.engine.calls

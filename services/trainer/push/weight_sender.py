@@ -151,6 +151,10 @@ class WeightSender:
                 await self._attempts.make(course, weights, announced, probing, deadline=deadline)
                 if probing is not None:
                     await probing.result()
+            except PushError:
+                # Who was stopped meanwhile finds its deadlines passed, and has to hear first that it was superseded.
+                await self._check_not_fenced()
+                raise
             finally:
                 if probing is not None:
                     await probing.ended()
