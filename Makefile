@@ -29,7 +29,7 @@ help: ## this list
 demo: $(FULL) ## train a small model with GRPO through the real services; ARGS="--seed 1" is passed on
 	@.venv/bin/headrace demo $(ARGS)
 
-test: $(FULL_WITH_TOOLS) | $(PROMTOOL) ## the suite: real vLLM, real Redis, real HTTP; in two processes (tests/conftest.py)
+test: $(FULL_WITH_TOOLS) .venv-policy/.installed | $(PROMTOOL) ## the suite: real vLLM, real Redis, real HTTP; in two processes (tests/conftest.py)
 	@.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not gpu and not long and not engine" --durations=20 --durations-min=10 $(ARGS)
 
 test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault matrix, 200 pushes under load, 100 rounds; takes long
@@ -84,7 +84,7 @@ bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the s
 bench-rewarder: $(FULL_WITH_TOOLS) ## concurrency, overhead, math-verify, hostile answers, a slow reward in a whole run; fifteen minutes
 	@.venv/bin/python -m benchmarks.bench_rewarder $(ARGS)
 
-policy-scan: $(FULL_WITH_TOOLS) .venv-policy/.installed ## checkov on what the Helm chart renders, against a list of findings with reasons
+policy-scan: $(FULL_WITH_TOOLS) .venv-policy/.installed ## checkov on what the Helm chart renders, against a list of findings with reasons; `make test` does it too
 	@.venv/bin/python deploy/helm/policy_scan.py .venv-policy/bin/checkov
 
 format: $(LIGHT) ## format the code, fix what lint can fix
