@@ -1,4 +1,4 @@
-"""What the commands in docs/operations.md name exists: objects of the chart, services and volumes of the compose file."""
+"""What the commands in docs/operations.md name is there: objects of the chart, services of the compose file."""
 
 import re
 from typing import Any

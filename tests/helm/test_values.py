@@ -63,7 +63,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # Null is what Helm calls a key that is not there.
     ({"networkPolicy": {"apiFrom": None}}, "at '/networkPolicy': missing property 'apiFrom'"),
     ({"trainer": {"env": None}}, "at '/trainer': missing property 'env'"),
-    ({"networkPolicy": {"extraEgress": {"trainer": None}}}, "at '/networkPolicy/extraEgress': missing property 'trainer'"),
+    (
+        {"networkPolicy": {"extraEgress": {"trainer": None}}},
+        "at '/networkPolicy/extraEgress': missing property 'trainer'",
+    ),
     ({"metrics": None}, "missing property 'metrics'"),
     ({"logLevel": None}, "missing property 'logLevel'"),
     # What contradicts something else.
@@ -95,7 +98,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "rewarder.autoscaling.minReplicas is 5, above maxReplicas, which is 2",
     ),
     ({"trainer": {"env": {"HEADRACE_API_KEY": "canary"}}}, "for all to read: put it into a Secret"),
-    ({"metrics": {"port": 8000}}, "metrics.port is 8000, where every service has its HTTP API: set another, such as 9090"),
+    (
+        {"metrics": {"port": 8000}},
+        "metrics.port is 8000, where every service has its HTTP API: set another, such as 9090",
+    ),
     (
         {"redis": {"maxmemory": "16gb"}},
         "redis.maxmemory is 16gb, but redis.resources.limits.memory is 8Gi, so that Redis would be killed",
