@@ -152,6 +152,25 @@ async def test_checkpoints_and_then_redis_restored_lose_no_group_and_train_none_
     await there.aclose()
 
 
+async def test_a_rewrite_of_the_append_only_file_shows_in_its_manifest(restored: RedisServer) -> None:
+    """So that a copy that was made without such a rewrite is known by it, where nobody may forbid them."""
+
+    def manifest() -> str:
+        (file,) = (restored.directory / "appendonlydir").glob("*.manifest")
+        return file.read_text()
+
+    restored.directory.mkdir()
+    restored.start()
+    redis = connect(restored.url)
+    await wait_until_ready(redis, timeout_s=10)
+    before = manifest()
+    await redis.set("key", "value")
+    assert manifest() == before, "writing alone leaves it as it is"
+    await cast("Any", redis).bgrewriteaof()
+    await eventually(lambda: manifest() != before)
+    await redis.aclose()
+
+
 async def test_a_redis_older_than_the_checkpoints_needs_its_epoch_raised_and_then_loses_nothing(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig, redis_data: Path, restored: RedisServer, tmp_path: Path
 ) -> None:

@@ -65,18 +65,18 @@ def values_of(name: str) -> dict[str, Any]:
 ALL_VALUES = ["default", "everything", *VALUES_FILES]
 
 
-def render(values: Mapping[str, Any] | None = None) -> list[Object]:
+def render(values: Mapping[str, Any] | None = None, *, release: str = RELEASE) -> list[Object]:
     """Return the objects of a release with these values.
 
     Raises:
         HelmError: Helm refuses them.
     """
-    return list(_rendered(json.dumps(values or {})))
+    return list(_rendered(json.dumps(values or {}), release))
 
 
 @functools.cache
-def _rendered(values: str) -> tuple[Object, ...]:
-    files = _loaded().render(json.loads(values), name=RELEASE, namespace=NAMESPACE)
+def _rendered(values: str, release: str) -> tuple[Object, ...]:
+    files = _loaded().render(json.loads(values), name=release, namespace=NAMESPACE)
     manifests = {path: text for path, text in files.items() if path.endswith(".yaml")}
     return tuple(found for text in manifests.values() for found in yaml.safe_load_all(text) if found)
 
@@ -93,10 +93,10 @@ def notes(values: Mapping[str, Any] | None = None) -> str:
     return str(text)
 
 
-def why_refused(values: Mapping[str, Any]) -> str:
+def why_refused(values: Mapping[str, Any], *, release: str = RELEASE) -> str:
     """Return what Helm says against values that it must refuse."""
     with pytest.raises(helm.HelmError) as refusal:
-        render(values)
+        render(values, release=release)
     return str(refusal.value)
 
 

@@ -6,7 +6,19 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from tests.helm.chart import ALL_VALUES, CHART, VALUES_FILES, helm_chart, notes, render, values_of, why_refused
+from tests.helm.chart import (
+    ALL_VALUES,
+    CHART,
+    SERVICES,
+    VALUES_FILES,
+    container,
+    helm_chart,
+    notes,
+    render,
+    values_of,
+    why_refused,
+    workloads,
+)
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)
@@ -40,6 +52,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rewarder": {"sandbox": {"seccompProfile": {"type": "Localhost"}}}}, "localhostProfile': minLength"),
     ({"metrics": {"port": 29500}}, "at '/metrics/port': maximum"),
     ({"trainer": {"multiNode": {"rendezvousPort": 8000}}}, "rendezvousPort': minimum"),
+    ({"fullnameOverride": "a.b"}, "at '/fullnameOverride': 'a.b' does not match pattern"),
+    ({"fullnameOverride": "9a"}, "at '/fullnameOverride': '9a' does not match pattern"),
+    # An amount of bytes without a unit is a unit that was forgotten.
+    ({"trainer": {"cache": {"size": "100"}}}, "at '/trainer/cache/size': '100' does not match pattern"),
+    ({"storage": {"runs": {"size": "200m"}}}, "at '/storage/runs/size': '200m' does not match pattern"),
+    ({"trainer": {"resources": {"limits": {"memory": 64}}}}, "at '/trainer/resources/limits/memory': got number"),
+    ({"redis": {"maxmemory": "4"}}, "at '/redis/maxmemory': '4' does not match pattern"),
+    ({"redis": {"maxmemory": "0gb"}}, "at '/redis/maxmemory': '0gb' does not match pattern"),
+    # Null is what Helm calls a key that is not there.
+    ({"networkPolicy": {"apiFrom": None}}, "at '/networkPolicy': missing property 'apiFrom'"),
+    ({"trainer": {"env": None}}, "at '/trainer': missing property 'env'"),
+    (
+        {"networkPolicy": {"extraEgress": {"trainer": None}}},
+        "at '/networkPolicy/extraEgress': missing property 'trainer'",
+    ),
+    ({"metrics": None}, "missing property 'metrics'"),
+    ({"logLevel": None}, "missing property 'logLevel'"),
     # What contradicts something else.
     ({"images": {"flavour": "cpu"}}, "trainer.gpus is 1, but images.flavour is cpu: set trainer.gpus to 0"),
     ({"generator": {"gpus": 0}}, "generator.gpus is 0, but images.flavour is gpu"),
@@ -69,6 +98,36 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "rewarder.autoscaling.minReplicas is 5, above maxReplicas, which is 2",
     ),
     ({"trainer": {"env": {"HEADRACE_API_KEY": "canary"}}}, "for all to read: put it into a Secret"),
+    (
+        {"metrics": {"port": 8000}},
+        "metrics.port is 8000, where every service has its HTTP API: set another, such as 9090",
+    ),
+    (
+        {"redis": {"maxmemory": "16gb"}},
+        "redis.maxmemory is 16gb, but redis.resources.limits.memory is 8Gi, so that Redis would be killed",
+    ),
+    ({"redis": {"maxmemory": "8gb"}}, "redis.maxmemory is 8gb"),
+    ({"redis": {"maxmemory": "9g"}}, "redis.maxmemory is 9g"),
+    (
+        {"trainer": {"resources": {"requests": {"memory": "65Gi"}}}},
+        "trainer.resources.requests.memory is 65Gi, above trainer.resources.limits.memory, which is 64Gi: "
+        "lower the request or raise the limit",
+    ),
+    ({"generator": {"resources": {"limits": {"cpu": "3500m"}}}}, "generator.resources.requests.cpu is 4, above"),
+    ({"rewarder": {"resources": {"limits": {"cpu": 3}}}}, "rewarder.resources.requests.cpu is 4, above"),
+    ({"redis": {"resources": {"limits": {"memory": "4500M"}}}}, "redis.resources.requests.memory is 5Gi, above"),
+    (
+        {"trainer": {"shmSize": "0.1Ti"}},
+        "trainer.shmSize is 0.1Ti, above trainer.resources.limits.memory, which is 64Gi and of which it is a part",
+    ),
+    ({"generator": {"shmSize": "65Gi"}}, "generator.shmSize is 65Gi, above"),
+    ({"test": {"run": {"weight_transport": "ipc"}}}, "test.run.weight_transport is ipc, which needs the trainer and"),
+    ({"trainer": {"env": {"HEADRACE_PORT": "9"}}}, "trainer.env.HEADRACE_PORT is set by the chart itself too"),
+    ({"nccl": {"env": {"NCCL_DEBUG": "INFO"}}}, "nccl.env.NCCL_DEBUG is set by the chart itself too"),
+    (
+        {"trainer": {"env": {"NCCL_IB_HCA": "mlx4"}}, "nccl": {"env": {"NCCL_IB_HCA": "mlx5"}}},
+        "trainer.env.NCCL_IB_HCA is set by nccl.env too",
+    ),
 ]
 
 
@@ -77,6 +136,71 @@ def test_values_that_cannot_work_are_refused_with_the_reason(values: dict[str, A
     said = why_refused(values)
     assert sentence in said
     assert "canary" not in said
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_variable_of_the_charts_own_can_be_set_a_second_time(service: str) -> None:
+    own = {entry["name"] for entry in container(workloads(render())[service])["env"]}
+    said = why_refused({service: {"env": dict.fromkeys(own, "canary")}})
+    refused = {name for name in own if f"- {service}.env.{name} is set by the chart itself" in said}
+    assert refused == own - {"HEADRACE_REDIS_URL"}, "which is refused as a secret"
+    assert f"- {service}.env.HEADRACE_REDIS_URL would be in the pod's description" in said
+    assert "canary" not in said
+
+
+def test_all_that_contradicts_itself_is_said_at_once_and_each_thing_once() -> None:
+    said = why_refused(
+        {"images": {"flavour": "cpu"}, "metrics": {"port": 8000}, "nccl": {"env": {"NCCL_DEBUG": "INFO"}}}
+    )
+    place, *problems = said.splitlines()
+    assert "validate.yaml" in place, "and no other template, in which nothing is wrong"
+    assert place.endswith("these values cannot work:")
+    assert [problem.split(" ")[:2] for problem in problems] == [
+        ["-", "trainer.gpus"],
+        ["-", "generator.gpus"],
+        ["-", "metrics.port"],
+        ["-", "nccl.env.NCCL_DEBUG"],
+    ]
+
+
+@pytest.mark.parametrize("release", ["9a", "team.rl"])
+def test_a_release_whose_name_no_service_can_have_is_refused_and_may_have_another(release: str) -> None:
+    assert f"the names of all Services would begin with {release}-headrace" in why_refused({}, release=release)
+    assert render({"fullnameOverride": "rl"}, release=release)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"redis": {"maxmemory": "6gb"}},
+        {"redis": {"maxmemory": "8g"}},  # 8e9 bytes, of 8Gi
+        {"redis": {"maxmemory": "16gb", "resources": {"limits": None}}},
+        {"trainer": {"shmSize": "64Gi", "resources": {"requests": {"memory": "65536Mi"}}}},
+        {"trainer": {"resources": {"requests": None, "limits": None}}},
+        {"generator": {"resources": {"limits": {"cpu": 4, "memory": "68719476k"}}}},
+        {"trainer": {"env": {"HF_HUB_OFFLINE": "1"}}},  # which the chart sets only without the hub
+    ],
+)
+def test_values_at_the_edge_of_what_works_are_taken(values: dict[str, Any]) -> None:
+    assert render(values)
+
+
+def test_no_key_of_ours_can_be_taken_away_by_null() -> None:
+    """Helm takes a key that is set to null out of the values, and templates count on all of them."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def optional(rules: dict[str, Any], values: dict[str, Any], path: str) -> list[str]:
+        rules = schema["definitions"]["budget"] if rules.get("$ref") == "#/definitions/budget" else rules
+        if rules.get("additionalProperties") is not False:
+            return []
+        found = [f"{path}.{key}" for key in values if key not in rules.get("required", [])]
+        for key, inner in rules["properties"].items():
+            if isinstance(values.get(key), dict):
+                found += optional(inner, values[key], f"{path}.{key}")
+        return found
+
+    assert optional(schema, defaults, "") == []
 
 
 def test_every_value_has_a_default_and_every_default_a_rule() -> None:

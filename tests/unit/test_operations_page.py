@@ -45,9 +45,9 @@ def test_every_alert_has_a_heading_that_says_what_to_do() -> None:
     assert alerts == headings
 
 
-@pytest.mark.parametrize("command", ["doctor", "plan"])
+@pytest.mark.parametrize("command", ["doctor", "plan", "pause", "resume"])
 def test_every_option_of_a_command_in_it_is_one(command: str) -> None:
-    blocks = "".join(re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
+    blocks = "".join(re.findall(r"^```\w*\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
     lines = [line.partition("#")[0].split() for line in blocks.splitlines() if line.startswith(f"headrace {command}")]
     assert lines
     numbers = {"RATE": "1"}

@@ -1,58 +1,81 @@
-{{/* What no schema can say: settings that contradict each other. */}}
-{{- define "headrace.validate" -}}
+{{/* What no schema can say: settings that contradict each other. Each is a line that says what to set; nothing if all is well. */}}
+{{- define "headrace.problems" -}}
+{{- include "headrace.problems.names" . }}
+{{ include "headrace.problems.gpus" . }}
+{{ include "headrace.problems.storage" . }}
+{{ include "headrace.problems.connections" . }}
+{{ include "headrace.problems.scaling" . }}
+{{ include "headrace.problems.amounts" . }}
+{{ include "headrace.problems.env" . }}
+{{- end -}}
+
+{{- define "headrace.problems.names" -}}
+{{- $name := include "headrace.fullname" . -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $name) }}
+{{ printf "the names of all Services would begin with %s, but such a name begins with a letter and has only lower case, digits and -: set fullnameOverride to one that does" $name }}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.problems.gpus" -}}
 {{- $values := .Values -}}
 {{- $cpu := eq $values.images.flavour "cpu" -}}
-{{- range $name := list "trainer" "generator" "rewarder" -}}
-{{- $gpus := int (index $values $name).gpus -}}
-{{- if and $cpu (gt $gpus 0) -}}
-{{- fail (printf "%s.gpus is %d, but images.flavour is cpu: set %s.gpus to 0, or images.flavour to gpu" $name $gpus $name) -}}
+{{- range $name := list "trainer" "generator" "rewarder" }}
+{{- $gpus := int (index $values $name).gpus }}
+{{- if and $cpu (gt $gpus 0) }}
+{{ printf "%s.gpus is %d, but images.flavour is cpu: set %s.gpus to 0, or images.flavour to gpu" $name $gpus $name }}
+{{- end }}
+{{- if and (not $cpu) (eq $gpus 0) (ne $name "rewarder") }}
+{{ printf "%s.gpus is 0, but images.flavour is gpu: give it a GPU, or set images.flavour to cpu for all of them" $name }}
+{{- end }}
+{{- end }}
+{{- $args := $values.generator.engineArgs }}
+{{- $gpus := int $values.generator.gpus }}
+{{- $used := mul (int (default 1 (get $args "tensor_parallel_size"))) (int (default 1 (get $args "pipeline_parallel_size"))) (int (default 1 (get $args "data_parallel_size"))) }}
+{{- if and (not $cpu) (gt $gpus 0) (ne (int $used) $gpus) }}
+{{ printf "generator.gpus is %d, but generator.engineArgs makes vLLM use %d: the product of tensor_parallel_size, pipeline_parallel_size and data_parallel_size must be generator.gpus" $gpus (int $used) }}
+{{- end }}
+{{- if eq (toString (get $values.test.run "weight_transport")) "ipc" }}
+test.run.weight_transport is ipc, which needs the trainer and its generator in one pod, and here they never are: set it to nccl, with a GPU of its own for each, or to gloo
+{{- end }}
 {{- end -}}
-{{- if and (not $cpu) (eq $gpus 0) (ne $name "rewarder") -}}
-{{- fail (printf "%s.gpus is 0, but images.flavour is gpu: give it a GPU, or set images.flavour to cpu for all of them" $name) -}}
-{{- end -}}
-{{- end -}}
+
+{{- define "headrace.problems.storage" -}}
+{{- $values := .Values -}}
 {{- $nodes := int $values.trainer.multiNode.nodes -}}
-{{- if and (gt $nodes 1) (not $values.storage.runs.existingClaim) (ne $values.storage.runs.accessMode "ReadWriteMany") -}}
-{{- fail (printf "trainer.multiNode.nodes is %d, so that all of them need the runs' directory: set storage.runs.accessMode to ReadWriteMany, or name a claim that has it in storage.runs.existingClaim" $nodes) -}}
+{{- if and (gt $nodes 1) (not $values.storage.runs.existingClaim) (ne $values.storage.runs.accessMode "ReadWriteMany") }}
+{{ printf "trainer.multiNode.nodes is %d, so that all of them need the runs' directory: set storage.runs.accessMode to ReadWriteMany, or name a claim that has it in storage.runs.existingClaim" $nodes }}
+{{- end }}
+{{- if and (gt $nodes 1) (include "headrace.oneNodeHasModels" .) }}
+{{ printf "trainer.multiNode.nodes is %d, so that all of them need the models: set storage.models.accessMode to ReadWriteMany, or name a claim that has it in storage.models.existingClaim" $nodes }}
+{{- end }}
+{{- $modules := $values.rewarder.rewardModules }}
+{{- if and $modules.configMap $modules.existingClaim }}
+rewarder.rewardModules has both a configMap and an existingClaim: name one
+{{- end }}
 {{- end -}}
-{{- if and (gt $nodes 1) (include "headrace.oneNodeHasModels" .) -}}
-{{- fail (printf "trainer.multiNode.nodes is %d, so that all of them need the models: set storage.models.accessMode to ReadWriteMany, or name a claim that has it in storage.models.existingClaim" $nodes) -}}
+
+{{- define "headrace.problems.connections" -}}
+{{- $values := .Values -}}
+{{- if and (not $values.redis.bundled) (not $values.redis.external.host) }}
+redis.bundled is false: say where your Redis is in redis.external.host
+{{- end }}
+{{- if and (not $values.redis.bundled) (not $values.secrets.existingSecret) }}
+redis.bundled is false: its passwords are yours, so name a Secret that holds them in secrets.existingSecret
+{{- end }}
+{{- if and $values.ingress.enabled (not $values.ingress.hosts) }}
+ingress.enabled is true: name at least one host in ingress.hosts
+{{- end }}
+{{- if eq (int $values.metrics.port) 8000 }}
+metrics.port is 8000, where every service has its HTTP API: set another, such as 9090
+{{- end }}
 {{- end -}}
-{{- if and (not $values.redis.bundled) (not $values.redis.external.host) -}}
-{{- fail "redis.bundled is false: say where your Redis is in redis.external.host" -}}
-{{- end -}}
-{{- if and (not $values.redis.bundled) (not $values.secrets.existingSecret) -}}
-{{- fail "redis.bundled is false: its passwords are yours, so name a Secret that holds them in secrets.existingSecret" -}}
-{{- end -}}
-{{- if and $values.ingress.enabled (not $values.ingress.hosts) -}}
-{{- fail "ingress.enabled is true: name at least one host in ingress.hosts" -}}
-{{- end -}}
-{{- range $name := list "generator" "rewarder" -}}
-{{- $scaling := (index $values $name).autoscaling -}}
-{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
-{{- fail (printf "%s.autoscaling.minReplicas is %d, above maxReplicas, which is %d" $name (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
-{{- end -}}
-{{- end -}}
-{{- $modules := $values.rewarder.rewardModules -}}
-{{- if and $modules.configMap $modules.existingClaim -}}
-{{- fail "rewarder.rewardModules has both a configMap and an existingClaim: name one" -}}
-{{- end -}}
-{{- $args := $values.generator.engineArgs -}}
-{{- $used := mul (int (default 1 (get $args "tensor_parallel_size"))) (int (default 1 (get $args "pipeline_parallel_size"))) (int (default 1 (get $args "data_parallel_size"))) -}}
-{{- if and (not $cpu) (ne (int $used) (int $values.generator.gpus)) -}}
-{{- fail (printf "generator.gpus is %d, but generator.engineArgs makes vLLM use %d: the product of tensor_parallel_size, pipeline_parallel_size and data_parallel_size must be generator.gpus" (int $values.generator.gpus) (int $used)) -}}
-{{- end -}}
-{{- range $name := list "trainer" "generator" "rewarder" -}}
-{{- $resources := (index $values $name).resources -}}
-{{- range $resource, $_ := merge (dict) (default dict $resources.limits) (default dict $resources.requests) -}}
-{{- if or (eq $resource $values.gpuResourceName) (eq $resource $values.nccl.rdma.resourceName) -}}
-{{- fail (printf "%s.resources names %s: GPUs are counted in %s.gpus, RDMA devices in nccl.rdma.count" $name $resource $name) -}}
-{{- end -}}
-{{- end -}}
-{{- range $variable, $_ := (index $values $name).env -}}
-{{- if has $variable (list "HEADRACE_API_KEY" "HEADRACE_INTERNAL_KEY" "HEADRACE_REDIS_PASSWORD" "HEADRACE_REDIS_URL") -}}
-{{- fail (printf "%s.env.%s would be in the pod's description for all to read: put it into a Secret and name that in secrets.existingSecret" $name $variable) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
+
+{{- define "headrace.problems.scaling" -}}
+{{- $values := .Values -}}
+{{- range $name := list "generator" "rewarder" }}
+{{- $scaling := (index $values $name).autoscaling }}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
+{{ printf "%s.autoscaling.minReplicas is %d, above maxReplicas, which is %d: lower the one or raise the other" $name (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
+{{- end }}
+{{- end }}
 {{- end -}}

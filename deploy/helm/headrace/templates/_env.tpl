@@ -1,0 +1,151 @@
+{{/* Variables of all services. Takes a dict of root, component and of, as all here do. */}}
+{{- define "headrace.commonEnv" -}}
+- {name: HOME, value: /cache}
+- {name: HF_HOME, value: /cache/huggingface}
+- {name: HEADRACE_HOST, value: 0.0.0.0}
+- {name: HEADRACE_PORT, value: "8000"}
+- {name: HEADRACE_METRICS_PORT, value: {{ .root.Values.metrics.port | quote }}}
+- {name: HEADRACE_LOG_LEVEL, value: {{ .root.Values.logLevel | quote }}}
+- {name: HEADRACE_LOG_FORMAT, value: {{ .root.Values.logFormat }}}
+- {name: HEADRACE_API_KEY_FILE, value: /run/secrets/headrace/api-key}
+- {name: HEADRACE_INTERNAL_KEY_FILE, value: /run/secrets/headrace/internal-key}
+- name: HEADRACE_REPLICA_ID
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end -}}
+
+{{/* Where Redis is, as one of its users. */}}
+{{- define "headrace.redisEnv" -}}
+{{- $redis := .root.Values.redis -}}
+{{- $url := "" -}}
+{{- if $redis.bundled -}}
+{{- $url = printf "redis://%s@%s-redis:6379/0" .component (include "headrace.fullname" .root) -}}
+{{- else -}}
+{{- $out := $redis.external -}}
+{{- $user := index $out.users .component -}}
+{{- $scheme := ternary "rediss" "redis" $out.tls.enabled -}}
+{{- $url = printf "%s://%s%s:%v/%v" $scheme (ternary (printf "%s@" $user) "" (ne $user "")) $out.host $out.port $out.database -}}
+{{- if and $out.tls.enabled $out.tls.caConfigMap -}}
+{{- $url = printf "%s?ssl_ca_certs=/etc/headrace/redis-ca/ca.crt" $url -}}
+{{- end -}}
+{{- end -}}
+- {name: HEADRACE_REDIS_URL, value: {{ $url | quote }}}
+- {name: HEADRACE_REDIS_PASSWORD_FILE, value: /run/secrets/headrace/redis-password-{{ .component }}}
+- {name: HEADRACE_REDIS_PATIENCE_S, value: {{ .of.redisPatienceSeconds | quote }}}
+{{- end -}}
+
+{{/* Variables of what talks NCCL and reads weights: trainer and generators. */}}
+{{- define "headrace.gpuEnv" -}}
+{{- $values := .root.Values -}}
+{{- $component := .component -}}
+{{- with $values.nccl.socketInterface }}
+- {name: NCCL_SOCKET_IFNAME, value: {{ . | quote }}}
+{{- if ne $component "generator" }}
+- {name: GLOO_SOCKET_IFNAME, value: {{ . | quote }}}
+{{- end }}
+{{- end }}
+- {name: NCCL_DEBUG, value: {{ $values.nccl.debug | quote }}}
+{{- if not $values.nccl.rdma.enabled }}
+- {name: NCCL_IB_DISABLE, value: "1"}
+{{- end }}
+{{- end -}}
+
+{{- define "headrace.hubEnv" -}}
+{{- if not .root.Values.hub.enabled }}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
+{{- if .root.Values.hub.tokenSecret }}
+- {name: HF_TOKEN_PATH, value: /run/secrets/headrace-hub/token}
+{{- end }}
+{{- end -}}
+
+{{/* Where the nvidia runtime is the node's default, an image alone could ask for all GPUs. */}}
+{{- define "headrace.noGpuEnv" -}}
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
+{{- end -}}
+
+{{- define "headrace.env.trainer" -}}
+{{- include "headrace.commonEnv" . }}
+{{- include "headrace.redisEnv" . | nindent 0 }}
+- {name: HEADRACE_RUNS_DIR, value: /runs}
+- {name: HEADRACE_REWARDER_URL, value: "http://{{ include "headrace.fullname" .root }}-rewarder:8000"}
+- {name: HEADRACE_PUSH_ADDRESS, value: $(POD_IP)}
+{{- include "headrace.rankEnv" . | nindent 0 }}
+{{- if gt (int .of.multiNode.nodes) 1 }}
+# Its own address and not its name, which leads to the pod before it for as long as a cache of DNS remembers.
+- {name: HEADRACE_RENDEZVOUS_ENDPOINT, value: "$(POD_IP):{{ .of.multiNode.rendezvousPort }}"}
+{{- end }}
+{{- include "headrace.gpuEnv" . | nindent 0 }}
+{{- include "headrace.hubEnv" . | nindent 0 }}
+{{- end -}}
+
+{{- define "headrace.env.trainer-node" -}}
+{{- include "headrace.commonEnv" . }}
+- {name: HEADRACE_RUNS_DIR, value: /runs}
+{{- include "headrace.rankEnv" . | nindent 0 }}
+- {name: HEADRACE_RENDEZVOUS_ENDPOINT, value: {{ include "headrace.rendezvous" .root | quote }}}
+{{- include "headrace.gpuEnv" . | nindent 0 }}
+{{- include "headrace.hubEnv" . | nindent 0 }}
+{{- end -}}
+
+{{- define "headrace.rankEnv" -}}
+- {name: HEADRACE_RANK_STOP_GRACE_S, value: {{ .of.rankStopGraceSeconds | quote }}}
+- {name: HEADRACE_COLLECTIVE_TIMEOUT_S, value: {{ .of.multiNode.collectiveTimeoutSeconds | quote }}}
+{{- end -}}
+
+{{- define "headrace.env.generator" -}}
+{{- $service := printf "%s-generators.%s.svc.%s" (include "headrace.fullname" .root) .root.Release.Namespace .root.Values.clusterDomain -}}
+{{- include "headrace.commonEnv" . }}
+{{- include "headrace.redisEnv" . | nindent 0 }}
+# Its name in the headless service, which has it before it is ready: it is pushed to before.
+- {name: HEADRACE_ADVERTISE_URL, value: "http://$(HEADRACE_REPLICA_ID).{{ $service }}:8000"}
+- {name: HEADRACE_ENGINE_ARGS, value: {{ toJson .of.engineArgs | quote }}}
+- {name: HEADRACE_ENGINE_START_TIMEOUT_S, value: {{ .of.engineStartTimeoutSeconds | quote }}}
+{{- include "headrace.gpuEnv" . | nindent 0 }}
+{{- include "headrace.hubEnv" . | nindent 0 }}
+{{- end -}}
+
+{{- define "headrace.env.rewarder" -}}
+{{- include "headrace.commonEnv" . }}
+{{- include "headrace.redisEnv" . | nindent 0 }}
+- {name: HEADRACE_NUM_REWARD_WORKERS, value: {{ .of.workers | quote }}}
+- {name: HEADRACE_DRAIN_S, value: {{ .of.drainSeconds | quote }}}
+{{- if or .of.rewardModules.configMap .of.rewardModules.existingClaim }}
+- {name: HEADRACE_REWARD_PATH, value: /etc/headrace/rewards}
+{{- end }}
+- {name: HEADRACE_REWARD_ALLOWED_HOSTS, value: {{ .of.endpoints.allowedHosts | quote }}}
+- {name: HEADRACE_REWARD_ALLOWED_NETWORKS, value: {{ .of.endpoints.allowedNetworks | quote }}}
+- {name: HEADRACE_REWARD_ALLOWED_PORTS, value: {{ .of.endpoints.allowedPorts | quote }}}
+{{- if .of.endpoints.secretsSecret }}
+- {name: HEADRACE_REWARD_SECRETS_DIR, value: /run/secrets/headrace-endpoints}
+{{- end }}
+{{- if .of.endpoints.caConfigMap }}
+- {name: HEADRACE_REWARD_CA_FILE, value: /etc/headrace/endpoint-ca/ca.crt}
+{{- end }}
+{{- include "headrace.hubEnv" . | nindent 0 }}
+{{- if eq (int .of.gpus) 0 }}
+{{- include "headrace.noGpuEnv" . | nindent 0 }}
+{{- end }}
+{{- end -}}
+
+{{/* Maps of variables that values give, by the names of their keys. Takes a dict of root, component and of. */}}
+{{- define "headrace.givenEnv" -}}
+{{- $given := dict -}}
+{{- if ne .component "rewarder" -}}
+{{- $_ := set $given "nccl.env" .root.Values.nccl.env -}}
+{{- $_ := set $given "storage.objectStore.env" .root.Values.storage.objectStore.env -}}
+{{- end -}}
+{{- $_ := set $given (printf "%s.env" (trimSuffix "-node" .component)) .of.env -}}
+{{- toJson $given -}}
+{{- end -}}
+
+{{/* All variables of a service, none of them twice: _validate_env.tpl refuses that. Takes a dict of root, component and of. */}}
+{{- define "headrace.env" -}}
+{{- include (printf "headrace.env.%s" .component) . }}
+{{- range $given := include "headrace.givenEnv" . | fromJson }}
+{{- range $name, $value := $given }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+{{- end -}}

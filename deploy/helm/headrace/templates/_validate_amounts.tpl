@@ -1,0 +1,49 @@
+{{/* A quantity of Kubernetes as a number: 8Gi is 8589934592, 500m is 0.5. */}}
+{{- define "headrace.amount" -}}
+{{- $text := toString . -}}
+{{- $unit := regexFind "[a-zA-Z]+$" $text -}}
+{{- $factors := dict "m" 0.001 "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 -}}
+{{- range $power, $prefix := list "" "K" "M" "G" "T" "P" "E" -}}
+{{- $factor := 1 -}}
+{{- range until $power -}}{{- $factor = mul $factor 1024 -}}{{- end -}}
+{{- $_ := set $factors (printf "%si" $prefix) $factor -}}
+{{- end -}}
+{{- mulf (float64 (trimSuffix $unit $text)) (get $factors $unit) -}}
+{{- end -}}
+
+{{/* Amounts that Kubernetes would refuse, or with which a container is killed for its memory. */}}
+{{- define "headrace.problems.amounts" -}}
+{{- $values := .Values -}}
+{{- range $name := list "trainer" "generator" "rewarder" "redis" }}
+{{- $of := index $values $name }}
+{{- $limits := default dict $of.resources.limits }}
+{{- $requests := default dict $of.resources.requests }}
+{{- range $resource, $limit := $limits }}
+{{- $request := get $requests $resource }}
+{{- if and (hasKey $requests $resource) (gt (include "headrace.amount" $request | float64) (include "headrace.amount" $limit | float64)) }}
+{{ printf "%s.resources.requests.%s is %v, above %s.resources.limits.%s, which is %v: lower the request or raise the limit" $name $resource $request $name $resource $limit }}
+{{- end }}
+{{- end }}
+{{- $memory := get $limits "memory" }}
+{{- if and $of.shmSize $memory }}
+{{- if gt (include "headrace.amount" $of.shmSize | float64) (include "headrace.amount" $memory | float64) }}
+{{ printf "%s.shmSize is %v, above %s.resources.limits.memory, which is %v and of which it is a part: lower the one or raise the other" $name $of.shmSize $name $memory }}
+{{- end }}
+{{- end }}
+{{- if ne $name "redis" }}
+{{- range $resource, $_ := merge (dict) $limits $requests }}
+{{- if or (eq $resource $values.gpuResourceName) (eq $resource $values.nccl.rdma.resourceName) }}
+{{ printf "%s.resources names %s: GPUs are counted in %s.gpus, RDMA devices in nccl.rdma.count" $name $resource $name }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $limit := get (default dict $values.redis.resources.limits) "memory" }}
+{{- if and $values.redis.bundled $limit }}
+{{- /* Redis's gb are Gi, its g are G. */}}
+{{- $maxmemory := $values.redis.maxmemory | upper | replace "KB" "Ki" | replace "MB" "Mi" | replace "GB" "Gi" | replace "K" "k" | replace "ki" "Ki" }}
+{{- if ge (include "headrace.amount" $maxmemory | float64) (include "headrace.amount" $limit | float64) }}
+{{ printf "redis.maxmemory is %s, but redis.resources.limits.memory is %v, so that Redis would be killed before it refuses a write: set redis.maxmemory to about half of the limit, as a rewrite of the append-only file copies, or raise the limit" $values.redis.maxmemory $limit }}
+{{- end }}
+{{- end }}
+{{- end -}}

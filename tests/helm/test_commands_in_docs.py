@@ -1,0 +1,97 @@
+"""What the commands in docs/operations.md name is there: objects of the chart, services of the compose file."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.helm.chart import CHART, RELEASE, Object, of_kind, render
+
+kubernetes_validate = pytest.importorskip(
+    "kubernetes_validate", reason="pip install kubernetes-validate, and the pod in docs/operations.md is validated"
+)
+
+ROOT = CHART.parent.parent.parent
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for language, block in BLOCKS if language == "sh" for line in block.splitlines()]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "docker-compose.yml").read_text())
+
+
+def test_every_object_of_the_release_that_a_command_names_is_made_by_the_chart() -> None:
+    objects = render()
+    sets = of_kind(objects, "StatefulSet")
+    known = {it["metadata"]["name"] for it in objects} | {f"{RELEASE}-{name}-0" for name in sets}
+    kinds = {(it["kind"].lower(), it["metadata"]["name"]) for it in objects}
+    commands = [line for line in COMMANDS if "kubectl" in line]
+    named = {name for line in commands for name in re.findall(r"\bheadrace-[\w-]+", line)}
+    assert len(named) > 5
+    assert named <= known
+    of_a_kind = {it for line in commands for it in re.findall(r"\b(statefulset|deployment)/([\w-]+)", line)}
+    assert of_a_kind
+    assert of_a_kind <= kinds
+    (deleted,) = [line for line in commands if "delete pod -l" in line]
+    components = set(re.findall(r"[\w-]+", deleted.partition(" in (")[2]))
+    assert components <= {"trainer-node", *sets}
+
+
+def test_every_key_of_the_secret_that_a_command_changes_is_one() -> None:
+    (secret,) = of_kind(render(), "Secret").values()
+    (line,) = [line for line in COMMANDS if "patch secret" in line]
+    assert secret["metadata"]["name"] in line
+    changed = re.findall(r'"stringData": \{"([\w-]+)"', line)
+    assert changed
+    assert set(changed) <= secret["data"].keys()
+    used = set(re.findall(r"redis-password-\w+", "".join(COMMANDS)))
+    assert used <= secret["data"].keys()
+    assert used <= COMPOSE["secrets"].keys()
+
+
+def test_every_service_that_a_command_of_compose_names_is_in_the_file() -> None:
+    text = "\n".join(COMMANDS)
+    stopped = re.findall(r"docker compose (?:stop|up -d --force-recreate) ([\w -]+?)(?: +#|\n|$)", text)
+    entered = re.findall(r"docker compose (?:exec(?: -T)?|run --rm -T --entrypoint tar) ([\w-]+)", text)
+    named = {service for names in (*stopped, *entered) for service in names.split()}
+    assert named == {"trainer", "redis", "generator"}
+    assert named <= COMPOSE["services"].keys()
+    assert {"trainer-single", "trainer-cpu", "generator-single", "generator-cpu"} <= COMPOSE["services"].keys()
+    (removed,) = re.findall(r"docker volume rm ([\w ]+)`", PAGE)
+    assert set(removed.split()) <= {f"{COMPOSE['name']}_{volume}" for volume in COMPOSE["volumes"]}
+
+
+@pytest.mark.parametrize("where", ["docker compose", "kubectl"])
+def test_what_is_copied_is_where_the_services_keep_it(where: str) -> None:
+    text = "\n".join(line for line in COMMANDS if where in line)
+    assert re.search(r"trainer\S*( --)? (tar )?-C /runs", text)
+    assert re.search(r"redis\S*( --)? (tar )?-C /data -cf - appendonlydir", text)
+    objects: list[Object] = render()
+    for workload, path, claim in (("trainer", "/runs", "runs"), ("redis", "/data", "redis")):
+        spec = of_kind(objects, "StatefulSet")[workload]["spec"]["template"]["spec"]
+        (mount,) = [it for it in spec["containers"][0]["volumeMounts"] if it["mountPath"] == path]
+        (volume,) = [it for it in spec["volumes"] if it["name"] == mount["name"]]
+        assert volume["persistentVolumeClaim"]["claimName"] == f"{RELEASE}-{claim}"
+        assert any(it.endswith(f":{path}") for it in COMPOSE["services"][workload]["volumes"])
+
+
+def test_the_pod_that_fills_claims_is_valid_and_started_as_the_services_are() -> None:
+    objects = [it for language, block in BLOCKS if language == "yaml" for it in yaml.safe_load_all(block)]
+    (pod,) = [it for it in objects if it.get("kind") == "Pod"]
+    kubernetes_validate.validate(pod, "1.30", strict=True)
+    ours = of_kind(render(), "StatefulSet")["redis"]["spec"]["template"]["spec"]
+    theirs = pod["spec"]["securityContext"]
+    assert theirs == {key: ours["securityContext"][key] for key in theirs}
+    assert pod["spec"]["containers"][0]["image"] == ours["containers"][0]["image"]
+    claims = {it["spec"]["source"]["persistentVolumeClaimName"] for it in objects if it.get("kind") == "VolumeSnapshot"}
+    assert claims <= {f"{RELEASE}-{name}" for name in of_kind(render(), "PersistentVolumeClaim")}
+    assert len(claims) == 2
+
+
+def test_every_value_that_a_command_sets_is_a_key() -> None:
+    defaults: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+    named = {path for line in COMMANDS for path in re.findall(r"--set ([\w.]+)=", line)}
+    assert named
+    for path in named:
+        inside = defaults
+        for key in path.split("."):
+            inside = inside[key]
