@@ -230,6 +230,21 @@ def test_a_specification_that_makes_no_sense_is_refused(
     assert "sk-do-not" not in reply.text
 
 
+def test_on_a_full_redis_a_registration_says_at_once_what_makes_room(
+    client: httpx.Client, judge_url: str, redis_server: RedisServer
+) -> None:
+    with redis.Redis.from_url(redis_server.url) as admin:
+        admin.config_set("maxmemory", "1kb")
+        try:
+            reply = register(client, judge_url)
+        finally:
+            admin.config_set("maxmemory", "0")
+    assert reply.status_code == 503
+    assert reply.json()["detail"].startswith("registering a reward endpoint failed: Redis is full")
+    assert "OOM" not in reply.text
+    assert register(client, judge_url).status_code == 201
+
+
 def test_a_secret_over_plain_http_to_a_stranger_is_refused(client: httpx.Client) -> None:
     reply = register(client, "http://judge.example/", headers={"authorization": {"secret": "judge-key"}})
     assert reply.status_code == 422
