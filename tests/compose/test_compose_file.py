@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, cast
@@ -264,32 +263,6 @@ def test_the_version_is_the_packages(tmp_path: Path) -> None:
     assert variables()["HEADRACE_VERSION"] == {version}
 
 
-def test_env_example_says_every_variable_with_its_default() -> None:
-    lines = (DEPLOY / ".env.example").read_text(encoding="utf-8").splitlines()
-    told = dict(re.findall(r"^#?([A-Z][A-Z0-9_]+)=(.*)$", "\n".join(lines), re.M))
-    chosen = {"COMPOSE_PROFILES", "HEADRACE_REVISION"}
-    examples = {f"HEADRACE_REWARDER_{name}" for name in ("GPUS", "RUNTIME", "TARGET", "FLAVOUR")}
-    for name, defaults in variables().items():
-        if name in chosen | examples | {"HEADRACE_ENGINE_ARGS"}:
-            continue
-        assert name in told, f".env.example does not tell of {name}"
-        assert told[name] in defaults, name
-    assert set(told) - set(variables()) == {"COMPOSE_PROFILES"}, "told of, and read by nobody"
-    assert told["COMPOSE_PROFILES"] in HARDWARE
-
-
-def test_the_gpus_of_env_example_are_all_used_and_none_twice() -> None:
-    text = (DEPLOY / ".env.example").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^(HEADRACE_[A-Z_]+)=(.*)$", text, re.M))
-    rows = re.findall(r"^# +(\d) +([\d,]+) +([\d,]+) +(\d)$", text, re.M)
-    assert [row[0] for row in rows] == ["2", "4", "8"]
-    set_there = tuple(told[f"HEADRACE_{name}"] for name in ("TRAINER_GPUS", "GENERATOR_GPUS", "GENERATORS"))
-    assert set_there == rows[0][1:]
-    for num_gpus, training, generating, num_generators in rows:
-        assert [*training.split(","), *generating.split(",")] == [str(index) for index in range(int(num_gpus))]
-        assert int(num_generators) * int(told["HEADRACE_GPUS_PER_REPLICA"]) == len(generating.split(","))
-
-
 def test_what_is_always_there_needs_what_every_profile_of_the_stack_has_and_has_no_container_itself() -> None:
     everything = load()["services"]
     check = everything[PROFILE_CHECK]
@@ -300,24 +273,6 @@ def test_what_is_always_there_needs_what_every_profile_of_the_stack_has_and_has_
     assert "-or-".join(HARDWARE) in PROFILE_CHECK
     # Containers remember what they depend on, and `docker compose -p headrace stop` would look for a container of it.
     assert not [name for name, service in everything.items() if PROFILE_CHECK in service.get("depends_on", ())]
-
-
-@pytest.mark.parametrize("chosen", ["", "gup", "watch"])
-def test_compose_itself_says_what_to_set_when_no_profile_starts_the_stack(chosen: str) -> None:
-    done = compose("config", "--quiet", COMPOSE_PROFILES=chosen)
-    assert done.returncode != 0
-    assert PROFILE_CHECK in done.stderr
-
-
-def test_the_page_starts_the_stack_that_its_later_commands_speak_to() -> None:
-    page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^docker compose .*$", page, re.M)
-    assert commands
-    assert not [command for command in commands if "--profile" in command], "it takes the place of the one in .env"
-    (change,) = re.findall(r"^sed -i '(.*)' \.env$", page, re.M)
-    example = (DEPLOY / ".env.example").read_text(encoding="utf-8")
-    done = subprocess.run(["sed", change], input=example, capture_output=True, text=True, check=True)
-    assert re.findall("^COMPOSE_PROFILES=(.*)$", done.stdout, re.M) == ["cpu"]
 
 
 def test_the_first_runs_are_runs() -> None:
@@ -356,32 +311,3 @@ def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_pa
     again = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert {name for name in made if again[name] != made[name]} == {"api-key"}
     assert again["hub-token"] == "hf_mine"
-
-
-def compose(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run Compose on the file, without a .env."""
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
-        pytest.skip("`docker compose` is not installed")
-    return subprocess.run(
-        [docker, "compose", "-f", str(DEPLOY / "docker-compose.yml"), "--env-file", os.devnull, *arguments],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("are_set", [False, True])
-@pytest.mark.parametrize("profile", [*HARDWARE, "watch", "demo"])
-def test_compose_itself_accepts_the_file(profile: str, *, are_set: bool) -> None:
-    profiles = [profile] if profile in HARDWARE else ["cpu", profile]
-    # A default with braces is where releases of Compose differ, and only once the variable is set.
-    given = {name: max(defaults) for name, defaults in variables().items()} if are_set else {}
-    given |= {"HEADRACE_ENGINE_ARGS": '{"gpu_memory_utilization": 0.5}'} if are_set else {}
-    done = compose(*(f"--profile={one}" for one in profiles), "config", "--format", "json", **given)
-    assert done.returncode == 0, done.stderr
-    read = json.loads(done.stdout)["services"]
-    del read[PROFILE_CHECK]
-    ours_too = services(*profiles, environment=given)
-    assert set(read) == set(ours_too), "compose_file.py reads it as Compose does"
-    for name, service in ours_too.items():
-        ours = {key: str(value) for key, value in service.get("environment", {}).items()}
-        assert read[name].get("environment", {}) == ours
