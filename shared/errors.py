@@ -7,6 +7,7 @@
      +-- FencedError          a newer trainer incarnation has taken over this run; this one must exit
      +-- PushError            a weight push failed; the run goes on with whoever is alive
      +-- UnavailableError     a peer could not be reached within its deadline
+          +-- NoRoomError     Redis answers and refuses what needs room: its memory or its disk is full
 
 Foreign errors are translated once, at the seam where they appear, ``from error``.
 """
@@ -51,3 +52,7 @@ class PushError(HeadraceError):
 
 class UnavailableError(HeadraceError):
     """A service or Redis did not answer within its deadline."""
+
+
+class NoRoomError(UnavailableError):
+    """Redis has no room for what was asked; the message says what makes some. Asking again at once is no better."""

@@ -27,7 +27,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004  redis-py's own name
 )
 
-from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError, UserError
+from shared.errors import FencedError, HeadraceError, NoRoomError, StateLostError, UnavailableError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +156,11 @@ async def patiently(make: Any, *, what: str, timeout_s: float, waits_for_room: b
         make: What to await.
         what: Its name, for people.
         timeout_s: How long Redis may be unreachable.
-        waits_for_room: False where somebody waits for the answer, for a request: then having no room is no better.
+        waits_for_room: False where somebody waits for the answer, for a request: room does not come within seconds.
 
     Raises:
         UnavailableError: Still unreachable after ``timeout_s``.
+        NoRoomError: There is no room, and ``waits_for_room`` is False.
     """
     deadline, backoff_s, log_at = time.monotonic() + timeout_s, _FIRST_BACKOFF_S, 0.0
     while True:
@@ -167,7 +168,9 @@ async def patiently(make: Any, *, what: str, timeout_s: float, waits_for_room: b
             return await make()
         except TRANSIENT as error:
             now = time.monotonic()
-            if waits_for_room and isinstance(error, NO_ROOM):
+            if isinstance(error, NO_ROOM):
+                if not waits_for_room:
+                    raise NoRoomError(f"{what} failed: {_no_room(error)}") from error
                 deadline = now + backoff_s + timeout_s
                 if now >= log_at:
                     log.warning("%s waits until Redis has room (%s)", what, error)
@@ -198,6 +201,7 @@ async def call(
         FencedError: A newer trainer owns the run.
         StateLostError: The run's streams are gone.
         UnavailableError: Redis did not answer within ``timeout_s``.
+        NoRoomError: It has no room, and ``waits_for_room`` is False.
     """
     try:
         return await patiently(
@@ -208,6 +212,20 @@ async def call(
         )
     except ResponseError as error:
         raise translate(error) from error
+
+
+def _no_room(error: Exception) -> str:
+    """Return for people what is full, what goes on, and what makes room."""
+    if isinstance(error, _FullDiskError):
+        return (
+            "Redis cannot write to its disk, and so refuses every write. Runs wait and lose nothing. Make room on that "
+            "disk, or see in Redis's log what else is wrong with it; then ask again."
+        )
+    return (
+        "Redis is full: its maxmemory is used up, and it refuses what needs more. Runs go on with what they hold, then "
+        "wait and lose nothing. Room comes with their next checkpoint, with the deletion of runs that have ended, or "
+        "with a higher maxmemory (compose: HEADRACE_REDIS_MAXMEMORY, Helm: redis.maxmemory); then ask again."
+    )
 
 
 def translate(error: RedisError) -> HeadraceError:

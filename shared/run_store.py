@@ -182,7 +182,7 @@ class RunStore:
                     pipe.hincrby(key, "num_resumes", 1)
                 await pipe.execute()
 
-        await self._asked(write, f"asking the run to {desired}")
+        await self._asked(write, f"asking the run to {'go on' if desired == 'run' else desired}")
 
     async def wishes(self, run_id: str) -> Wishes:
         """Return what is wanted of the run. A vanished record is an error, not a wish."""

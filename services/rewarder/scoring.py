@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.rewarder.outages import Outages
 from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.reward_call import RewardCall, everyone, own_copy, require_sendable
+from services.rewarder.reward_call import RewardCall, Verdict, everyone, own_copy, require_sendable
 from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_frames import Answer, Inspected, Refused
@@ -53,6 +54,7 @@ class Scorer:
         self._functions = functions
         self._metrics = metrics
         self._sources = sources
+        self._outages = Outages()
         self._logged: set[tuple[str, str]] = set()
 
     async def score(
@@ -122,7 +124,10 @@ class Scorer:
             verdicts = everyone(len(call.completions), failure.outcome, failure.detail)
             answer = Answer(verdicts, version=failure.version)
             seconds = failure.seconds
-        self._observe(name, answer, seconds, label=self._label(source, name))
+        failed = next((verdict for verdict in answer.verdicts if is_failure(verdict.outcome)), None)
+        self._observe(name, answer, seconds, label=self._label(source, name), failed=failed)
+        if source is self._functions and source.exists(name):
+            self._notice(name, failed)
         return [
             RewardOutcome(
                 name,
@@ -149,7 +154,14 @@ class Scorer:
         """Return the name if it is one that exists, which bounds how many labels there are."""
         return name if source.exists(name) else "unknown"
 
-    def _observe(self, name: str, answer: Answer, seconds: float, *, label: str) -> None:
+    def _notice(self, name: str, failed: Verdict | None) -> None:
+        """Have the outages of a Python function told; a call that found no worker free says nothing about it."""
+        if failed is None:
+            self._outages.worked(name)
+        elif failed.outcome != "overload":
+            self._outages.failed(name, f"{failed.outcome}: {failed.detail}")
+
+    def _observe(self, name: str, answer: Answer, seconds: float, *, label: str, failed: Verdict | None) -> None:
         counts = Counter(verdict.outcome for verdict in answer.verdicts)
         for outcome, count in counts.items():
             self._metrics.outcomes.labels(label, outcome).inc(count)
@@ -157,7 +169,6 @@ class Scorer:
         if "scored" in counts:
             values = [verdict.value for verdict in answer.verdicts if verdict.value is not None]
             self._metrics.observe_values(label, values)
-        failed = next((verdict for verdict in answer.verdicts if is_failure(verdict.outcome)), None)
         if failed is None:
             return
         key = (name, failed.outcome if failed.outcome != "error" else failed.detail)

@@ -7,6 +7,8 @@ import httpx
 import msgspec
 import pytest
 
+from services.trainer.run_api.trainer_api import TrainerApi
+from shared.errors import NoRoomError
 from shared.keys import RUNS, SUBMIT
 from shared.redis_connection import Redis
 from tests.api.api_rig import DatasetFile, FakeRewarder
@@ -31,6 +33,22 @@ async def test_the_same_key_with_another_body_is_refused(client: httpx.AsyncClie
     reply = await client.post("/v1/runs", json=run | {"seed": 7}, headers=KEYED)
     assert reply.status_code == 422
     assert reply.json()["title"] == "Idempotency key reused"
+    assert await redis.zcard(RUNS) == 1
+
+
+async def test_a_submit_that_redis_had_no_room_for_gives_its_key_back(
+    client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim was the last thing that found room: whoever sends it again is not told that it is being answered."""
+
+    async def no_room(*_: Any, **__: Any) -> None:
+        raise NoRoomError("writing the run failed: Redis is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api.store, "create", no_room)
+        refused = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert (refused.status_code, refused.json()["detail"]) == (503, "writing the run failed: Redis is full")
+    assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 202
     assert await redis.zcard(RUNS) == 1
 
 

@@ -108,6 +108,25 @@ async def test_a_run_that_its_rewards_paused_is_shown_with_the_function_and_what
     assert await store.wishes(run_id) == Wishes("run", 1), "a rank that is away sees it when it is back"
 
 
+@pytest.mark.parametrize("wish", ["pause", "resume", "stop"])
+async def test_on_a_full_redis_a_person_is_told_at_once_what_goes_on_and_what_makes_room(
+    client: httpx.AsyncClient, run_id: str, redis: Redis, wish: str
+) -> None:
+    """The client of these tests waits for 20 s, and Redis has no room for longer."""
+    await redis.config_set("maxmemory", "1kb")
+    try:
+        reply = await client.post(f"/v1/runs/{run_id}/{wish}")
+    finally:
+        await redis.config_set("maxmemory", "0")
+    assert reply.status_code == 503
+    says = reply.json()["detail"]
+    asked = "go on" if wish == "resume" else wish
+    assert says.startswith(f"asking the run to {asked} failed: Redis is full")
+    assert "Runs go on with what they hold" in says
+    assert "higher maxmemory" in says
+    assert not any(wrong in says for wrong in ("Command #", "OOM", "in a moment")), says
+
+
 async def test_a_run_that_was_asked_to_stop_or_has_ended_refuses_to_be_paused_or_resumed(
     client: httpx.AsyncClient, run_id: str, store: RunStore
 ) -> None:

@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 FILE = DEPLOY / "docker-compose.yml"
 HARDWARE = ("gpu", "single-gpu", "cpu")
+PROFILE_CHECK = "this-needs-a-profile-gpu-or-single-gpu-or-cpu-see-.env.example"
+"""A service without containers, whose name Compose says where no profile starts the stack."""
 VARIABLE = re.compile(r"\$\{(?P<name>[A-Z][A-Z0-9_]*)(?P<how>:?-)(?P<default>(?:[^{}]|\{[^{}]*\})*)\}")
 
 
@@ -52,7 +54,7 @@ def services(profile: str, *more: str, environment: Mapping[str, str] | None = N
     return {
         name: service
         for name, service in everything.items()
-        if not service.get("profiles") or chosen & set(service["profiles"])
+        if name != PROFILE_CHECK and (not service.get("profiles") or chosen & set(service["profiles"]))
     }
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +15,17 @@ from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
 from shared.run_config import parse_run_config
 from shared.settings import ServiceSettings
-from tests.compose.compose_file import DEPLOY, HARDWARE, ROOT, load, networks, seconds, services, variables
+from tests.compose.compose_file import (
+    DEPLOY,
+    HARDWARE,
+    PROFILE_CHECK,
+    ROOT,
+    load,
+    networks,
+    seconds,
+    services,
+    variables,
+)
 
 SETTINGS: dict[str, type[ServiceSettings]] = {
     "trainer": TrainerSettings,
@@ -254,30 +263,16 @@ def test_the_version_is_the_packages(tmp_path: Path) -> None:
     assert variables()["HEADRACE_VERSION"] == {version}
 
 
-def test_env_example_says_every_variable_with_its_default() -> None:
-    lines = (DEPLOY / ".env.example").read_text(encoding="utf-8").splitlines()
-    told = dict(re.findall(r"^#?([A-Z][A-Z0-9_]+)=(.*)$", "\n".join(lines), re.M))
-    chosen = {"COMPOSE_PROFILES", "HEADRACE_GENERATOR_GPUS", "HEADRACE_REVISION"}
-    examples = {f"HEADRACE_REWARDER_{name}" for name in ("GPUS", "RUNTIME", "TARGET", "FLAVOUR")}
-    for name, defaults in variables().items():
-        if name in chosen | examples | {"HEADRACE_ENGINE_ARGS"}:
-            continue
-        assert name in told, f".env.example does not tell of {name}"
-        assert told[name] in defaults, name
-    assert set(told) - set(variables()) == {"COMPOSE_PROFILES"}, "told of, and read by nobody"
-    assert told["COMPOSE_PROFILES"] in HARDWARE
-
-
-def test_the_page_starts_the_stack_that_its_later_commands_speak_to() -> None:
-    page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^docker compose .*$", page, re.M)
-    assert commands
-    for command in commands:
-        assert set(re.findall(r"--profile (\S+)", command)) <= {"demo"}, command
-    (change,) = re.findall(r"^sed -i '(.*)' \.env$", page, re.M)
-    example = (DEPLOY / ".env.example").read_text(encoding="utf-8")
-    done = subprocess.run(["sed", change], input=example, capture_output=True, text=True, check=True)
-    assert re.findall("^COMPOSE_PROFILES=(.*)$", done.stdout, re.M) == ["cpu"]
+def test_what_is_always_there_needs_what_every_profile_of_the_stack_has_and_has_no_container_itself() -> None:
+    everything = load()["services"]
+    check = everything[PROFILE_CHECK]
+    assert "profiles" not in check
+    assert check["scale"] == 0
+    (needed,) = check["depends_on"]
+    assert set(everything[needed]["profiles"]) == set(HARDWARE)
+    assert "-or-".join(HARDWARE) in PROFILE_CHECK
+    # Containers remember what they depend on, and `docker compose -p headrace stop` would look for a container of it.
+    assert not [name for name, service in everything.items() if PROFILE_CHECK in service.get("depends_on", ())]
 
 
 def test_the_first_runs_are_runs() -> None:
@@ -316,29 +311,3 @@ def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_pa
     again = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert {name for name in made if again[name] != made[name]} == {"api-key"}
     assert again["hub-token"] == "hf_mine"
-
-
-@pytest.mark.parametrize("are_set", [False, True])
-@pytest.mark.parametrize("profile", [*HARDWARE, "watch", "demo"])
-def test_compose_itself_accepts_the_file(profile: str, *, are_set: bool) -> None:
-    docker = shutil.which("docker")
-    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
-        pytest.skip("`docker compose` is not installed")
-    profiles = [profile] if profile in HARDWARE else ["cpu", profile]
-    command = [docker, "compose", "-f", str(DEPLOY / "docker-compose.yml"), "--env-file", os.devnull]
-    for one in profiles:
-        command += ["--profile", one]
-    # A default with braces is where releases of Compose differ, and only once the variable is set.
-    given = {name: max(defaults) for name, defaults in variables().items()} if are_set else {}
-    given |= {"HEADRACE_ENGINE_ARGS": '{"gpu_memory_utilization": 0.5}'} if are_set else {}
-    done = subprocess.run(
-        [*command, "config", "--format", "json"],
-        env={**os.environ, **given}, capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    read = json.loads(done.stdout)["services"]
-    ours_too = services(*profiles, environment=given)
-    assert set(read) == set(ours_too), "compose_file.py reads it as Compose does"
-    for name, service in ours_too.items():
-        ours = {key: str(value) for key, value in service.get("environment", {}).items()}
-        assert read[name].get("environment", {}) == ours

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from services.trainer.loop.reconcile import take_over
-from shared.errors import UnavailableError
+from shared.errors import NoRoomError
 from shared.keys import REWARDERS, TRAINERS, RunKeys
 from shared.lease import alive, renew
 from shared.redis_connection import Redis, call, connect, patiently, wait_until_ready
@@ -122,12 +122,25 @@ async def test_a_rewarder_that_may_load_nothing_holds_its_groups_through_a_full_
     assert (await redis.xlen(run_keys.completions), await redis.xlen(run_keys.dead)) == (0, 0)
 
 
-async def test_who_asks_for_something_is_told_that_there_is_no_room(redis: Redis, memory: Any) -> None:
+async def test_who_asks_for_something_is_told_at_once_that_there_is_no_room_and_what_makes_some(
+    redis: Redis, memory: Any
+) -> None:
     await memory("1kb")
-    with pytest.raises(UnavailableError, match="maxmemory"):
-        await patiently(
-            lambda: redis.set("headrace:x", "y"), what="claiming a key", timeout_s=0.2, waits_for_room=False
-        )
+    num_tries = 0
+
+    async def claim() -> None:
+        nonlocal num_tries
+        num_tries += 1
+        async with redis.pipeline(transaction=True) as pipe:
+            pipe.set("headrace:x", "y")
+            await pipe.execute()
+
+    with pytest.raises(NoRoomError) as told:
+        await patiently(claim, what="claiming a key", timeout_s=60, waits_for_room=False)
+    assert num_tries == 1, "room does not come within seconds"
+    assert str(told.value).startswith("claiming a key failed: Redis is full")
+    assert "higher maxmemory" in str(told.value)
+    assert not any(raw in str(told.value) for raw in ("Command #", "OOM", "used memory"))
 
 
 async def test_a_trainer_takes_over_and_reports_on_a_full_server(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
@@ -161,6 +174,8 @@ async def test_a_full_disk_is_waited_for_as_full_memory_is(tmp_path: Path, run_c
         ending = asyncio.create_task(RunStore(client).set_status("run-disk", "stopped"))
         admit = (keys.epoch, keys.prompts, keys.seen(keys.prompts))
         admitting = asyncio.create_task(call(client, "headrace_admit", keys=admit, args=(1, "2", b"x"), timeout_s=0.1))
+        with pytest.raises(NoRoomError, match="Redis cannot write to its disk"):
+            await RunStore(client).ask_to("run-disk", "pause")
         await asyncio.wait({ending, admitting}, timeout=1.0)
         assert not ending.done()
         assert not admitting.done()

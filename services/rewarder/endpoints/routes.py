@@ -30,7 +30,7 @@ from services.rewarder.endpoints.registry import MAX_ENDPOINTS
 from services.rewarder.endpoints.trial import trial
 from services.rewarder.problem_reply import problem_reply
 from services.rewarder.reward_call import printable
-from shared.errors import UnavailableError
+from shared.errors import NoRoomError, UnavailableError
 
 Errors = dict[int | str, dict[str, Any]]
 Listed = Callable[[], list[RewardFunctionInfo]]
@@ -152,7 +152,7 @@ def _details(client: EndpointClient) -> RewardDetails:
 
 
 def _without_redis(errors: Errors) -> dict[str, Any]:
-    return {**errors[422], "description": "Redis does not answer"}
+    return {**errors[422], "description": "Redis does not answer, or is full"}
 
 
 async def _reward_problem(_request: Request, error: Exception) -> JSONResponse:
@@ -161,6 +161,7 @@ async def _reward_problem(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _unavailable(_request: Request, error: Exception) -> JSONResponse:
-    reply = problem_reply(503, "Unavailable", f"{error}. Try again.")
-    reply.headers["Retry-After"] = "2"
+    is_full = isinstance(error, NoRoomError)
+    reply = problem_reply(503, "Unavailable", str(error) if is_full else f"{error}. Try again.")
+    reply.headers["Retry-After"] = "60" if is_full else "2"
     return reply

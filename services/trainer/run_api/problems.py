@@ -1,7 +1,7 @@
 """Errors over HTTP: RFC 9457 problem+json for all of them, and what each one means for whoever called.
 
     Problem, UserError, BodyError 4xx: the caller can fix it; ``errors`` lists every field at fault
-    UnavailableError              503: a peer is away; the same request may work later
+    UnavailableError              503: a peer is away, or Redis is full; the same request may work later
     StateLostError                503: Redis was wiped
     anything else                 500: logged here, and the caller learns only that it happened
 
@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from shared.errors import StateLostError, UnavailableError, UserError
+from shared.errors import NoRoomError, StateLostError, UnavailableError, UserError
 from shared.http_guard import problem
 from shared.json_body import BodyError
 from shared.run_options.wording import what_is_wrong
@@ -148,6 +148,8 @@ def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 def _on_unavailable(_request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, NoRoomError):  # for which a moment makes no difference
+        return _answer(problem(503, "Unavailable", str(error)), {"Retry-After": "60"})
     return _answer(problem(503, "Unavailable", f"{error}. Try again in a moment."), {"Retry-After": "5"})
 
 

@@ -29,6 +29,7 @@ from services.trainer.run_api.run_view import (
 )
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_api.waiting import waiting_for
+from shared.errors import NoRoomError
 from shared.json_body import decode_json, require_json
 from shared.keys import RUNS
 from shared.redis_connection import patiently
@@ -84,10 +85,10 @@ async def submit_run(
 
 
 async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, Any]:
-    """Submit under a claimed Idempotency-Key; a refused run gives the key back."""
+    """Submit under a claimed Idempotency-Key; a run that was refused, or had no room, gives the key back."""
     try:
         answer = await _submit(api, raw, run_id=ticket.run_id)
-    except Problem:
+    except (Problem, NoRoomError):
         await api.idempotency.release(ticket)
         raise
     await api.idempotency.keep(ticket, answer)

@@ -230,6 +230,21 @@ def test_a_specification_that_makes_no_sense_is_refused(
     assert "sk-do-not" not in reply.text
 
 
+def test_on_a_full_redis_a_registration_says_at_once_what_makes_room(
+    client: httpx.Client, judge_url: str, redis_server: RedisServer
+) -> None:
+    with redis.Redis.from_url(redis_server.url) as admin:
+        admin.config_set("maxmemory", "1kb")
+        try:
+            reply = register(client, judge_url)
+        finally:
+            admin.config_set("maxmemory", "0")
+    assert reply.status_code == 503
+    assert reply.json()["detail"].startswith("registering a reward endpoint failed: Redis is full")
+    assert "OOM" not in reply.text
+    assert register(client, judge_url).status_code == 201
+
+
 def test_a_secret_over_plain_http_to_a_stranger_is_refused(client: httpx.Client) -> None:
     reply = register(client, "http://judge.example/", headers={"authorization": {"secret": "judge-key"}})
     assert reply.status_code == 422
@@ -247,11 +262,11 @@ def test_a_trial_shows_both_sides_and_no_secret(
     assert exchange["request"]["url"] == judge_url
     headers = exchange["request"]["headers"]
     assert (headers["authorization"], headers["x-team"]) == ("Bearer [secret]", "a")
-    assert headers["x-headrace-signature"] == "[secret]"
     assert headers["x-headrace-timestamp"] == exchange["answer"]["headers"]["x-your-time"], "or none could be checked"
     signed = f"{headers['x-headrace-timestamp']}.{exchange['request']['body']}".encode()
     expected = hmac.new(NAMES_OF_SECRETS["judge-hmac"].encode(), signed, hashlib.sha256).hexdigest()
-    assert exchange["answer"]["headers"]["x-your-signature"] == f"v1={expected}"
+    assert headers["x-headrace-signature"] == f"v1={expected}", "it is for the endpoint, which has to compare it"
+    assert exchange["answer"]["headers"]["x-your-signature"] == f"v1={expected}", "shown as it was sent"
     assert json.loads(exchange["request"]["body"])["completions"] == ["6 times 7 is 42.", "It is 41."]
     assert (exchange["answer"]["status"], exchange["answer"]["body"]) == (200, "[16.0, 9.0]")
     assert exchange["answer"]["headers"]["x-your-key"] == "Bearer [secret]", "it was sent back, and is not shown"

@@ -1,5 +1,7 @@
-"""What the scorer counts of what its sources say, and what it sums up. No processes."""
+"""What the scorer counts and logs of what its sources say, and what it sums up. No processes."""
 
+import contextlib
+from collections.abc import Generator
 from typing import Any, cast
 
 import pytest
@@ -110,3 +112,37 @@ def outcome(value: float | None, weight: float = 1.0, kind: Outcome = "scored") 
 )
 def test_a_sum_is_a_finite_number_or_none(outcomes: list[RewardOutcome], total: float | None) -> None:
     assert weighted_sum(outcomes) == total
+
+
+class FakeFunctions(FakeSource):
+    """In the place of the Python functions."""
+
+    @contextlib.contextmanager
+    def one_version(self) -> Generator[None]:
+        yield
+
+
+async def test_each_outage_of_a_python_function_is_logged_where_it_begins_and_where_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    functions = FakeFunctions()
+    asked = Scorer(cast("PythonFunctions", functions), metrics=RewarderMetrics())
+
+    async def logged_of(num_calls: int, failure: RewardFailure | None, name: str = "judge") -> list[str]:
+        caplog.clear()
+        functions.failure = failure
+        for _ in range(num_calls):
+            await asked.score(CALL, [WeightedFunction(name)], timeout_s=60, lane="test")
+        return [record.getMessage().partition("\n")[0] for record in caplog.records]
+
+    late = RewardFailure("timeout", "took longer than 30 s", seconds=30.0)
+    begins = "reward judge failed 5 times in a row: timeout: took longer than 30 s"
+    assert await logged_of(9, late) == ["reward judge: timeout: took longer than 30 s (logged once)", begins]
+    assert [line.partition(":")[0] for line in await logged_of(9, None)] == ["reward judge works again"]
+    assert await logged_of(9, late) == [begins]
+    assert [line.partition(":")[0] for line in await logged_of(9, None)] == ["reward judge works again"]
+    overload = await logged_of(9, RewardFailure("overload", "nobody is free"))
+    assert overload == ["reward judge: overload: nobody is free (logged once)"], "which is no fault of its own"
+    unknown = RewardFailure("error", "there is no such function")
+    assert await logged_of(9, unknown, "org/one") == ["reward org/one: error: there is no such function (logged once)"]
