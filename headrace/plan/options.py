@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 _RUN_OPTIONS = {
-    "--model": (str, "DIR|ID", "directory or Hugging Face id; only its config.json is read"),
+    "--model": (str, "DIR|ID", "directory, config.json or Hugging Face id; only its config.json is read"),
     "--num-generations": (int, "N", "completions a prompt"),
     "--groups-per-step": (int, "N", "prompt groups an optimizer step"),
     "--max-staleness": (int, "N", "in optimizer steps"),
@@ -26,10 +26,10 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="another setting"
     )
-    shape = parser.add_argument_group("lengths on average, and the model where it cannot be read")
+    shape = parser.add_argument_group("lengths on average, and the model's size")
     _number(shape, "--prompt-tokens", "TOKENS", "mean length of prompts")
     _number(shape, "--completion-tokens", "TOKENS", "mean length of completions (completions/mean_length)")
-    _number(shape, "--parameters", "N", "weights of the model, such as 8e9, if they cannot be counted")
+    _number(shape, "--parameters", "N", "weights of the model, such as 8e9: if they cannot be counted, or of any model, without --model")
     machines = parser.add_argument_group("machines")
     _number(machines, "--gpu-gib", "GIB", "memory of one GPU; without it nothing is said of what fits")
     _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", int)
