@@ -49,7 +49,7 @@ async def examine(targets: Targets) -> Examination:
     findings += comparisons.compare(services)
     findings += redis.findings
     findings += comparisons.compare_clocks(_clocks(looked, redis))
-    return Examination([*findings, *runs, *endpoints, *_not_named(targets)], services)
+    return Examination([*findings, *runs, *endpoints, *_not_named(targets), *_overruled(targets)], services)
 
 
 def named_services(targets: Targets) -> list[Service]:
@@ -107,6 +107,14 @@ def _clocks(looked: list[Looked], redis: LookedAtRedis) -> dict[str, float]:
 def _unique(one: Looked, looked: list[Looked]) -> str:
     same = [other for other in looked if other.service.name == one.service.name]
     return one.service.name if len(same) == 1 else f"{one.service.name} at {one.service.url}"
+
+
+def _overruled(targets: Targets) -> list[Finding]:
+    """Return which variables were used in the place of what belongs to the services here."""
+    return [
+        note("doctor", "environment", f"{variable} was used, and not {own}", "leave the variable out to use the other")
+        for variable, own in targets.overruled
+    ]
 
 
 def _not_named(targets: Targets) -> list[Finding]:
