@@ -1,6 +1,7 @@
 """The process ``python -m services.trainer``: it starts with sentences, and it leaves no process behind."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -239,7 +240,7 @@ def test_a_taken_port_is_a_sentence_and_exit_status_2(environment: dict[str, str
         taken.listen()
         status, said = end(environment | {"HEADRACE_PORT": str(taken.getsockname()[1])})
     assert status == 2
-    assert "set HEADRACE_PORT" in said
+    assert "set HEADRACE_PORT" in json.loads(said.splitlines()[-1])["message"]
 
 
 def test_a_redis_that_never_comes_is_a_sentence_and_exit_status_1(environment: dict[str, str]) -> None:
