@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace import service_finder
-from headrace.argument_checks import port, positive, seconds, seed
+from headrace.argument_checks import SentenceParser, port, positive, seconds, seed
 from shared.errors import HeadraceError
 
 AddParser = Callable[..., argparse.ArgumentParser]
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = SentenceParser(
         prog="headrace", description="Asynchronous GRPO post-training of language models, as services."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

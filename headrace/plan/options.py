@@ -4,13 +4,15 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from headrace.argument_checks import above_zero, positive, whole
+
 _RUN_OPTIONS = {
     "--model": (str, "DIR|ID", "directory, config.json or Hugging Face id; only its config.json is read"),
-    "--num-generations": (int, "N", "completions a prompt"),
-    "--groups-per-step": (int, "N", "prompt groups an optimizer step"),
-    "--max-staleness": (int, "N", "in optimizer steps"),
-    "--max-prompt-length": (int, "TOKENS", "longest prompt"),
-    "--max-completion-length": (int, "TOKENS", "longest completion"),
+    "--num-generations": (whole, "N", "completions a prompt"),
+    "--groups-per-step": (whole, "N", "prompt groups an optimizer step"),
+    "--max-staleness": (whole, "N", "in optimizer steps"),
+    "--max-prompt-length": (whole, "TOKENS", "longest prompt"),
+    "--max-completion-length": (whole, "TOKENS", "longest completion"),
     "--dtype": (str, "DTYPE", "bfloat16 or float32"),
 }
 
@@ -32,8 +34,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     _number(shape, "--parameters", "N", "weights of the model, such as 8e9: if they cannot be counted, or of any model, without --model")
     machines = parser.add_argument_group("machines")
     _number(machines, "--gpu-gib", "GIB", "memory of one GPU; without it nothing is said of what fits")
-    _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", int)
-    _number(machines, "--generator-gpus", "N", "GPUs of one generator replica (by its parallel sizes, or 1)", int)
+    _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", positive)
+    _number(machines, "--generator-gpus", "N", "GPUs of one generator replica (by its parallel sizes, or 1)", positive)
     _number(machines, "--engine-gib", "GIB", "what vLLM needs beside weights and KV cache; its log says at start")
     rates = parser.add_argument_group("measured rates; nothing is assumed where one is missing")
     _number(rates, "--trainer-tokens-per-s", "RATE", "sampled tokens that the trainer trains a second while it trains")
@@ -45,12 +47,5 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     _number(rates, "--reward-s", "S", "time of a reward function for one group (headrace_reward_seconds)")
 
 
-def _number(group: Any, name: str, metavar: str, text: str, kind: Callable[[str], float] = float) -> None:
-    def positive(given: str) -> float:
-        value = kind(given)
-        if not 0 < value < 1e18:
-            raise argparse.ArgumentTypeError(f"{given} is not above 0")
-        return value
-
-    positive.__name__ = "number"  # argparse names it in its refusal
-    group.add_argument(name, type=positive, metavar=metavar, help=text)
+def _number(group: Any, name: str, metavar: str, text: str, kind: Callable[[str], float] = above_zero) -> None:
+    group.add_argument(name, type=kind, metavar=metavar, help=text)

@@ -222,17 +222,35 @@ def test_down_without_a_launcher_is_no_error(capsys: pytest.CaptureFixture[str])
     assert "nothing is running" in capsys.readouterr().out
 
 
+TIME = "is no time to wait: above 0 s, and at most 3600 s"
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [["up", "--generators", "0"], ["up", "--port", "70000"], ["demo", "--seed", "-1"], ["rollouts", "--step", "x"], []],
+    ("arguments", "says"),
+    [
+        (["up", "--generators", "0"], "up: argument --generators: 0 is less than 1"),
+        (["up", "--port", "70000"], "up: argument --port: 70000 is no port: 1 to 65535"),
+        (["demo", "--seed", "-1"], "demo: argument --seed: -1 is less than 0"),
+        (["rollouts", "--step", "x"], "rollouts: argument --step: x is no whole number"),
+        (["doctor", "--timeout-s", "0"], f"doctor: argument --timeout-s: 0 {TIME}"),
+        (["doctor", "--timeout-s", "inf"], f"doctor: argument --timeout-s: inf {TIME}"),
+        (["doctor", "--timeout-s", "long"], "doctor: argument --timeout-s: long is no number"),
+        (["plan", "--trainer-gpus", "2.5"], "plan: argument --trainer-gpus: 2.5 is no whole number"),
+        (["plan", "--gpu-gib", "-3"], "plan: argument --gpu-gib: -3 is not above 0"),
+        (["plan", "--gpu-gib", "nan"], "plan: argument --gpu-gib: nan is no number"),
+        (["plan", "--num-generations", "x"], "plan: argument --num-generations: x is no whole number"),
+        ([], ": the following arguments are required: COMMAND"),
+    ],
 )
-def test_arguments_that_make_no_sense_are_refused_with_the_usage(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+def test_arguments_that_make_no_sense_are_refused_in_a_sentence_and_where_the_rest_is_told(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refusal:
         cli.main(arguments)
     assert refusal.value.code == 2
-    assert "usage: headrace" in capsys.readouterr().err
+    prog = " ".join(["headrace", *arguments[:1]])
+    separator = " " if arguments else ""
+    assert capsys.readouterr().err == f"headrace{separator}{says}\n`{prog} --help` says more\n"
 
 
 def test_help_names_every_command_at_once(capsys: pytest.CaptureFixture[str]) -> None:
