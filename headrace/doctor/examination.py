@@ -42,6 +42,8 @@ async def examine(targets: Targets) -> Examination:
         found = [_found(member) for member in redis.fleet or () if member.is_alive and member.url]
         unknown = [service for service in found if service.url not in known_urls]
         looked += await asyncio.gather(*_looks(unknown, asker, targets))
+    if any(one.is_elsewhere and one.service.kind == "trainer" for one in looked):
+        runs = []  # what else is there knows of none
     services = {_unique(one, looked): one.about for one in looked if one.about is not None}
     findings = [finding for one in looked for finding in one.findings]
     for name, about in services.items():
@@ -75,8 +77,6 @@ async def _redis(targets: Targets) -> LookedAtRedis:
 async def _runs(targets: Targets, asker: Asker) -> list[Finding]:
     if not (targets.api_url and targets.api_key):
         return []
-    if not (await asker.get(f"{targets.api_url}/livez")).status:
-        return []  # said where the service itself is looked at
     return await look_at_runs(targets.api_url, asker, key=targets.api_key)
 
 

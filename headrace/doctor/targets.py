@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from urllib.parse import SplitResult, quote, urlsplit
 
 from headrace import embedded_redis, service_finder
@@ -125,6 +126,15 @@ def _redis_url(url: str, environment: Mapping[str, str]) -> str:
         return url
     host, password = parts.netloc.rpartition("@")[2], secret_of(file, "HEADRACE_REDIS_PASSWORD_FILE")
     return parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{host}").geturl()
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether nobody but this machine can use an address."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _refuse_unless_http(url: str) -> None:
