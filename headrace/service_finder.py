@@ -23,7 +23,9 @@ _NO_SUCH_RUN, _UNAUTHORIZED = "/problems/no-such-run", 401
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which service is meant."""
-    parser.add_argument("--url", help="run API of a service elsewhere; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE")
+    parser.add_argument(
+        "--url", help="run API of a service elsewhere; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE"
+    )
     add_state_dir_argument(parser)
 
 

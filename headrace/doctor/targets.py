@@ -66,9 +66,7 @@ def _local(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Tar
     instead = ", or say with --url where the run API is"
     state, endpoint = service_finder.local_service(arguments, instead=instead)
     is_named, own = bool(arguments.state_dir), state.keys()
-    known = {
-        name: key_of_local_service(name, state, is_named=is_named, environment=environment) for name in KEY_NAMES
-    }
+    known = {name: key_of_local_service(name, state, is_named=is_named, environment=environment) for name in KEY_NAMES}
     overruled = [
         (known[name].source, f"the key in {state.key_file(name)}")
         for name in KEY_NAMES

@@ -94,13 +94,8 @@ def _adapter_rows(work: Workload, over: str) -> list[Row]:
     rows = [_row("frozen base", base / ranks, f"{base / work.num_parameters:.3g} bytes x parameters{over}")]
     adapters = work.adapter_parameters
     if adapters is None:
-        rows.append(
-            Row(
-                TRAINER, "adapters", None, "bytes",
-                "16 bytes x their parameters, which are not counted with lora_target_modules or experts",
-            )
-        )  # fmt: skip
-        return rows
+        how = "16 bytes x their parameters, which are not counted with lora_target_modules or experts"
+        return [*rows, Row(TRAINER, "adapters", None, "bytes", _NO_SHAPE if work.shape is None else how)]
     each = _MASTER + _GRADIENT + _MOMENTS
     how = f"16 bytes x {adapters:,} parameters (r x (in + out) of every linear layer){over}"
     return [*rows, _row("adapters: weights, gradients, moments", each * adapters / ranks, how)]

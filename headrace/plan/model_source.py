@@ -75,7 +75,8 @@ def _fetch(model: str, revision: str) -> Mapping[str, Any]:
         raise UserError(f"the Hugging Face hub cannot be asked for {model}: {answer.why}; {instead}")
     if answer.status != HTTPStatus.OK:
         raise UserError(
-            f"there is no directory {model} here, and {url} answers {answer.status}: check the spelling, set HF_TOKEN if it is private, or {instead}"
+            f"there is no directory {model} here, and {url} answers {answer.status}: check the spelling, "
+            f"set HF_TOKEN if it is private, or {instead}"
         )
     if not isinstance(answer.body, dict):
         raise UserError(f"{url} is no table of settings in JSON of at most {MAX_BYTES >> 20} MiB; {instead}")

@@ -31,7 +31,12 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     shape = parser.add_argument_group("lengths on average, and the model's size")
     _number(shape, "--prompt-tokens", "TOKENS", "mean length of prompts")
     _number(shape, "--completion-tokens", "TOKENS", "mean length of completions (completions/mean_length)")
-    _number(shape, "--parameters", "N", "weights of the model, such as 8e9: if they cannot be counted, or of any model, without --model")
+    _number(
+        shape,
+        "--parameters",
+        "N",
+        "weights of the model, such as 8e9: if they cannot be counted, or of any model, without --model",
+    )
     machines = parser.add_argument_group("machines")
     _number(machines, "--gpu-gib", "GIB", "memory of one GPU; without it nothing is said of what fits")
     _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", positive)

@@ -97,7 +97,10 @@ async def test_a_redis_that_lets_strangers_in_is_a_note_on_this_machine_and_wron
         closed = await look_at_redis(known, timeout_s=5.0)
         await admin.aclose()
     assert at_the_door(here)[0] == "note"
-    assert at_the_door(elsewhere) == ("problem", "asks for no password: whoever reaches it may read and delete everything")
+    assert at_the_door(elsewhere) == (
+        "problem",
+        "asks for no password: whoever reaches it may read and delete everything",
+    )
     assert at_the_door(closed) == ("ok", "refuses who shows no password")
 
 
