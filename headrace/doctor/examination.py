@@ -13,7 +13,8 @@ from typing import Any
 from headrace.asking import Asker, asking
 from headrace.doctor import comparisons
 from headrace.doctor.findings import Finding, note
-from headrace.doctor.redis_checks import REDIS, FleetMember, LookedAtRedis, fleet_findings, look_at_redis
+from headrace.doctor.redis_checks import FleetMember, LookedAtRedis, fleet_findings, look_at_redis
+from headrace.doctor.redis_reach import REDIS
 from headrace.doctor.reward_checks import look_at_endpoints
 from headrace.doctor.run_checks import look_at_runs
 from headrace.doctor.service_checks import Looked, Service, look_at

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.argument_checks import above_zero, positive, whole
 
-_RUN_OPTIONS = {
+_RUN_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "--model": (str, "DIR|ID", "directory, config.json or Hugging Face id; only its config.json is read"),
     "--num-generations": (whole, "N", "completions a prompt"),
     "--groups-per-step": (whole, "N", "prompt groups an optimizer step"),
