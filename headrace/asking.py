@@ -74,7 +74,8 @@ class Asker:
             async with asyncio.timeout(self.timeout_s):
                 return await self._get(url, headers)
         except (TimeoutError, httpx.TimeoutException):
-            return Answer(why=f"it did not answer within {self.timeout_s:g} s")
+            tls = "; nor would a server without TLS, asked with https://" if url.startswith("https://") else ""
+            return Answer(why=f"it did not answer within {self.timeout_s:g} s{tls}")
         except httpx.ConnectError as error:
             return Answer(why=_why_not_connected(error))
         except (httpx.RemoteProtocolError, httpx.ReadError) as error:
@@ -149,9 +150,7 @@ def _why_not_connected(error: httpx.ConnectError) -> str:
 def _why_no_http(error: httpx.TransportError) -> str:
     if "illegal" in str(error):
         return "what listens there does not speak HTTP: this may be the address of something else, such as Redis"
-    return (
-        "what listens there hangs up without an answer, as Redis does, and a server that wants https:// and not http://"
-    )
+    return "what listens there hangs up without an answer: Redis does so, and so does a server that wants https://"
 
 
 def _reason(error: Exception) -> str:

@@ -49,7 +49,7 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
     except ValueError:  # whose text may hold a part of the password
         return LookedAtRedis([unknown(REDIS, "reachable", "its address cannot be read", "mend it")])
     try:
-        if (finding := await why_not_there(client, timeout_s=timeout_s)) is not None:
+        if (finding := await why_not_there(client, url, timeout_s=timeout_s)) is not None:
             return LookedAtRedis([finding])
         info, clock, library, fleet, at_the_door = await asyncio.gather(
             attempt(lambda: client.info(), timeout_s),

@@ -6,6 +6,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.doctor.findings import Finding, note, ok, problem
 from headrace.doctor.targets import is_loopback
@@ -31,7 +32,7 @@ def short(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or f"took too long ({type(error).__name__})"
 
 
-async def why_not_there(client: Redis, *, timeout_s: float) -> Finding | None:
+async def why_not_there(client: Redis, url: str, *, timeout_s: float) -> Finding | None:
     """Return why Redis cannot be asked, or None."""
     error = await _ping(client, timeout_s)
     if error is None:
@@ -44,8 +45,11 @@ async def why_not_there(client: Redis, *, timeout_s: float) -> Finding | None:
             "give doctor, and every service, a HEADRACE_REDIS_URL with the right ones",
         )
     says, do = f"cannot be reached ({short(error)})", ""
-    if isinstance(error, TimeoutError):
-        says = f"did not answer within {timeout_s:g} s"
+    if isinstance(error, TimeoutError | RedisTimeoutError):
+        within = f" within {timeout_s:g} s" if isinstance(error, TimeoutError) else f" ({short(error)})"
+        says = f"did not answer{within}"
+        if url.startswith("rediss:"):
+            says, do = f"{says}; nor would a Redis without TLS, asked with rediss://", _OWN_ADDRESS
     elif isinstance(error, InvalidResponse):
         says, do = f"what listens there is no Redis, but perhaps a web server ({short(error)})", _OWN_ADDRESS
     elif "CERTIFICATE_VERIFY_FAILED" in str(error):

@@ -83,7 +83,7 @@ def _why_not_alive(service: Service, alive: Answer) -> Finding | None:
             service.name,
             "reachable",
             f"{service.url} answers {alive.status} where a headrace service answers 200",
-            f"something else listens there: give the address of the {service.kind}",
+            f"give the address of the {service.kind} alone, such as http://HOST:8000; something else may listen there",
         )
     if service.is_found:
         return note(

@@ -52,7 +52,7 @@ def plan(arguments: argparse.Namespace) -> int:
         _show(work, rows)
     tight = too_tight(rows)
     if tight:
-        sys.stderr.write(f"headrace: this does not fit: {', '.join(tight)}\n")
+        sys.stderr.write(f"headrace: this does not fit: {'; '.join(tight)}\n")
     return DOES_NOT_FIT if tight else FITS
 
 

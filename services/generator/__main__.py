@@ -50,10 +50,10 @@ def main(argv: list[str] | None = None) -> int:
     from shared.variable_names import warn_of_unknown_variables
 
     configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ)
     try:
         settings = read_settings()
         configure_logging(settings.log_level, log_format=settings.log_format)
-        warn_of_unknown_variables(os.environ)
         if settings.gpu_claims_dir is not None:
             claim_gpus(settings.gpu_claims_dir, num_gpus=settings.gpus_per_replica, environment=os.environ)
         if settings.push_address:

@@ -27,13 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     log = logging.getLogger("services.rewarder")
     configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ)
     try:
         settings = from_environment(RewarderSettings)
     except UserError as error:
         log_lines(log, error)
         return EXIT_USER_ERROR
     configure_logging(settings.log_level, log_format=settings.log_format)
-    warn_of_unknown_variables(os.environ)
 
     from services.rewarder.service import RewarderService
 

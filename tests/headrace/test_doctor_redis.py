@@ -11,7 +11,7 @@ from headrace.doctor.redis_checks import LookedAtRedis, look_at_redis, server_fi
 from shared.keys import FLEET, FLEET_LEASES
 from shared.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import RedisServer, free_port, write_until_refused
-from tests.headrace.doctor_rig import level, redis_server, service, targets, wrong
+from tests.headrace.doctor_rig import hanging_port, level, redis_server, service, targets, wrong
 
 AOF = ("--appendonly", "yes", "--save", "")
 RIGHT = (*AOF, "--maxmemory", "256mb")
@@ -114,6 +114,13 @@ async def test_a_web_server_in_the_place_of_redis_is_told_from_a_redis_that_is_d
     (one,) = found.findings
     assert says in one.says
     assert "give the address of Redis itself" in one.do
+
+
+async def test_a_redis_that_is_asked_with_tls_and_speaks_none_may_not_answer_and_that_is_said() -> None:
+    with hanging_port() as port:
+        found = await look_at_redis(f"rediss://127.0.0.1:{port}/0", timeout_s=0.5)
+    (one,) = found.findings
+    assert one.says == "did not answer within 0.5 s; nor would a Redis without TLS, asked with rediss://"
 
 
 async def test_a_redis_in_the_place_of_a_service_is_one_finding_that_says_what_it_may_be(tmp_path: Path) -> None:

@@ -37,11 +37,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--replicas", type=_positive, default=1, metavar="N", help="replicas in this process (1)")
     arguments = parser.parse_args(argv)
     configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ, simulated=SimulationSettings.model_fields)
     try:
         settings = read_settings()
         simulation = read_simulation_settings()
         configure_logging(settings.log_level, log_format=settings.log_format)
-        warn_of_unknown_variables(os.environ, simulated=SimulationSettings.model_fields)
 
         from services.generator.simulated.process import run_process
 

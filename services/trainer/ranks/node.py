@@ -224,13 +224,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--heartbeat", type=Path, metavar="FILE", help="touched whenever the loop turns")
     options = parser.parse_args(arguments)
     configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ)
     try:
         settings = from_environment(TrainerSettings)
     except UserError as error:
         log_lines(log, error)
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
-    warn_of_unknown_variables(os.environ)
     if not settings.rendezvous_endpoint:
         log.error("HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT")
         return REFUSED

@@ -50,13 +50,13 @@ class _Server(uvicorn.Server):
 def run_service() -> int:
     """Run until asked to stop; returns the exit status."""
     configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ)
     try:
         settings = from_environment(TrainerSettings)
     except UserError as error:
         log_lines(log, error)
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
-    warn_of_unknown_variables(os.environ)
     try:
         asyncio.run(serve(settings))
     except (HeadraceError, BaseExceptionGroup) as error:

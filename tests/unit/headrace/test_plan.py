@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_marked_and_the_exit_status_is_1(model: Path, capsy
     assert body["plan"]["generator, each GPU"]["KV cache"]["is_warning"]
     assert not body["fits"]
     assert cli.main(["plan", *map(str, arguments)]) == 1
-    assert "this does not fit: trainer, each GPU, generator, each GPU" in capsys.readouterr().err
+    assert "this does not fit: trainer, each GPU; generator, each GPU" in capsys.readouterr().err
 
 
 def test_a_plan_that_is_slow_and_fits_ends_with_0(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
