@@ -1,37 +1,76 @@
-"""Numbers on the command line, each refused in words if it cannot be meant."""
+"""Numbers on the command line, each refused in words if it cannot be meant, by a parser that says no more than that."""
 
 import argparse
+import math
+from typing import NoReturn
 
 MAX_TIMEOUT_S = 3600
+_TOO_MUCH = 1e18
+_MAX_PORT = 65535
+
+
+class SentenceParser(argparse.ArgumentParser):
+    """Refuses in a sentence, and says where the rest is told, in the place of all options there are."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit status 2."""
+        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` says more\n")
+
+
+def whole(text: str) -> int:
+    """Return a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number") from None
 
 
 def positive(text: str) -> int:
     """Return a whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return _at_least(1, text)
+
+
+def seed(text: str) -> int:
+    """Return a whole number of at least 0."""
+    return _at_least(0, text)
+
+
+def above_zero(text: str) -> float:
+    """Return a number above 0."""
+    value = _number(text)
+    if not 0 < value < _TOO_MUCH:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0" if value <= 0 else f"{text} is too much")
     return value
 
 
 def seconds(text: str) -> float:
     """Return a time that somebody may want to wait."""
-    value = float(text)
+    value = _number(text)
     if not 0 < value <= MAX_TIMEOUT_S:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and {MAX_TIMEOUT_S}")
-    return value
-
-
-def seed(text: str) -> int:
-    """Return a whole number of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
+        raise argparse.ArgumentTypeError(f"{text} is no time to wait: above 0 s, and at most {MAX_TIMEOUT_S} s")
     return value
 
 
 def port(text: str) -> int:
     """Return the number of a TCP port."""
-    value = int(text)
-    if not 1 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{value} is no port")
+    value = whole(text)
+    if not 1 <= value <= _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{value} is no port: 1 to {_MAX_PORT}")
+    return value
+
+
+def _at_least(least: int, text: str) -> int:
+    value = whole(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{text} is no number")
     return value

@@ -74,11 +74,12 @@ class Asker:
             async with asyncio.timeout(self.timeout_s):
                 return await self._get(url, headers)
         except (TimeoutError, httpx.TimeoutException):
-            return Answer(why=f"it did not answer within {self.timeout_s:g} s")
+            tls = "; nor would a server without TLS, asked with https://" if url.startswith("https://") else ""
+            return Answer(why=f"it did not answer within {self.timeout_s:g} s{tls}")
         except httpx.ConnectError as error:
-            return Answer(why=f"nothing can be reached there ({_reason(error)})")
-        except httpx.RemoteProtocolError:
-            return Answer(why="what listens there does not speak HTTP, or hangs up")
+            return Answer(why=_why_not_connected(error))
+        except (httpx.RemoteProtocolError, httpx.ReadError) as error:
+            return Answer(why=_why_no_http(error))
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             return Answer(why=f"it could not be asked ({_reason(error)})")
 
@@ -135,6 +136,21 @@ def _parsed(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
+
+
+def _why_not_connected(error: httpx.ConnectError) -> str:
+    reason = _reason(error)
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return f"its certificate is not trusted here ({reason})"
+    if "SSL" in reason:
+        return f"what listens there does not speak TLS: write http://, if that is meant ({reason})"
+    return f"nothing can be reached there ({reason})"
+
+
+def _why_no_http(error: httpx.TransportError) -> str:
+    if "illegal" in str(error):
+        return "what listens there does not speak HTTP: this may be the address of something else, such as Redis"
+    return "what listens there hangs up without an answer: Redis does so, and so does a server that wants https://"
 
 
 def _reason(error: Exception) -> str:

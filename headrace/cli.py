@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headrace import service_finder
-from headrace.argument_checks import port, positive, seconds, seed
+from headrace.argument_checks import SentenceParser, port, positive, seconds, seed
 from shared.errors import HeadraceError
 
 AddParser = Callable[..., argparse.ArgumentParser]
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = SentenceParser(
         prog="headrace", description="Asynchronous GRPO post-training of language models, as services."
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -189,7 +189,8 @@ def _add_doctor(add_parser: AddParser) -> None:
         "doctor",
         help="look at a deployment, and say what is wrong with it and what to do",
         description="Asks every service, Redis and the runs, all at once, and changes nothing. Keys come from "
-        "HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY, or from files named in ..._FILE. Exit status: 0 if all is fine, 1 "
+        "HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY, or from files named in ..._FILE, and else from what `headrace up` "
+        "wrote down; what --state-dir names comes before the environment. Exit status: 0 if all is fine, 1 "
         "if something is wrong, 2 if something could not be looked at.",
     )
     service_finder.add_arguments(doctor)

@@ -9,9 +9,8 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from headrace import process_table, terminal
+from headrace import service_finder, terminal
 from headrace.reward_check.function_name import named_function
-from headrace.state_dir import StateDir, choose_state_dir
 from shared.errors import UserError
 from shared.run_options.reward_kwargs import check_reward_kwargs
 
@@ -116,15 +115,9 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _rewarder(arguments: argparse.Namespace) -> tuple[str, str]:
     if arguments.rewarder_url:
-        key = os.environ.get("HEADRACE_API_KEY", "")
-        if not key:
-            raise UserError(f"set HEADRACE_API_KEY to the API key of {arguments.rewarder_url}")
-        return arguments.rewarder_url, key
-    state = StateDir(choose_state_dir(arguments.state_dir))
-    endpoint = state.endpoint()
-    if endpoint is None or not process_table.is_alive(endpoint.launcher):
-        raise UserError(f"no headrace service found (looked at {state.path}): start one with `headrace up`")
-    return endpoint.rewarder_url, state.keys().api_key
+        return arguments.rewarder_url, service_finder.key_elsewhere(arguments.rewarder_url)
+    state, endpoint = service_finder.local_service(arguments)
+    return endpoint.rewarder_url, service_finder.local_api_key(arguments, state).key
 
 
 def _console() -> Console:

@@ -1,7 +1,11 @@
 """Finds the running headrace that a command means.
 
---url, HEADRACE_URL  (with HEADRACE_API_KEY)   a service somewhere else
---state-dir, HEADRACE_STATE_DIR, ./.headrace   the one `headrace up` runs here
+--url                             a service somewhere else
+--state-dir                       the one `headrace up` runs here
+HEADRACE_URL                      a service somewhere else
+HEADRACE_STATE_DIR, ./.headrace   the one `headrace up` runs here
+
+The first that is there counts; known_keys.py has which key it is shown.
 """
 
 import argparse
@@ -10,7 +14,8 @@ import sys
 
 from headrace import process_table
 from headrace.client import HeadraceApiError, HeadraceClient
-from headrace.state_dir import StateDir, choose_state_dir
+from headrace.known_keys import KnownKey, key_of_environment, key_of_local_service
+from headrace.state_dir import Endpoint, StateDir, choose_state_dir
 from shared.errors import HeadraceError, UserError
 
 _NO_SUCH_RUN, _UNAUTHORIZED = "/problems/no-such-run", 401
@@ -18,7 +23,9 @@ _NO_SUCH_RUN, _UNAUTHORIZED = "/problems/no-such-run", 401
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which service is meant."""
-    parser.add_argument("--url", help="run API of a service elsewhere; its key is taken from HEADRACE_API_KEY")
+    parser.add_argument(
+        "--url", help="run API of a service elsewhere; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE"
+    )
     add_state_dir_argument(parser)
 
 
@@ -37,19 +44,46 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
     """
     url = _url_elsewhere(arguments)
     if url:
-        key = os.environ.get("HEADRACE_API_KEY", "")
-        if not key:
-            raise UserError(f"set HEADRACE_API_KEY to the API key of {url}")
+        key = key_elsewhere(url)
         if not url.startswith(("http://", "https://")):
             raise UserError(f"{url} is no http:// or https:// address")
         return HeadraceClient(url, key)
+    state, endpoint = local_service(arguments)
+    if endpoint.num_simulated:
+        sys.stderr.write(f"SIMULATED: {endpoint.simulated_note()}\n")
+    return HeadraceClient(endpoint.api_url, local_api_key(arguments, state).key)
+
+
+def key_elsewhere(url: str) -> str:
+    """Return the API key of a service elsewhere.
+
+    Raises:
+        UserError: There is none.
+    """
+    key = key_of_environment("api_key").key
+    if not key:
+        raise UserError(
+            f"set HEADRACE_API_KEY to the API key of {url}, or HEADRACE_API_KEY_FILE to the path of a file with it"
+        )
+    return key
+
+
+def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[StateDir, Endpoint]:
+    """Return the directory of what `headrace up` runs here, and where that is.
+
+    Raises:
+        UserError: It runs nothing here; the sentence says where it was looked for, and what to do instead.
+    """
     state = StateDir(choose_state_dir(arguments.state_dir))
     endpoint = state.endpoint()
     if endpoint is None or not process_table.is_alive(endpoint.launcher):
-        raise UserError(f"no headrace service found (looked at {state.path}): start one with `headrace up`")
-    if endpoint.num_simulated:
-        sys.stderr.write(f"SIMULATED: {endpoint.simulated_note()}\n")
-    return HeadraceClient(endpoint.api_url, state.keys().api_key)
+        raise UserError(f"no headrace service found (looked at {state.path}): start one with `headrace up`{instead}")
+    return state, endpoint
+
+
+def local_api_key(arguments: argparse.Namespace, state: StateDir) -> KnownKey:
+    """Return the API key for what `headrace up` runs here."""
+    return key_of_local_service("api_key", state, is_named=bool(arguments.state_dir))
 
 
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
@@ -61,8 +95,15 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
     if error.status == _UNAUTHORIZED:
         url = _url_elsewhere(arguments)
         if url:
-            return f"{url} does not take the key in HEADRACE_API_KEY; set it to the API key of that service"
+            source = key_of_environment("api_key").source
+            return f"{url} does not take the key in {source}; set it to the API key of that service"
         state = StateDir(choose_state_dir(arguments.state_dir))
+        known = local_api_key(arguments, state)
+        if known.is_of_environment:
+            return (
+                f"the service that `headrace up` runs here does not take the key in {known.source}, which comes before "
+                f"its own in {state.api_key_file}: leave that variable out, or name the other service with --url"
+            )
         return (
             f"the service does not take the key in {state.api_key_file}, which is no longer the one it was started "
             "with: start it again, or name it with --url and its key in HEADRACE_API_KEY"

@@ -79,7 +79,7 @@ class StateDir:
         self.runs = path / "runs"
         self.endpoint_file = path / "endpoint.json"
         self.generators_file = path / "generators"
-        self.api_key_file = path / "keys" / "api_key"
+        self.api_key_file = self.key_file("api_key")
 
     def make(self) -> None:
         """Create what is missing; others on this machine may not look inside.
@@ -119,8 +119,12 @@ class StateDir:
         """Return the keys; those that do not exist yet are made."""
         return Keys(*(self._key(name) for name in ("api_key", "internal_key", "redis_password")))
 
+    def key_file(self, name: str) -> Path:
+        """Return where a key is kept."""
+        return self.path / "keys" / name
+
     def _key(self, name: str) -> str:
-        path = self.path / "keys" / name
+        path = self.key_file(name)
         if not path.exists() or not path.read_text(encoding="utf-8").strip():
             write_privately(path, secrets.token_urlsafe(_KEY_BYTES) + "\n")
         return path.read_text(encoding="utf-8").strip()

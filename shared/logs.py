@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
@@ -69,6 +69,17 @@ def configure_logging(level: str, *, log_format: LogFormat = "json") -> None:
     handler.setFormatter(TextLines() if log_format == "text" else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def configure_first_logging(environment: Mapping[str, str]) -> None:
+    """Send records to stderr before settings are read, as the environment asks: that they are wrong is an event too."""
+    configure_logging("INFO", log_format="text" if environment.get("HEADRACE_LOG_FORMAT") == "text" else "json")
+
+
+def log_lines(log: logging.Logger, error: Exception) -> None:
+    """Log an error that may have several lines, each as an event: such as one a variable that is wrong."""
+    for line in str(error).splitlines():
+        log.error("%s", line)
 
 
 def about_run(run_id: str) -> None:

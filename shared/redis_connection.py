@@ -18,6 +18,7 @@ import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AuthenticationError,
     BusyLoadingError,
     ConnectionError,  # noqa: A004  redis-py's own name
     NoPermissionError,
@@ -102,7 +103,7 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
 
     Raises:
         UnavailableError: No answer within ``timeout_s``, or no functions.
-        UserError: The server evicts keys or lacks FUNCTION; the message says what to change.
+        UserError: The server does not take the password, evicts keys, or lacks FUNCTION; says what to change.
     """
     await patiently(lambda: _ping(client), what="Redis PING", timeout_s=timeout_s)
     memory = await patiently(lambda: client.info("memory"), what="Redis INFO", timeout_s=timeout_s)
@@ -122,8 +123,14 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
 
 
 async def _ping(client: Redis) -> None:
-    with contextlib.suppress(NO_ROOM):  # an answer
-        await cast("Any", client).ping()
+    try:
+        with contextlib.suppress(NO_ROOM):  # an answer
+            await cast("Any", client).ping()
+    except AuthenticationError as error:  # which redis-py takes for a lost connection
+        raise UserError(
+            f"Redis does not take the user and password that it is shown ({error}): set the right ones in "
+            "HEADRACE_REDIS_URL, or the password in the file that HEADRACE_REDIS_PASSWORD_FILE names"
+        ) from error
 
 
 async def _load(client: Redis, code: str) -> None:

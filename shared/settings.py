@@ -77,6 +77,12 @@ class ServiceSettings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _metrics_have_a_port_of_their_own(self) -> Self:
+        if self.metrics_port and self.metrics_port == self.port:
+            raise ValueError(f"HEADRACE_METRICS_PORT and HEADRACE_PORT are both {self.port}; each wants one of its own")
+        return self
+
     def secrets_of_a_child(self) -> dict[str, str]:
         """Return the variables that give a process of ours the same secrets: what came from a file stays in it."""
         variables: dict[str, str] = {}

@@ -13,7 +13,8 @@ from typing import Any
 from headrace.asking import Asker, asking
 from headrace.doctor import comparisons
 from headrace.doctor.findings import Finding, note
-from headrace.doctor.redis_checks import REDIS, FleetMember, LookedAtRedis, fleet_findings, look_at_redis
+from headrace.doctor.redis_checks import FleetMember, LookedAtRedis, fleet_findings, look_at_redis
+from headrace.doctor.redis_reach import REDIS
 from headrace.doctor.reward_checks import look_at_endpoints
 from headrace.doctor.run_checks import look_at_runs
 from headrace.doctor.service_checks import Looked, Service, look_at
@@ -42,6 +43,8 @@ async def examine(targets: Targets) -> Examination:
         found = [_found(member) for member in redis.fleet or () if member.is_alive and member.url]
         unknown = [service for service in found if service.url not in known_urls]
         looked += await asyncio.gather(*_looks(unknown, asker, targets))
+    if any(one.is_elsewhere and one.service.kind == "trainer" for one in looked):
+        runs = []  # what else is there knows of none
     services = {_unique(one, looked): one.about for one in looked if one.about is not None}
     findings = [finding for one in looked for finding in one.findings]
     for name, about in services.items():
@@ -49,7 +52,7 @@ async def examine(targets: Targets) -> Examination:
     findings += comparisons.compare(services)
     findings += redis.findings
     findings += comparisons.compare_clocks(_clocks(looked, redis))
-    return Examination([*findings, *runs, *endpoints, *_not_named(targets)], services)
+    return Examination([*findings, *runs, *endpoints, *_not_named(targets), *_overruled(targets)], services)
 
 
 def named_services(targets: Targets) -> list[Service]:
@@ -75,8 +78,6 @@ async def _redis(targets: Targets) -> LookedAtRedis:
 async def _runs(targets: Targets, asker: Asker) -> list[Finding]:
     if not (targets.api_url and targets.api_key):
         return []
-    if not (await asker.get(f"{targets.api_url}/livez")).status:
-        return []  # said where the service itself is looked at
     return await look_at_runs(targets.api_url, asker, key=targets.api_key)
 
 
@@ -107,6 +108,14 @@ def _clocks(looked: list[Looked], redis: LookedAtRedis) -> dict[str, float]:
 def _unique(one: Looked, looked: list[Looked]) -> str:
     same = [other for other in looked if other.service.name == one.service.name]
     return one.service.name if len(same) == 1 else f"{one.service.name} at {one.service.url}"
+
+
+def _overruled(targets: Targets) -> list[Finding]:
+    """Return which variables were used in the place of what belongs to the services here."""
+    return [
+        note("doctor", "environment", f"{variable} was used, and not {own}", "leave the variable out to use the other")
+        for variable, own in targets.overruled
+    ]
 
 
 def _not_named(targets: Targets) -> list[Finding]:

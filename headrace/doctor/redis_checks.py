@@ -5,23 +5,23 @@ Read with INFO, TIME and reads of headrace's own keys alone; what an ACL forbids
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import urlsplit
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError
 
 from headrace.byte_size import sized
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
+from headrace.doctor.redis_reach import REDIS, attempt, door, short, why_not_there
 from shared.keys import FLEET, FLEET_LEASES
-from shared.redis_connection import NO_ROOM, Redis, connect
+from shared.redis_connection import Redis, connect
 from shared.registration import decode_registration
 
-REDIS = "redis"
 MIN_VERSION = (7, 0)
 FULL_SHARE = 0.8
 """Of maxmemory; above it there is little room for the next run's groups."""
-_FAILURES = (RedisError, OSError, TimeoutError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,25 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
     except ValueError:  # whose text may hold a part of the password
         return LookedAtRedis([unknown(REDIS, "reachable", "its address cannot be read", "mend it")])
     try:
-        if (finding := await _why_not_there(client, timeout_s=timeout_s)) is not None:
+        if (finding := await why_not_there(client, url, timeout_s=timeout_s)) is not None:
             return LookedAtRedis([finding])
-        info, clock, library, fleet = await asyncio.gather(
-            _try(lambda: client.info(), timeout_s),
-            _try(lambda: _clock_ahead_s(client), timeout_s),
-            _try(lambda: client.function_list(library="headrace"), timeout_s),
-            _try(lambda: _fleet(client), timeout_s),
+        info, clock, library, fleet, at_the_door = await asyncio.gather(
+            attempt(lambda: client.info(), timeout_s),
+            attempt(lambda: _clock_ahead_s(client), timeout_s),
+            attempt(lambda: client.function_list(library="headrace"), timeout_s),
+            attempt(lambda: _fleet(client), timeout_s),
+            door(url, timeout_s=timeout_s),
         )
     finally:
         await client.aclose()
-    findings = [ok(REDIS, "reachable", "answers, and takes the password")]
+    password = ", and takes the password" if urlsplit(url).password else ""
+    findings = [ok(REDIS, "reachable", f"answers{password}"), *at_the_door]
     if isinstance(info, Exception):
         findings.append(_not_allowed("settings", "INFO", info))
     else:
         findings += server_findings(cast("Mapping[str, Any]", info))
     if isinstance(library, Exception):
-        findings.append(note(REDIS, "functions", f"not looked at: FUNCTION LIST {_short(library)}"))
+        findings.append(note(REDIS, "functions", f"not looked at: FUNCTION LIST {short(library)}"))
     elif library:
         findings.append(ok(REDIS, "functions", "headrace's functions are loaded"))
     else:
@@ -202,37 +204,6 @@ def fleet_findings(fleet: list[FleetMember]) -> list[Finding]:
     ]
 
 
-async def _why_not_there(client: Redis, *, timeout_s: float) -> Finding | None:
-    error = await _try(lambda: cast("Any", client).ping(), timeout_s)
-    if not isinstance(error, Exception):
-        return None
-    if isinstance(error, NO_ROOM):
-        return None  # it answers, and INFO says what it lacks
-    if isinstance(error, AuthenticationError | NoPermissionError) or _wants_password(error):
-        return problem(
-            REDIS,
-            "reachable",
-            f"does not take the user and password in its address ({_short(error)})",
-            "give doctor, and every service, a HEADRACE_REDIS_URL with the right ones",
-        )
-    if isinstance(error, TimeoutError):
-        says = f"did not answer within {timeout_s:g} s"
-    else:
-        says = f"cannot be reached ({_short(error)})"
-    return problem(
-        REDIS, "reachable", says, "start it, mend HEADRACE_REDIS_URL, or look at firewalls and network policies"
-    )
-
-
-async def _try(make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
-    """Return what was read, or the exception."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await make()
-    except _FAILURES as error:
-        return error
-
-
 async def _clock_ahead_s(client: Redis) -> float:
     asked_at = time.time()
     seconds, microseconds = await cast("Any", client).time()
@@ -257,12 +228,4 @@ def _not_allowed(check: str, command: str, error: Exception) -> Finding:
     do = "look into Redis's log, or give it more time with --timeout-s"
     if isinstance(error, NoPermissionError):
         do = "give doctor a Redis user that may read it: the trainer's may"
-    return unknown(REDIS, check, f"could not be looked at: {command}: {_short(error)}", do)
-
-
-def _wants_password(error: Exception) -> bool:
-    return isinstance(error, ResponseError) and str(error).startswith(("NOAUTH", "WRONGPASS"))
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or f"took too long ({type(error).__name__})"
+    return unknown(REDIS, check, f"could not be looked at: {command}: {short(error)}", do)

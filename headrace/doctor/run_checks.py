@@ -30,7 +30,7 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]
             problem(
                 "runs",
                 "list",
-                f"GET /v1/runs {_what(listed)}",
+                f"GET /v1/runs{_what(listed)}",
                 "mend what it says; the trainer's log says more",
             )
         ]
@@ -53,7 +53,7 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]
 
 def _of_answer(run_id: str, detail: Answer) -> list[Finding]:
     if detail.status != HTTPStatus.OK or not isinstance(detail.body, dict):
-        return [unknown(run_id, "run", f"GET /v1/runs/{run_id} {_what(detail)}", "look into the trainer's log")]
+        return [unknown(run_id, "run", f"GET /v1/runs/{run_id}{_what(detail)}", "look into the trainer's log")]
     return run_findings(run_id, cast("Mapping[str, Any]", detail.body))
 
 
@@ -144,4 +144,6 @@ def _generators(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
 
 
 def _what(answer: Answer) -> str:
-    return f"answers {answer.status}: {answer.detail}" if answer.status else answer.why
+    if not answer.status:
+        return f": {answer.why}"
+    return f" answers {answer.status}" + (f": {answer.detail}" if answer.detail else "")

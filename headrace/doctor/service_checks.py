@@ -9,14 +9,12 @@ import asyncio
 import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from headrace.asking import Answer, Asker
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
-from headrace.doctor.targets import Targets
+from headrace.doctor.targets import Targets, is_loopback
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, ServiceName
 
 _HAS_INTERNAL_ROUTES: frozenset[ServiceName] = frozenset({"trainer", "generator"})
@@ -47,13 +45,15 @@ class Looked:
     findings: list[Finding]
     about: About | None = None
     clock_ahead_s: float | None = None
+    is_elsewhere: bool = False
+    """Whether no such service is where it was said to be: whatever is asked there besides tells the same again."""
 
 
 async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
     """Return what a service shows, within twice the asker's time."""
     alive = await asker.get(f"{service.url}/livez")
     if (finding := _why_not_alive(service, alive)) is not None:
-        return Looked(service, [finding])
+        return Looked(service, [finding], is_elsewhere=True)
     ready, nobody, anybody, known, internal = await asyncio.gather(
         asker.get(f"{service.url}/readyz"),
         asker.get(f"{service.url}{ABOUT_PATH}"),
@@ -61,12 +61,15 @@ async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
         asker.get(f"{service.url}{ABOUT_PATH}", key=targets.api_key),
         asker.get(f"{service.url}{INTERNAL_ABOUT_PATH}", key=targets.internal_key),
     )
+    told = known if known.status == HTTPStatus.OK else internal
+    if (finding := _why_another(service, told)) is not None:
+        return Looked(service, [finding], is_elsewhere=True)
     findings = [ok(service.name, "reachable", f"answers at {service.url}"), _readiness(service, ready)]
     findings.append(door(service, nobody, anybody))
     findings.append(_api_key(service, known, targets))
     if service.kind in _HAS_INTERNAL_ROUTES:
         findings.append(_internal_key(service, internal, targets))
-    about, mistaken = _about(service, known if known.status == HTTPStatus.OK else internal)
+    about, mistaken = _about(service, told)
     if mistaken is not None:
         findings.append(mistaken)
     return Looked(service, findings, about=about, clock_ahead_s=alive.clock_ahead_s)
@@ -80,7 +83,7 @@ def _why_not_alive(service: Service, alive: Answer) -> Finding | None:
             service.name,
             "reachable",
             f"{service.url} answers {alive.status} where a headrace service answers 200",
-            f"something else listens there: give the address of the {service.kind}",
+            f"give the address of the {service.kind} alone, such as http://HOST:8000; something else may listen there",
         )
     if service.is_found:
         return note(
@@ -119,7 +122,7 @@ def door(service: Service, nobody: Answer, anybody: Answer) -> Finding:
         )
     if nobody.status != HTTPStatus.OK and anybody.status != HTTPStatus.OK:
         return note(service.name, "asks for a key", f"answers {nobody.status} without a key, and not 401")
-    if _is_loopback(service.url):
+    if is_loopback(service.url):
         return note(service.name, "asks for a key", "answers without a key; it listens on this machine alone")
     return problem(
         service.name,
@@ -187,14 +190,19 @@ def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None
         return None, problem(
             service.name, "releases", f"{service.url} does not answer like a headrace service", "mend the address"
         )
-    if about.service != service.kind:
-        return None, problem(
-            service.name,
-            "releases",
-            f"{service.url} is a {about.service}, and was taken for a {service.kind}",
-            "mend the address",
-        )
     return about, None
+
+
+def _why_another(service: Service, told: Answer) -> Finding | None:
+    about = _parsed(told) if told.status == HTTPStatus.OK else None
+    if about is None or about.service == service.kind:
+        return None
+    return problem(
+        service.name,
+        "reachable",
+        f"{service.url} is a {about.service}, and was taken for a {service.kind}",
+        f"give the address of the {service.kind}",
+    )
 
 
 def _parsed(told: Answer) -> About | None:
@@ -202,11 +210,3 @@ def _parsed(told: Answer) -> About | None:
         return About.model_validate(told.body)
     except ValidationError:
         return None
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -4,9 +4,9 @@
 --state-dir, ./.headrace          everything that `headrace up` runs here
 HEADRACE_API_KEY, HEADRACE_INTERNAL_KEY, HEADRACE_REDIS_URL, HEADRACE_REWARDER_URL
 
-Keys are never options: a command line is public. HEADRACE_API_KEY_FILE, HEADRACE_INTERNAL_KEY_FILE and
-HEADRACE_REDIS_PASSWORD_FILE name files that hold them, as for the services, so that doctor needs nothing more where one
-of them runs.
+Options come before the environment, and that before what `headrace up` wrote down; where a variable wins over that, the
+targets say so. HEADRACE_API_KEY_FILE, HEADRACE_INTERNAL_KEY_FILE and HEADRACE_REDIS_PASSWORD_FILE name files that hold
+secrets, as for the services, so that doctor needs nothing more where one of them runs.
 """
 
 import argparse
@@ -14,11 +14,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from ipaddress import ip_address
 from urllib.parse import SplitResult, quote, urlsplit
 
-from headrace import embedded_redis, process_table
-from headrace.state_dir import StateDir, choose_state_dir
+from headrace import embedded_redis, service_finder
+from headrace.known_keys import KEY_NAMES, key_of_environment, key_of_local_service, secret_of
+from headrace.state_dir import StateDir
 from shared.errors import UserError
 
 
@@ -33,6 +34,8 @@ class Targets:
     api_key: str = field(default="", repr=False)
     internal_key: str = field(default="", repr=False)
     timeout_s: float = 5.0
+    overruled: tuple[tuple[str, str], ...] = ()
+    """Variables that were used, each with what `headrace up` wrote down and was not."""
 
 
 def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Targets:
@@ -46,40 +49,49 @@ def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] =
     if not named:
         return _local(arguments, environment)
     for address in (url, *arguments.rewarder_url, *arguments.generator_url):
-        if address and not (address.startswith(("http://", "https://")) and _has_host(address)):
-            raise UserError(f"{address} is no http:// or https:// address")
+        _refuse_unless_http(address)
     rewarders = arguments.rewarder_url or [found for found in [environment.get("HEADRACE_REWARDER_URL", "")] if found]
     return Targets(
         api_url=url.rstrip("/"),
         rewarder_urls=tuple(address.rstrip("/") for address in rewarders),
         generator_urls=tuple(address.rstrip("/") for address in arguments.generator_url),
         redis_url=_redis_url(arguments.redis_url or environment.get("HEADRACE_REDIS_URL", ""), environment),
-        api_key=_secret("HEADRACE_API_KEY", environment),
-        internal_key=_secret("HEADRACE_INTERNAL_KEY", environment),
+        api_key=key_of_environment("api_key", environment).key,
+        internal_key=key_of_environment("internal_key", environment).key,
         timeout_s=arguments.timeout_s,
     )
 
 
 def _local(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Targets:
-    state = StateDir(choose_state_dir(arguments.state_dir))
-    endpoint = state.endpoint()
-    if endpoint is None or not process_table.is_alive(endpoint.launcher):
-        raise UserError(
-            f"no headrace service found (looked at {state.path}): start one with `headrace up`, or say with --url "
-            "where the run API is"
-        )
-    keys = state.keys()
+    instead = ", or say with --url where the run API is"
+    state, endpoint = service_finder.local_service(arguments, instead=instead)
+    is_named, own = bool(arguments.state_dir), state.keys()
+    known = {name: key_of_local_service(name, state, is_named=is_named, environment=environment) for name in KEY_NAMES}
+    overruled = [
+        (known[name].source, f"the key in {state.key_file(name)}")
+        for name in KEY_NAMES
+        if known[name].key != getattr(own, name)
+    ]
+    rewarder_url = ("" if is_named else environment.get("HEADRACE_REWARDER_URL", "")) or endpoint.rewarder_url
+    if rewarder_url != endpoint.rewarder_url:
+        _refuse_unless_http(rewarder_url)
+        overruled.append(("HEADRACE_REWARDER_URL", f"the rewarder at {endpoint.rewarder_url}"))
     redis_url = _redis_url(environment.get("HEADRACE_REDIS_URL", ""), environment)
     if "redis" in endpoint.processes:
-        redis_url = embedded_redis.url(_embedded_port(state), keys.redis_password)
+        embedded = embedded_redis.url(_embedded_port(state), own.redis_password)
+        if is_named or not redis_url:
+            redis_url = embedded
+        elif redis_url != embedded:
+            overruled.append(("HEADRACE_REDIS_URL", "the Redis that runs beside the services"))
     return Targets(
         api_url=endpoint.api_url,
-        rewarder_urls=(endpoint.rewarder_url,),
+        rewarder_urls=(rewarder_url.rstrip("/"),),
         generator_urls=endpoint.generator_urls,
         redis_url=redis_url,
-        api_key=keys.api_key,
-        internal_key=keys.internal_key,
+        api_key=known["api_key"].key,
+        internal_key=known["internal_key"].key,
         timeout_s=arguments.timeout_s,
+        overruled=tuple(overruled),
     )
 
 
@@ -110,24 +122,22 @@ def _redis_url(url: str, environment: Mapping[str, str]) -> str:
     file = environment.get("HEADRACE_REDIS_PASSWORD_FILE", "")
     if not file or parts.password:
         return url
-    host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=f"{parts.username or ''}:{quote(_read(file), safe='')}@{host}").geturl()
+    host, password = parts.netloc.rpartition("@")[2], secret_of(file, "HEADRACE_REDIS_PASSWORD_FILE")
+    return parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{host}").geturl()
 
 
-def _secret(name: str, environment: Mapping[str, str]) -> str:
-    file = environment.get(f"{name}_FILE", "")
-    return environment.get(name, "") or (_read(file) if file else "")
-
-
-def _read(file: str) -> str:
+def is_loopback(url: str) -> bool:
+    """Return whether nobody but this machine can use an address."""
+    host = urlsplit(url).hostname or ""
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the secret in {file} cannot be read: {error}") from error
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
-def _has_host(url: str) -> bool:
-    return bool(_split(url).hostname)
+def _refuse_unless_http(url: str) -> None:
+    if url and not (url.startswith(("http://", "https://")) and _split(url).hostname):
+        raise UserError(f"{url} is no http:// or https:// address")
 
 
 def _split(url: str) -> SplitResult:

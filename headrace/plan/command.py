@@ -15,13 +15,15 @@ from rich.text import Text
 
 from headrace import service_finder
 from headrace.byte_size import GIB
+from headrace.plan.engine_spread import spread
 from headrace.plan.from_run import Measured, read_run
-from headrace.plan.memory import disk_rows, generator_rows, trainer_rows
+from headrace.plan.host_memory import host_rows
+from headrace.plan.memory import GENERATOR, TRAINER, disk_rows, generator_rows, trainer_rows
 from headrace.plan.model_source import read_shape
 from headrace.plan.pace import pace_rows, reward_rows
 from headrace.plan.redis_memory import redis_rows
 from headrace.plan.rows import Row
-from headrace.plan.workload import Engine, Rates, Workload
+from headrace.plan.workload import Rates, Workload
 from headrace.run_file import parse_settings, read_run_file
 from shared.errors import UserError
 from shared.run_config import RunConfig, parse_run_config
@@ -31,12 +33,13 @@ _DIRECT = (
     "dtype",
 )  # fmt: skip
 _PLACEHOLDERS: dict[str, Any] = {"dataset_name": "plan", "reward_funcs": ["accuracy_reward"]}
+_ANY_MODEL = "any model"
 _PIPE_WIDTH = 160
-DONE, WRONG_ARGUMENTS = 0, 2
+FITS, DOES_NOT_FIT, WRONG_ARGUMENTS = 0, 1, 2
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Show a plan; returns 0, or 2 if the arguments are wrong."""
+    """Show a plan; returns 0, 1 if something does not fit into memory, or 2 if the arguments are wrong."""
     try:
         work, ran = workload(arguments)
     except UserError as error:
@@ -47,7 +50,15 @@ def plan(arguments: argparse.Namespace) -> int:
         sys.stdout.write(as_json(work, rows) + "\n")
     else:
         _show(work, rows)
-    return DONE
+    tight = too_tight(rows)
+    if tight:
+        sys.stderr.write(f"headrace: this does not fit: {'; '.join(tight)}\n")
+    return DOES_NOT_FIT if tight else FITS
+
+
+def too_tight(rows: list[Row]) -> list[str]:
+    """Return the sections in which there is too little memory; that something is slow is a warning, and no more."""
+    return list(dict.fromkeys(row.section for row in rows if row.is_warning and row.section in (TRAINER, GENERATOR)))
 
 
 def all_rows(work: Workload, ran: Measured | None = None) -> list[Row]:
@@ -58,7 +69,8 @@ def all_rows(work: Workload, ran: Measured | None = None) -> list[Row]:
         rows.append(
             Row(section, "peak of the run", ran.device_peak_bytes, "bytes", f"memory/device_peak_bytes of {ran.run_id}")
         )
-    return [*rows, *generator_rows(work), *pace_rows(work), *reward_rows(work), *redis_rows(work), *disk_rows(work)]
+    rows += [*generator_rows(work), *host_rows(work), *pace_rows(work), *reward_rows(work)]
+    return [*rows, *redis_rows(work), *disk_rows(work)]
 
 
 def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
@@ -72,21 +84,25 @@ def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
         with service_finder.connect(arguments) as client:
             ran = read_run(client, arguments.from_run)
     config = _config(arguments, ran)
-    shape = read_shape(config.model, revision=config.model_revision, num_parameters=arguments.parameters)
+    shape, num_parameters = None, int(arguments.parameters or 0)
+    if config.model != _ANY_MODEL:
+        shape = read_shape(config.model, revision=config.model_revision, num_parameters=arguments.parameters)
+        num_parameters = shape.num_parameters or num_parameters
     given = ran.rates if ran is not None else Rates()
     per_node = 1 if config.nproc_per_node == "auto" else config.nproc_per_node
     work = Workload(
         config=config,
         shape=shape,
+        num_parameters=num_parameters,
         prompt_tokens=arguments.prompt_tokens or (ran.prompt_tokens if ran else None),
         completion_tokens=arguments.completion_tokens or (ran.completion_tokens if ran else None),
         trainer_gpus=int(arguments.trainer_gpus or per_node * config.nnodes),
-        engine=_engine(config, num_gpus=arguments.generator_gpus),
+        engine=spread(config, shape, num_gpus=arguments.generator_gpus),
         gpu_bytes=arguments.gpu_gib * GIB if arguments.gpu_gib else None,
         engine_bytes=arguments.engine_gib * GIB if arguments.engine_gib else None,
         rates=_rates(arguments, given),
     )
-    longest = shape.max_position_embeddings
+    longest = None if shape is None else shape.max_position_embeddings
     wanted = (config.max_prompt_length or 0) + config.max_completion_length
     if longest is not None and wanted > longest:
         raise UserError(f"prompt and completion may have {wanted} tokens, the model takes {longest}")
@@ -105,7 +121,8 @@ def as_json(work: Workload, rows: list[Row]) -> str:
         section = plan_by_section.setdefault(row.section, {})
         section[row.name] = {"value": row.value, "unit": row.unit, "how": row.how, "is_warning": row.is_warning}
     body = {
-        "model": work.config.model,
+        "model": None if work.shape is None else work.config.model,
+        "fits": not too_tight(rows),
         "num_parameters": work.num_parameters,
         "trainer_gpus": work.trainer_gpus,
         "generator_gpus": work.engine.num_gpus,
@@ -123,24 +140,11 @@ def _config(arguments: argparse.Namespace, ran: Measured | None) -> RunConfig:
         settings |= read_run_file(Path(arguments.file))
     settings |= {name: value for name in _DIRECT if (value := getattr(arguments, name)) is not None}
     settings |= parse_settings(arguments.settings)
+    if "model" not in settings and arguments.parameters:
+        settings["model"] = _ANY_MODEL
     if "model" not in settings:
-        raise UserError("say which model with --model, a run file, or --from-run")
+        raise UserError("say which model with --model, a run file, or --from-run; or how large one, with --parameters")
     return parse_run_config(_without_doubles(settings))
-
-
-def _engine(config: RunConfig, *, num_gpus: int | None) -> Engine:
-    """Return how a replica is spread; GPUs that were given and no setting explains split layers by heads."""
-    tensor, pipeline, data = (
-        int(config.vllm.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline", "data")
-    )
-    if num_gpus is None:
-        return Engine(tensor, pipeline, data)
-    if num_gpus % (pipeline * data):
-        raise UserError(
-            f"--generator-gpus {num_gpus} is no multiple of pipeline_parallel_size={pipeline} x "
-            f"data_parallel_size={data} of the run's vllm section"
-        )
-    return Engine(num_gpus // (pipeline * data), pipeline, data)
 
 
 def _without_doubles(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +181,8 @@ def _show(work: Workload, rows: list[Row]) -> None:
         console = Console(width=_PIPE_WIDTH)
     config = work.config
     console.print(
-        f"{config.model}: {work.num_parameters:,} parameters, {work.shape.num_layers} layers; "
+        f"{config.model}: {work.num_parameters:,} parameters"
+        f"{'' if work.shape is None else f', {work.shape.num_layers} layers'}; "
         f"{config.groups_per_step} groups of {config.num_generations} a step, max_staleness {config.max_staleness}, "
         f"{config.dtype}{', LoRA' if config.use_peft else ''}",
         markup=False, highlight=False, soft_wrap=True,

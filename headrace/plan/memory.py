@@ -18,6 +18,7 @@ _UTILIZATION = 0.92
 _LEFT_FREE_BYTES = 1 << 30
 _FULL_SHARE, _AIM = 0.9, 0.8
 """inflight_window.py: HIGH and AIM."""
+_NO_SHAPE = "give --model: its config.json says how many layers and heads there are"
 
 
 def trainer_rows(work: Workload) -> list[Row]:
@@ -34,17 +35,7 @@ def trainer_rows(work: Workload) -> list[Row]:
         ]
         if config.beta:
             rows.append(_row("reference", _REFERENCE * count / ranks, f"4 bytes x parameters, as beta is set{over}"))
-    rows += _gathered(work)
-    kept = 4 * work.shape.num_layers * config.max_tokens_per_microbatch * work.shape.hidden_size
-    if config.gradient_checkpointing:
-        rows.append(
-            _row(
-                "activations, at least",
-                kept,
-                "4 bytes x layers x max_tokens_per_microbatch x hidden size, kept between layers; others come on "
-                "top: memory/device_peak_bytes of a run says how much",
-            )
-        )
+    rows += _gathered(work) + _activations(work)
     total = sum(row.value or 0.0 for row in rows)
     rows.append(_total(TRAINER, "in all, at least", total, work))
     saved = work.adapter_parameters if config.use_peft else count
@@ -57,32 +48,10 @@ def trainer_rows(work: Workload) -> list[Row]:
 
 def generator_rows(work: Workload) -> list[Row]:
     """Return what one GPU of a replica keeps, and how many sequences fit."""
-    config, shape, engine = work.config, work.shape, work.engine
-    gpus = engine.gpus_of_a_model
+    gpus, weights = work.engine.gpus_of_a_model, _served_bytes(work)
     over = f" / {gpus} GPUs" if gpus > 1 else ""
-    weights = work.dtype_bytes * work.num_parameters / gpus
-    if config.use_peft and config.load_in_4bit:
-        weights = _nf4_bytes(work) / gpus
-    kv_bytes = _kv_bytes(work)
-    per_token = _bytes_per_token(work)
-    layers = -(-shape.num_attention_layers // engine.pipeline_parallel)
-    rows = [
-        _row("weights", weights, f"{weights * gpus / work.num_parameters:.3g} bytes x parameters{over}", GENERATOR),
-        _row(
-            "KV cache of a token",
-            per_token,
-            f"2 x {layers} layers x {-(-shape.num_kv_heads // engine.tensor_parallel)} heads x {shape.head_dim} x "
-            f"{kv_bytes} bytes",
-            GENERATOR,
-        ),
-    ]
-    longest = (config.max_prompt_length or 0) + config.max_completion_length
-    rows.append(
-        _row("KV cache of the longest sequence", per_token * longest, f"x {longest:,} tokens"
-             + ("" if config.max_prompt_length else ", its prompt not counted: set max_prompt_length"), GENERATOR)
-    )  # fmt: skip
-    rows += _staging(work)
-    return rows + _room(work, weights, per_token, longest)
+    how = f"{weights * gpus / work.num_parameters:.3g} bytes x parameters{over}"
+    return [_row("weights", weights, how, GENERATOR), *_kv_rows(work), *_staging(work), *_room(work)]
 
 
 def disk_rows(work: Workload) -> list[Row]:
@@ -106,9 +75,10 @@ def disk_rows(work: Workload) -> list[Row]:
 
 def groups_that_fit(work: Workload) -> tuple[float, float] | None:
     """Return how many groups a replica has room for: at full length, and at mean length; None if it is not known."""
-    room = _kv_tokens(work)
-    if room is None or work.completion_tokens is None:
+    free, per_token = _room_bytes(work), _bytes_per_token(work)
+    if free is None or per_token is None or work.completion_tokens is None:
         return None
+    room = free / per_token
     config, prompt = work.config, work.prompt_tokens or 0.0
     longest = (config.max_prompt_length or prompt) + config.num_generations * config.max_completion_length
     mean = prompt + config.num_generations * work.completion_tokens
@@ -124,21 +94,28 @@ def _adapter_rows(work: Workload, over: str) -> list[Row]:
     rows = [_row("frozen base", base / ranks, f"{base / work.num_parameters:.3g} bytes x parameters{over}")]
     adapters = work.adapter_parameters
     if adapters is None:
-        rows.append(
-            Row(
-                TRAINER, "adapters", None, "bytes",
-                "16 bytes x their parameters, which are not counted with lora_target_modules or experts",
-            )
-        )  # fmt: skip
-        return rows
+        how = "16 bytes x their parameters, which are not counted with lora_target_modules or experts"
+        return [*rows, Row(TRAINER, "adapters", None, "bytes", _NO_SHAPE if work.shape is None else how)]
     each = _MASTER + _GRADIENT + _MOMENTS
     how = f"16 bytes x {adapters:,} parameters (r x (in + out) of every linear layer){over}"
     return [*rows, _row("adapters: weights, gradients, moments", each * adapters / ranks, how)]
 
 
+def _activations(work: Workload) -> list[Row]:
+    if not work.config.gradient_checkpointing:
+        return []
+    if work.shape is None:
+        return [Row(TRAINER, "activations, at least", None, "bytes", _NO_SHAPE)]
+    kept = 4 * work.shape.num_layers * work.config.max_tokens_per_microbatch * work.shape.hidden_size
+    how = "4 bytes x layers x max_tokens_per_microbatch x hidden size, kept between layers; others come on top: "
+    return [_row("activations, at least", kept, how + "memory/device_peak_bytes of a run says how much")]
+
+
 def _gathered(work: Workload) -> list[Row]:
     shape = work.shape
-    if work.trainer_gpus > 1 and shape.num_layer_parameters is not None:
+    if work.trainer_gpus > 1 and shape is None:
+        return [Row(TRAINER, "gathered by FSDP", None, "bytes", _NO_SHAPE)]
+    if work.trainer_gpus > 1 and shape is not None and shape.num_layer_parameters is not None:
         held = 4 * shape.num_embedding_parameters + 2 * work.dtype_bytes * shape.num_layer_parameters
         return [
             _row("gathered by FSDP", held, "embeddings and last projection in float32, two layers in the run's dtype")
@@ -154,16 +131,40 @@ def _gathered(work: Workload) -> list[Row]:
     return []
 
 
-def _staging(work: Workload) -> list[Row]:
-    config = work.config
-    pushed = work.adapter_parameters if config.use_peft else work.num_parameters
-    if config.push_staging != "memory" or pushed is None:
-        return []
+def _kv_rows(work: Workload) -> list[Row]:
+    config, shape, engine = work.config, work.shape, work.engine
+    per_token, longest = _bytes_per_token(work), _longest_sequence(work)
+    if shape is None or per_token is None:
+        return [Row(GENERATOR, "KV cache of a token", None, "bytes", _NO_SHAPE)]
+    layers = -(-shape.num_attention_layers // engine.pipeline_parallel)
+    heads = -(-shape.num_kv_heads // engine.tensor_parallel)
+    how = f"2 x {layers} layers x {heads} heads x {shape.head_dim} x {_kv_bytes(work)} bytes"
+    prompt = "" if config.max_prompt_length else ", its prompt not counted: set max_prompt_length"
+    return [
+        _row("KV cache of a token", per_token, how, GENERATOR),
+        _row("KV cache of the longest sequence", per_token * longest, f"x {longest:,} tokens{prompt}", GENERATOR),
+    ]
+
+
+def staged_bytes(work: Workload) -> tuple[float, bool | None] | None:
+    """Return what a worker stages, and whether it has room on its GPU; None where nothing is, or is not known."""
+    pushed = work.adapter_parameters if work.config.use_peft else work.num_parameters
+    if work.config.push_staging != "memory" or pushed is None:
+        return None
     num_bytes = work.dtype_bytes * pushed
+    if work.gpu_bytes is None:
+        return num_bytes, None
+    return num_bytes, num_bytes + _LEFT_FREE_BYTES <= (1.0 - _utilization(work)) * work.gpu_bytes
+
+
+def _staging(work: Workload) -> list[Row]:
+    staged = staged_bytes(work)
+    if staged is None:
+        return []
+    num_bytes, fits = staged
     how = f"{work.dtype_bytes} bytes x what is pushed, whole in every worker (push_staging: memory)"
     if work.gpu_bytes is not None:
         beside = (1.0 - _utilization(work)) * work.gpu_bytes
-        fits = num_bytes + _LEFT_FREE_BYTES <= beside
         how += (
             f"; fits beside the engine's {_utilization(work):.0%}"
             if fits
@@ -172,18 +173,20 @@ def _staging(work: Workload) -> list[Row]:
     return [_row("staged weights", num_bytes, how, GENERATOR)]
 
 
-def _room(work: Workload, weights: float, per_token: float, longest: int) -> list[Row]:
-    if work.gpu_bytes is None:
+def _room(work: Workload) -> list[Row]:
+    room, per_token, longest, config = _room_bytes(work), _bytes_per_token(work), _longest_sequence(work), work.config
+    if work.gpu_bytes is None or room is None:
         return [Row(GENERATOR, "sequences that fit", None, "", "give --gpu-gib")]
-    tokens, config = _kv_tokens(work), work.config
-    assert tokens is not None
     share = f"{_utilization(work):.2f} of {sized(work.gpu_bytes)} less weights"
     share += f" and {sized(work.engine_bytes)}" if work.engine_bytes else (
         "; what vLLM needs beside is not counted: its log says `Available KV cache memory`, or give --engine-gib"
     )  # fmt: skip
-    room = tokens * per_token
     if room <= 0:
         return [Row(GENERATOR, "KV cache", room, "bytes", f"{share}: does not fit; use more GPUs a replica", True)]
+    if per_token is None:
+        tokens_row = Row(GENERATOR, "tokens in it", None, "tokens", _NO_SHAPE)
+        return [_row("KV cache, at most", room, share, GENERATOR), tokens_row]
+    tokens = room / per_token
     rows = [
         _row("KV cache, at most", room, share, GENERATOR),
         Row(GENERATOR, "tokens in it", float(int(tokens)), "tokens", "KV cache / KV cache of a token"),
@@ -207,18 +210,27 @@ def _room(work: Workload, weights: float, per_token: float, longest: int) -> lis
     return rows
 
 
-def _kv_tokens(work: Workload) -> float | None:
+def _served_bytes(work: Workload) -> float:
+    """Return the weights on one GPU of a replica."""
+    is_4bit = work.config.use_peft and work.config.load_in_4bit
+    whole = _nf4_bytes(work) if is_4bit else work.dtype_bytes * work.num_parameters
+    return whole / work.engine.gpus_of_a_model
+
+
+def _room_bytes(work: Workload) -> float | None:
+    """Return what is left of a GPU for KV cache."""
     if work.gpu_bytes is None:
         return None
-    gpus = work.engine.gpus_of_a_model
-    weights = work.dtype_bytes * work.num_parameters / gpus
-    if work.config.use_peft and work.config.load_in_4bit:
-        weights = _nf4_bytes(work) / gpus
-    room = _utilization(work) * work.gpu_bytes - weights - (work.engine_bytes or 0.0)
-    return room / _bytes_per_token(work)
+    return _utilization(work) * work.gpu_bytes - _served_bytes(work) - (work.engine_bytes or 0.0)
 
 
-def _bytes_per_token(work: Workload) -> int:
+def _longest_sequence(work: Workload) -> int:
+    return (work.config.max_prompt_length or 0) + work.config.max_completion_length
+
+
+def _bytes_per_token(work: Workload) -> int | None:
+    if work.shape is None:
+        return None
     numbers = work.shape.kv_numbers_per_token(
         tensor_parallel=work.engine.tensor_parallel, pipeline_parallel=work.engine.pipeline_parallel
     )
@@ -227,7 +239,7 @@ def _bytes_per_token(work: Workload) -> int:
 
 def _nf4_bytes(work: Workload) -> float:
     """Return the base in 4 bits; embeddings and last projection stay as they are."""
-    kept = work.shape.num_embedding_parameters
+    kept = 0 if work.shape is None else work.shape.num_embedding_parameters
     return (work.num_parameters - kept) * _NF4_BITS / 8 + kept * work.dtype_bytes
 
 

@@ -33,6 +33,7 @@ class ModelShape:
     num_parameters: int | None
     num_layers: int
     hidden_size: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     num_embedding_parameters: int
@@ -40,6 +41,11 @@ class ModelShape:
     num_layer_parameters: int | None = None
     num_linear_inputs_and_outputs: int | None = None
     max_position_embeddings: int | None = None
+
+    def splits_over(self, tensor_parallel: int) -> bool:
+        """Return whether vLLM splits its layers over so many GPUs: all get as many heads, or copies of as many."""
+        whole, copied = self.num_kv_heads % tensor_parallel, tensor_parallel % self.num_kv_heads
+        return self.num_heads % tensor_parallel == 0 and 0 in (whole, copied)
 
     def kv_numbers_per_token(self, *, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
         """Return how many numbers the fullest GPU keeps for a token: of its heads, at least one, in its layers."""
@@ -72,6 +78,7 @@ def model_shape(config: Mapping[str, Any], *, where: str) -> ModelShape:
         num_parameters=None if counted is None else sum(counted.layers) + embeddings + hidden,
         num_layers=layers,
         hidden_size=hidden,
+        num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         num_embedding_parameters=embeddings,

@@ -29,7 +29,7 @@ def read_shape(model: str, *, revision: str | None = None, num_parameters: float
     """Return the shape of a model.
 
     Args:
-        model: Directory, or hub id.
+        model: Directory, the config.json in one, or hub id.
         revision: Of the hub.
         num_parameters: If it was given.
 
@@ -37,8 +37,12 @@ def read_shape(model: str, *, revision: str | None = None, num_parameters: float
         UserError: There is no config.json, or it does not say enough; says what to give.
     """
     directory = Path(model)
-    if directory.is_dir():
+    if directory.is_file():
+        where, config, counted = model, _read(directory), _count(directory.parent)
+    elif directory.is_dir():
         where, config, counted = str(directory / "config.json"), _read(directory / "config.json"), _count(directory)
+    elif model.endswith(".json"):
+        raise UserError(f"there is no file {model}; give the model's directory, or its config.json")
     elif model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model) or ".." in model:
         raise UserError(f"there is no directory {model}, and it is no Hugging Face id either")
     else:
@@ -66,12 +70,13 @@ def _fetch(model: str, revision: str) -> Mapping[str, Any]:
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     url = f"{endpoint}/{model}/resolve/{revision}/config.json"
     answer = asyncio.run(_ask(url))
-    instead = "give the directory of a copy of the model"
+    instead = "give the directory of a copy of the model, or leave --model out and give --parameters"
     if not answer.status:
         raise UserError(f"the Hugging Face hub cannot be asked for {model}: {answer.why}; {instead}")
     if answer.status != HTTPStatus.OK:
         raise UserError(
-            f"{url} answers {answer.status}: check the spelling, set HF_TOKEN if it is private, or {instead}"
+            f"there is no directory {model} here, and {url} answers {answer.status}: check the spelling, "
+            f"set HF_TOKEN if it is private, or {instead}"
         )
     if not isinstance(answer.body, dict):
         raise UserError(f"{url} is no table of settings in JSON of at most {MAX_BYTES >> 20} MiB; {instead}")

@@ -4,13 +4,15 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-_RUN_OPTIONS = {
-    "--model": (str, "DIR|ID", "directory or Hugging Face id; only its config.json is read"),
-    "--num-generations": (int, "N", "completions a prompt"),
-    "--groups-per-step": (int, "N", "prompt groups an optimizer step"),
-    "--max-staleness": (int, "N", "in optimizer steps"),
-    "--max-prompt-length": (int, "TOKENS", "longest prompt"),
-    "--max-completion-length": (int, "TOKENS", "longest completion"),
+from headrace.argument_checks import above_zero, positive, whole
+
+_RUN_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "--model": (str, "DIR|ID", "directory, config.json or Hugging Face id; only its config.json is read"),
+    "--num-generations": (whole, "N", "completions a prompt"),
+    "--groups-per-step": (whole, "N", "prompt groups an optimizer step"),
+    "--max-staleness": (whole, "N", "in optimizer steps"),
+    "--max-prompt-length": (whole, "TOKENS", "longest prompt"),
+    "--max-completion-length": (whole, "TOKENS", "longest completion"),
     "--dtype": (str, "DTYPE", "bfloat16 or float32"),
 }
 
@@ -26,14 +28,19 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="another setting"
     )
-    shape = parser.add_argument_group("lengths on average, and the model where it cannot be read")
+    shape = parser.add_argument_group("lengths on average, and the model's size")
     _number(shape, "--prompt-tokens", "TOKENS", "mean length of prompts")
     _number(shape, "--completion-tokens", "TOKENS", "mean length of completions (completions/mean_length)")
-    _number(shape, "--parameters", "N", "weights of the model, such as 8e9, if they cannot be counted")
+    _number(
+        shape,
+        "--parameters",
+        "N",
+        "weights of the model, such as 8e9: if they cannot be counted, or of any model, without --model",
+    )
     machines = parser.add_argument_group("machines")
     _number(machines, "--gpu-gib", "GIB", "memory of one GPU; without it nothing is said of what fits")
-    _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", int)
-    _number(machines, "--generator-gpus", "N", "GPUs of one generator replica (by its parallel sizes, or 1)", int)
+    _number(machines, "--trainer-gpus", "N", "training ranks, one a GPU (nproc_per_node x nnodes, or 1)", positive)
+    _number(machines, "--generator-gpus", "N", "GPUs of one generator replica (by its parallel sizes, or 1)", positive)
     _number(machines, "--engine-gib", "GIB", "what vLLM needs beside weights and KV cache; its log says at start")
     rates = parser.add_argument_group("measured rates; nothing is assumed where one is missing")
     _number(rates, "--trainer-tokens-per-s", "RATE", "sampled tokens that the trainer trains a second while it trains")
@@ -45,12 +52,5 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     _number(rates, "--reward-s", "S", "time of a reward function for one group (headrace_reward_seconds)")
 
 
-def _number(group: Any, name: str, metavar: str, text: str, kind: Callable[[str], float] = float) -> None:
-    def positive(given: str) -> float:
-        value = kind(given)
-        if not 0 < value < 1e18:
-            raise argparse.ArgumentTypeError(f"{given} is not above 0")
-        return value
-
-    positive.__name__ = "number"  # argparse names it in its refusal
-    group.add_argument(name, type=positive, metavar=metavar, help=text)
+def _number(group: Any, name: str, metavar: str, text: str, kind: Callable[[str], float] = above_zero) -> None:
+    group.add_argument(name, type=kind, metavar=metavar, help=text)

@@ -64,10 +64,11 @@ class Engine:
 
 @dataclass(frozen=True)
 class Workload:
-    """One run on some machines. Lengths are means, in tokens; None is not known."""
+    """One run on some machines. Lengths are means, in tokens; None is not known, as is the shape of any model."""
 
     config: RunConfig
-    shape: ModelShape
+    shape: ModelShape | None
+    num_parameters: int
     prompt_tokens: float | None
     completion_tokens: float | None
     trainer_gpus: int
@@ -75,12 +76,6 @@ class Workload:
     gpu_bytes: float | None
     engine_bytes: float | None
     rates: Rates
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of the model."""
-        assert self.shape.num_parameters is not None
-        return self.shape.num_parameters
 
     @property
     def dtype_bytes(self) -> int:
@@ -96,7 +91,7 @@ class Workload:
     @property
     def adapter_parameters(self) -> int | None:
         """Weights of the adapters of a LoRA run on every linear layer; None if they cannot be told."""
-        linear = self.shape.num_linear_inputs_and_outputs
+        linear = None if self.shape is None else self.shape.num_linear_inputs_and_outputs
         return None if linear is None or self.config.lora_target_modules else self.config.lora_r * linear
 
     @property

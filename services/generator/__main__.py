@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.parse_args(argv)
 
+    import logging
     import os
 
     from services.generator.gpu_claim import claim_gpus
@@ -45,8 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     from services.generator.vllm_environment import is_cpu_build, set_environment
     from shared.errors import UserError
     from shared.interfaces import let_nccl_use
-    from shared.logs import configure_logging
+    from shared.logs import configure_first_logging, configure_logging, log_lines
+    from shared.variable_names import warn_of_unknown_variables
 
+    configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ)
     try:
         settings = read_settings()
         configure_logging(settings.log_level, log_format=settings.log_format)
@@ -67,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return run_process(settings)
     except UserError as error:
-        print(f"generator: {error}", file=sys.stderr)  # noqa: T201  a person reads this
+        log_lines(logging.getLogger("services.generator"), error)
         return 2
 
 

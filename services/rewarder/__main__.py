@@ -21,16 +21,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from services.rewarder.settings import RewarderSettings
     from shared.errors import HeadraceError, UserError
-    from shared.logs import configure_logging
+    from shared.logs import configure_first_logging, configure_logging, log_lines
     from shared.settings import from_environment
+    from shared.variable_names import warn_of_unknown_variables
 
+    log = logging.getLogger("services.rewarder")
+    configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ)
     try:
         settings = from_environment(RewarderSettings)
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
+        log_lines(log, error)
         return EXIT_USER_ERROR
     configure_logging(settings.log_level, log_format=settings.log_format)
-    log = logging.getLogger("services.rewarder")
 
     from services.rewarder.service import RewarderService
 

@@ -30,7 +30,7 @@ from shared.errors import FencedError, HeadraceError, StateLostError, Unavailabl
 from shared.interfaces import let_nccl_use
 from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
-from shared.logs import about_run, configure_logging
+from shared.logs import about_run, configure_first_logging, configure_logging, log_lines
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_store import RunRecord, RunStore
 from shared.settings import from_environment
@@ -51,10 +51,11 @@ def main(argv: list[str] | None = None) -> int:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write("usage: python -m services.trainer.rank RUN_ID\n")
         return REFUSED
+    configure_first_logging(os.environ)
     try:
         settings = from_environment(TrainerSettings)
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
+        log_lines(log, error)
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
     about_run(arguments[0])

@@ -1,6 +1,7 @@
 """The process ``python -m services.trainer``: it starts with sentences, and it leaves no process behind."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -239,7 +240,7 @@ def test_a_taken_port_is_a_sentence_and_exit_status_2(environment: dict[str, str
         taken.listen()
         status, said = end(environment | {"HEADRACE_PORT": str(taken.getsockname()[1])})
     assert status == 2
-    assert "set HEADRACE_PORT" in said
+    assert "set HEADRACE_PORT" in json.loads(said.splitlines()[-1])["message"]
 
 
 def test_a_redis_that_never_comes_is_a_sentence_and_exit_status_1(environment: dict[str, str]) -> None:
@@ -247,6 +248,18 @@ def test_a_redis_that_never_comes_is_a_sentence_and_exit_status_1(environment: d
     status, said = end(environment | away)
     assert status == 1
     assert "Redis PING failed" in said
+
+
+def test_a_password_that_redis_does_not_take_ends_it_at_once_with_status_2(environment: dict[str, str]) -> None:
+    url = environment["HEADRACE_REDIS_URL"].replace("redis://", "redis://nobody:wrong@")
+    status, said = end(environment | {"HEADRACE_REDIS_URL": url, "HEADRACE_REDIS_PATIENCE_S": "600"})
+    assert status == 2
+    assert "Redis does not take the user and password" in json.loads(said.splitlines()[-1])["message"]
+
+
+def test_a_variable_that_nothing_reads_is_named_once(environment: dict[str, str]) -> None:
+    _, said = end(environment | {"HEADRACE_METRIC_PORT": "9", "HEADRACE_LOG_FORMAT": "xml"})
+    assert said.count("HEADRACE_METRIC_PORT is ignored") == 1
 
 
 def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(

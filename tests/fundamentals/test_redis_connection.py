@@ -33,6 +33,17 @@ async def test_a_redis_that_is_away_is_given_up_after_the_time_that_was_said() -
     await client.aclose()
 
 
+@pytest.mark.parametrize("user", ["nobody:wrong", ":wrong"])
+async def test_a_password_that_redis_does_not_take_is_refused_at_once(redis_url: str, user: str) -> None:
+    client = connect(redis_url.replace("redis://", f"redis://{user}@"))
+    async with asyncio.timeout(60):
+        with pytest.raises(UserError, match="Redis does not take the user and password") as caught:
+            await wait_until_ready(client, timeout_s=600)
+    await client.aclose()
+    assert "HEADRACE_REDIS_PASSWORD_FILE" in str(caught.value)
+    assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
+
+
 async def test_a_redis_that_evicts_keys_is_refused_with_what_to_change(redis: Redis) -> None:
     await redis.config_set("maxmemory-policy", "allkeys-lru")
     try:

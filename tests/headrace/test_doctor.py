@@ -74,7 +74,29 @@ async def test_something_else_on_the_port_is_a_sentence(answer: Any) -> None:
 async def test_a_generator_given_as_rewarder_is_named() -> None:
     with service("generator") as api:
         found = await examine(targets(rewarder_urls=(api.url,)))
-    assert "is a generator, and was taken for a rewarder" in wrong(found)["rewarder", "releases"]
+    assert "is a generator, and was taken for a rewarder" in wrong(found)["rewarder", "reachable"]
+
+
+async def test_a_mistaken_address_is_one_finding_whatever_else_it_answers() -> None:
+    """The generator knows no runs, and a path too many is a 404 for everything."""
+    with service("generator", {"/v1/runs": problem(404, "Not found.")}) as api:
+        mistaken = await examine(targets(api_url=api.url))
+        too_long = await examine(targets(api_url=f"{api.url}/v1"))
+    for found in (mistaken, too_long):
+        assert [one.check for one in found.findings if one.where in ("trainer", "runs")] == ["reachable"]
+    assert list(wrong(too_long)) == [("trainer", "reachable")]
+
+
+async def test_a_list_of_runs_that_does_not_come_is_said_in_a_sentence() -> None:
+    with service("trainer", {"/v1/runs": HANG_UP}) as api:
+        found = await examine(targets(api_url=api.url))
+    assert wrong(found)["runs", "list"].startswith("GET /v1/runs: what listens there hangs up")
+
+
+async def test_https_where_http_is_spoken_is_told_from_nobody_listening() -> None:
+    with service("trainer") as api:
+        found = await examine(targets(api_url=api.url.replace("http://", "https://")))
+    assert "does not speak TLS: write http://" in wrong(found)["trainer", "reachable"]
 
 
 async def test_a_service_that_is_not_ready_says_why() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace import cli
+from headrace import cli, process_table
+from headrace.state_dir import Endpoint, StateDir
 from tests.conftest import free_port
 from tests.headrace.doctor_rig import API_KEY, INTERNAL_KEY, service
 from tests.headrace.launcher_rig import ROOT
@@ -67,7 +68,36 @@ def test_a_key_file_that_is_not_there_is_a_sentence(
 ) -> None:
     monkeypatch.setenv("HEADRACE_API_KEY_FILE", "/nowhere/api-key")
     assert cli.main(["doctor", "--url", "http://127.0.0.1:1"]) == 2
-    assert "the secret in /nowhere/api-key cannot be read" in capsys.readouterr().err
+    assert "HEADRACE_API_KEY_FILE: /nowhere/api-key cannot be read" in capsys.readouterr().err
+
+
+def test_the_environment_comes_before_the_state_directory_and_doctor_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "wrong-and-secret")
+    monkeypatch.setenv("HEADRACE_REDIS_URL", f"redis://:hidden@127.0.0.1:{free_port()}/0")
+    state, mark = StateDir(tmp_path / ".headrace"), process_table.mark(os.getpid())
+    assert mark is not None
+    state.make()
+    for name, key in (("api_key", API_KEY), ("internal_key", INTERNAL_KEY)):
+        state.key_file(name).write_text(key)
+    (state.redis / "valkey.conf").write_text(f"port {free_port()}\n")
+    with service("trainer") as api, service("rewarder") as rewarder:
+        state.write_endpoint(Endpoint(api.url, rewarder.url, (), mark, processes={"redis": mark}, is_ready=True))
+        assert cli.main(["doctor", "--json"]) == 1
+        said = json.loads(capsys.readouterr().out)["findings"]
+        assert cli.main(["doctor", "--json", "--state-dir", str(state.path)]) == 1
+        of_the_directory = json.loads(capsys.readouterr().out)["findings"]
+    wrong = {(one["where"], one["check"]) for one in said if one["level"] == "problem"}
+    assert wrong == {("trainer", "API key"), ("rewarder", "API key"), ("redis", "reachable")}
+    used = [one["says"] for one in said if one["check"] == "environment"]
+    assert used == [
+        f"HEADRACE_API_KEY was used, and not the key in {state.api_key_file}",
+        "HEADRACE_REDIS_URL was used, and not the Redis that runs beside the services",
+    ]
+    assert not [one for one in of_the_directory if one["check"] in ("environment", "API key") and one["level"] != "ok"]
+    for secret in ("wrong-and-secret", "hidden"):
+        assert secret not in json.dumps(said)
 
 
 def test_what_is_wrong_is_listed_with_what_to_do_and_no_secret_is_shown(

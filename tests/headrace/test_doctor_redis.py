@@ -7,11 +7,11 @@ import pytest
 
 from headrace.doctor.examination import examine
 from headrace.doctor.findings import CANNOT_LOOK, exit_status
-from headrace.doctor.redis_checks import look_at_redis, server_findings
+from headrace.doctor.redis_checks import LookedAtRedis, look_at_redis, server_findings
 from shared.keys import FLEET, FLEET_LEASES
 from shared.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import RedisServer, free_port, write_until_refused
-from tests.headrace.doctor_rig import level, redis_server, service, targets, wrong
+from tests.headrace.doctor_rig import hanging_port, level, redis_server, service, targets, wrong
 
 AOF = ("--appendonly", "yes", "--save", "")
 RIGHT = (*AOF, "--maxmemory", "256mb")
@@ -73,13 +73,61 @@ async def test_of_generators_that_it_may_not_see_doctor_says_nothing(tmp_path: P
 
 async def test_reading_is_all_that_doctor_needs_of_redis(tmp_path: Path) -> None:
     rights = ("~headrace:*", "-@all", "+ping", "+info", "+time", "+function|list", "+hgetall", "+zrange")
-    with redis_server(tmp_path / "redis", *RIGHT) as url:
-        admin = connect(url)
+    with redis_server(tmp_path / "redis", *RIGHT, "--requirepass", "secret") as url:
+        admin = connect(url.replace("redis://", "redis://:secret@"))
         await wait_until_ready(admin, timeout_s=10)
         await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", *rights)
         found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
         await admin.aclose()
     assert {finding.level for finding in found.findings} == {"ok"}
+
+
+async def test_a_redis_that_lets_strangers_in_is_a_note_on_this_machine_and_wrong_elsewhere(tmp_path: Path) -> None:
+    def at_the_door(found: LookedAtRedis) -> tuple[str, str]:
+        (one,) = [finding for finding in found.findings if finding.check == "asks for a password"]
+        return one.level, one.says
+
+    with redis_server(tmp_path / "redis", *RIGHT) as url:
+        admin = connect(url)
+        await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", "~*", "+@all")
+        known = url.replace("redis://", "redis://ops:pw@")
+        here = await look_at_redis(known, timeout_s=5.0)
+        elsewhere = await look_at_redis(known.replace("127.0.0.1", "0.0.0.0"), timeout_s=5.0)  # no loopback address
+        await cast("Any", admin).execute_command("CONFIG", "SET", "requirepass", "secret")
+        closed = await look_at_redis(known, timeout_s=5.0)
+        await admin.aclose()
+    assert at_the_door(here)[0] == "note"
+    assert at_the_door(elsewhere) == (
+        "problem",
+        "asks for no password: whoever reaches it may read and delete everything",
+    )
+    assert at_the_door(closed) == ("ok", "refuses who shows no password")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "says"),
+    [("redis://", "what listens there is no Redis, but perhaps a web server"), ("rediss://", "does not speak TLS")],
+)
+async def test_a_web_server_in_the_place_of_redis_is_told_from_a_redis_that_is_down(scheme: str, says: str) -> None:
+    with service("trainer") as api:
+        found = await look_at_redis(api.url.replace("http://", scheme) + "/0", timeout_s=5.0)
+    (one,) = found.findings
+    assert says in one.says
+    assert "give the address of Redis itself" in one.do
+
+
+async def test_a_redis_that_is_asked_with_tls_and_speaks_none_may_not_answer_and_that_is_said() -> None:
+    with hanging_port() as port:
+        found = await look_at_redis(f"rediss://127.0.0.1:{port}/0", timeout_s=0.5)
+    (one,) = found.findings
+    assert one.says == "did not answer within 0.5 s; nor would a Redis without TLS, asked with rediss://"
+
+
+async def test_a_redis_in_the_place_of_a_service_is_one_finding_that_says_what_it_may_be(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", *RIGHT) as url:
+        found = await examine(targets(api_url=url.replace("redis://", "http://").removesuffix("/0")))
+    assert list(wrong(found)) == [("trainer", "reachable")]
+    assert "Redis" in wrong(found)["trainer", "reachable"]
 
 
 async def test_a_redis_with_a_full_disk_answers_and_its_disk_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.logs import LogFormat, about, about_run, configure_logging, message_of
+from shared.errors import UserError
+from shared.logs import (
+    LogFormat,
+    about,
+    about_run,
+    configure_first_logging,
+    configure_logging,
+    log_lines,
+    message_of,
+)
 from shared.settings import ServiceSettings
 
 log = logging.getLogger("services.somewhere")
@@ -29,6 +38,21 @@ def logged(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     (line,) = capsys.readouterr().err.splitlines()
     event: dict[str, str] = json.loads(line)
     return event
+
+
+def test_what_is_wrong_with_the_settings_is_an_event_a_line_in_the_format_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wrong = UserError("HEADRACE_PORT: many\nHEADRACE_HOST: none")
+    for environment in ({}, {"HEADRACE_LOG_FORMAT": "xml"}):
+        configure_first_logging(environment)
+        log_lines(log, wrong)
+        said = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+        assert said == ["HEADRACE_PORT: many", "HEADRACE_HOST: none"]
+    configure_first_logging({"HEADRACE_LOG_FORMAT": "text"})
+    log_lines(log, wrong)
+    first, _ = capsys.readouterr().err.splitlines()
+    assert first.endswith(" ERROR services.somewhere HEADRACE_PORT: many")
 
 
 def test_an_event_is_one_line_of_json_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:

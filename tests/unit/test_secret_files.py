@@ -1,5 +1,6 @@
 """Secrets that are mounted as files: what the services make of them, and what they say when one is wrong."""
 
+import json
 import os
 import subprocess
 import sys
@@ -113,5 +114,6 @@ def test_a_missing_secret_ends_the_service_with_status_2_and_a_sentence(module: 
         check=False,
     )
     assert done.returncode == 2, done.stderr
-    assert f"HEADRACE_API_KEY_FILE: {tmp_path / 'nothing'} cannot be read" in done.stderr
+    last_words = json.loads(done.stderr.splitlines()[-1])
+    assert f"HEADRACE_API_KEY_FILE: {tmp_path / 'nothing'} cannot be read" in last_words["message"]
     assert "Traceback" not in done.stderr

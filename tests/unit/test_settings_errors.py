@@ -44,6 +44,13 @@ def test_a_log_level_is_one_of_five_in_any_case(monkeypatch: pytest.MonkeyPatch)
         from_environment(ServiceSettings)
 
 
+def test_one_port_for_two_servers_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_PORT", "8123")
+    monkeypatch.setenv("HEADRACE_METRICS_PORT", "8123")
+    with pytest.raises(UserError, match=r"^HEADRACE_METRICS_PORT and HEADRACE_PORT are both 8123"):
+        from_environment(ServiceSettings)
+
+
 def test_the_prefix_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_SIMULATED_SEED", "-1")
     with pytest.raises(UserError, match=r"^HEADRACE_SIMULATED_SEED: "):

@@ -16,10 +16,14 @@ read, and:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the service and return the exit code."""
+    import logging
+    import os
+
     from services.generator.settings import read_settings
     from services.generator.simulated.settings import SimulationSettings, read_simulation_settings
     from shared.errors import UserError
-    from shared.logs import configure_logging
+    from shared.logs import configure_first_logging, configure_logging, log_lines
+    from shared.variable_names import warn_of_unknown_variables
 
     options = "\n".join(
         f"  HEADRACE_SIMULATED_{name.upper()}\n      {field.description} ({field.default})"
@@ -32,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--replicas", type=_positive, default=1, metavar="N", help="replicas in this process (1)")
     arguments = parser.parse_args(argv)
+    configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ, simulated=SimulationSettings.model_fields)
     try:
         settings = read_settings()
         simulation = read_simulation_settings()
@@ -41,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return run_process(settings, simulation, num_replicas=arguments.replicas)
     except UserError as error:
-        print(f"simulated generator: {error}", file=sys.stderr)  # noqa: T201  a person reads this
+        log_lines(logging.getLogger("services.generator.simulated"), error)
         return 2
 
 

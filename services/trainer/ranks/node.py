@@ -10,6 +10,7 @@ a launcher that crashed joins again by itself, and while the run API is away, wh
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,9 +25,10 @@ from services.trainer.run_api.rank_command import ranks_per_node
 from services.trainer.run_api.rank_process import RankProcess
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
-from shared.logs import configure_logging
+from shared.logs import configure_first_logging, configure_logging, log_lines
 from shared.run_config import RunConfig, parse_run_config
 from shared.settings import from_environment
+from shared.variable_names import warn_of_unknown_variables
 
 log = logging.getLogger("services.trainer.ranks.node")
 
@@ -221,17 +223,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--heartbeat", type=Path, metavar="FILE", help="touched whenever the loop turns")
     options = parser.parse_args(arguments)
+    configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ)
     try:
         settings = from_environment(TrainerSettings)
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return REFUSED
-    if not settings.rendezvous_endpoint:
-        sys.stderr.write(
-            "HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT\n"
-        )
+        log_lines(log, error)
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
+    if not settings.rendezvous_endpoint:
+        log.error("HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT")
+        return REFUSED
     asyncio.run(_run(settings, options.api, node_rank=options.node_rank, heartbeat=options.heartbeat))
     return STOPPED
 

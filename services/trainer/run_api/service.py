@@ -10,9 +10,9 @@ served while it still waits for Redis: they say that Redis is away, and of one t
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
-import sys
 from collections.abc import Generator
 from typing import cast
 
@@ -25,9 +25,10 @@ from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S
-from shared.logs import configure_logging
+from shared.logs import configure_first_logging, configure_logging, log_lines
 from shared.redis_connection import connect, wait_until_ready
 from shared.settings import from_environment
+from shared.variable_names import warn_of_unknown_variables
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,12 @@ class _Server(uvicorn.Server):
 
 def run_service() -> int:
     """Run until asked to stop; returns the exit status."""
+    configure_first_logging(os.environ)
+    warn_of_unknown_variables(os.environ)
     try:
         settings = from_environment(TrainerSettings)
     except UserError as error:
-        sys.stderr.write(f"{error}\n")
+        log_lines(log, error)
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
     try:
@@ -62,7 +65,7 @@ def run_service() -> int:
             raise unknown from error
         refusals = {str(leaf) for leaf in known if isinstance(leaf, UserError)}
         for sentence in sorted(refusals or {f"the trainer service ends, start it again: {leaf}" for leaf in known}):
-            sys.stderr.write(f"{sentence}\n")
+            log.error("%s", sentence)  # noqa: TRY400  a sentence, not a trace
         return REFUSED if refusals else CRASHED
     return STOPPED
 

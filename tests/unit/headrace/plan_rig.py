@@ -13,8 +13,8 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert cli.main(["plan", "--json", *map(str, arguments)]) == 0
+def planned(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> dict[str, Any]:
+    assert cli.main(["plan", "--json", *map(str, arguments)]) == status
     body: dict[str, Any] = json.loads(capsys.readouterr().out)
     return body
 

@@ -17,7 +17,7 @@ from tests.headrace.scripted_api import Answer, Asked, problem, serving
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty directory, with nothing in the environment that names a service."""
     monkeypatch.chdir(tmp_path)
-    for name in ("HEADRACE_STATE_DIR", "HEADRACE_URL", "HEADRACE_API_KEY"):
+    for name in ("HEADRACE_STATE_DIR", "HEADRACE_URL", "HEADRACE_API_KEY", "HEADRACE_API_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -67,6 +67,16 @@ def test_a_run_that_is_not_there_is_refused_in_the_words_of_the_command_line(
     assert capsys.readouterr().err == "headrace: there is no run run-z; `headrace runs` lists them\n"
 
 
+def local_service(directory: Path, url: str) -> StateDir:
+    """Write down, as a launcher would, that the run API is at a URL."""
+    mark = process_table.mark(os.getpid())
+    assert mark is not None
+    state = StateDir(directory)
+    state.make()
+    state.write_endpoint(Endpoint(url, url, (), launcher=mark, processes={}, is_ready=True))
+    return state
+
+
 def test_a_key_that_is_refused_is_named_by_where_it_came_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,13 +86,46 @@ def test_a_key_that_is_refused_is_named_by_where_it_came_from(
         assert capsys.readouterr().err == (
             f"headrace: {api.url} does not take the key in HEADRACE_API_KEY; set it to the API key of that service\n"
         )
-        mark = process_table.mark(os.getpid())
-        assert mark is not None
-        state = StateDir(tmp_path / ".headrace")
-        state.make()
-        state.write_endpoint(Endpoint(api.url, "", (), launcher=mark, processes={}, is_ready=True))
+        state = local_service(tmp_path / ".headrace", api.url)
+        assert cli.main(["runs"]) == 1
+        said = capsys.readouterr().err
+        assert f"does not take the key in HEADRACE_API_KEY, which comes before its own in {state.api_key_file}" in said
+        assert cli.main(["runs", "--state-dir", str(state.path)]) == 1
+        assert f"does not take the key in {state.api_key_file}" in capsys.readouterr().err
+        monkeypatch.delenv("HEADRACE_API_KEY")
         assert cli.main(["runs"]) == 1
         assert f"does not take the key in {state.api_key_file}" in capsys.readouterr().err
+
+
+def test_the_key_of_the_environment_or_of_its_file_comes_before_that_of_the_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "api-key").write_text("of-a-file\n")
+    with serving(lambda _: {"runs": [], "next_cursor": None}) as api:
+        state = local_service(tmp_path / ".headrace", api.url)
+
+        def shown(*options: str) -> str:
+            assert cli.main(["runs", *options]) == 0
+            return api.asked[-1].headers["authorization"].removeprefix("Bearer ")
+
+        assert shown() == state.keys().api_key
+        monkeypatch.setenv("HEADRACE_API_KEY_FILE", str(tmp_path / "api-key"))
+        assert shown() == "of-a-file"
+        assert shown("--url", api.url) == "of-a-file"
+        monkeypatch.setenv("HEADRACE_API_KEY", "of-the-environment")
+        assert shown() == "of-the-environment"
+        assert shown("--state-dir", str(state.path)) == state.keys().api_key
+
+
+@pytest.mark.parametrize("command", [["runs"], ["submit", "run.json"], ["show", "run-a"], ["rewards", "list"]])
+def test_a_key_file_that_is_not_there_is_named_by_every_command(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.json").write_text('{"model": "m"}')
+    local_service(tmp_path / ".headrace", "http://127.0.0.1:1")
+    monkeypatch.setenv("HEADRACE_API_KEY_FILE", "/nowhere/api-key")
+    assert cli.main(command) == 1
+    assert "headrace: HEADRACE_API_KEY_FILE: /nowhere/api-key cannot be read" in capsys.readouterr().err
 
 
 def test_runs_that_wait_are_listed_with_what_for(
@@ -179,17 +222,35 @@ def test_down_without_a_launcher_is_no_error(capsys: pytest.CaptureFixture[str])
     assert "nothing is running" in capsys.readouterr().out
 
 
+TIME = "is no time to wait: above 0 s, and at most 3600 s"
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [["up", "--generators", "0"], ["up", "--port", "70000"], ["demo", "--seed", "-1"], ["rollouts", "--step", "x"], []],
+    ("arguments", "says"),
+    [
+        (["up", "--generators", "0"], "up: argument --generators: 0 is less than 1"),
+        (["up", "--port", "70000"], "up: argument --port: 70000 is no port: 1 to 65535"),
+        (["demo", "--seed", "-1"], "demo: argument --seed: -1 is less than 0"),
+        (["rollouts", "--step", "x"], "rollouts: argument --step: x is no whole number"),
+        (["doctor", "--timeout-s", "0"], f"doctor: argument --timeout-s: 0 {TIME}"),
+        (["doctor", "--timeout-s", "inf"], f"doctor: argument --timeout-s: inf {TIME}"),
+        (["doctor", "--timeout-s", "long"], "doctor: argument --timeout-s: long is no number"),
+        (["plan", "--trainer-gpus", "2.5"], "plan: argument --trainer-gpus: 2.5 is no whole number"),
+        (["plan", "--gpu-gib", "-3"], "plan: argument --gpu-gib: -3 is not above 0"),
+        (["plan", "--gpu-gib", "nan"], "plan: argument --gpu-gib: nan is no number"),
+        (["plan", "--num-generations", "x"], "plan: argument --num-generations: x is no whole number"),
+        ([], ": the following arguments are required: COMMAND"),
+    ],
 )
-def test_arguments_that_make_no_sense_are_refused_with_the_usage(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+def test_arguments_that_make_no_sense_are_refused_in_a_sentence_and_where_the_rest_is_told(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refusal:
         cli.main(arguments)
     assert refusal.value.code == 2
-    assert "usage: headrace" in capsys.readouterr().err
+    prog = " ".join(["headrace", *arguments[:1]])
+    separator = " " if arguments else ""
+    assert capsys.readouterr().err == f"headrace{separator}{says}\n`{prog} --help` says more\n"
 
 
 def test_help_names_every_command_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_a_pipeline_divides_the_layers_and_engines_beside_each_other_have_a_cach
     """8 heads over 2 GPUs, 36 layers over 4 stages, twice: weights are on 8 GPUs, a replica has 16."""
     sizes = "vllm={tensor_parallel_size: 2, pipeline_parallel_size: 4, data_parallel_size: 2}"
     asked = ("--model", model, *PACE, "--generator-tokens-per-s", 3000, "--gpu-gib", 8, "--prompt-tokens", 100)
-    body = planned(capsys, *asked, "--set", sizes)
+    body = planned(capsys, *asked, "--set", sizes, status=1)  # the trainer's own GPU is too small
     generator = "generator, each GPU"
     assert body["generator_gpus"] == 16
     assert value(body, generator, "weights") == 2 * 8_190_735_360 / 8
@@ -101,7 +101,7 @@ def test_a_pipeline_divides_the_layers_and_engines_beside_each_other_have_a_cach
     assert value(body, generator, "tokens in it") == int(room / per_token)
     assert value(body, generator, "groups in flight") == 2 * int(0.8 * room / per_token / (100 + 8 * 1500))
     assert value(body, "pace", "generator GPUs a trainer GPU") == 3 * 16
-    given = planned(capsys, *asked, "--set", sizes, "--generator-gpus", 32)
+    given = planned(capsys, *asked, "--set", sizes, "--generator-gpus", 32, status=1)
     assert value(given, generator, "KV cache of a token") == per_token / 2, "layers split over twice as many"
     assert cli.main(["plan", "--model", str(model), "--set", sizes, "--generator-gpus", "12"]) == 2
     assert "no multiple of pipeline_parallel_size=4 x data_parallel_size=2" in capsys.readouterr().err
@@ -119,10 +119,62 @@ def test_a_lora_run_keeps_the_base_in_its_dtype_and_sixteen_bytes_an_adapter_par
     assert value(body, "disk", "a checkpoint") == 12 * adapters
 
 
-def test_what_does_not_fit_is_marked(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    body = planned(capsys, "--model", model, "--dtype", "bfloat16", "--gpu-gib", 16)
+def test_what_does_not_fit_is_marked_and_the_exit_status_is_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--model", model, "--dtype", "bfloat16", "--gpu-gib", 16)
+    body = planned(capsys, *arguments, status=1)
     assert body["plan"]["trainer, each GPU"]["in all, at least"]["is_warning"]
     assert body["plan"]["generator, each GPU"]["KV cache"]["is_warning"]
+    assert not body["fits"]
+    assert cli.main(["plan", *map(str, arguments)]) == 1
+    assert "this does not fit: trainer, each GPU; generator, each GPU" in capsys.readouterr().err
+
+
+def test_a_plan_that_is_slow_and_fits_ends_with_0(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = planned(capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--push-standstill-s", 5000)
+    assert body["plan"]["pace"]["generators"]["is_warning"]
+    assert body["fits"]
+
+
+def test_of_any_model_of_a_size_what_its_size_decides_is_planned_and_the_rest_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """16 bytes a parameter over 4 ranks; 0.92 x 80 GiB less 2 bytes a parameter are left for KV cache."""
+    asked = ("--parameters", "8e9", "--dtype", "bfloat16", "--trainer-gpus", 4, "--gpu-gib", 80)
+    body = planned(capsys, *asked, *PACE[2:], "--generator-tokens-per-s", 3000)
+    assert body["model"] is None
+    assert body["num_parameters"] == 8_000_000_000
+    assert value(body, "trainer, each GPU", "in all, at least") == 16 * 8e9 / 4
+    assert value(body, "generator, each GPU", "KV cache, at most") == 0.92 * 80 * 2**30 - 2 * 8e9
+    assert value(body, "disk", "a checkpoint") == 12 * 8e9
+    assert value(body, "pace", "generators") == 3
+    missing = " ".join(body["missing"])
+    for name in ("activations, at least", "gathered by FSDP", "KV cache of a token", "tokens in it"):
+        assert f"{name}: give --model" in missing
+    assert cli.main(["plan", *map(str, asked)]) == 0
+    assert "any model: 8,000,000,000 parameters;" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [("--generator-gpus", "3"), ("--set", "vllm={tensor_parallel_size: 3}")])
+def test_a_replica_on_gpus_that_cannot_share_the_heads_is_refused_with_numbers_that_can(
+    model: Path, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", "--model", str(model), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert "splits each layer over 3 GPUs, and 32 attention heads (8 of keys and values)" in said
+    assert "take one of 1, 2, 4, 8, 16, 32." in said
+
+
+def test_what_lies_in_main_memory_is_summed_up_for_a_trainer_node_and_a_replica(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """4 ranks on 2 nodes hold 12 bytes a parameter between them; each of 2 workers stages 2 bytes a parameter."""
+    arguments = ("--model", model, "--dtype", "bfloat16", "--trainer-gpus", 4, "--set", "nnodes=2")
+    small = planned(capsys, *arguments, "--generator-gpus", 2, "--gpu-gib", 80)
+    host = "main memory of a machine"
+    assert value(small, host, "trainer node") == 12 * 8_190_735_360 / 2
+    assert value(small, host, "generator replica") == 2 * 2 * 8_190_735_360
+    large = planned(capsys, *arguments, "--generator-gpus", 2, "--gpu-gib", 280)
+    assert value(large, host, "generator replica") == 0
 
 
 PACE = (
@@ -237,6 +289,8 @@ async def test_a_group_takes_the_memory_in_redis_that_is_planned_for(
         ([], "say which model"),
         (["--model", "/nowhere"], "there is no directory /nowhere"),
         (["--model", "."], "has no config.json"),
+        (["--model", "q8/config.json"], "there is no file q8/config.json; give the model's directory"),
+        (["--parameters", "8e9", "--generator-gpus", "3", "--model", "MODEL"], "cannot be shared evenly"),
         (["run.yaml"], "there is no file run.yaml"),
         (["--model", "MODEL", "--set", "num_generatons=4"], "did you mean num_generations?"),
         (

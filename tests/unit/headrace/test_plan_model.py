@@ -69,6 +69,20 @@ def test_weights_of_an_unknown_architecture_are_counted_in_its_files(tmp_path: P
         read_shape(str(tmp_path))
 
 
+def test_a_model_may_be_named_by_its_config_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**TINY, "model_type": "qwen3"}))
+    assert read_shape(str(file)) == read_shape(str(tmp_path))
+
+
+def test_key_value_heads_are_shared_evenly_or_copied_evenly() -> None:
+    """Of 28 heads and 4 of keys and values, 7 GPUs get 4 heads each, and 4 are not copied to 7 evenly."""
+    shape = model_shape(
+        {**TINY, "model_type": "qwen2", "num_attention_heads": 28, "num_key_value_heads": 4}, where="config.json"
+    )
+    assert [size for size in range(1, 30) if shape.splits_over(size)] == [1, 2, 4, 28]
+
+
 def test_layers_without_attention_have_no_kv_cache() -> None:
     kinds = ["linear_attention", "linear_attention", "full_attention"]
     shape = model_shape({**TINY, "model_type": "hybrid", "layer_types": kinds}, where="config.json")

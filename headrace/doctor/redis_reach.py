@@ -1,0 +1,88 @@
+"""Looks at Redis's door: is a Redis there, does it take the password, and does it let in who shows none."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from headrace.doctor.findings import Finding, note, ok, problem
+from headrace.doctor.targets import is_loopback
+from shared.redis_connection import NO_ROOM, Redis, connect
+
+REDIS = "redis"
+_FAILURES = (RedisError, OSError, TimeoutError, ValueError)
+_HUNG_UP = ("closed by server", "reset by peer")
+_OWN_ADDRESS = "give the address of Redis itself: redis://HOST:6379/0, or rediss:// if it speaks TLS"
+
+
+async def attempt(make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+    """Return what was read, or the exception."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await make()
+    except _FAILURES as error:
+        return error
+
+
+def short(error: Exception) -> str:
+    """Return what an exception says, on one line."""
+    return " ".join(str(error).split())[:200] or f"took too long ({type(error).__name__})"
+
+
+async def why_not_there(client: Redis, url: str, *, timeout_s: float) -> Finding | None:
+    """Return why Redis cannot be asked, or None."""
+    error = await _ping(client, timeout_s)
+    if error is None:
+        return None
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return problem(
+            REDIS,
+            "reachable",
+            f"does not take the user and password in its address ({short(error)})",
+            "give doctor, and every service, a HEADRACE_REDIS_URL with the right ones",
+        )
+    says, do = f"cannot be reached ({short(error)})", ""
+    if isinstance(error, TimeoutError | RedisTimeoutError):
+        within = f" within {timeout_s:g} s" if isinstance(error, TimeoutError) else f" ({short(error)})"
+        says = f"did not answer{within}"
+        if url.startswith("rediss:"):
+            says, do = f"{says}; nor would a Redis without TLS, asked with rediss://", _OWN_ADDRESS
+    elif isinstance(error, InvalidResponse):
+        says, do = f"what listens there is no Redis, but perhaps a web server ({short(error)})", _OWN_ADDRESS
+    elif "CERTIFICATE_VERIFY_FAILED" in str(error):
+        says, do = f"its certificate is not trusted here ({short(error)})", "trust who signed it on this machine"
+    elif "SSL" in str(error):
+        says, do = f"what listens there does not speak TLS ({short(error)})", _OWN_ADDRESS
+    elif any(words in str(error) for words in _HUNG_UP):
+        says, do = f"hangs up without an answer ({short(error)})", _OWN_ADDRESS
+    return problem(
+        REDIS, "reachable", says, do or "start it, mend HEADRACE_REDIS_URL, or look at firewalls and network policies"
+    )
+
+
+async def door(url: str, *, timeout_s: float) -> list[Finding]:
+    """Return whether a Redis lets somebody in who shows no password; nothing if that cannot be told."""
+    parts = urlsplit(url)
+    stranger = connect(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    try:
+        error = await _ping(stranger, timeout_s)
+    finally:
+        await stranger.aclose()
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return [ok(REDIS, "asks for a password", "refuses who shows no password")]
+    if error is not None:
+        return []
+    do = "give its users passwords, the user `default` too (requirepass, or an ACL file as in deploy/redis)"
+    if is_loopback(url):
+        return [note(REDIS, "asks for a password", "asks for no password, on an address of this machine alone", do)]
+    says = "asks for no password: whoever reaches it may read and delete everything"
+    return [problem(REDIS, "asks for a password", says, do)]
+
+
+async def _ping(client: Redis, timeout_s: float) -> Exception | None:
+    error = await attempt(lambda: cast("Any", client).ping(), timeout_s)
+    # One without room answers, and INFO says what it lacks.
+    return error if isinstance(error, Exception) and not isinstance(error, NO_ROOM) else None

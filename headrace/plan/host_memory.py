@@ -1,0 +1,42 @@
+"""Main memory of the machines: what training ranks write checkpoints from, and weights that no GPU has room for. Pure.
+
+Python, torch and vLLM themselves need some GiB a process on top, and so do data sets; they are not counted.
+"""
+
+from headrace.plan.memory import staged_bytes
+from headrace.plan.rows import Row
+from headrace.plan.workload import Workload
+
+HOST = "main memory of a machine"
+
+
+def host_rows(work: Workload) -> list[Row]:
+    """Return the sum for a trainer node and for a generator replica; nothing of what is not known."""
+    return _of_trainer(work) + _of_replica(work)
+
+
+def _of_trainer(work: Workload) -> list[Row]:
+    saved = work.adapter_parameters if work.config.use_peft else work.num_parameters
+    if saved is None:
+        return []
+    ranks = work.trainer_gpus
+    on_a_node = -(-ranks // work.config.nnodes)
+    over = f" / {ranks} ranks x {on_a_node} of a node" if ranks > 1 else ""
+    how = f"12 bytes x what learns{over}, while a checkpoint is written"
+    return [_row("trainer node", 12 * saved / ranks * on_a_node, f"{how}; Python and torch come on top")]
+
+
+def _of_replica(work: Workload) -> list[Row]:
+    staged = staged_bytes(work)
+    if staged is None:
+        return []
+    (num_bytes, fits), workers = staged, work.engine.num_gpus
+    name = "generator replica"
+    if fits:
+        return [_row(name, 0.0, "staged weights are on its GPUs; Python and vLLM come on top")]
+    how = f"staged weights x {workers} {'workers' if workers > 1 else 'worker'}; Python and vLLM come on top"
+    return [_row(name, num_bytes * workers, how if fits is False else f"{how}; 0 if GPUs have room: give --gpu-gib")]
+
+
+def _row(name: str, value: float, how: str) -> Row:
+    return Row(HOST, name, value, "bytes", how)

@@ -1,0 +1,55 @@
+"""All variables that anything of headrace reads, so that a mistyped one is told from another service's.
+
+Services on one machine are often started with one environment; what none of them reads was meant for something else, or
+is a mistake that nobody would notice.
+"""
+
+import difflib
+import logging
+import re
+from collections.abc import Iterable, Mapping
+
+log = logging.getLogger(__name__)
+
+PREFIX = "HEADRACE_"
+SIMULATED = "HEADRACE_SIMULATED_"
+"""Names of the simulated generator's begin so; it alone knows which there are."""
+_OF_SERVICES = """
+    ADVERTISE_URL API_KEY API_KEY_FILE BWRAP CHECK_TIMEOUT_S COLLECTIVE_TIMEOUT_S DATASET_CHECK_TIMEOUT_S DRAIN_S
+    ENGINE_ARGS ENGINE_CHECK_TIMEOUT_S ENGINE_START_TIMEOUT_S FIRST_BACKOFF_S GPUS_PER_REPLICA GPU_CLAIMS_DIR
+    HEARTBEAT_S HOST HUB_TIMEOUT_S IMPORT_TIMEOUT_S INTERNAL_KEY INTERNAL_KEY_FILE LAST_BACKOFF_S LOG_FORMAT LOG_LEVEL
+    MAX_EVENT_STREAMS MAX_INFLIGHT_GROUPS MAX_INFLIGHT_REQUESTS MAX_QUEUED_REQUESTS MAX_RESTARTS_WITHOUT_PROGRESS
+    METRICS_PORT NUM_REWARD_WORKERS POLL_EVERY_S PORT PROGRESS_IS_STALE_AFTER_S PUSH_ADDRESS QUEUE_TIMEOUT_S
+    RANK_COMMAND RANK_CPUS RANK_ENV RANK_EXIT_GRACE_S RANK_STOP_GRACE_S REDIS_PASSWORD_FILE REDIS_PATIENCE_S REDIS_URL
+    RENDEZVOUS_ENDPOINT REPLICA_ID REQUEST_BODY_TIMEOUT_S REWARDER_URL REWARD_ALLOWED_HOSTS REWARD_ALLOWED_NETWORKS
+    REWARD_ALLOWED_PORTS REWARD_CA_FILE REWARD_CHECK_TIMEOUT_S REWARD_LIMITS REWARD_MAX_ANSWER_BYTES
+    REWARD_MODEL_DEVICE REWARD_MODEL_DTYPE REWARD_MODEL_LOAD_TIMEOUT_S REWARD_MODEL_MAX_BATCH_TOKENS
+    REWARD_MODEL_MAX_LOADED REWARD_PATH REWARD_RELOAD_EVERY_S REWARD_SECRETS_DIR RUNS_DIR SANDBOX SANDBOX_IMAGE
+    SANDBOX_PYTHON SUPERVISE_EVERY_S WORKER_MEMORY_MIB WORKER_OPEN_FILES
+"""
+SETTINGS = frozenset(_OF_SERVICES.split())
+"""Of the services, without the prefix."""
+_OTHERS = frozenset({"URL", "STATE_DIR", "LAUNCHER_PID", "PARENT_PID", "ENGINE_FAILURE_FILE"})
+"""Of the command line, and what processes tell their children."""
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP)|$)")
+"""What Kubernetes puts into each pod about Services called headrace-..., unless enableServiceLinks is false."""
+
+
+def warn_of_unknown_variables(environment: Mapping[str, str], *, simulated: Iterable[str] = ()) -> None:
+    """Say which variables nobody reads, each with the nearest name that somebody does; never their values.
+
+    Args:
+        environment: Of this process.
+        simulated: Settings of the simulated generator; if none are given, all of its variables are let pass.
+    """
+    of_simulated = [f"{SIMULATED}{name.upper()}".removeprefix(PREFIX) for name in simulated]
+    known = [*sorted(SETTINGS | _OTHERS), *of_simulated]
+    for name, value in sorted(environment.items()):
+        own = name.removeprefix(PREFIX)
+        if own in (name, *known) or (name.startswith(SIMULATED) and not of_simulated):
+            continue
+        if _SERVICE_LINK.search(name) and (not name.endswith("_PORT") or "://" in value):
+            continue
+        near = difflib.get_close_matches(own, known, n=1)  # the prefix would make all names alike
+        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
+        log.warning("%s is ignored: nothing of headrace reads a variable of this name%s", name, hint)

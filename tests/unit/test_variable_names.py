@@ -1,0 +1,50 @@
+"""A variable that nothing of headrace reads is a warning at the start of a service, with the name that was meant."""
+
+import logging
+
+import pytest
+
+from services.generator.settings import GeneratorSettings
+from services.rewarder.settings import RewarderSettings
+from services.trainer.settings import TrainerSettings
+from shared.variable_names import SETTINGS, warn_of_unknown_variables
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, environment: dict[str, str], simulated: tuple[str, ...] = ()) -> str:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        warn_of_unknown_variables(environment, simulated=simulated)
+    return "\n".join(record.getMessage() for record in caplog.records)
+
+
+def test_every_setting_of_every_service_is_known_and_nothing_else() -> None:
+    fields = {name for kind in (TrainerSettings, RewarderSettings, GeneratorSettings) for name in kind.model_fields}
+    assert {name.upper() for name in fields} == SETTINGS
+
+
+def test_a_mistyped_variable_is_named_with_the_nearest_one_and_without_its_value(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = warnings_of(caplog, {"HEADRACE_REDIS_ULR": "redis://:canary@redis", "HEADRACE_PORT": "1", "PATH": "x"})
+    assert said == (
+        "HEADRACE_REDIS_ULR is ignored: nothing of headrace reads a variable of this name; "
+        "did you mean HEADRACE_REDIS_URL?"
+    )
+    said = warnings_of(caplog, {"HEADRACE_TYPO": "1"})
+    assert said == "HEADRACE_TYPO is ignored: nothing of headrace reads a variable of this name"
+
+
+def test_what_another_service_reads_and_what_kubernetes_adds_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    of_others = {"HEADRACE_REWARD_PATH": "/r", "HEADRACE_RUNS_DIR": "/r", "HEADRACE_SIMULATED_SEED": "1"}
+    links = {
+        "HEADRACE_REDIS_SERVICE_HOST": "10.0.0.1", "HEADRACE_REDIS_SERVICE_PORT_REDIS": "6379",
+        "HEADRACE_REDIS_PORT": "tcp://10.0.0.1:6379", "HEADRACE_REDIS_PORT_6379_TCP_ADDR": "10.0.0.1",
+    }  # fmt: skip
+    assert not warnings_of(caplog, of_others | links)
+    assert "did you mean HEADRACE_METRICS_PORT?" in warnings_of(caplog, {"HEADRACE_METRIC_PORT": "9"})
+
+
+def test_the_simulated_generator_knows_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    said = warnings_of(caplog, {"HEADRACE_SIMULATED_SEDE": "1", "HEADRACE_SIMULATED_SEED": "1"}, simulated=("seed",))
+    assert said.endswith("did you mean HEADRACE_SIMULATED_SEED?")
+    assert said.count("is ignored") == 1
