@@ -1,7 +1,6 @@
 """A command with a bound on its output is ended for certain, whatever is still in its pipes; no sandbox is needed."""
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
@@ -53,6 +52,14 @@ async def test_a_flood_that_has_filled_every_buffer_when_it_is_killed_ends_at_on
 async def test_a_command_whose_caller_is_cancelled_while_it_is_stopped_leaves_nothing_stopped_or_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    started: list[asyncio.subprocess.Process] = []
+    start = asyncio.create_subprocess_exec
+
+    async def start_and_tell(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await start(*command, **options))
+        return started[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_tell)
     parent_of: Callable[[int], tuple[str, int]] = getattr(bounded_process, "_state_and_parent")  # noqa: B009  private
     asked: list[int] = []
 
@@ -70,8 +77,9 @@ async def test_a_command_whose_caller_is_cancelled_while_it_is_stopped_leaves_no
     pids = {asked[0], *descendants(asked[0])}
     assert len(pids) > 1
     running.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
+    with pytest.raises(asyncio.CancelledError):
         await running
+    assert started[0].returncode is not None, "its end was waited for"
 
     async def is_gone() -> bool:
         return not any(map(is_running, pids))

@@ -23,7 +23,7 @@ _DRAIN_S = 10.0
 async def run_bounded(
     command: Sequence[str], *, stdin: bytes, wall_s: float, output_bytes: int, identity: Mapping[str, Any]
 ) -> Finished:
-    """Return how the command ended.
+    """Return how the command ended. Whoever is cancelled meanwhile is so only when it has.
 
     Args:
         command: Its arguments.
@@ -70,6 +70,10 @@ async def run_bounded(
             for task in beside:
                 task.cancel()
             getattr(process, "_transport").close()  # noqa: B009  private, and the one way to let go of a pipe
+            # Who was cancelled above has not waited for it; a loop closed before it hears of the end never will.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_S):
+                    await process.wait()
     return Finished(ended, process.returncode if ended == "exited" else None, bytes(stdout), bytes(stderr))
 
 

@@ -5,8 +5,8 @@
 Calls to members run side by side. When a join or a begin fails, or has not ended shortly before the deadline, the
 communicator is closed, so that whoever is blocked in it comes back, and the others get a moment to answer: their own
 deadlines began when the body reached them, and gloo's anew with each peer that came. To blame is who was gone before
-that; else who stays silent after it; else who was the first to say that it broke. A commit is each member's own affair:
-those that hold the new version hold it, whatever becomes of the others.
+that; else who stays silent after it (of several: roll_call.py); else who was the first to say that it broke. A commit
+is each member's own affair: those that hold the new version hold it, whatever becomes of the others.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from services.trainer.push.fleet import Requirements, rank_offsets
 from services.trainer.push.packing import pack
 from services.trainer.push.parcel import Parcel
 from services.trainer.push.replicas import Member
+from services.trainer.push.roll_call import until_one_is_silent, who_left
 from services.trainer.push.sent_digests import SentDigests
 from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, Probe
 from shared.errors import HeadraceError, PushError, UnavailableError
@@ -204,23 +205,10 @@ class PushAttempt:
                 return left
 
     async def _who_left(self, policy_version: int) -> dict[str, str]:
-        body = CommitRequest(
+        attempted = CommitRequest(
             run_id=self.requirements.run_id, epoch=self.epoch, policy_version=policy_version, timeout_s=SETTLE_S
         )
-        until = time.monotonic() + SETTLE_S
-
-        async def why(member: Member) -> str | None:
-            try:
-                if (await member.replica.info(timeout_s=SETTLE_S)).epoch == self.epoch:
-                    return None
-                # Nothing is left to commit there; the refusal says what happened.
-                await member.replica.commit(body, timeout_s=until - time.monotonic())
-            except HeadraceError as error:
-                return str(error)
-            return "it left in the middle of the transfer"
-
-        reasons = await asyncio.gather(*(why(member) for member in self.members.values()))
-        return {name: reason for name, reason in zip(self.members, reasons, strict=True) if reason is not None}
+        return await who_left(self.members, attempted, settle_s=SETTLE_S, patient_until=self._late_at())
 
     async def _off_loop(self, work: Callable[[], _ResultT], name: str) -> _ResultT:
         try:
@@ -247,6 +235,9 @@ class PushAttempt:
             early = set[str]() if self._is_late() else failing
             self.communicator.close()
             await asyncio.wait(tasks.values(), timeout=SETTLE_S)
+            if all(_answered(tasks[name]) for name in early):
+                members = {name: task for name, task in tasks.items() if name}
+                await until_one_is_silent(members, settle_s=SETTLE_S, patient_until=self._late_at())
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -264,7 +255,10 @@ class PushAttempt:
 
     def _is_late(self) -> bool:
         """At the deadline everybody gives up because somebody did not come, the innocent first; nobody is blamed."""
-        return self._time_left() <= 1.5 * _ANSWER_S
+        return time.monotonic() >= self._late_at()
+
+    def _late_at(self) -> float:
+        return self.deadline - 1.5 * _ANSWER_S
 
     def _time_for_members(self) -> float:
         left = self._time_left()

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from services.trainer.push.packing import announce
 from services.trainer.push.parcel import Parcel
 from services.trainer.push.push_attempt import AttemptError, PushAttempt
 from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.roll_call import until_one_is_silent
 from shared.control import BeginRequest, ReplicaInfo
 from shared.errors import PushError, UnavailableError
 
@@ -84,6 +86,27 @@ async def lets_go_at_last() -> ReplicaInfo:
 )
 async def test_who_is_to_blame(answers: dict[str, Answer], blamed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push_attempt, "SETTLE_S", 0.2)
+    assert await blamed_by_begin(answers) == blamed
+
+
+async def test_who_is_only_slow_is_not_blamed_along_with_who_stays_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    are_waited_for_longer = asyncio.Event()
+
+    async def wait_longer(tasks: dict[str, asyncio.Task[Any]], *, settle_s: float, patient_until: float) -> None:
+        are_waited_for_longer.set()
+        await until_one_is_silent(tasks, settle_s=600.0, patient_until=patient_until)
+
+    async def slow() -> ReplicaInfo:
+        await are_waited_for_longer.wait()
+        return INFO
+
+    monkeypatch.setattr(push_attempt, "SETTLE_S", 0.2)
+    monkeypatch.setattr(push_attempt, "until_one_is_silent", wait_longer)
+    answers = {"victim": silent, "slow": slow, "innocent": says_no}
+    assert await blamed_by_begin(answers, within_s=100.0) == {"victim"}
+
+
+async def blamed_by_begin(answers: Mapping[str, Answer], *, within_s: float = 30.0) -> set[str]:
     named = [("norm", torch.zeros(3))]
     announced = announce(named)
     async with httpx.AsyncClient() as client:
@@ -93,8 +116,8 @@ async def test_who_is_to_blame(answers: dict[str, Answer], blamed: set[str], mon
             communicator=NoWire(),
             members={name: Member(ScriptedReplica(name, client, answer), INFO) for name, answer in answers.items()},
             buffer_bytes=32,
-            deadline=time.monotonic() + 30.0,
+            deadline=time.monotonic() + within_s,
         )
         with pytest.raises(AttemptError) as raised:
             await attempt.begin(Parcel(1, announced, "full", lambda: named, announced.num_bytes))
-    assert set(raised.value.blamed) == blamed
+    return set(raised.value.blamed)

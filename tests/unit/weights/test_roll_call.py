@@ -1,0 +1,103 @@
+"""Who is still in an epoch: who has left says so, one is stopped, and others are only slow."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+
+pytest.importorskip("torch")
+
+from services.trainer.push import roll_call
+from services.trainer.push.replicas import Member, Replica
+from services.trainer.push.roll_call import until_one_is_silent, who_left
+from shared.control import CommitReply, CommitRequest, ReplicaInfo
+from shared.errors import PushError, UnavailableError
+from tests.unit.weights.test_blame import INFO
+
+Says = Callable[[], Awaitable[ReplicaInfo]]
+SETTLE_S = 0.1
+COMMIT = CommitRequest(run_id="run", epoch=INFO.epoch, policy_version=1, timeout_s=SETTLE_S)
+
+
+class Asked(Replica):
+    """Says who it is as told, and that it ran out of memory when something is to be committed."""
+
+    def __init__(self, name: str, client: httpx.AsyncClient, says: Says) -> None:
+        super().__init__(name, "http://nowhere", client)
+        self._says = says
+
+    async def info(self, *, timeout_s: float) -> ReplicaInfo:
+        return await self._says()
+
+    async def commit(self, body: CommitRequest, *, timeout_s: float) -> CommitReply:
+        raise PushError("it ran out of memory")
+
+
+async def takes_part() -> ReplicaInfo:
+    return INFO
+
+
+async def has_left() -> ReplicaInfo:
+    return INFO.model_copy(update={"epoch": 0})
+
+
+async def is_gone() -> ReplicaInfo:
+    raise UnavailableError("it cannot be reached")
+
+
+async def is_silent() -> ReplicaInfo:
+    await asyncio.Event().wait()
+    return INFO
+
+
+async def asked(**says: Says) -> dict[str, str]:
+    async with httpx.AsyncClient() as client:
+        members = {name: Member(Asked(name, client, answer), INFO) for name, answer in says.items()}
+        return await who_left(members, COMMIT, settle_s=SETTLE_S, patient_until=time.monotonic() + 100)
+
+
+@pytest.mark.parametrize(
+    ("says", "blamed"),
+    [
+        ({"one": takes_part, "two": takes_part}, {}),
+        ({"one": takes_part, "two": has_left}, {"two": "it ran out of memory"}),
+        ({"one": takes_part, "two": is_gone}, {"two": "it cannot be reached"}),
+        ({"one": is_silent, "two": has_left}, {"two": "it ran out of memory"}),
+        ({"one": is_silent, "two": is_silent, "three": is_gone}, {"three": "it cannot be reached"}),
+        ({"one": takes_part, "two": is_silent}, {"two": "generator two at http://nowhere does not answer"}),
+    ],
+)
+async def test_who_has_left_is_to_blame_or_else_who_is_silent(says: dict[str, Says], blamed: dict[str, str]) -> None:
+    assert await asked(**says) == blamed
+
+
+async def test_several_that_stay_silent_are_all_to_blame() -> None:
+    assert set(await asked(one=is_silent, two=is_silent, three=takes_part)) == {"one", "two"}
+
+
+async def test_one_that_is_only_slow_is_not_blamed_along_with_the_one_that_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    are_waited_for_longer = asyncio.Event()
+
+    async def wait_longer(tasks: dict[str, asyncio.Task[str | None]], *, settle_s: float, patient_until: float) -> None:
+        are_waited_for_longer.set()
+        await until_one_is_silent(tasks, settle_s=600.0, patient_until=patient_until)
+
+    async def is_slow() -> ReplicaInfo:
+        await are_waited_for_longer.wait()
+        return INFO
+
+    monkeypatch.setattr(roll_call, "until_one_is_silent", wait_longer)
+    assert set(await asked(stopped=is_silent, slow=is_slow, quick=takes_part)) == {"stopped"}
+
+
+async def test_nobody_is_waited_for_when_time_is_up() -> None:
+    tasks = {name: asyncio.create_task(is_silent(), name=name) for name in ("one", "two")}
+    await until_one_is_silent(tasks, settle_s=600.0, patient_until=time.monotonic())
+    assert not any(task.done() for task in tasks.values())
+    for task in tasks.values():
+        task.cancel()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
