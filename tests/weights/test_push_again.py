@@ -13,7 +13,7 @@ from services.trainer.push.epochs import Epochs
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.weight_sender import WeightSender
-from shared.errors import FencedError, PushError
+from shared.errors import FencedError, UnavailableError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from tests.weights.conftest import make_quick_sender
@@ -144,7 +144,7 @@ async def test_a_trainer_that_cannot_compute_the_probe_in_time_is_stuck_and_says
 ) -> None:
     sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=0.5), SlowProber()
     started = time.monotonic()
-    with pytest.raises(PushError, match=r"\(push_timeout_s\): it is stuck"):
+    with pytest.raises(UnavailableError, match=r"\(push_timeout_s\): it is stuck"):
         await sender.push(weights(0.0), policy_version=0, prober=prober)
     assert time.monotonic() - started < 2 * (0.5 + 3.0 + 5.0) + 2 * 3.0
     prober.may_end.set()

@@ -96,6 +96,7 @@ class Attempts:
             FencedError: A newer incarnation of the trainer has taken over.
             StateLostError: Redis has forgotten this incarnation.
             PushError: The weights are not what was announced, or have diverged.
+            UnavailableError: The trainer is stuck.
         """
         for number in range(1, _NUM_ATTEMPTS + 1):
             try:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from services.trainer.push.deadline_thread import in_thread
 from shared.control import Probe
-from shared.errors import PushError
+from shared.errors import PushError, UnavailableError
 
 MAX_TOKENS = 32
 Tolerance = float | Literal["auto"] | None
@@ -90,12 +90,13 @@ class StartedProbe:
         """Wait for it.
 
         Raises:
-            PushError: The weights have diverged, or the trainer is stuck: it cannot go on either way.
+            PushError: The weights have diverged.
+            UnavailableError: The trainer is stuck.
         """
         try:
             return await asyncio.shield(self._task)
         except TimeoutError as error:
-            raise PushError(
+            raise UnavailableError(
                 f"the trainer did not compute the logprobs of the probe within {self._timeout_s:.0f} s "
                 "(push_timeout_s): it is stuck, and has to be started again"
             ) from error

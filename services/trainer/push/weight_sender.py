@@ -45,7 +45,7 @@ from services.trainer.push.replicas import Fleet, Replica, listed, reconcile
 from services.trainer.push.retries import Retries
 from services.trainer.push.transports import own_abilities
 from shared.control import SleepRequest
-from shared.errors import HeadraceError, PushError
+from shared.errors import HeadraceError, PushError, UnavailableError
 from shared.keys import RunKeys
 from shared.lineage import LineageVersion
 from shared.redis_connection import Redis, call
@@ -137,7 +137,7 @@ class WeightSender:
             FencedError: A newer incarnation of the trainer has taken over.
             StateLostError: Redis has forgotten this incarnation.
             PushError: The weights themselves are wrong: doubles, other parameters than in the push before, or diverged.
-                Or the trainer is stuck.
+            UnavailableError: Redis is away, or the trainer is stuck; one that is started again may not be.
         """
         started = time.monotonic()
         await self._check_not_fenced()
@@ -151,7 +151,7 @@ class WeightSender:
                 await self._attempts.make(course, weights, announced, probing, deadline=deadline)
                 if probing is not None:
                     await probing.result()
-            except PushError:
+            except (PushError, UnavailableError):
                 # Who was stopped meanwhile finds its deadlines passed, and has to hear first that it was superseded.
                 await self._check_not_fenced()
                 raise
@@ -195,7 +195,7 @@ class WeightSender:
                 lambda: announce(described(weights)), timeout_s=self._push_timeout_s, name="describe weights"
             )
         except TimeoutError as error:
-            raise PushError(f"the weights were not described within {self._push_timeout_s:.0f} s") from error
+            raise UnavailableError(f"the weights were not described within {self._push_timeout_s:.0f} s") from error
         if self._announced is not None and (reason := difference(self._announced, announced)):
             raise PushError(reason)
         self._announced = announced
