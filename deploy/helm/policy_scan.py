@@ -16,6 +16,8 @@ from typing import Any
 import yaml
 from helm_python import chart
 
+_TIMEOUT_S = 300.0
+
 CHART = Path(__file__).resolve().parent / "headrace"
 
 EXPLAINED = {
@@ -58,7 +60,11 @@ def main(arguments: list[str]) -> int:
 def findings(checkov: str, directory: str) -> dict[tuple[str, str], str]:
     """Return the names of failed checks by check and workload."""
     command = [checkov, "--framework", "kubernetes", "--directory", directory, "--output", "json", "--quiet"]
-    done = subprocess.run([*command, "--skip-download", "--soft-fail"], capture_output=True, text=True, check=False)
+    command += ["--skip-download", "--soft-fail"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"checkov was not done within {_TIMEOUT_S:.0f} s")
     try:
         report: Any = json.loads(done.stdout)
         failed = report["results"]["failed_checks"]

@@ -34,7 +34,7 @@ class Outages:
         self._standings: dict[str, _Standing] = {}
 
     def failed(self, name: str, why: str) -> None:
-        """Count a call that failed."""
+        """Count a call that failed for every completion."""
         standing = self._standings.setdefault(name, _Standing())
         if not standing.num_failed:
             standing.failed_since_s = self._clock()
@@ -45,7 +45,7 @@ class Outages:
             log.warning("reward %s failed %d times in a row: %s", name, _CALLS, why)
 
     def worked(self, name: str) -> None:
-        """Count a call that said something of every completion."""
+        """Count a call that said something of a completion."""
         standing = self._standings.get(name)
         if standing is None:
             return

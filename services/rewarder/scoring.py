@@ -127,7 +127,7 @@ class Scorer:
         failed = next((verdict for verdict in answer.verdicts if is_failure(verdict.outcome)), None)
         self._observe(name, answer, seconds, label=self._label(source, name), failed=failed)
         if source is self._functions and source.exists(name):
-            self._notice(name, failed)
+            self._notice(name, answer.verdicts)
         return [
             RewardOutcome(
                 name,
@@ -154,12 +154,12 @@ class Scorer:
         """Return the name if it is one that exists, which bounds how many labels there are."""
         return name if source.exists(name) else "unknown"
 
-    def _notice(self, name: str, failed: Verdict | None) -> None:
+    def _notice(self, name: str, verdicts: Sequence[Verdict]) -> None:
         """Have the outages of a Python function told; a call that found no worker free says nothing about it."""
-        if failed is None:
+        if not all(is_failure(verdict.outcome) for verdict in verdicts):
             self._outages.worked(name)
-        elif failed.outcome != "overload":
-            self._outages.failed(name, f"{failed.outcome}: {failed.detail}")
+        elif verdicts and verdicts[0].outcome != "overload":
+            self._outages.failed(name, f"{verdicts[0].outcome}: {verdicts[0].detail}")
 
     def _observe(self, name: str, answer: Answer, seconds: float, *, label: str, failed: Verdict | None) -> None:
         counts = Counter(verdict.outcome for verdict in answer.verdicts)

@@ -35,7 +35,9 @@ def policy_scan() -> ModuleType:
 
 
 def test_the_scan_of_every_values_file_finds_nothing_without_a_reason(checkov: str) -> None:
-    scan = subprocess.run([sys.executable, str(SCRIPT), checkov], capture_output=True, text=True, check=False)
+    scan = subprocess.run(
+        [sys.executable, str(SCRIPT), checkov], capture_output=True, text=True, timeout=400, check=False
+    )
     assert scan.returncode == 0, scan.stdout + scan.stderr
     assert "each with its reason" in scan.stdout
 

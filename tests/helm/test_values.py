@@ -131,6 +131,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+REPLACEABLE = {"HF_HOME", "HEADRACE_LOG_LEVEL"}
+
+
 @pytest.mark.parametrize(("values", "sentence"), REFUSED)
 def test_values_that_cannot_work_are_refused_with_the_reason(values: dict[str, Any], sentence: str) -> None:
     said = why_refused(values)
@@ -139,11 +142,19 @@ def test_values_that_cannot_work_are_refused_with_the_reason(values: dict[str, A
 
 
 @pytest.mark.parametrize("service", SERVICES)
+def test_where_the_hub_is_kept_and_what_is_logged_can_be_said_for_one_service(service: str) -> None:
+    for other in SERVICES:
+        variables = container(workloads(render({service: {"env": dict.fromkeys(REPLACEABLE, "canary")}}))[other])["env"]
+        found = [entry["value"] for entry in variables if entry["name"] in REPLACEABLE]
+        assert found == (["canary"] * 2 if other == service else ["/cache/huggingface", "INFO"])
+
+
+@pytest.mark.parametrize("service", SERVICES)
 def test_no_variable_of_the_charts_own_can_be_set_a_second_time(service: str) -> None:
     own = {entry["name"] for entry in container(workloads(render())[service])["env"]}
     said = why_refused({service: {"env": dict.fromkeys(own, "canary")}})
     refused = {name for name in own if f"- {service}.env.{name} is set by the chart itself" in said}
-    assert refused == own - {"HEADRACE_REDIS_URL"}, "which is refused as a secret"
+    assert refused == own - REPLACEABLE - {"HEADRACE_REDIS_URL"}, "which is refused as a secret"
     assert f"- {service}.env.HEADRACE_REDIS_URL would be in the pod's description" in said
     assert "canary" not in said
 

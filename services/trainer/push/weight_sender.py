@@ -25,6 +25,7 @@ run's epoch counter, which fences trainers, stays what it is.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection
@@ -153,7 +154,8 @@ class WeightSender:
                     await probing.result()
             except (PushError, UnavailableError):
                 # Who was stopped meanwhile finds its deadlines passed, and has to hear first that it was superseded.
-                await self._check_not_fenced()
+                with contextlib.suppress(UnavailableError):
+                    await self._check_not_fenced()
                 raise
             finally:
                 if probing is not None:

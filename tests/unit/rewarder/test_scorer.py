@@ -146,3 +146,18 @@ async def test_each_outage_of_a_python_function_is_logged_where_it_begins_and_wh
     assert overload == ["reward judge: overload: nobody is free (logged once)"], "which is no fault of its own"
     unknown = RewardFailure("error", "there is no such function")
     assert await logged_of(9, unknown, "org/one") == ["reward org/one: error: there is no such function (logged once)"]
+
+
+async def test_a_function_that_fails_for_some_completions_of_each_group_is_not_out_of_order(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class HalfOfIt(FakeFunctions):
+        async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
+            return Answer([Verdict("scored", 0.5), Verdict("invalid", None, "returned nan")]), 2.0
+
+    asked = Scorer(cast("PythonFunctions", HalfOfIt()), metrics=RewarderMetrics())
+    call = RewardCall(prompts=["p", "p"], completions=["c", "d"], columns={})
+    for _ in range(9):
+        await asked.score(call, [WeightedFunction("judge")], timeout_s=60, lane="test")
+    logged = [record.getMessage().partition("\n")[0] for record in caplog.records]
+    assert logged == ["reward judge: invalid: returned nan (logged once)"]

@@ -1,11 +1,15 @@
 {{/* Variables of all services. Takes a dict of root, component and of, as all here do. */}}
 {{- define "headrace.commonEnv" -}}
 - {name: HOME, value: /cache}
+{{- if not (hasKey .of.env "HF_HOME") }}
 - {name: HF_HOME, value: /cache/huggingface}
+{{- end }}
 - {name: HEADRACE_HOST, value: 0.0.0.0}
 - {name: HEADRACE_PORT, value: "8000"}
 - {name: HEADRACE_METRICS_PORT, value: {{ .root.Values.metrics.port | quote }}}
+{{- if not (hasKey .of.env "HEADRACE_LOG_LEVEL") }}
 - {name: HEADRACE_LOG_LEVEL, value: {{ .root.Values.logLevel | quote }}}
+{{- end }}
 - {name: HEADRACE_LOG_FORMAT, value: {{ .root.Values.logFormat }}}
 - {name: HEADRACE_API_KEY_FILE, value: /run/secrets/headrace/api-key}
 - {name: HEADRACE_INTERNAL_KEY_FILE, value: /run/secrets/headrace/internal-key}
