@@ -37,6 +37,7 @@ UNITS = {
     "headrace_run_max_staleness_steps": "steps",
     "headrace_run_generators_alive": "replicas",
     "headrace_run_generators_serving": "replicas",
+    "headrace_run_generators_left_out": "replicas",
     "headrace_run_rewarders_alive": "replicas",
     "headrace_run_paused": "0 or 1",
     "headrace_run_paused_seconds": "seconds",

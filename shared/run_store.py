@@ -47,6 +47,10 @@ class Progress(msgspec.Struct, frozen=True):
     pushes_confirmed: int = 0
     probes_failed: int = 0
     """Generators that were taken out by the probe after a push."""
+    num_left_out: int = 0
+    """Replicas that did not get the policy version pushed last."""
+    left_out: dict[str, str] = {}
+    """Of them, some, each with the reason."""
     paused_s: float = 0.0
     """How long the run was paused so far, over all of its trainers."""
     updated_at_s: float = 0.0

@@ -157,11 +157,12 @@ async def test_generators_that_the_probe_took_out_are_seen_though_no_step_is_mad
 ) -> None:
     run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
     await api.store.set_current_run(run_id)
-    await api.store.write_progress(run_id, Progress(pushes=3, pushes_confirmed=1, probes_failed=2))
+    await api.store.write_progress(run_id, Progress(pushes=3, pushes_confirmed=1, probes_failed=2, num_left_out=1))
     metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)
     await metrics.refresh()
     served = generate_latest(metrics.registry).decode().splitlines()
     assert f'headrace_run_probes_failed{{run_id="{run_id}"}} 2.0' in served
+    assert f'headrace_run_generators_left_out{{run_id="{run_id}"}} 1.0' in served
     assert f'headrace_run_pushes{{outcome="failed",run_id="{run_id}"}} 2.0' in served
 
 

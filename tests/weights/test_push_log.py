@@ -105,8 +105,10 @@ async def test_every_push_is_a_line_and_counts_go_on_where_the_trainer_before_en
         num_probes_failed=2,
     )
     assert pushes.metrics() == {"push/count": 10.0, "push/confirmed": 9.0, "push/probe_failed": 2.0}
-    for version in range(2):
-        await pushes.push_if_needed(list, policy_version=version)
+    await pushes.push_if_needed(list, policy_version=0)
+    assert (pushes.num_left_out, pushes.left_out()) == (1, {"b": "the probe"})
+    await pushes.push_if_needed(list, policy_version=1)
+    assert (pushes.num_left_out, pushes.left_out()) == (0, {})
     counts = {"push/count": 12.0, "push/confirmed": 10.0, "push/probe_failed": 3.0}
     assert pushes.metrics().items() >= counts.items()
     assert (pushes.num_pushes, pushes.num_confirmed, pushes.num_probes_failed) == (12, 10, 3)
@@ -131,6 +133,19 @@ async def test_every_push_is_a_line_and_counts_go_on_where_the_trainer_before_en
         "is_confirmed": False,
     }
     assert (second["failed"], second["is_confirmed"]) == ({}, True)
+
+
+async def test_of_many_that_a_push_left_out_some_are_told_with_reasons_of_bounded_length(
+    redis: Redis, run_keys: RunKeys, tmp_path: Path
+) -> None:
+    failed = {f"gone-{number:02d}": 2000 * "x" for number in range(20)}
+    run_log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
+    pushes = PushLog(ScriptedSender(result(failed, reply("a"))), run_log=run_log)
+    await pushes.push_if_needed(list, policy_version=0)
+    told = pushes.left_out()
+    assert (pushes.num_left_out, pushes.num_confirmed) == (20, 1)
+    assert list(told) == [f"gone-{number:02d}" for number in range(8)]
+    assert max(map(len, told.values())) == 500
 
 
 @pytest.mark.parametrize(("asking_s", "at_least", "at_most"), [(0.0, 4, 1000), (0.1, 1, 3)])

@@ -286,6 +286,8 @@ class TrainingLoop:
             pushes=parts.pushes.num_pushes,
             pushes_confirmed=parts.pushes.num_confirmed,
             probes_failed=parts.pushes.num_probes_failed,
+            num_left_out=parts.pushes.num_left_out,
+            left_out=parts.pushes.left_out(),
             paused_s=parts.pause.total_s(),
             updated_at_s=time.time(),
         )

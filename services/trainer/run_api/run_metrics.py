@@ -60,6 +60,9 @@ class RunMetrics:
         )
         self._generators = self._gauge("headrace_run_generators_alive", "Generators with a living lease", "run_id")
         self._serving = self._gauge("headrace_run_generators_serving", "Of them, those that serve the run", "run_id")
+        self._left_out = self._gauge(
+            "headrace_run_generators_left_out", "Generators that did not get the policy version pushed last", "run_id"
+        )
         self._rewarders = self._gauge("headrace_run_rewarders_alive", "Rewarders with a living lease", "run_id")
         self._paused = self._gauge(
             "headrace_run_paused", "1 while it is paused, by a user or its rewards", "run_id", "by"
@@ -74,8 +77,8 @@ class RunMetrics:
         self.registry.register(self._training)
         self._of_the_current_run = (
             self._step, self._max_steps, self._version, self._groups, self._pushes, self._probes_failed, self._depth,
-            self._max_staleness, self._generators, self._serving, self._rewarders, self._paused, self._paused_s,
-            self._disk_free, self._disk_size,
+            self._max_staleness, self._generators, self._serving, self._left_out, self._rewarders, self._paused,
+            self._paused_s, self._disk_free, self._disk_size,
         )  # fmt: skip
 
     async def watch_redis_for_ever(self) -> None:
@@ -142,6 +145,7 @@ class RunMetrics:
         self._pushes.labels(run_id, "confirmed").set(progress.pushes_confirmed)
         self._pushes.labels(run_id, "failed").set(progress.pushes - progress.pushes_confirmed)
         self._probes_failed.labels(run_id).set(progress.probes_failed)
+        self._left_out.labels(run_id).set(progress.num_left_out)
         for by in ("user", "rewards"):
             self._paused.labels(run_id, by).set(record.pause is not None and record.pause.by == by)
         self._paused_s.labels(run_id).set(progress.paused_s)

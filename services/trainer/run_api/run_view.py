@@ -19,7 +19,7 @@ from shared.pause import Pause, PausedBy
 from shared.redis_connection import Redis, patiently
 from shared.refusals import Kind, Refusal, decode_refusals
 from shared.registration import decode_registration
-from shared.run_store import TERMINAL, RunRecord
+from shared.run_store import TERMINAL, Progress, RunRecord
 
 _PATIENCE_S = 10.0
 _RECENT_S = 600.0
@@ -189,7 +189,7 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
         for name, address in sorted(replicas.items())
     ]
     rewarders = await alive(redis, leases=keys.leases(REWARDERS))
-    refused = [] if record.status in TERMINAL else decode_refusals(refused_all, refused_it)
+    refused = [] if record.status in TERMINAL else decode_refusals(refused_all, refused_it) + left_out(record.progress)
     return Surroundings(
         current_run=current_run,
         queues=Queues(prompts=prompts, completions=completions, scored=scored, dead_letters=dead),
@@ -205,6 +205,14 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
             now_s=time.time(),
         ),
     )
+
+
+def left_out(progress: Progress) -> list[Refusal]:
+    """Return what the trainer says of replicas that did not get the version pushed last."""
+    return [
+        Refusal("generator", replica_id, f"the last push left it out: {reason}", progress.updated_at_s)
+        for replica_id, reason in progress.left_out.items()
+    ]
 
 
 def still_true(
