@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from headrace.addresses import is_loopback
 from headrace.doctor.findings import Finding, note, ok, problem
-from headrace.doctor.targets import is_loopback
 from shared.redis_connection import NO_ROOM, Redis, connect
 
 REDIS = "redis"
