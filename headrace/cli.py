@@ -161,7 +161,11 @@ def _add_rewards(add_parser: AddParser) -> None:
     check.add_argument("--kwargs", metavar="JSON", help="what a run's reward_kwargs would say of the function")
     check.set_defaults(command=_rewards_check)
     listed = commands.add_parser("list", help="list the reward functions that a running rewarder knows by name")
-    listed.add_argument("--rewarder-url", metavar="URL", help="a rewarder elsewhere; its key is HEADRACE_API_KEY")
+    listed.add_argument(
+        "--rewarder-url",
+        metavar="URL",
+        help="a rewarder elsewhere; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE",
+    )
     service_finder.add_state_dir_argument(listed)
     listed.set_defaults(command=_rewards_list)
 
@@ -188,10 +192,10 @@ def _add_doctor(add_parser: AddParser) -> None:
     doctor = add_parser(
         "doctor",
         help="look at a deployment, and say what is wrong with it and what to do",
-        description="Asks every service, Redis and the runs, all at once, and changes nothing. Keys come from "
-        "HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY, or from files named in ..._FILE, and else from what `headrace up` "
-        "wrote down; what --state-dir names comes before the environment. Exit status: 0 if all is fine, 1 "
-        "if something is wrong, 2 if something could not be looked at.",
+        description="Asks every service, Redis and the runs, all at once, and changes nothing. Of services "
+        "that options or HEADRACE_URL name, keys come from HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY, or from files "
+        "named in ..._FILE; of those that `headrace up` runs here, addresses and keys are all what it wrote down. Exit "
+        "status: 0 if all is fine, 1 if something is wrong, 2 if something could not be looked at.",
     )
     service_finder.add_arguments(doctor)
     add_doctor_options(doctor)

@@ -117,7 +117,7 @@ def _rewarder(arguments: argparse.Namespace) -> tuple[str, str]:
     if arguments.rewarder_url:
         return arguments.rewarder_url, service_finder.key_elsewhere(arguments.rewarder_url)
     state, endpoint = service_finder.local_service(arguments)
-    return endpoint.rewarder_url, service_finder.local_api_key(arguments, state).key
+    return endpoint.rewarder_url, state.keys().api_key
 
 
 def _console() -> Console:

@@ -126,6 +126,7 @@ class Launcher:
             password = self._keys.redis_password
             redis_url = embedded_redis.url(self._addresses.redis, password)
             self._supervise(redis_spec(self._state, port=self._addresses.redis, password=password), tasks)
+        self._state.write_redis_url(redis_url)
         client = connect(redis_url)
         try:
             await wait_until_ready(client, timeout_s=_REDIS_START_TIMEOUT_S)

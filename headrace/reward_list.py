@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.asking import objects
+from headrace.client import HeadraceApiError
 from headrace.terminal import printable
-from shared.errors import HeadraceError, UserError
+from shared.errors import HeadraceError
 
 _TIMEOUT_S = 30.0
 _MAX_ENDPOINTS = 50
@@ -27,7 +28,7 @@ def known_rewards(url: str, key: str) -> list[dict[str, Any]]:
     """Return what a rewarder knows; an endpoint with what its own route tells.
 
     Raises:
-        UserError: It does not take the key.
+        HeadraceApiError: It does not take the key.
         HeadraceError: It cannot be reached, or is no rewarder.
     """
     address = f"{url.rstrip('/')}/v1/rewards"
@@ -74,7 +75,7 @@ def _get(client: httpx.Client, url: str, *, may_be_gone: bool = False) -> dict[s
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise HeadraceError(f"the rewarder at {url} cannot be reached ({error})") from error
     if reply.status_code == HTTPStatus.UNAUTHORIZED:
-        raise UserError(f"{url} does not take this key; set HEADRACE_API_KEY to the API key of that service")
+        raise HeadraceApiError(f"{url} does not take this key", status=reply.status_code)
     if may_be_gone and reply.status_code == HTTPStatus.NOT_FOUND:
         return {}
     try:

@@ -5,7 +5,7 @@
 HEADRACE_URL                      a service somewhere else
 HEADRACE_STATE_DIR, ./.headrace   the one `headrace up` runs here
 
-The first that is there counts; known_keys.py has which key it is shown.
+The first that is there counts, and its key comes from the same place: known_keys.py.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 
 from headrace import process_table
 from headrace.client import HeadraceApiError, HeadraceClient
-from headrace.known_keys import KnownKey, key_of_environment, key_of_local_service
+from headrace.known_keys import key_of_environment, unused_variables
 from headrace.state_dir import Endpoint, StateDir, choose_state_dir
 from shared.errors import HeadraceError, UserError
 
@@ -51,7 +51,7 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
     state, endpoint = local_service(arguments)
     if endpoint.num_simulated:
         sys.stderr.write(f"SIMULATED: {endpoint.simulated_note()}\n")
-    return HeadraceClient(endpoint.api_url, local_api_key(arguments, state).key)
+    return HeadraceClient(endpoint.api_url, state.keys().api_key)
 
 
 def key_elsewhere(url: str) -> str:
@@ -81,11 +81,6 @@ def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[
     return state, endpoint
 
 
-def local_api_key(arguments: argparse.Namespace, state: StateDir) -> KnownKey:
-    """Return the API key for what `headrace up` runs here."""
-    return key_of_local_service("api_key", state, is_named=bool(arguments.state_dir))
-
-
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
     """Return what went wrong for a person at the command line, who sends no requests and no headers."""
     if not isinstance(error, HeadraceApiError):
@@ -93,22 +88,26 @@ def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) ->
     if error.problem.get("type") == _NO_SUCH_RUN:
         return f"there is no run {error.problem.get('run_id') or 'of this id'}; `headrace runs` lists them"
     if error.status == _UNAUTHORIZED:
-        url = _url_elsewhere(arguments)
-        if url:
-            source = key_of_environment("api_key").source
-            return f"{url} does not take the key in {source}; set it to the API key of that service"
-        state = StateDir(choose_state_dir(arguments.state_dir))
-        known = local_api_key(arguments, state)
-        if known.is_of_environment:
-            return (
-                f"the service that `headrace up` runs here does not take the key in {known.source}, which comes before "
-                f"its own in {state.api_key_file}: leave that variable out, or name the other service with --url"
-            )
-        return (
-            f"the service does not take the key in {state.api_key_file}, which is no longer the one it was started "
-            "with: start it again, or name it with --url and its key in HEADRACE_API_KEY"
-        )
+        return _refused(arguments)
     return str(error)
+
+
+def _refused(arguments: argparse.Namespace) -> str:
+    is_about_rewards = hasattr(arguments, "rewarder_url")
+    option = "--rewarder-url" if is_about_rewards else "--url"
+    url = arguments.rewarder_url if is_about_rewards else _url_elsewhere(arguments)
+    if url:
+        source = key_of_environment("api_key").source
+        return f"{url} does not take the key in {source}; set it to the API key of that service"
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    says = (
+        f"the service does not take the key in {state.api_key_file}, which is no longer the one it was started "
+        f"with: start it again, or name it with {option} and its key in HEADRACE_API_KEY"
+    )
+    unused = ", ".join(unused_variables("api_key", state.keys().api_key))
+    if not unused:
+        return says
+    return f"{says} ({unused}: set, and not used for what {state.path} names; with {option} it is)"
 
 
 def choose_run(client: HeadraceClient, run_id: str | None) -> str:

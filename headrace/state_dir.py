@@ -4,6 +4,7 @@
       keys/            0600   api_key, internal_key, redis_password: made once, used ever after
       lock                    held by the launcher for as long as it lives
       endpoint.json    0600   where the services are; there only while they run
+      redis_url        0600   where their Redis is, with its password; the same
       generators              how many are wanted; there only if `headrace scale` said so
       logs/  redis/  runs/
 
@@ -78,6 +79,7 @@ class StateDir:
         self.redis = path / "redis"
         self.runs = path / "runs"
         self.endpoint_file = path / "endpoint.json"
+        self.redis_url_file = path / "redis_url"
         self.generators_file = path / "generators"
         self.api_key_file = self.key_file("api_key")
 
@@ -160,9 +162,23 @@ class StateDir:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.endpoint_file} cannot be read ({error}); delete it") from error
 
+    def write_redis_url(self, url: str) -> None:
+        """Say where the Redis of the services is, and with which password."""
+        write_privately(self.redis_url_file, url + "\n")
+
+    def redis_url(self) -> str:
+        """Return where the Redis of the services is, empty if no launcher has said so."""
+        try:
+            return self.redis_url_file.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise UserError(f"{self.redis_url_file} cannot be read: {error.strerror}") from error
+
     def forget_endpoint(self) -> None:
         """Nothing runs any more."""
         self.endpoint_file.unlink(missing_ok=True)
+        self.redis_url_file.unlink(missing_ok=True)
         self.generators_file.unlink(missing_ok=True)
 
     def want_generators(self, count: int) -> None:

@@ -13,8 +13,13 @@ from urllib.parse import quote, urlsplit, urlunsplit
 _MAX_BYTES = 4096
 
 
-def read_secret(path: Path, *, variable: str) -> str:
+def read_secret(path: Path, *, variable: str, otherwise: str = "mount the secret there") -> str:
     """Return what stands in a file, without the white space around it.
+
+    Args:
+        path: Of the file.
+        variable: That names it.
+        otherwise: What to do if it cannot be read.
 
     Raises:
         ValueError: There is no such file, it cannot be read, is empty, or is not one line; ``variable`` is named.
@@ -25,7 +30,7 @@ def read_secret(path: Path, *, variable: str) -> str:
         text = data.decode().strip()
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise ValueError(f"{variable}: {path} cannot be read: {why}; mount the secret there") from error
+        raise ValueError(f"{variable}: {path} cannot be read: {why}; {otherwise}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{variable}: {path} is not text") from error
     if not text:

@@ -52,7 +52,7 @@ async def examine(targets: Targets) -> Examination:
     findings += comparisons.compare(services)
     findings += redis.findings
     findings += comparisons.compare_clocks(_clocks(looked, redis))
-    return Examination([*findings, *runs, *endpoints, *_not_named(targets), *_overruled(targets)], services)
+    return Examination([*findings, *runs, *endpoints, *_not_named(targets), *_unused(targets)], services)
 
 
 def named_services(targets: Targets) -> list[Service]:
@@ -110,12 +110,15 @@ def _unique(one: Looked, looked: list[Looked]) -> str:
     return one.service.name if len(same) == 1 else f"{one.service.name} at {one.service.url}"
 
 
-def _overruled(targets: Targets) -> list[Finding]:
-    """Return which variables were used in the place of what belongs to the services here."""
-    return [
-        note("doctor", "environment", f"{variable} was used, and not {own}", "leave the variable out to use the other")
-        for variable, own in targets.overruled
-    ]
+def _unused(targets: Targets) -> list[Finding]:
+    """Return which variables name other keys or addresses than those of what runs here."""
+    if not targets.unused:
+        return []
+    says = (
+        f"{', '.join(targets.unused)}: set, and not used, for all addresses and keys are those in {targets.directory}"
+    )
+    do = "to have it used, name its services with --url, --rewarder-url and --redis-url; otherwise leave it out"
+    return [note("doctor", "environment", says, do)]
 
 
 def _not_named(targets: Targets) -> list[Finding]:

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from headrace.addresses import is_loopback
 from headrace.doctor.findings import Finding, note, ok, problem
-from headrace.doctor.targets import is_loopback
+from shared.keys import FLEET_LEASES
 from shared.redis_connection import NO_ROOM, Redis, connect
 
 REDIS = "redis"
@@ -65,21 +66,29 @@ async def why_not_there(client: Redis, url: str, *, timeout_s: float) -> Finding
 
 async def door(url: str, *, timeout_s: float) -> list[Finding]:
     """Return whether a Redis lets somebody in who shows no password; nothing if that cannot be told."""
-    parts = urlsplit(url)
-    stranger = connect(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    stranger = connect(_of_nobody(url))
     try:
-        error = await _ping(stranger, timeout_s)
+        seen = await attempt(lambda: stranger.zrange(FLEET_LEASES, 0, 0), timeout_s)
     finally:
         await stranger.aclose()
-    if isinstance(error, AuthenticationError | NoPermissionError):
+    if isinstance(seen, AuthenticationError):
         return [ok(REDIS, "asks for a password", "refuses who shows no password")]
-    if error is not None:
+    if isinstance(seen, NoPermissionError):
+        return [ok(REDIS, "asks for a password", "lets who shows no password read nothing of headrace's")]
+    if isinstance(seen, Exception):
         return []
     do = "give its users passwords, the user `default` too (requirepass, or an ACL file as in deploy/redis)"
     if is_loopback(url):
         return [note(REDIS, "asks for a password", "asks for no password, on an address of this machine alone", do)]
-    says = "asks for no password: whoever reaches it may read and delete everything"
+    says = "asks for no password: whoever reaches it may read what headrace keeps there, and perhaps delete it"
     return [problem(REDIS, "asks for a password", says, do)]
+
+
+def _of_nobody(url: str) -> str:
+    """Return the URL without user and password, which may be in its query too."""
+    parts = urlsplit(url)
+    query = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("username", "password")]
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=urlencode(query)).geturl()
 
 
 async def _ping(client: Redis, timeout_s: float) -> Exception | None:

@@ -12,9 +12,10 @@ from http import HTTPStatus
 
 from pydantic import ValidationError
 
+from headrace.addresses import is_loopback
 from headrace.asking import Answer, Asker
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
-from headrace.doctor.targets import Targets, is_loopback
+from headrace.doctor.targets import Targets
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, ServiceName
 
 _HAS_INTERNAL_ROUTES: frozenset[ServiceName] = frozenset({"trainer", "generator"})

@@ -37,6 +37,8 @@ def read_shape(model: str, *, revision: str | None = None, num_parameters: float
         UserError: There is no config.json, or it does not say enough; says what to give.
     """
     directory = Path(model)
+    if directory.is_file() and directory.suffix != ".json":
+        raise UserError(f"{model} is no config.json; give the directory it is in, or the config.json there")
     if directory.is_file():
         where, config, counted = model, _read(directory), _count(directory.parent)
     elif directory.is_dir():

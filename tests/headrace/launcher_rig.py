@@ -29,6 +29,17 @@ def wait_for(look: Callable[[], _FoundT | None], what: str) -> _FoundT:
     raise AssertionError(f"waited {PATIENCE_S:.0f} s for {what}")
 
 
+def local_service(directory: Path, api_url: str, *, rewarder_url: str = "", redis_url: str = "") -> StateDir:
+    """Write down, as a launcher would, where services are; this process plays the launcher."""
+    launcher = process_table.mark(os.getpid())
+    assert launcher is not None
+    state = StateDir(directory)
+    state.make()
+    state.write_redis_url(redis_url)
+    state.write_endpoint(Endpoint(api_url, rewarder_url or api_url, (), launcher=launcher, processes={}, is_ready=True))
+    return state
+
+
 ALL = ("trainer", "rewarder", "generator")
 
 

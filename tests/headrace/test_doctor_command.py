@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
-from headrace import cli, process_table
-from headrace.state_dir import Endpoint, StateDir
+from headrace import cli
+from shared.keys import FLEET, FLEET_LEASES
 from tests.conftest import free_port
 from tests.headrace.doctor_rig import API_KEY, INTERNAL_KEY, service
-from tests.headrace.launcher_rig import ROOT
+from tests.headrace.launcher_rig import ROOT, local_service
 
-SECRETS = ("HEADRACE_API_KEY", "HEADRACE_INTERNAL_KEY", "HEADRACE_REDIS_URL", "HEADRACE_URL", "HEADRACE_STATE_DIR")
+VARIABLES = ("API_KEY", "INTERNAL_KEY", "REDIS_URL", "REDIS_PASSWORD", "REWARDER_URL", "URL", "STATE_DIR")
 
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand in an empty directory, with nothing in the environment that names a service."""
     monkeypatch.chdir(tmp_path)
-    for name in SECRETS:
-        for variable in (name, f"{name}_FILE"):
+    for name in VARIABLES:
+        for variable in (f"HEADRACE_{name}", f"HEADRACE_{name}_FILE"):
             monkeypatch.delenv(variable, raising=False)
 
 
@@ -71,33 +72,64 @@ def test_a_key_file_that_is_not_there_is_a_sentence(
     assert "HEADRACE_API_KEY_FILE: /nowhere/api-key cannot be read" in capsys.readouterr().err
 
 
-def test_the_environment_comes_before_the_state_directory_and_doctor_says_so(
+@pytest.mark.parametrize("is_named", [False, True])
+def test_keys_of_a_directory_go_to_no_address_of_the_environment_and_doctor_says_so(
+    is_named: bool,
+    tmp_path: Path,
+    redis_url: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own_redis = f"redis://:own@127.0.0.1:{free_port()}/0"
+    with (
+        service("trainer") as api,
+        service("rewarder") as rewarder,
+        service("rewarder") as foreign,
+        service("generator") as registered,
+    ):
+        with redis.Redis.from_url(redis_url) as elsewhere:
+            elsewhere.hset(FLEET, mapping={"g0": json.dumps({"url": registered.url})})
+            elsewhere.zadd(FLEET_LEASES, {"g0": 9e15})
+        monkeypatch.setenv("HEADRACE_API_KEY", "wrong-and-secret")
+        monkeypatch.setenv("HEADRACE_REDIS_URL", redis_url)
+        monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", "/nowhere/redis-password")
+        monkeypatch.setenv("HEADRACE_REWARDER_URL", foreign.url)
+        state = local_service(tmp_path / ".headrace", api.url, rewarder_url=rewarder.url, redis_url=own_redis)
+        for name, key in (("api_key", API_KEY), ("internal_key", INTERNAL_KEY)):
+            state.key_file(name).write_text(key)
+        if is_named:
+            monkeypatch.setenv("HEADRACE_URL", foreign.url)
+        assert cli.main(["doctor", "--json", *(["--state-dir", str(state.path)] if is_named else [])]) == 1
+        said = json.loads(capsys.readouterr().out)["findings"]
+        assert foreign.asked == []
+        assert registered.asked == []
+    wrong = {(one["where"], one["check"]) for one in said if one["level"] == "problem"}
+    assert wrong == {("redis", "reachable")}
+    (unused,) = [one for one in said if one["check"] == "environment"]
+    names = ["HEADRACE_API_KEY", *(["HEADRACE_URL"] if is_named else []), "HEADRACE_REWARDER_URL", "HEADRACE_REDIS_URL"]
+    assert unused["level"] == "note"
+    assert unused["says"] == (
+        f"{', '.join(names)}: set, and not used, for all addresses and keys are those in {state.path}"
+    )
+    assert "with --url, --rewarder-url and --redis-url" in unused["do"]
+    assert "wrong-and-secret" not in json.dumps(said)
+
+
+def test_variables_that_say_what_the_directory_says_are_no_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HEADRACE_API_KEY", "wrong-and-secret")
-    monkeypatch.setenv("HEADRACE_REDIS_URL", f"redis://:hidden@127.0.0.1:{free_port()}/0")
-    state, mark = StateDir(tmp_path / ".headrace"), process_table.mark(os.getpid())
-    assert mark is not None
-    state.make()
-    for name, key in (("api_key", API_KEY), ("internal_key", INTERNAL_KEY)):
-        state.key_file(name).write_text(key)
-    (state.redis / "valkey.conf").write_text(f"port {free_port()}\n")
+    port = free_port()
     with service("trainer") as api, service("rewarder") as rewarder:
-        state.write_endpoint(Endpoint(api.url, rewarder.url, (), mark, processes={"redis": mark}, is_ready=True))
-        assert cli.main(["doctor", "--json"]) == 1
-        said = json.loads(capsys.readouterr().out)["findings"]
-        assert cli.main(["doctor", "--json", "--state-dir", str(state.path)]) == 1
-        of_the_directory = json.loads(capsys.readouterr().out)["findings"]
-    wrong = {(one["where"], one["check"]) for one in said if one["level"] == "problem"}
-    assert wrong == {("trainer", "API key"), ("rewarder", "API key"), ("redis", "reachable")}
-    used = [one["says"] for one in said if one["check"] == "environment"]
-    assert used == [
-        f"HEADRACE_API_KEY was used, and not the key in {state.api_key_file}",
-        "HEADRACE_REDIS_URL was used, and not the Redis that runs beside the services",
-    ]
-    assert not [one for one in of_the_directory if one["check"] in ("environment", "API key") and one["level"] != "ok"]
-    for secret in ("wrong-and-secret", "hidden"):
-        assert secret not in json.dumps(said)
+        state = local_service(
+            tmp_path / ".headrace", api.url, rewarder_url=rewarder.url, redis_url=f"redis://me:pw@127.0.0.1:{port}/0"
+        )
+        state.key_file("api_key").write_text(API_KEY)
+        monkeypatch.setenv("HEADRACE_API_KEY", API_KEY)
+        monkeypatch.setenv("HEADRACE_REWARDER_URL", rewarder.url)
+        monkeypatch.setenv("HEADRACE_REDIS_URL", f"redis://me@127.0.0.1:{port}/0")
+        cli.main(["doctor", "--json"])
+    said = json.loads(capsys.readouterr().out)["findings"]
+    assert "environment" not in {one["check"] for one in said}
 
 
 def test_what_is_wrong_is_listed_with_what_to_do_and_no_secret_is_shown(

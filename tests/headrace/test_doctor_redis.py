@@ -99,9 +99,31 @@ async def test_a_redis_that_lets_strangers_in_is_a_note_on_this_machine_and_wron
     assert at_the_door(here)[0] == "note"
     assert at_the_door(elsewhere) == (
         "problem",
-        "asks for no password: whoever reaches it may read and delete everything",
+        "asks for no password: whoever reaches it may read what headrace keeps there, and perhaps delete it",
     )
     assert at_the_door(closed) == ("ok", "refuses who shows no password")
+
+
+async def test_the_stranger_at_the_door_shows_no_password_wherever_the_address_has_it(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", *RIGHT, "--requirepass", "secret") as url:
+        known = url.replace("127.0.0.1", "0.0.0.0") + "?username=default&password=secret&socket_timeout=5"
+        found = await look_at_redis(known, timeout_s=5.0)
+    (one,) = [finding for finding in found.findings if finding.check == "asks for a password"]
+    assert (one.level, one.says) == ("ok", "refuses who shows no password")
+
+
+async def test_a_redis_whose_strangers_may_only_ping_keeps_what_is_in_it_to_itself(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis", *RIGHT) as url:
+        admin = connect(url.replace("redis://", "redis://ops:pw@"))
+        stranger = connect(url)
+        await cast("Any", stranger).execute_command("ACL", "SETUSER", "ops", "on", ">pw", "~*", "+@all")
+        await cast("Any", admin).execute_command("ACL", "SETUSER", "default", "nopass", "-@all", "+ping")
+        await stranger.aclose()
+        known = url.replace("redis://127.0.0.1", "redis://ops:pw@0.0.0.0")
+        found = await look_at_redis(known, timeout_s=5.0)
+        await admin.aclose()
+    (one,) = [finding for finding in found.findings if finding.check == "asks for a password"]
+    assert (one.level, one.says) == ("ok", "lets who shows no password read nothing of headrace's")
 
 
 @pytest.mark.parametrize(

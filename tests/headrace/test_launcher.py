@@ -72,7 +72,9 @@ def test_keys_are_for_their_owner_alone_and_used_again(rig: LauncherRig) -> None
     launcher = rig.launch_until_ready()
     first = rig.state.keys()
     assert stat.S_IMODE(rig.state.path.stat().st_mode) == 0o700
-    for path in [*(rig.state.path / "keys").iterdir(), rig.state.endpoint_file, rig.state.redis / "valkey.conf"]:
+    assert rig.state.redis_url() == redis_url_of(rig)
+    private = (rig.state.endpoint_file, rig.state.redis_url_file, rig.state.redis / "valkey.conf")
+    for path in [*(rig.state.path / "keys").iterdir(), *private]:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     launcher.send_signal(signal.SIGTERM)
     launcher.wait(timeout=PATIENCE_S)

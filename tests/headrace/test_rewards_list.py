@@ -1,11 +1,13 @@
 """`headrace rewards list`: versions, edits that are not in force, and how endpoints are doing."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.cli import main
+from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Asked, problem, serving
 
 
@@ -61,3 +63,24 @@ def test_an_endpoint_that_was_deleted_meanwhile_stops_nothing(listed: Callable[.
     shown = listed(info("judge", "endpoint", version="v7"), info("accuracy_reward", "built-in"))
     assert "v7" in line_of(shown, "judge")
     assert line_of(shown, "accuracy_reward")
+
+
+def test_a_key_that_is_refused_is_named_by_where_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "api-key").write_text("wrong\n")
+    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+    monkeypatch.setenv("HEADRACE_API_KEY_FILE", str(tmp_path / "api-key"))
+    monkeypatch.setenv("HEADRACE_URL", "http://not-asked:1")
+    with serving(lambda _: problem(401, "Send the header 'Authorization: Bearer KEY'.")) as api:
+        assert main(["rewards", "list", "--rewarder-url", api.url]) == 1
+        assert capsys.readouterr().err == (
+            f"headrace: {api.url} does not take the key in HEADRACE_API_KEY_FILE ({tmp_path / 'api-key'}); "
+            "set it to the API key of that service\n"
+        )
+        state = local_service(tmp_path / ".headrace", api.url)
+        assert main(["rewards", "list", "--state-dir", str(state.path)]) == 1
+    said = capsys.readouterr().err
+    assert f"does not take the key in {state.api_key_file}" in said
+    assert "name it with --rewarder-url" in said
+    assert "HEADRACE_API_KEY_FILE: set, and not used" in said

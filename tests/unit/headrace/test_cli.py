@@ -1,15 +1,14 @@
 """The command line without a service: help, refusals, exit statuses."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import cli, process_table
-from headrace.state_dir import Endpoint, StateDir
+from headrace import cli
+from tests.headrace.launcher_rig import local_service
 from tests.headrace.scripted_api import Answer, Asked, problem, serving
 
 
@@ -67,16 +66,6 @@ def test_a_run_that_is_not_there_is_refused_in_the_words_of_the_command_line(
     assert capsys.readouterr().err == "headrace: there is no run run-z; `headrace runs` lists them\n"
 
 
-def local_service(directory: Path, url: str) -> StateDir:
-    """Write down, as a launcher would, that the run API is at a URL."""
-    mark = process_table.mark(os.getpid())
-    assert mark is not None
-    state = StateDir(directory)
-    state.make()
-    state.write_endpoint(Endpoint(url, url, (), launcher=mark, processes={}, is_ready=True))
-    return state
-
-
 def test_a_key_that_is_refused_is_named_by_where_it_came_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,19 +76,24 @@ def test_a_key_that_is_refused_is_named_by_where_it_came_from(
             f"headrace: {api.url} does not take the key in HEADRACE_API_KEY; set it to the API key of that service\n"
         )
         state = local_service(tmp_path / ".headrace", api.url)
-        assert cli.main(["runs"]) == 1
-        said = capsys.readouterr().err
-        assert f"does not take the key in HEADRACE_API_KEY, which comes before its own in {state.api_key_file}" in said
-        assert cli.main(["runs", "--state-dir", str(state.path)]) == 1
-        assert f"does not take the key in {state.api_key_file}" in capsys.readouterr().err
+        refused = f"does not take the key in {state.api_key_file}, which is no longer the one it was started with"
+        unused = f"(HEADRACE_API_KEY: set, and not used for what {state.path} names; with --url it is)\n"
+        for options in ([], ["--state-dir", str(state.path)]):
+            assert cli.main(["runs", *options]) == 1
+            said = capsys.readouterr().err
+            assert refused in said
+            assert said.endswith(unused)
         monkeypatch.delenv("HEADRACE_API_KEY")
         assert cli.main(["runs"]) == 1
-        assert f"does not take the key in {state.api_key_file}" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert refused in said
+        assert "not used" not in said
 
 
-def test_the_key_of_the_environment_or_of_its_file_comes_before_that_of_the_state_directory(
+def test_what_headrace_up_runs_here_is_shown_its_own_key_and_one_elsewhere_that_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A key of production that is exported goes to no service that a folder names, whoever wrote that folder."""
     (tmp_path / "api-key").write_text("of-a-file\n")
     with serving(lambda _: {"runs": [], "next_cursor": None}) as api:
         state = local_service(tmp_path / ".headrace", api.url)
@@ -108,24 +102,33 @@ def test_the_key_of_the_environment_or_of_its_file_comes_before_that_of_the_stat
             assert cli.main(["runs", *options]) == 0
             return api.asked[-1].headers["authorization"].removeprefix("Bearer ")
 
-        assert shown() == state.keys().api_key
         monkeypatch.setenv("HEADRACE_API_KEY_FILE", str(tmp_path / "api-key"))
-        assert shown() == "of-a-file"
+        assert shown() == state.keys().api_key
         assert shown("--url", api.url) == "of-a-file"
         monkeypatch.setenv("HEADRACE_API_KEY", "of-the-environment")
+        assert shown() == state.keys().api_key
+        assert shown("--url", api.url) == "of-the-environment"
+        assert shown("--state-dir", str(state.path)) == state.keys().api_key
+        monkeypatch.setenv("HEADRACE_URL", api.url)
         assert shown() == "of-the-environment"
         assert shown("--state-dir", str(state.path)) == state.keys().api_key
 
 
-@pytest.mark.parametrize("command", [["runs"], ["submit", "run.json"], ["show", "run-a"], ["rewards", "list"]])
-def test_a_key_file_that_is_not_there_is_named_by_every_command(
+COMMANDS = [["runs"], ["submit", "run.json"], ["show", "run-a"], ["rewards", "list", "--rewarder-url", "http://h:1"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_key_file_that_is_not_there_is_named_by_every_command_with_what_to_do(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.json").write_text('{"model": "m"}')
-    local_service(tmp_path / ".headrace", "http://127.0.0.1:1")
+    monkeypatch.setenv("HEADRACE_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("HEADRACE_API_KEY_FILE", "/nowhere/api-key")
     assert cli.main(command) == 1
-    assert "headrace: HEADRACE_API_KEY_FILE: /nowhere/api-key cannot be read" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "headrace: HEADRACE_API_KEY_FILE: /nowhere/api-key cannot be read: No such file or directory; "
+        "mend the path, or leave the variable out\n"
+    )
 
 
 def test_runs_that_wait_are_listed_with_what_for(

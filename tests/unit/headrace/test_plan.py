@@ -1,6 +1,5 @@
 """`headrace plan`: numbers worked out by hand."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from headrace import cli
 from headrace.plan.redis_memory import group_bytes
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
-from tests.unit.headrace.plan_rig import planned, value
+from tests.unit.headrace.plan_rig import PACE, large_model, planned, value
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +22,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a model of 8 190 735 360 parameters: the shape of Qwen3-8B."""
-    directory = tmp_path / "model"
-    directory.mkdir()
-    shape = {
-        "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-    }  # fmt: skip
-    (directory / "config.json").write_text(json.dumps(shape))
-    return directory
+    """Return a model of 8 190 735 360 parameters."""
+    return large_model(tmp_path / "model")
 
 
 def test_what_the_trainer_keeps_is_what_the_plan_says() -> None:
@@ -129,12 +120,6 @@ def test_what_does_not_fit_is_marked_and_the_exit_status_is_1(model: Path, capsy
     assert "this does not fit: trainer, each GPU; generator, each GPU" in capsys.readouterr().err
 
 
-def test_a_plan_that_is_slow_and_fits_ends_with_0(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    body = planned(capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--push-standstill-s", 5000)
-    assert body["plan"]["pace"]["generators"]["is_warning"]
-    assert body["fits"]
-
-
 def test_of_any_model_of_a_size_what_its_size_decides_is_planned_and_the_rest_is_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -175,88 +160,6 @@ def test_what_lies_in_main_memory_is_summed_up_for_a_trainer_node_and_a_replica(
     assert value(small, host, "generator replica") == 2 * 2 * 8_190_735_360
     large = planned(capsys, *arguments, "--generator-gpus", 2, "--gpu-gib", 280)
     assert value(large, host, "generator replica") == 0
-
-
-PACE = (
-    "--dtype", "bfloat16", "--groups-per-step", 32, "--num-generations", 8, "--completion-tokens", 1500,
-    "--max-completion-length", 4096, "--trainer-tokens-per-s", 9000,
-)  # fmt: skip
-
-
-def test_generators_are_those_that_keep_the_trainer_busy_through_the_pushes(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """32 x 8 x 1500 tokens at 9000 a second are 42.67 s; 1.2 s of each stand still: 9000 / (3000 x 0.97188) = 3.09."""
-    body = planned(
-        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--push-standstill-s", 1.2, "--reward-s", 4,
-        "--trainer-gpus", 2,
-    )  # fmt: skip
-    assert value(body, "pace", "a step that never waits") == pytest.approx(42.667, abs=1e-3)
-    assert value(body, "pace", "generators") == 4
-    assert value(body, "pace", "generator GPUs a trainer GPU") == 2
-    assert value(body, "pace", "groups in flight") == 96
-    assert value(body, "pace", "staleness, about") == 2
-    assert value(body, "rewarder", "workers") == 3  # 0.75 groups a second, 4 s each
-    assert body["missing"] == ["generator, each GPU: sequences that fit: give --gpu-gib"]
-
-
-def test_a_second_pass_over_a_batch_halves_what_must_be_generated(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    body = planned(
-        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--set", "num_iterations=2",
-        "--max-staleness", 3,
-    )  # fmt: skip
-    assert value(body, "pace", "generated, to keep it busy") == 4500
-    assert value(body, "pace", "generators") == 2
-    assert value(body, "pace", "groups in flight") == 64
-
-
-def test_a_push_stops_decoding_once_a_batch_however_many_steps_that_has(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Four steps of 42.67 s, and 50 s without decoding: 9000 / 4 / (3000 x (1 - 50 / 170.67)) = 1.06."""
-    body = planned(
-        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--set", "num_iterations=4",
-        "--max-staleness", 7, "--push-standstill-s", 50,
-    )  # fmt: skip
-    assert value(body, "pace", "generators") == 2
-
-
-def test_without_rates_nothing_is_made_up_and_each_missing_one_says_how_to_measure_it(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    body = planned(capsys, "--model", model)
-    assert body["plan"]["pace"]["trainer's rate"]["value"] is None
-    missing = " ".join(body["missing"])
-    for name in (
-        "throughput/trained_tokens_per_s",
-        "make bench-trainer",
-        "make bench-generator",
-        "completions/mean_length",
-    ):
-        assert name in missing
-    assert "generators" not in body["plan"]["pace"]
-
-
-def test_groups_that_are_dropped_are_sampled_scored_and_kept_until_a_checkpoint_too(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every second one: 9000 / 0.5 tokens a second, 0.75 / 0.5 groups a second, 96 + 2 x 5 x 32 / 0.5 groups."""
-    body = planned(
-        capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000,
-        "--drop-share", 0.5, "--reward-s", 4, "--set", "save_steps=5",
-    )  # fmt: skip
-    assert value(body, "pace", "generated, to keep it busy") == 18000
-    assert value(body, "pace", "generators") == 6
-    assert value(body, "rewarder", "groups to score") == pytest.approx(1.5)
-    assert value(body, "rewarder", "workers") == 6
-    assert value(body, "redis", "groups, about") == 96 + 640
-
-
-def test_on_policy_runs_are_told_that_nothing_overlaps(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    body = planned(capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--max-staleness", 0)
-    assert "take turns" in body["plan"]["pace"]["generators"]["how"]
 
 
 def test_redis_holds_what_is_in_flight_and_what_waits_for_a_checkpoint(

@@ -75,6 +75,14 @@ def test_a_model_may_be_named_by_its_config_file(tmp_path: Path) -> None:
     assert read_shape(str(file)) == read_shape(str(tmp_path))
 
 
+def test_a_file_that_is_no_config_is_refused_without_being_read(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"\xff" * 20)
+    with pytest.raises(UserError) as refusal:
+        read_shape(str(weights))
+    assert str(refusal.value) == f"{weights} is no config.json; give the directory it is in, or the config.json there"
+
+
 def test_key_value_heads_are_shared_evenly_or_copied_evenly() -> None:
     """Of 28 heads and 4 of keys and values, 7 GPUs get 4 heads each, and 4 are not copied to 7 evenly."""
     shape = model_shape(

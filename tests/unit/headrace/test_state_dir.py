@@ -70,8 +70,12 @@ def test_an_endpoint_is_read_as_it_was_written_and_forgotten(tmp_path: Path) -> 
     assert state.endpoint() is None
     state.write_endpoint(endpoint)
     assert state.endpoint() == endpoint
+    assert state.redis_url() == ""
+    state.write_redis_url("redis://:secret@127.0.0.1:6379/0")
+    assert state.redis_url() == "redis://:secret@127.0.0.1:6379/0"
     state.forget_endpoint()
     assert state.endpoint() is None
+    assert state.redis_url() == ""
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"api_url": 1}', "{"])
