@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from shared.errors import UserError
 from shared.logs import LogFormat, LogLevel
+from shared.redis_url import why_no_redis_url
 from shared.secret_files import read_secret, with_password, without_password
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -64,6 +65,13 @@ class ServiceSettings(BaseSettings):
             bare = url.get_secret_value() if isinstance(url, SecretStr) else str(url)
             values["redis_url"] = with_password(bare, read_secret(Path(path), variable="HEADRACE_REDIS_PASSWORD_FILE"))
         return values
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_can_be_there(cls, url: SecretStr) -> SecretStr:
+        if reason := why_no_redis_url(url.get_secret_value()):
+            raise ValueError(reason)
+        return url
 
     @model_validator(mode="after")
     def _a_reachable_service_has_keys(self) -> Self:

@@ -36,6 +36,34 @@ def test_a_table_that_is_no_json_is_a_line_and_not_a_trace(monkeypatch: pytest.M
     assert "canary" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("127.0.0.1:6379", "it does not begin with redis://"),
+        ("http://:canary@127.0.0.1:6379", "it does not begin with redis://"),
+        ("redis://:canary@127.0.0.1:99999/0", "its port is no number from 1 to 65535"),
+        ("redis://:canary@127.0.0.1:0/0", "its port is 0"),
+        ("redis://:canary@/0", "it names no host"),
+        ("redis://:canary@127.0.0.1:6379/abc", "the number of a database, and this is none"),
+    ],
+)
+def test_where_no_redis_can_be_is_said_without_the_password(
+    url: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_REDIS_URL", url)
+    with pytest.raises(UserError, match=rf"^HEADRACE_REDIS_URL: .*{reason}") as caught:
+        from_environment(ServiceSettings)
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://127.0.0.1", "redis://u:p@[::1]:6379/3", "rediss://r.example.com:6380/0", "unix:///run/redis.sock"]
+)
+def test_where_a_redis_can_be_is_taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_REDIS_URL", url)
+    assert from_environment(ServiceSettings).redis_url.get_secret_value() == url
+
+
 def test_a_log_level_is_one_of_five_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_LOG_LEVEL", "warning")
     assert from_environment(ServiceSettings).log_level == "WARNING"
