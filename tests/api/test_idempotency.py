@@ -1,7 +1,7 @@
 """A submit that is sent twice leads to one run."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -103,7 +103,7 @@ async def test_a_half_made_run_that_cannot_be_removed_keeps_its_key(
         fail(patch, api.redis, "hset")
         fail(patch, api.redis, "zrem")
         assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 503
-    (half_made,) = await redis.zrange(RUNS, 0, -1)
+    (half_made,) = cast("list[bytes]", await redis.zrange(RUNS, 0, -1))
     await rewrite_claim(redis, claimed_at_s=0.0)
     again = await client.post("/v1/runs", json=run, headers=KEYED)
     assert again.json()["run"]["run_id"] == half_made.decode()
