@@ -31,7 +31,7 @@ from shared.interfaces import let_nccl_use
 from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
 from shared.logs import about_run, configure_first_logging, configure_logging, log_lines
-from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.redis_connection import Redis, connect, wait_until_back
 from shared.run_store import RunRecord, RunStore
 from shared.settings import from_environment
 
@@ -91,7 +91,8 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
         loop.add_signal_handler(name, terminate.set)
     redis = connect(settings.redis_url.get_secret_value())
     try:
-        await wait_until_ready(redis, timeout_s=settings.redis_patience_s)
+        # The service that started this rank was let in: a password that is not taken now may be, a little later.
+        await wait_until_back(redis, timeout_s=settings.redis_patience_s)
         store = RunStore(redis)
         record = await store.get(run_id)
         if record is None:
