@@ -71,15 +71,15 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return asyncio.run(_run(settings, arguments[0]))
         except FencedError as error:
-            log.error("%s", error)  # noqa: TRY400  the message is the whole story
+            log.critical("%s", error)
             leave_word(str(error), status=FENCED)
             return FENCED
         except StateLostError as error:
-            log.error("%s", error)  # noqa: TRY400
+            log.critical("%s", error)
             leave_word(str(error), status=REFUSED)
             return REFUSED
         except (HeadraceError, OSError) as error:
-            log.error("the training rank ends and will be started again: %s", error)  # noqa: TRY400
+            log.critical("the training rank ends and will be started again: %s", error)
             leave_word(str(error), status=CRASHED, is_loss=isinstance(error, RankLostError))
             return CRASHED
 
@@ -111,7 +111,7 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
             if not isinstance(cause, HeadraceError):
                 raise
             # Everything else we raise on purpose would happen again: the run ends with the reason in its record.
-            log.error("%s", cause)  # noqa: TRY400
+            log.critical("%s", cause)
             leave_word(str(cause), status=REFUSED)
             await store.set_status(run_id, "failed", reason=str(cause))
             status = REFUSED
