@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -320,7 +320,7 @@ async def test_a_redis_that_was_replaced_and_learns_of_its_users_later_does_not_
 ) -> None:
     first = await make_run(redis, run_config, reward_funcs=[user("one")])
     num_refused = 0
-    info = redis.info
+    info = cast("Any", redis).info
 
     async def refuse(*_: Any) -> None:
         raise AuthenticationError("invalid username-password pair or user is disabled.")
