@@ -8,9 +8,11 @@ import sys
 import time
 
 from headrace import guarded_exec, launcher, process_table
+from headrace.known_keys import secret_of
 from headrace.service_specs import UpSettings, importable_environment
 from headrace.state_dir import Endpoint, StateDir, choose_state_dir
 from shared.errors import UserError
+from shared.secret_files import with_password
 
 _DETACHED_START_TIMEOUT_S = 120.0
 _DOWN_PATIENCE_S = 75.0
@@ -27,7 +29,7 @@ def up(arguments: argparse.Namespace) -> int:
         num_simulated=arguments.simulate,
         api_port=arguments.port,
         metrics_port=_metrics_port(),
-        redis_url=os.environ.get("HEADRACE_REDIS_URL") or None,
+        redis_url=_redis_url(),
     )
     if arguments.detach:
         return _up_detached(settings)
@@ -134,6 +136,18 @@ def say(line: str) -> None:
     """Print a line now, also into a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def _redis_url() -> str | None:
+    """Return the user's own Redis, with the password in the file that services would read it from."""
+    url, file = os.environ.get("HEADRACE_REDIS_URL"), os.environ.get("HEADRACE_REDIS_PASSWORD_FILE")
+    if not url or not file:
+        return url or None
+    password = secret_of(file, "HEADRACE_REDIS_PASSWORD_FILE")
+    try:
+        return with_password(url, password)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _metrics_port() -> int:

@@ -21,6 +21,8 @@ from shared.errors import UserError
 
 DEFAULT_API_PORT = 8400
 _NUM_PORTS_TRIED = 50
+_SECRET_FILES = frozenset({"HEADRACE_API_KEY_FILE", "HEADRACE_INTERNAL_KEY_FILE", "HEADRACE_REDIS_PASSWORD_FILE"})
+"""Of the person who starts us: services refuse a secret beside the file of another, and theirs are given to them."""
 REDIS, TRAINER, REWARDER, SIMULATED = "redis", "trainer", "rewarder", "simulated"
 
 
@@ -214,8 +216,9 @@ def importable_environment() -> dict[str, str]:
 
 
 def _common_environment(keys: Keys, redis_url: str) -> dict[str, str]:
+    inherited = {name: value for name, value in importable_environment().items() if name not in _SECRET_FILES}
     return {
-        **importable_environment(),
+        **inherited,
         "HEADRACE_REDIS_URL": redis_url,
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_API_KEY": keys.api_key,

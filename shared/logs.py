@@ -77,9 +77,9 @@ def configure_first_logging(environment: Mapping[str, str]) -> None:
 
 
 def log_lines(log: logging.Logger, error: Exception) -> None:
-    """Log an error that may have several lines, each as an event: such as one a variable that is wrong."""
+    """Log why a process ends, at every log level; of several lines each is an event, such as one a wrong variable."""
     for line in str(error).splitlines():
-        log.error("%s", line)
+        log.critical("%s", line)
 
 
 def about_run(run_id: str) -> None:

@@ -96,7 +96,7 @@ def connect(url: str) -> Redis:
 
 
 async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
-    """Wait for Redis to answer, refuse a server we cannot work with, and load our function library.
+    """At the start of a service, wait for Redis to answer, refuse one we cannot work with, and load our functions.
 
     A user whom Redis lets load no functions waits until another service has loaded them: the trainer's user may.
     A server without room that has our functions is worked with: what was begun on it can be seen, and ended.
@@ -106,6 +106,16 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
         UserError: The server does not take the password, evicts keys, or lacks FUNCTION; says what to change.
     """
     await patiently(lambda: _ping(client), what="Redis PING", timeout_s=timeout_s)
+    await wait_until_back(client, timeout_s=timeout_s)
+
+
+async def wait_until_back(client: Redis, *, timeout_s: float) -> None:
+    """Wait likewise once the password was taken before: a Redis that was replaced may learn of its users a bit later.
+
+    Raises:
+        UnavailableError: No answer within ``timeout_s``, none to this user, or no functions.
+        UserError: The server evicts keys, or lacks FUNCTION; says what to change.
+    """
     memory = await patiently(lambda: client.info("memory"), what="Redis INFO", timeout_s=timeout_s)
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from redis.exceptions import ResponseError
 
-from shared.errors import StateLostError, UserError
+from shared.errors import NoRoomError, StateLostError, UnavailableError, UserError
 from shared.keys import CURRENT_RUN, RUNS, RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.pause import Desired, Pause, Wishes
@@ -102,7 +102,25 @@ class RunStore:
         self._incarnation = incarnation
 
     async def create(self, run_id: str, config: RunConfig, *, run_dir: str) -> RunRecord:
-        """Make the run's streams and consumer groups, then its record. Nobody else ever makes them."""
+        """Make the run's streams and consumer groups, then its record. Nobody else ever makes them.
+
+        Raises:
+            NoRoomError: Redis has no room for the run, and nothing of it is left there.
+            UnavailableError: It could not be made, and what there is of it could not be removed: create it again.
+        """
+        try:
+            await self._write_new(run_id, config, run_dir=run_dir)
+        except NoRoomError as error:
+            # The record may have been written all the same: by a first try, whose answer was lost.
+            if await self.get(run_id) is None:
+                await self._remove_half(run_id, error)
+                raise
+        record = await self.get(run_id)
+        if record is None:
+            raise StateLostError(f"run {run_id} vanished while it was created")
+        return record
+
+    async def _write_new(self, run_id: str, config: RunConfig, *, run_dir: str) -> None:
         keys = RunKeys(run_id)
         for stream, consumer_group in keys.consumer_groups():
             await self._make_consumer_group(stream, consumer_group)
@@ -119,10 +137,12 @@ class RunStore:
         # Listed first: a run whose creation was cut short here is skipped by readers, and creating it again mends it.
         await self._asked(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
         await self._asked(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
-        record = await self.get(run_id)
-        if record is None:
-            raise StateLostError(f"run {run_id} vanished while it was created")
-        return record
+
+    async def _remove_half(self, run_id: str, cause: NoRoomError) -> None:
+        try:
+            await self.delete(run_id)
+        except NoRoomError:  # of a full disk not even room is made
+            raise UnavailableError(str(cause)) from cause
 
     async def get(self, run_id: str) -> RunRecord | None:
         """Return the record, or None if there is no such run."""

@@ -1,7 +1,7 @@
-"""All variables that anything of headrace reads, so that a mistyped one is told from another service's.
+"""All variables that anything of headrace reads, so that a mistyped one is told from what somebody else is told.
 
-Services on one machine are often started with one environment; what none of them reads was meant for something else, or
-is a mistake that nobody would notice.
+Services on one machine are often started with one environment, which may be that of a Compose stack, too; what none of
+them reads was meant for something else, or is a mistake that nobody would notice.
 """
 
 import difflib
@@ -29,27 +29,37 @@ _OF_SERVICES = """
 """
 SETTINGS = frozenset(_OF_SERVICES.split())
 """Of the services, without the prefix."""
-_OTHERS = frozenset({"URL", "STATE_DIR", "LAUNCHER_PID", "PARENT_PID", "ENGINE_FAILURE_FILE"})
+OTHERS = frozenset({"URL", "STATE_DIR", "LAUNCHER_PID", "PARENT_PID", "ENGINE_FAILURE_FILE"})
 """Of the command line, and what processes tell their children."""
+_OF_DEPLOYMENT = """
+    BUILD_NETWORK CPU_GENERATOR_CPUS CPU_GENERATOR_MEMORY CPU_KVCACHE_GIB CPU_TRAINER_CPUS CPU_TRAINER_MEMORY
+    CPU_TRAINER_THREADS DATA GENERATORS GENERATOR_GPUS GENERATOR_MEMORY GPU_RUNTIME GRAFANA_IMAGE GRAFANA_PORT HUB
+    METRICS_KEPT MODELS PROMETHEUS_IMAGE PUBLISHED_PORT PYTHON_IMAGE REDIS REDIS_DIR REDIS_IMAGE REDIS_MAXMEMORY
+    REDIS_MEMORY REDIS_USERS REGISTRY REVISION REWARDER_FLAVOUR REWARDER_GPUS REWARDER_HUB REWARDER_MEMORY
+    REWARDER_RUNTIME REWARDER_TARGET REWARDS RUNS SECRETS SECRETS_DIR SHM_SIZE TMP_SIZE TRAINER_GPUS TRAINER_MEMORY
+    VERSION VLLM_IMAGE WEIGHTS
+"""
+DEPLOYMENT = frozenset(_OF_DEPLOYMENT.split())
+"""Of deploy/.env.example and the files beside it. No service reads them, so none is what somebody meant to write."""
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP)|$)")
 """What Kubernetes puts into each pod about Services called headrace-..., unless enableServiceLinks is false."""
 
 
 def warn_of_unknown_variables(environment: Mapping[str, str], *, simulated: Iterable[str] = ()) -> None:
-    """Say which variables nobody reads, each with the nearest name that somebody does; never their values.
+    """Say which variables no service reads, each with the nearest name that somebody does; never their values.
 
     Args:
         environment: Of this process.
         simulated: Settings of the simulated generator; if none are given, all of its variables are let pass.
     """
     of_simulated = [f"{SIMULATED}{name.upper()}".removeprefix(PREFIX) for name in simulated]
-    known = [*sorted(SETTINGS | _OTHERS), *of_simulated]
+    known = [*sorted(SETTINGS | OTHERS), *of_simulated]
     for name, value in sorted(environment.items()):
         own = name.removeprefix(PREFIX)
-        if own in (name, *known) or (name.startswith(SIMULATED) and not of_simulated):
+        if own in (name, *known, *DEPLOYMENT) or (name.startswith(SIMULATED) and not of_simulated):
             continue
         if _SERVICE_LINK.search(name) and (not name.endswith("_PORT") or "://" in value):
             continue
         near = difflib.get_close_matches(own, known, n=1)  # the prefix would make all names alike
         hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-        log.warning("%s is ignored: nothing of headrace reads a variable of this name%s", name, hint)
+        log.warning("%s is ignored: no service of headrace reads a variable of this name%s", name, hint)

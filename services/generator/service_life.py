@@ -87,9 +87,9 @@ def _exit_code(failure: BaseException | None) -> int:
         if isinstance(error, UserError):
             raise error
     if expected:
-        log.error("%s", expected[0])
+        log.critical("%s", expected[0])
     else:
-        log.error("the generator failed in a way nobody foresaw", exc_info=failure)
+        log.critical("the generator failed in a way nobody foresaw", exc_info=failure)
     return 1
 
 

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cause = _first(error)
             if not isinstance(cause, HeadraceError):
                 raise
-            log.error("%s", cause)  # noqa: TRY400  a sentence, not a trace
+            log.critical("%s", cause)
             exit_code = EXIT_USER_ERROR if isinstance(cause, UserError) else EXIT_CRASHED
         finally:
             if not await service.let_go():

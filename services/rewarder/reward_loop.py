@@ -24,7 +24,7 @@ from shared.keys import REWARDERS, RunKeys
 from shared.lease import lease
 from shared.logs import about
 from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, decode_completed_group, encode
-from shared.redis_connection import Redis, wait_until_ready
+from shared.redis_connection import Redis, wait_until_back
 from shared.refusals import refuse, take_back
 from shared.run_config import RunConfig
 from shared.run_options.reward_kwargs import RewardKwargs
@@ -162,7 +162,7 @@ class RewardLoop:
         except* StateLostError as errors:
             log.warning("run %s cannot be scored now: %s", record.run_id, errors.exceptions[0])
             # A server that was wiped has lost headrace's functions too, and later runs need them.
-            await wait_until_ready(self._redis, timeout_s=self._redis_patience_s)
+            await wait_until_back(self._redis, timeout_s=self._redis_patience_s)
             await self._pause()
 
     async def _score_groups(self, keys: RunKeys, config: RunConfig) -> None:

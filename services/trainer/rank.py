@@ -31,7 +31,7 @@ from shared.interfaces import let_nccl_use
 from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
 from shared.logs import about_run, configure_first_logging, configure_logging, log_lines
-from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.redis_connection import Redis, connect, wait_until_back
 from shared.run_store import RunRecord, RunStore
 from shared.settings import from_environment
 
@@ -71,15 +71,15 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return asyncio.run(_run(settings, arguments[0]))
         except FencedError as error:
-            log.error("%s", error)  # noqa: TRY400  the message is the whole story
+            log.critical("%s", error)
             leave_word(str(error), status=FENCED)
             return FENCED
         except StateLostError as error:
-            log.error("%s", error)  # noqa: TRY400
+            log.critical("%s", error)
             leave_word(str(error), status=REFUSED)
             return REFUSED
         except (HeadraceError, OSError) as error:
-            log.error("the training rank ends and will be started again: %s", error)  # noqa: TRY400
+            log.critical("the training rank ends and will be started again: %s", error)
             leave_word(str(error), status=CRASHED, is_loss=isinstance(error, RankLostError))
             return CRASHED
 
@@ -91,7 +91,8 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
         loop.add_signal_handler(name, terminate.set)
     redis = connect(settings.redis_url.get_secret_value())
     try:
-        await wait_until_ready(redis, timeout_s=settings.redis_patience_s)
+        # The service that started this rank was let in: a password that is not taken now may be, a little later.
+        await wait_until_back(redis, timeout_s=settings.redis_patience_s)
         store = RunStore(redis)
         record = await store.get(run_id)
         if record is None:
@@ -110,7 +111,7 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
             if not isinstance(cause, HeadraceError):
                 raise
             # Everything else we raise on purpose would happen again: the run ends with the reason in its record.
-            log.error("%s", cause)  # noqa: TRY400
+            log.critical("%s", cause)
             leave_word(str(cause), status=REFUSED)
             await store.set_status(run_id, "failed", reason=str(cause))
             status = REFUSED

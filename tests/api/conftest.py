@@ -1,7 +1,8 @@
 """A run API on a real port, with a real Redis and a tiny rewarder behind it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import os
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.redis_connection import Redis
 from tests.api.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, serving
+from tests.api.rank_rig import COMMAND, RankPlan
+from tests.api.service_rig import Service, Start, wait_until
+from tests.conftest import free_port
 
 
 @pytest.fixture
@@ -86,3 +90,43 @@ async def client(api: TrainerApi) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client with the key of a served API."""
     async with serving(api) as found:
         yield found
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> RankPlan:
+    """Return what ranks will do."""
+    return RankPlan(tmp_path)
+
+
+@pytest.fixture
+def environment(settings: TrainerSettings, plan: RankPlan) -> dict[str, str]:
+    """Return the environment of a service whose rank works until it is asked to stop."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    return own | {
+        "HEADRACE_REDIS_URL": settings.redis_url.get_secret_value(),
+        "HEADRACE_PORT": str(free_port()),
+        "HEADRACE_API_KEY": KEY,
+        "HEADRACE_RUNS_DIR": str(settings.runs_dir),
+        "HEADRACE_REWARDER_URL": settings.rewarder_url,
+        "HEADRACE_RANK_COMMAND": "[" + ", ".join(f'"{word}"' for word in COMMAND) + "]",
+        "HEADRACE_SUPERVISE_EVERY_S": "0.05",
+        "HEADRACE_RANK_STOP_GRACE_S": "1",
+        "FAKE_RANK_DIR": str(plan.directory),
+        "FAKE_RANK_PLAN": "work finish",
+    }
+
+
+@pytest.fixture
+def start(environment: dict[str, str], tmp_path: Path) -> Generator[Start]:
+    """Return a function that starts a service and waits until it is ready."""
+    started: list[Service] = []
+
+    def start_service(**more: str) -> Service:
+        service = Service(environment | more, tmp_path / "service.log")
+        started.append(service)
+        wait_until(service.is_ready)
+        return service
+
+    yield start_service
+    for service in started:
+        service.close()

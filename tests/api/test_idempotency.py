@@ -1,11 +1,12 @@
 """A submit that is sent twice leads to one run."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
 import pytest
+from redis.exceptions import OutOfMemoryError
 
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.errors import NoRoomError
@@ -49,6 +50,76 @@ async def test_a_submit_that_redis_had_no_room_for_gives_its_key_back(
         refused = await client.post("/v1/runs", json=run, headers=KEYED)
     assert (refused.status_code, refused.json()["detail"]) == (503, "writing the run failed: Redis is full")
     assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 202
+    assert await redis.zcard(RUNS) == 1
+
+
+@pytest.mark.parametrize("refused", ["xgroup_create", "zadd", "hset"])
+async def test_a_run_that_found_no_room_half_way_leaves_nothing_behind(
+    client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    with monkeypatch.context() as patch:
+        fail(patch, api.redis, refused, from_call=2 if refused == "xgroup_create" else 1)
+        first = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert first.status_code == 503
+    assert "Redis is full" in first.json()["detail"]
+    assert await redis.keys("headrace:{*") == []
+    assert await redis.zcard(RUNS) == 0
+    assert list(api.settings.runs_dir.iterdir()) == []
+    assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 202
+    assert await redis.zcard(RUNS) == 1
+
+
+async def test_a_run_that_was_written_before_redis_was_full_is_answered_and_made_once(
+    client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to the last write is lost, and the second try of it finds no room."""
+    with monkeypatch.context() as patch:
+        fail(patch, api.redis, "hset", loses_first_answer=True)
+        first = await client.post("/v1/runs", json=run, headers=KEYED)
+    again = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert first.json()["run"]["run_id"] == again.json()["run"]["run_id"]
+    assert await redis.zcard(RUNS) == 1
+
+
+async def test_a_run_whose_answer_found_no_room_is_answered_and_made_once(
+    client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fail(patch, api.redis, "set", from_call=2)  # the first claims the key
+        first = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert first.status_code == 202
+    assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 409
+    await rewrite_claim(redis, claimed_at_s=0.0)
+    again = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert again.json()["run"]["run_id"] == first.json()["run"]["run_id"]
+    assert await redis.zcard(RUNS) == 1
+
+
+async def test_a_half_made_run_that_cannot_be_removed_keeps_its_key(
+    client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server with a full disk removes nothing either; under the same id the run is mended."""
+    with monkeypatch.context() as patch:
+        fail(patch, api.redis, "hset")
+        fail(patch, api.redis, "zrem")
+        assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 503
+    (half_made,) = cast("list[bytes]", await redis.zrange(RUNS, 0, -1))
+    await rewrite_claim(redis, claimed_at_s=0.0)
+    again = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert again.json()["run"]["run_id"] == half_made.decode()
+
+
+async def test_a_claim_that_was_carried_on_and_refused_keeps_its_key_while_its_run_is_there(
+    client: httpx.AsyncClient, redis: Redis, run: Run, rewarder: FakeRewarder
+) -> None:
+    first = await client.post("/v1/runs", json=run, headers=KEYED)
+    await rewrite_claim(redis, answer=None, claimed_at_s=0.0)
+    rewarder.status = 500
+    assert (await client.post("/v1/runs", json=run, headers=KEYED)).status_code == 503
+    rewarder.status = 200
+    again = await client.post("/v1/runs", json=run, headers=KEYED)
+    assert again.json()["run"]["run_id"] == first.json()["run"]["run_id"]
     assert await redis.zcard(RUNS) == 1
 
 
@@ -109,6 +180,25 @@ async def test_keys_are_forgotten_after_a_day(client: httpx.AsyncClient, redis: 
     await client.post("/v1/runs", json=run, headers=KEYED)
     (name,) = await redis.keys(f"{SUBMIT}:*")
     assert 86_300 < await redis.ttl(name) <= 86_400
+
+
+def fail(
+    patch: pytest.MonkeyPatch, redis: Redis, command: str, *, from_call: int = 1, loses_first_answer: bool = False
+) -> None:
+    """Have Redis refuse a command for want of memory, from a certain call on."""
+    real, num_calls = getattr(redis, command), 0
+
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls < from_call or (loses_first_answer and num_calls == 1):
+            answer = await real(*args, **kwargs)
+            if loses_first_answer:
+                raise ConnectionError("Connection lost")
+            return answer
+        raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'")
+
+    patch.setattr(redis, command, call)
 
 
 async def rewrite_claim(redis: Redis, **changes: Any) -> None:

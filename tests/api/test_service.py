@@ -1,135 +1,21 @@
-"""The process ``python -m services.trainer``: it starts with sentences, and it leaves no process behind."""
+"""The process ``python -m services.trainer``: it answers at once, and leaves no process behind."""
 
 import contextlib
-import json
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
-import pytest
 import redis
 
-from services.trainer.settings import TrainerSettings
 from shared.keys import RunKeys
 from tests.api.api_rig import KEY, FakeRewarder
-from tests.api.rank_rig import COMMAND, RankPlan, is_alive
+from tests.api.rank_rig import RankPlan, is_alive
+from tests.api.service_rig import ROOT, Run, Service, Start, wait_until
 from tests.conftest import free_port
-
-ROOT = Path(__file__).resolve().parents[2]
-Run = dict[str, Any]
-
-
-class Service:
-    """A running trainer service."""
-
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
-        self._log = log
-        self.port = int(environment["HEADRACE_PORT"])
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.trainer"], cwd=ROOT, env=environment, stdout=output, stderr=output
-            )
-        self.client = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}",
-            headers={"Authorization": f"Bearer {KEY}"},
-            timeout=20,
-            trust_env=False,
-        )
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def is_ready(self) -> bool:
-        assert self.process.poll() is None, self.log()
-        with contextlib.suppress(httpx.TransportError):
-            return self.client.get("/readyz").status_code == 200
-        return False
-
-    def submit(self, run: Run) -> str:
-        reply = self.client.post("/v1/runs", json=run)
-        assert reply.status_code == 202, reply.text
-        return str(reply.json()["run"]["run_id"])
-
-    def status(self, run_id: str) -> str:
-        return str(self.client.get(f"/v1/runs/{run_id}").json()["status"])
-
-    def close(self) -> None:
-        self.client.close()
-        self.process.kill()
-        self.process.wait(timeout=20)
-
-
-Start = Callable[..., Service]
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> RankPlan:
-    """Return what ranks will do."""
-    return RankPlan(tmp_path)
-
-
-@pytest.fixture
-def environment(settings: TrainerSettings, plan: RankPlan) -> dict[str, str]:
-    """Return the environment of a service whose rank works until it is asked to stop."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    return own | {
-        "HEADRACE_REDIS_URL": settings.redis_url.get_secret_value(),
-        "HEADRACE_PORT": str(free_port()),
-        "HEADRACE_API_KEY": KEY,
-        "HEADRACE_RUNS_DIR": str(settings.runs_dir),
-        "HEADRACE_REWARDER_URL": settings.rewarder_url,
-        "HEADRACE_RANK_COMMAND": "[" + ", ".join(f'"{word}"' for word in COMMAND) + "]",
-        "HEADRACE_SUPERVISE_EVERY_S": "0.05",
-        "HEADRACE_RANK_STOP_GRACE_S": "1",
-        "FAKE_RANK_DIR": str(plan.directory),
-        "FAKE_RANK_PLAN": "work finish",
-    }
-
-
-@pytest.fixture
-def start(environment: dict[str, str], tmp_path: Path) -> Generator[Start]:
-    """Return a function that starts a service and waits until it is ready."""
-    started: list[Service] = []
-
-    def start_service(**more: str) -> Service:
-        service = Service(environment | more, tmp_path / "service.log")
-        started.append(service)
-        wait_until(service.is_ready)
-        return service
-
-    yield start_service
-    for service in started:
-        service.close()
-
-
-def wait_until(is_true: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def end(environment: dict[str, str]) -> tuple[int, str]:
-    """Run a service that must end by itself; returns exit status and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "services.trainer"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr
 
 
 def test_sigterm_ends_streams_and_rank_and_the_run_goes_on_at_the_next_start(
@@ -214,54 +100,6 @@ def test_metrics_are_served_on_their_own_port(start: Start, run: Run, plan: Rank
     wait_until(shows_the_run)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"HEADRACE_PORT": "many"}, r"HEADRACE_PORT: .*valid integer"),
-        ({"HEADRACE_HOST": "0.0.0.0"}, r"set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY first"),
-        ({"HEADRACE_RUNS_DIR": "runs"}, r"absolute path in HEADRACE_RUNS_DIR"),
-        ({"HEADRACE_REWARDER_URL": "rewarder:8200"}, r"is no http:// or https:// address"),
-        ({"HEADRACE_LOG_FORMAT": "xml"}, r"HEADRACE_LOG_FORMAT: .*'json' or 'text'"),
-        ({"HEADRACE_RANK_CPUS": "[100000]"}, r"CPUs \[100000\], which this process may not use"),
-    ],
-)
-def test_a_wrong_setting_is_a_sentence_and_exit_status_2(
-    environment: dict[str, str], changes: dict[str, str], sentence: str
-) -> None:
-    status, said = end(environment | changes)
-    assert status == 2
-    assert re.search(sentence, said), said
-    assert KEY not in said
-
-
-def test_a_taken_port_is_a_sentence_and_exit_status_2(environment: dict[str, str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        status, said = end(environment | {"HEADRACE_PORT": str(taken.getsockname()[1])})
-    assert status == 2
-    assert "set HEADRACE_PORT" in json.loads(said.splitlines()[-1])["message"]
-
-
-def test_a_redis_that_never_comes_is_a_sentence_and_exit_status_1(environment: dict[str, str]) -> None:
-    away = {"HEADRACE_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0", "HEADRACE_REDIS_PATIENCE_S": "0.3"}
-    status, said = end(environment | away)
-    assert status == 1
-    assert "Redis PING failed" in said
-
-
-def test_a_password_that_redis_does_not_take_ends_it_at_once_with_status_2(environment: dict[str, str]) -> None:
-    url = environment["HEADRACE_REDIS_URL"].replace("redis://", "redis://nobody:wrong@")
-    status, said = end(environment | {"HEADRACE_REDIS_URL": url, "HEADRACE_REDIS_PATIENCE_S": "600"})
-    assert status == 2
-    assert "Redis does not take the user and password" in json.loads(said.splitlines()[-1])["message"]
-
-
-def test_a_variable_that_nothing_reads_is_named_once(environment: dict[str, str]) -> None:
-    _, said = end(environment | {"HEADRACE_METRIC_PORT": "9", "HEADRACE_LOG_FORMAT": "xml"})
-    assert said.count("HEADRACE_METRIC_PORT is ignored") == 1
-
-
 def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -288,17 +126,6 @@ def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(
     finally:
         service.close()
     assert "Traceback" not in service.log()
-
-
-def test_a_redis_that_throws_rollouts_away_is_a_sentence_and_exit_status_2(environment: dict[str, str]) -> None:
-    with redis.Redis.from_url(environment["HEADRACE_REDIS_URL"]) as admin:
-        admin.config_set("maxmemory-policy", "allkeys-lru")
-        try:
-            status, said = end(environment)
-        finally:
-            admin.config_set("maxmemory-policy", "noeviction")
-    assert status == 2
-    assert "Set maxmemory-policy noeviction" in said
 
 
 def test_help_is_there_at_once_and_imports_nothing_heavy() -> None:

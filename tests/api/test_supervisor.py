@@ -5,8 +5,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.redis_connection import Redis
@@ -15,12 +13,6 @@ from shared.run_store import Progress, RunRecord
 from tests.api.api_rig import supervising, wait_until
 from tests.api.rank_rig import RankPlan, is_alive
 from tests.conftest import RedisServer
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> RankPlan:
-    """Return what ranks will do."""
-    return RankPlan(tmp_path)
 
 
 async def submit(api: TrainerApi, config: RunConfig, run_id: str = "run-a") -> RunRecord:

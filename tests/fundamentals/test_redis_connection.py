@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+from typing import Any, cast
 
 import pytest
 
 from shared.errors import UnavailableError, UserError
-from shared.redis_connection import Redis, connect, patiently, wait_until_ready
+from shared.redis_connection import Redis, connect, patiently, wait_until_back, wait_until_ready
 
 
 async def test_a_task_that_talks_to_redis_ends_whenever_it_is_cancelled(redis: Redis) -> None:
@@ -42,6 +43,25 @@ async def test_a_password_that_redis_does_not_take_is_refused_at_once(redis_url:
     await client.aclose()
     assert "HEADRACE_REDIS_PASSWORD_FILE" in str(caught.value)
     assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
+
+
+async def test_who_was_let_in_before_waits_for_a_redis_that_learns_of_its_users_later(
+    redis: Redis, redis_url: str
+) -> None:
+    admin = cast("Any", redis)
+    client = connect(redis_url.replace("redis://", "redis://late:pw@"))
+    waiting = asyncio.create_task(wait_until_back(client, timeout_s=600))
+    try:
+        await asyncio.wait({waiting}, timeout=0.5)
+        assert not waiting.done()
+        await admin.execute_command("ACL", "SETUSER", "late", "on", ">pw", "~*", "+@all")
+        async with asyncio.timeout(60):
+            await waiting
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await client.aclose()
+        await admin.execute_command("ACL", "DELUSER", "late")
 
 
 async def test_a_redis_that_evicts_keys_is_refused_with_what_to_change(redis: Redis) -> None:

@@ -255,7 +255,8 @@ async def test_an_engine_argument_vllm_does_not_know_is_the_operators_mistake(
 
 
 async def test_without_redis_it_gives_up_with_a_sentence(start: Callable[..., Generator]) -> None:
-    generator = start(HEADRACE_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0", HEADRACE_REDIS_PATIENCE_S="2")
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    generator = start(HEADRACE_REDIS_URL=away, HEADRACE_REDIS_PATIENCE_S="2", HEADRACE_LOG_LEVEL="CRITICAL")
     assert generator.ended(within_s=120) == 1
     assert "Redis PING failed for 2 s" in generator.log.read_text()
     assert "Traceback" not in generator.log.read_text()

@@ -5,9 +5,11 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pytest
+from redis.exceptions import AuthenticationError
 
 from services.rewarder.reward_call import TrainerState
 from services.rewarder.reward_loop import RewardLoop, call_for
@@ -311,3 +313,32 @@ async def test_a_wiped_redis_does_not_end_the_rewarder_which_serves_the_next_run
         await add(redis, second, completed_group("00000002"))
         (scored,) = await wait_for_scored(redis, second, 1)
     assert scored.prompt.group_id == "00000002"
+
+
+async def test_a_redis_that_was_replaced_and_learns_of_its_users_later_does_not_end_the_rewarder(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await make_run(redis, run_config, reward_funcs=[user("one")])
+    num_refused = 0
+    info = cast("Any", redis).info
+
+    async def refuse(*_: Any) -> None:
+        raise AuthenticationError("invalid username-password pair or user is disabled.")
+
+    async def refuse_at_first(*args: Any) -> Any:
+        nonlocal num_refused
+        num_refused += 1
+        return await (refuse() if num_refused < 3 else info(*args))
+
+    monkeypatch.setattr(redis, "ping", refuse)
+    monkeypatch.setattr(redis, "info", refuse_at_first)
+    async with scoring(redis, scorer, metrics):
+        await add(redis, first, completed_group("00000001"))
+        await wait_for_scored(redis, first, 1)
+        await redis.flushall()
+        await redis.execute_command("FUNCTION", "FLUSH")  # type: ignore[no-untyped-call]
+        second = await make_run(redis, run_config, reward_funcs=[user("one")])
+        await add(redis, second, completed_group("00000002"))
+        (scored,) = await wait_for_scored(redis, second, 1)
+    assert scored.prompt.group_id == "00000002"
+    assert num_refused >= 3

@@ -150,7 +150,7 @@ def test_a_wrong_setting_is_a_sentence_and_exit_2(
 
 def test_a_port_that_is_taken_is_a_sentence_and_exit_2(start_rewarder: StartRewarder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        rewarder = start_rewarder(HEADRACE_PORT=str(taken.getsockname()[1]))
+        rewarder = start_rewarder(HEADRACE_PORT=str(taken.getsockname()[1]), HEADRACE_LOG_LEVEL="CRITICAL")
         assert rewarder.process.wait(timeout=60) == 2
     assert "set HEADRACE_PORT to a free port" in rewarder.log()
     assert "Traceback" not in rewarder.log()

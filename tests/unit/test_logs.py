@@ -52,7 +52,13 @@ def test_what_is_wrong_with_the_settings_is_an_event_a_line_in_the_format_that_i
     configure_first_logging({"HEADRACE_LOG_FORMAT": "text"})
     log_lines(log, wrong)
     first, _ = capsys.readouterr().err.splitlines()
-    assert first.endswith(" ERROR services.somewhere HEADRACE_PORT: many")
+    assert first.endswith(" CRITICAL services.somewhere HEADRACE_PORT: many")
+
+
+def test_why_a_process_ends_is_said_at_every_level(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("CRITICAL")
+    log_lines(log, UserError("there is no GPU"))
+    assert logged(capsys)["message"] == "there is no GPU"
 
 
 def test_an_event_is_one_line_of_json_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:

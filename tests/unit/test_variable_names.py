@@ -1,13 +1,17 @@
-"""A variable that nothing of headrace reads is a warning at the start of a service, with the name that was meant."""
+"""A variable that no service reads is a warning at the start of a service, with the name that was meant."""
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
-from shared.variable_names import SETTINGS, warn_of_unknown_variables
+from shared.variable_names import DEPLOYMENT, OTHERS, SETTINGS, warn_of_unknown_variables
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, environment: dict[str, str], simulated: tuple[str, ...] = ()) -> str:
@@ -22,16 +26,27 @@ def test_every_setting_of_every_service_is_known_and_nothing_else() -> None:
     assert {name.upper() for name in fields} == SETTINGS
 
 
+def test_every_variable_of_the_compose_stack_is_known_and_nothing_else() -> None:
+    files = (".env.example", "docker-compose.yml", "make-secrets", "redis/start.sh", "redis/health.sh")
+    text = "\n".join((DEPLOY / file).read_text(encoding="utf-8") for file in files)
+    assert set(re.findall(r"\bHEADRACE_([A-Z0-9_]+)", text)) - SETTINGS - OTHERS == DEPLOYMENT
+
+
+def test_the_environment_of_a_compose_stack_is_no_mistake_and_no_hint(caplog: pytest.LogCaptureFixture) -> None:
+    assert not warnings_of(caplog, {"HEADRACE_VERSION": "0.1.0", "HEADRACE_TRAINER_GPUS": "0,1"})
+    assert "HEADRACE_TRAINER_GPUS" not in warnings_of(caplog, {"HEADRACE_TRAINER_GPU": "0"})
+
+
 def test_a_mistyped_variable_is_named_with_the_nearest_one_and_without_its_value(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said = warnings_of(caplog, {"HEADRACE_REDIS_ULR": "redis://:canary@redis", "HEADRACE_PORT": "1", "PATH": "x"})
     assert said == (
-        "HEADRACE_REDIS_ULR is ignored: nothing of headrace reads a variable of this name; "
+        "HEADRACE_REDIS_ULR is ignored: no service of headrace reads a variable of this name; "
         "did you mean HEADRACE_REDIS_URL?"
     )
     said = warnings_of(caplog, {"HEADRACE_TYPO": "1"})
-    assert said == "HEADRACE_TYPO is ignored: nothing of headrace reads a variable of this name"
+    assert said == "HEADRACE_TYPO is ignored: no service of headrace reads a variable of this name"
 
 
 def test_what_another_service_reads_and_what_kubernetes_adds_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:

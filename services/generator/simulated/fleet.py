@@ -34,7 +34,7 @@ from shared.health_check import NO_RUN
 from shared.http_guard import HttpGuard
 from shared.keys import RunKeys
 from shared.logs import about_run
-from shared.redis_connection import Redis, connect, wait_until_ready
+from shared.redis_connection import Redis, connect, wait_until_back, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import TERMINAL, RunRecord, RunStore
 
@@ -218,7 +218,7 @@ class SimulatedFleet:
             except* StateLostError:
                 log.error("run %s: Redis no longer holds its streams", record.run_id)  # noqa: TRY400  that says it
                 self._wait_for("the run's streams are gone from Redis")
-                await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
+                await wait_until_back(self._redis, timeout_s=self._settings.redis_patience_s)
                 await asyncio.sleep(1)
 
     async def end_saying(self, reason: str) -> None:

@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return REFUSED
     configure_logging(settings.log_level, log_format=settings.log_format)
     if not settings.rendezvous_endpoint:
-        log.error("HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT")
+        log.critical("HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT")
         return REFUSED
     asyncio.run(_run(settings, options.api, node_rank=options.node_rank, heartbeat=options.heartbeat))
     return STOPPED

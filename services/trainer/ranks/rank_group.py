@@ -97,11 +97,11 @@ def follow_lead(settings: TrainerSettings) -> int:
         ranks = join_ranks(timeout_s=settings.collective_timeout_s)
         follow(ranks)
     except UserError as error:
-        log.error("%s", error)  # noqa: TRY400  the message is the whole story
+        log.critical("%s", error)
         leave_word(str(error), status=REFUSED)
         return REFUSED
     except (HeadraceError, OSError) as error:
-        log.error("%s", error)  # noqa: TRY400
+        log.critical("%s", error)
         leave_word(str(error), status=CRASHED, is_loss=isinstance(error, RankLostError))
         return CRASHED
     ranks.close()

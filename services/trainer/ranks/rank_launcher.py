@@ -130,11 +130,11 @@ def launch(node: Node) -> int:
         statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
         return _status_of(statuses, read_words(newest_store(), num_ranks=node.num_nodes * node.num_ranks))
     except UserError as error:
-        log.error("%s", error)  # noqa: TRY400  the message is the whole story
+        log.critical("%s", error)
         return REFUSED
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        log.error("the training ranks could not meet at %s: %s", node.endpoint, reason)  # noqa: TRY400
+        log.critical("the training ranks could not meet at %s: %s", node.endpoint, reason)
         return CRASHED
     return ENDED
 
@@ -160,9 +160,9 @@ def _status_of(statuses: dict[int, int], words: dict[int, Word]) -> int:
     killed = {rank: -code for rank, code in statuses.items() if code < 0 and -code != signal.SIGTERM}
     cause = root_cause(words, killed) or f"exit statuses by rank: {statuses}"
     if status == CRASHED:
-        log.error("the training ranks end and will be started again: %s", cause)
+        log.critical("the training ranks end and will be started again: %s", cause)
     else:
-        log.error("%s", cause)
+        log.critical("%s", cause)
     return status
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import binascii
+import contextlib
 import hashlib
 import os
 import secrets
@@ -89,9 +90,12 @@ async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, A
     try:
         answer = await _submit(api, raw, run_id=ticket.run_id)
     except (Problem, NoRoomError):
-        await api.idempotency.release(ticket)
+        # Of a claim that was carried on, the run may be there: with a new id there would be two.
+        if await api.store.get(ticket.run_id) is None:
+            await api.idempotency.release(ticket)
         raise
-    await api.idempotency.keep(ticket, answer)
+    with contextlib.suppress(NoRoomError):  # the run is there: sent again, once the claim is old, it is found by its id
+        await api.idempotency.keep(ticket, answer)
     return answer
 
 
@@ -115,7 +119,11 @@ async def _create(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
             f"The run's directory could not be made in {api.settings.runs_dir}: {error.strerror}. Make room or mend "
             "permissions there, or set HEADRACE_RUNS_DIR.",
         ) from error
-    return await api.store.create(run_id, valid.config, run_dir=str(run_dir))
+    try:
+        return await api.store.create(run_id, valid.config, run_dir=str(run_dir))
+    except NoRoomError:
+        await asyncio.to_thread(_remove_config, run_dir)
+        raise
 
 
 @router.get("", response_model=RunList, responses=documented(400, 422))
@@ -251,6 +259,13 @@ def _write_config(run_dir: Path, config: RunConfig) -> None:
     aside = run_dir / f"config.{hashlib.sha256(text).hexdigest()[:8]}.tmp"
     aside.write_bytes(text + b"\n")
     os.replace(aside, run_dir / "config.json")
+
+
+def _remove_config(run_dir: Path) -> None:
+    """Undo ``_write_config``; a directory with anything else in it stays."""
+    with contextlib.suppress(OSError):
+        (run_dir / "config.json").unlink()
+        run_dir.rmdir()
 
 
 def _cursor(created_at_s: float, run_id: str) -> str:

@@ -65,7 +65,7 @@ def run_service() -> int:
             raise unknown from error
         refusals = {str(leaf) for leaf in known if isinstance(leaf, UserError)}
         for sentence in sorted(refusals or {f"the trainer service ends, start it again: {leaf}" for leaf in known}):
-            log.error("%s", sentence)  # noqa: TRY400  a sentence, not a trace
+            log.critical("%s", sentence)
         return REFUSED if refusals else CRASHED
     return STOPPED
 

@@ -2,11 +2,15 @@
 
 import contextlib
 import ipaddress
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import redis as redis_py
 
 from services.rewarder.endpoints.addresses import Network
 from services.rewarder.endpoints.endpoint_source import Endpoints
@@ -15,12 +19,15 @@ from services.rewarder.endpoints.pinned_network import Resolve
 from services.rewarder.endpoints.spec import EndpointSpec
 from services.rewarder.reward_call import RewardCall, Verdict
 from services.rewarder.rewarder_metrics import RewarderMetrics
+from shared.keys import REWARD_ENDPOINTS
 from shared.redis_connection import Redis
+from tests.conftest import RedisServer
+from tests.rewarder.conftest import RewarderProcess
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, misbehaving_server
+from tests.rewarder.endpoints.routes_rig import KEY, NAMES_OF_SECRETS, SECRET, Judge
 
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.1/32"),)
 ALL_PORTS = ((1, 65535),)
-SECRET = "sk-do-not-show-me-1234"
 MAX_ANSWER_BYTES = 1_000_000
 
 Call = Callable[..., AsyncGenerator[list[Verdict]]]
@@ -86,3 +93,54 @@ async def ask(endpoints: Endpoints, name: str, call: RewardCall, *, timeout_s: f
     """Return the verdicts of one endpoint."""
     answer, _ = await endpoints.call(name, call, timeout_s=timeout_s, lane="test")
     return answer.verdicts
+
+
+@pytest.fixture(scope="module")
+def judge_url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/score"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    directory = tmp_path_factory.mktemp("secrets")
+    for name, value in NAMES_OF_SECRETS.items():
+        (directory / name).write_text(value)
+    (directory / "bound").write_text("a-secret-for-one-host")
+    (directory / "bound.hosts").write_text("judge.example\n")
+    return {
+        "HEADRACE_REWARD_ALLOWED_NETWORKS": "127.0.0.1/32",
+        "HEADRACE_REWARD_ALLOWED_PORTS": "80,443,1024-65535",
+        "HEADRACE_REWARD_SECRETS_DIR": str(directory),
+        "HEADRACE_LOG_LEVEL": "DEBUG",
+    }
+
+
+@pytest.fixture(scope="module")
+def rewarder(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, settings: dict[str, str]
+) -> Iterator[RewarderProcess]:
+    rewarder = RewarderProcess(redis_server.url, tmp_path_factory.mktemp("http") / "rewarder.log", **settings)
+    try:
+        rewarder.wait_until_ready()
+        yield rewarder
+        assert rewarder.stop() == 0, rewarder.log()
+        for secret in NAMES_OF_SECRETS.values():
+            assert secret not in rewarder.log()
+    finally:
+        if rewarder.process.poll() is None:
+            rewarder.kill()
+        with redis_py.Redis.from_url(redis_server.url) as stored:
+            stored.delete(REWARD_ENDPOINTS)
+
+
+@pytest.fixture
+def client(rewarder: RewarderProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=rewarder.url(""), headers=KEY, trust_env=False, timeout=60) as client:
+        for listed in client.get("/v1/rewards").json()["reward_funcs"]:
+            if listed["kind"] == "endpoint":
+                client.delete(f"/v1/rewards/{listed['name']}")
+        yield client

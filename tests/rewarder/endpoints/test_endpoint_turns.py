@@ -14,7 +14,7 @@ from services.rewarder.worker_pool import RewardFailure
 from shared.redis_connection import Redis
 from tests.eventually import eventually
 from tests.rewarder.conftest import call_with
-from tests.rewarder.endpoints.conftest import SECRET, ask, endpoints_on, register
+from tests.rewarder.endpoints.conftest import ask, endpoints_on, register
 from tests.rewarder.endpoints.misbehaving_server import (
     MisbehavingServer,
     Received,
@@ -25,6 +25,7 @@ from tests.rewarder.endpoints.misbehaving_server import (
     hangs,
     sends_crumbs,
 )
+from tests.rewarder.endpoints.routes_rig import SECRET
 
 CALL = call_with("a", "b", answer="42")
 GOOD = answers([1.0, 0.5])

@@ -12,8 +12,9 @@ from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.worker_frames import Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
 from tests.rewarder.conftest import call_with
-from tests.rewarder.endpoints.conftest import SECRET, ask, register
+from tests.rewarder.endpoints.conftest import ask, register
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, Received, answers
+from tests.rewarder.endpoints.routes_rig import SECRET
 
 JUDGE = {
     "model": "judge-1",

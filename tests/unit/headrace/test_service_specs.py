@@ -1,15 +1,18 @@
 """Which processes `headrace up` starts, and what they are told."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from headrace import launcher
 from headrace.cli import main, make_parser
 from headrace.launcher import announcement
 from headrace.service_specs import DEFAULT_API_PORT, UpSettings, choose_addresses, service_specs
 from headrace.state_dir import Endpoint, ProcessMark, StateDir
 from headrace.supervised_process import ServiceSpec
 from shared.errors import UserError
+from shared.settings import ServiceSettings, from_environment
 
 
 def specs_of(settings: UpSettings) -> dict[str, ServiceSpec]:
@@ -18,6 +21,18 @@ def specs_of(settings: UpSettings) -> dict[str, ServiceSpec]:
     addresses = choose_addresses(settings)
     specs = service_specs(settings, state, keys=state.keys(), addresses=addresses, redis_url="redis://127.0.0.1:1/0")
     return {spec.name: spec for spec in specs}
+
+
+def launches_seen(monkeypatch: pytest.MonkeyPatch) -> list[UpSettings]:
+    """Launch nothing; return the list of what would have been launched."""
+    seen: list[UpSettings] = []
+
+    def launch(settings: UpSettings, **_: object) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr(launcher, "run", launch)
+    return seen
 
 
 def test_each_real_generator_is_a_process_of_its_own(tmp_path: Path) -> None:
@@ -82,6 +97,54 @@ def test_a_port_for_metrics_that_is_none_is_refused(
     monkeypatch.setenv("HEADRACE_METRICS_PORT", "many")
     assert main(["up", "--state-dir", str(tmp_path)]) == 1
     assert "HEADRACE_METRICS_PORT=many is no port" in capsys.readouterr().err
+
+
+def test_services_are_given_the_keys_here_and_not_files_with_keys_for_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "of-production"
+    file.write_text("secret-of-production")
+    for name in ("API_KEY", "INTERNAL_KEY", "REDIS_PASSWORD"):
+        monkeypatch.setenv(f"HEADRACE_{name}_FILE", str(file))
+    specs = specs_of(UpSettings(tmp_path / "state"))
+    assert len(specs) == 3
+    for spec in specs.values():
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
+                patch.delenv(name)
+            for name, value in spec.environment.items():
+                patch.setenv(name, value)
+            settings = from_environment(ServiceSettings)
+        assert settings.api_key.get_secret_value() == StateDir(tmp_path / "state").keys().api_key
+        assert settings.redis_url.get_secret_value() == "redis://127.0.0.1:1/0"
+
+
+def test_a_redis_of_one_s_own_may_have_its_password_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = launches_seen(monkeypatch)
+    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://trainer@redis.example:6379/0")
+    monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", str(tmp_path / "password"))
+    (tmp_path / "password").write_text("p@ss\n")
+    assert main(["up", "--state-dir", str(tmp_path / "state")]) == 0
+    assert seen[0].redis_url == "redis://trainer:p%40ss@redis.example:6379/0"
+
+
+def test_a_password_file_is_of_no_account_to_the_redis_that_is_brought_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = launches_seen(monkeypatch)
+    monkeypatch.delenv("HEADRACE_REDIS_URL", raising=False)
+    monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", str(tmp_path / "nowhere"))
+    assert main(["up", "--state-dir", str(tmp_path / "state")]) == 0
+    assert seen[0].redis_url is None
+
+
+def test_a_password_file_that_is_not_there_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("HEADRACE_REDIS_PASSWORD_FILE", str(tmp_path / "nowhere"))
+    assert main(["up", "--state-dir", str(tmp_path / "state")]) == 1
+    assert f"HEADRACE_REDIS_PASSWORD_FILE: {tmp_path / 'nowhere'} cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "expected"), [([], 0), (["--simulate"], 1), (["--simulate", "50"], 50)])
