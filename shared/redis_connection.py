@@ -12,6 +12,7 @@ import importlib.resources
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import redis.asyncio as aioredis
@@ -21,6 +22,7 @@ from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
     ConnectionError,  # noqa: A004  redis-py's own name
+    InvalidResponse,
     NoPermissionError,
     OutOfMemoryError,
     RedisError,
@@ -103,8 +105,9 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
 
     Raises:
         UnavailableError: No answer within ``timeout_s``, or no functions.
-        UserError: The server does not take the password, evicts keys, or lacks FUNCTION; says what to change.
+        UserError: It is no Redis, does not take the password, evicts keys, or lacks FUNCTION; says what to change.
     """
+    _require_certificates(client)
     await patiently(lambda: _ping(client), what="Redis PING", timeout_s=timeout_s)
     await wait_until_back(client, timeout_s=timeout_s)
 
@@ -132,6 +135,13 @@ async def wait_until_back(client: Redis, *, timeout_s: float) -> None:
         raise UserError(f"this Redis cannot load functions ({error}); use Redis >= 7.0 or Valkey >= 7.2") from error
 
 
+def _require_certificates(client: Redis) -> None:
+    """Raise UserError if there are none; of that redis-py says that it cannot connect."""
+    certificates: str | None = client.connection_pool.connection_kwargs.get("ssl_ca_certs")
+    if certificates and not Path(certificates).is_file():
+        raise UserError(f"HEADRACE_REDIS_URL: there is no file {certificates} (ssl_ca_certs)")
+
+
 async def _ping(client: Redis) -> None:
     try:
         with contextlib.suppress(NO_ROOM):  # an answer
@@ -141,6 +151,8 @@ async def _ping(client: Redis) -> None:
             f"Redis does not take the user and password that it is shown ({error}): set the right ones in "
             "HEADRACE_REDIS_URL, or the password in the file that HEADRACE_REDIS_PASSWORD_FILE names"
         ) from error
+    except InvalidResponse as error:
+        raise UserError("what answers at HEADRACE_REDIS_URL is no Redis: it speaks another protocol") from error
 
 
 async def _load(client: Redis, code: str) -> None:

@@ -45,6 +45,25 @@ async def test_a_password_that_redis_does_not_take_is_refused_at_once(redis_url:
     assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
 
+async def test_what_is_no_redis_is_refused_at_once() -> None:
+    async def answer_http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with asyncio.timeout(60), await asyncio.start_server(answer_http, "127.0.0.1", 0) as server:
+        client = connect(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0")
+        with pytest.raises(UserError, match="is no Redis: it speaks another protocol"):
+            await wait_until_ready(client, timeout_s=600)
+        await client.aclose()
+
+
+async def test_a_certificate_that_is_not_there_is_named() -> None:
+    client = connect("rediss://127.0.0.1:1/0?ssl_ca_certs=/nope.crt")
+    with pytest.raises(UserError, match=r"there is no file /nope\.crt \(ssl_ca_certs\)"):
+        await wait_until_ready(client, timeout_s=600)
+
+
 async def test_who_was_let_in_before_waits_for_a_redis_that_learns_of_its_users_later(
     redis: Redis, redis_url: str
 ) -> None:

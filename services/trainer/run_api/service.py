@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 from collections.abc import Generator
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -81,6 +82,7 @@ async def serve(settings: TrainerSettings) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.set)
+    _require_a_directory(settings.runs_dir)
     redis = connect(settings.redis_url.get_secret_value())
     try:
         api = make_api(settings, redis, stopping=stopping)
@@ -92,6 +94,22 @@ async def serve(settings: TrainerSettings) -> None:
             await _serve(api, metrics, listener)
     finally:
         await redis.aclose()
+
+
+def _require_a_directory(runs_dir: Path) -> None:
+    """Raise UserError if runs cannot be kept there; it is made if it is missing."""
+    why_not = ""
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why_not = error.strerror or str(error)
+    if not why_not and not os.access(runs_dir, os.W_OK | os.X_OK):
+        why_not = "Permission denied, or read-only"
+    if why_not:
+        raise UserError(
+            f"HEADRACE_RUNS_DIR: runs cannot be kept in {runs_dir} ({why_not}). Give a directory that user "
+            f"{os.getuid()} may write into"
+        )
 
 
 async def _serve(api: TrainerApi, metrics: RunMetrics, listener: socket.socket) -> None:
