@@ -201,7 +201,7 @@ def test_what_a_running_rewarder_knows_is_listed(
     monkeypatch.setenv("HEADRACE_API_KEY", "another")
     refused = headrace(tmp_path, "list", "--rewarder-url", rewarder.url(""))
     assert refused.returncode == 1
-    assert "does not take this key" in refused.stderr
+    assert "does not take the key in HEADRACE_API_KEY" in refused.stderr
     nobody = headrace(tmp_path, "list", "--rewarder-url", f"http://127.0.0.1:{free_port()}")
     assert nobody.returncode == 1
     assert "cannot be reached" in nobody.stderr
