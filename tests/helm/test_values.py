@@ -130,7 +130,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"redis": {"maxmemory": "16gb"}},
-        "redis.maxmemory is 16gb, above 85% of redis.resources.limits.memory, which is 8Gi, so that Redis would be killed",
+        "redis.maxmemory is 16gb, above 85% of redis.resources.limits.memory, which is 8Gi, so that Redis would be "
+        "killed before it refuses a write",
     ),
     ({"redis": {"maxmemory": "6964mb"}}, "redis.maxmemory is 6964mb, above 85% of redis.resources.limits.memory"),
     ({"redis": {"maxmemory": "8g"}}, "redis.maxmemory is 8g"),
