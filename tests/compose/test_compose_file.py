@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from headrace.cli import make_parser
+from headrace.doctor.targets import Targets, find_targets
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
@@ -152,6 +154,32 @@ def test_the_environment_is_one_that_the_service_takes(
         f"redis://{kind(name)}:content-of-redis-password-{kind(name)}@redis:6379/0"
     )
     assert (settings.host, settings.port, settings.metrics_port) == ("0.0.0.0", 8000, 9090)
+
+
+@pytest.mark.parametrize("name", ["trainer", "trainer-single", "trainer-cpu"])
+def test_headrace_doctor_finds_everybody_where_the_page_runs_it(name: str, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
+    (source, target, words) = re.findall(
+        r'^docker compose run .*-v "\$\(realpath (\S+)\):(\S+):ro" .* trainer -m headrace (doctor .*)$', page, re.M
+    )[0]
+    assert (DEPLOY / source / "doctor").is_dir()
+    dockerfile = (DEPLOY / "docker" / "trainer.Dockerfile").read_text(encoding="utf-8")
+    assert f" PYTHONPATH={Path(target).parent} " in dockerfile
+    environment = {key: str(value) for key, value in ALL[name]["environment"].items()}
+    for secret in ALL[name]["secrets"]:
+        (tmp_path / secret["source"]).write_text(f"content-of-{secret['source']}", encoding="utf-8")
+        environment = {
+            key: value.replace(secret["target"], str(tmp_path / secret["source"])) for key, value in environment.items()
+        }
+    targets = find_targets(make_parser().parse_args(words.split()), environment)
+    assert targets == Targets(
+        api_url="http://trainer:8000",
+        rewarder_urls=("http://rewarder:8000",),
+        redis_url="redis://trainer:content-of-redis-password-trainer@redis:6379/0",
+        api_key="content-of-api-key",
+        internal_key="content-of-internal-key",
+    )
+    assert "trainer" in {alias for network in networks(ALL[name]) for alias in _aliases(ALL[name], network)}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -6,8 +6,10 @@ The builds themselves prove the versions (deploy/docker/check_versions.py); here
 import ast
 import importlib.metadata
 import importlib.util
+import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.compose.compose_file import DEPLOY, ROOT, services
+from tests.conftest import free_port
 
 SERVICES = ("generator", "rewarder", "trainer")
 FILES = (*SERVICES, "redis")
@@ -218,6 +221,38 @@ def test_what_is_copied_is_there_and_not_ignored(name: str) -> None:
 def test_no_image_of_ours_asks_for_gpus_by_itself() -> None:
     """Where the nvidia runtime is the default, a pod that was given none would see them all."""
     assert not any("NVIDIA_VISIBLE_DEVICES" in dockerfile(name) for name in FILES)
+
+
+ONLY_LOCKED = """
+import runpy, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Hidden())
+runpy.run_module("headrace", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_headrace_doctor_needs_no_package_that_the_image_of_the_trainer_has_not(tmp_path: Path) -> None:
+    """The docs run it there, from a checkout."""
+    for name in ("headrace", "shared"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    locked = {canonicalize_name(name) for name in lock("image-trainer")} | {"headrace"}
+    owners = importlib.metadata.packages_distributions()
+    hidden = sorted(name for name, found in owners.items() if not locked & {canonicalize_name(one) for one in found})
+    assert "pytest" in hidden
+    address = f"127.0.0.1:{free_port()}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"HIDDEN = {hidden!r}\n{ONLY_LOCKED}", "doctor", "--json",
+         "--url", f"http://{address}", "--redis-url", f"redis://{address}/0"],
+        env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+    found = json.loads(done.stdout)["findings"]
+    assert {one["where"] for one in found if one["level"] == "problem"} == {"trainer", "redis"}, "nobody was there"
 
 
 def test_nothing_secret_gets_into_a_build() -> None:

@@ -22,6 +22,7 @@ from redis.exceptions import NoPermissionError
 from shared.errors import UnavailableError
 from shared.redis_connection import connect, wait_until_ready
 from tests.conftest import free_port, server_binary
+from tests.eventually import eventually
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 from tests.tiny_model import make_tiny_model
 
@@ -49,8 +50,18 @@ class Server:
         return cast("Any", redis.Redis)(port=self.port, username=user, password=password, decode_responses=True)
 
 
-def start(directory: Path, secrets: Path, port: int) -> "subprocess.Popen[bytes]":
-    """Start what the image starts, with one more user that may ask what was denied."""
+def start(
+    directory: Path, secrets: Path, port: int, *, maxmemory: str = "2gb", limit: dict[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start what the image starts, with one more user that may ask what was denied.
+
+    Args:
+        directory: Of the server and its scripts.
+        secrets: Where passwords are.
+        port: Of the server.
+        maxmemory: That it is given.
+        limit: Files of the control group that bounds its memory, by name; without them it has no bound.
+    """
     programs, scripts = directory / "bin", directory / "scripts"
     if not programs.exists():  # else it is started again
         programs.mkdir()
@@ -58,6 +69,10 @@ def start(directory: Path, secrets: Path, port: int) -> "subprocess.Popen[bytes]
         shutil.copytree(DEPLOY / "redis", scripts)
         with (scripts / "users.acl.template").open("a", encoding="utf-8") as rules:
             rules.write("user auditor on nopass resetkeys resetchannels -@all +acl|log\n")
+    cgroup = directory / "cgroup"
+    for name, content in (limit or {}).items():
+        (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroup / name).write_text(content, encoding="utf-8")
     return subprocess.Popen(
         [
             scripts / "start.sh",
@@ -68,6 +83,8 @@ def start(directory: Path, secrets: Path, port: int) -> "subprocess.Popen[bytes]
             "HEADRACE_SECRETS_DIR": str(secrets),
             "HEADRACE_REDIS_DIR": str(directory),
             "HEADRACE_REDIS_USERS": str(directory / "users.acl"),
+            "HEADRACE_REDIS_MAXMEMORY": maxmemory,
+            "HEADRACE_CGROUP_DIR": str(cgroup),
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -82,13 +99,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def running(directory: Path) -> Generator[Server]:
+def running(directory: Path, *, maxmemory: str = "2gb", limit: dict[str, str] | None = None) -> Generator[Server]:
     """Run a server as the image starts it, with secrets as `deploy/make-secrets` makes them."""
     secrets = directory / "secrets"
     if not secrets.exists():
         subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
     port = free_port()
-    with start(directory, secrets, port) as process:
+    with start(directory, secrets, port, maxmemory=maxmemory, limit=limit) as process:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -109,9 +126,11 @@ def test_the_configuration_keeps_what_was_acknowledged_and_evicts_nothing(server
         assert client.info("persistence")["aof_enabled"] == 1
 
 
-def test_what_was_written_at_once_is_there_after_a_kill(tmp_path: Path) -> None:
+async def test_what_was_written_at_once_is_there_after_a_kill(tmp_path: Path) -> None:
     with running(tmp_path) as server, server.client("trainer") as client, client.pipeline(transaction=True) as both:
         both.hset("headrace:one", "a", "1").hset("headrace:two", "b", "2").execute()
+        # With `everysec` a write that comes while the file is synced is acknowledged first, and written after that.
+        await eventually(lambda: client.info("persistence")["aof_buffer_length"] == 0)
     with running(tmp_path) as server, server.client("trainer") as client:
         assert (client.hget("headrace:one", "a"), client.hget("headrace:two", "b")) == ("1", "2")
 
@@ -191,6 +210,56 @@ def test_redis_does_not_start_without_a_password_for_every_user(content: str | N
     assert process.returncode == 2
     assert f"{file} " in said.decode()
     assert "user rewarder" in said.decode()
+
+
+def why_not_started(directory: Path, *, maxmemory: str, limit: dict[str, str]) -> str:
+    """Return what it says that does not start with this maxmemory and this bound."""
+    secrets = directory / "secrets"
+    subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
+    with start(directory, secrets, free_port(), maxmemory=maxmemory, limit=limit) as process:
+        try:
+            said, _ = process.communicate(timeout=START_TIMEOUT_S)
+        finally:
+            process.kill()
+    assert process.returncode == 2
+    return said.decode()
+
+
+@pytest.mark.parametrize(
+    ("maxmemory", "limit"),
+    [
+        ("4gb", {"memory.max": f"{4 * 1024**3}\n"}),
+        ("4g", {"memory.max": f"{4 * 1000**3}\n"}),
+        ("4096MB", {"memory/memory.limit_in_bytes": f"{4 * 1024**3}\n"}),
+    ],
+)
+def test_redis_does_not_start_where_it_would_be_killed_before_it_refuses_a_write(
+    maxmemory: str, limit: dict[str, str], tmp_path: Path
+) -> None:
+    said = why_not_started(tmp_path, maxmemory=maxmemory, limit=limit)
+    assert f"redis: HEADRACE_REDIS_MAXMEMORY is {maxmemory}, but this container may have " in said
+    assert "HEADRACE_REDIS_MEMORY in .env" in said
+
+
+@pytest.mark.parametrize("maxmemory", ["much", "2 gb", "2gib", "gb", "-1"])
+def test_an_amount_of_memory_that_is_none_is_refused(maxmemory: str, tmp_path: Path) -> None:
+    said = why_not_started(tmp_path, maxmemory=maxmemory, limit={})
+    assert f"redis: HEADRACE_REDIS_MAXMEMORY is {maxmemory}; write an amount such as 2gb" in said
+
+
+@pytest.mark.parametrize(
+    ("maxmemory", "limit"),
+    [
+        ("4g", {"memory.max": f"{4 * 1024**3}\n"}),
+        ("4gb", {"memory.max": "max\n"}),
+        ("4gb", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}),  # what v1 says where there is no limit
+    ],
+)
+def test_redis_starts_with_less_memory_than_its_container_has(
+    maxmemory: str, limit: dict[str, str], tmp_path: Path
+) -> None:
+    with running(tmp_path, maxmemory=maxmemory, limit=limit) as server, server.client("trainer") as client:
+        assert client.info("memory")["maxmemory"] >= 4 * 1000**3
 
 
 async def test_a_service_that_may_load_no_functions_waits_until_the_trainer_has(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class ChartRedis:
             "HEADRACE_SECRETS_DIR": str(self._secrets),
             "HEADRACE_REDIS_USERS": str(root / "users.acl"),
             "HEADRACE_REDIS_DIR": str(root / "data"),
+            "HEADRACE_CGROUP_DIR": str(root),  # in which no file bounds the memory of this one
         }
         self._process: subprocess.Popen[bytes] | None = None
 

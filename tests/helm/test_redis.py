@@ -15,6 +15,7 @@ from shared.redis_connection import wait_until_ready
 from shared.refusals import refuse
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
+from tests.eventually import eventually
 from tests.helm.chart import ALL_VALUES, SERVICES, container, environment, render, values_of, workloads
 from tests.helm.chart_redis import START_S, ChartRedis
 
@@ -91,12 +92,19 @@ async def test_nobody_else_gets_in(user: str, server: ChartRedis) -> None:
             await redis.ping()
 
 
-async def test_what_was_acknowledged_survives_a_kill_and_nothing_is_evicted(tmp_path: Path) -> None:
+async def test_what_is_in_the_append_only_file_survives_a_kill_and_nothing_is_evicted(tmp_path: Path) -> None:
     server = ChartRedis(tmp_path)
     server.start()
     async with server.as_user("trainer") as redis:
         await wait_until_ready(redis, timeout_s=START_S)  # which refuses a server that evicts
         await redis.set("headrace:current_run", "run-a")
+
+        async def is_written() -> bool:
+            # With `everysec` a write that comes while the file is synced is acknowledged first, and written after that.
+            persistence: Any = await redis.info("persistence")
+            return int(persistence["aof_buffer_length"]) == 0
+
+        await eventually(is_written)
     server.end(signal.SIGKILL)
     server.start()
     try:

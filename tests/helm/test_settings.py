@@ -1,5 +1,6 @@
 """What the chart gives to a container is what its service reads: every variable is a setting, and all are accepted."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,12 +10,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from headrace.cli import make_parser
+from headrace.doctor.targets import Targets, find_targets
 from services.generator.settings import GeneratorSettings
 from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
 from shared.redis_connection import connect
 from tests.helm.chart import (
     ALL_VALUES,
+    CHART,
     NAMESPACE,
     SERVICES,
     container,
@@ -162,6 +166,26 @@ def test_a_redis_elsewhere_is_reached_with_tls_and_a_user_if_the_values_say_so(
     assert options.get("ssl_ca_certs") == ("/etc/headrace/redis-ca/ca.crt" if "ca_certs" in url else None)
     if "ca_certs" in url:
         assert "/etc/headrace/redis-ca" in mounts(workloads(objects)["generator"])
+
+
+def test_headrace_doctor_finds_everybody_where_the_page_runs_it(tmp_path: Path) -> None:
+    page = (CHART.parent.parent.parent / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (pod,) = re.findall(r"^tar -cf - headrace \| kubectl -n rl exec -i (\S+) -- tar -C /tmp -xf -", page, re.M)
+    ((where, words),) = re.findall(
+        r"exec (\S+) -- env PYTHONPATH=/app:/tmp python3 -m headrace (doctor .*)$", page, re.M
+    )
+    objects = render()
+    assert pod == where == PODS["trainer"]
+    assert "/tmp" in mounts(workloads(objects)["trainer"])
+    environment = inside(objects, "trainer", tmp_path).variables
+    targets = find_targets(make_parser().parse_args(words.split()), environment)
+    assert targets == Targets(
+        api_url=f"http://127.0.0.1:{environment['HEADRACE_PORT']}",
+        rewarder_urls=("http://headrace-rewarder:8000",),
+        redis_url="redis://trainer:content-of-redis-password-trainer@headrace-redis:6379/0",
+        api_key="content-of-api-key",
+        internal_key="content-of-internal-key",
+    )
 
 
 def test_what_is_turned_off_is_off(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.helm.chart import (
     SERVICES,
     VALUES_FILES,
     container,
+    environment,
     helm_chart,
     notes,
     render,
@@ -74,6 +75,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"generator": {"gpus": 0}}, "generator.gpus is 0, but images.flavour is gpu"),
     ({"generator": {"gpus": 4}}, "generator.gpus is 4, but generator.engineArgs makes vLLM use 1"),
     ({"generator": {"engineArgs": {"tensor_parallel_size": 2}}}, "makes vLLM use 2"),
+    (
+        {"generator": {"engineArgs": {"tensor-parallel-size": 1}}},
+        "generator.engineArgs.tensor-parallel-size: engine arguments are written with _, as in Python: say "
+        "tensor_parallel_size",
+    ),
+    ({"generator": {"engineArgs": {"gpu_memory_utilization": 90}}}, "gpu_memory_utilization': maximum"),
     ({"trainer": {"multiNode": {"nodes": 2}}}, "set storage.runs.accessMode to ReadWriteMany"),
     (
         {
@@ -84,6 +91,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             },
         },
         "all of them need the models: set storage.models.accessMode to ReadWriteMany",
+    ),
+    (
+        {"redis": {"external": {"host": "redis.data"}}},
+        "redis.external.host is redis.data, but redis.bundled is true, so that runs would be in a Redis of the "
+        "chart's own: set redis.bundled to false, or leave out redis.external.host",
     ),
     ({"redis": {"bundled": False}}, "say where your Redis is in redis.external.host"),
     ({"redis": {"bundled": False, "external": {"host": "redis.data"}}}, "its passwords are yours"),
@@ -99,15 +111,34 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"trainer": {"env": {"HEADRACE_API_KEY": "canary"}}}, "for all to read: put it into a Secret"),
     (
+        {"rewarder": {"env": {"HF_TOKEN": "canary"}}},
+        "rewarder.env.HF_TOKEN would be in the pod's description for all to read: put it into a Secret and name that "
+        "in hub.tokenSecret",
+    ),
+    ({"nccl": {"env": {"HUGGING_FACE_HUB_TOKEN": "canary"}}}, "name that in hub.tokenSecret"),
+    (
+        {"storage": {"objectStore": {"env": {"AWS_SECRET_ACCESS_KEY": "canary"}}}},
+        "storage.objectStore.env.AWS_SECRET_ACCESS_KEY would be in the pod's description for all to read: put a file "
+        "of credentials into a Secret, name that in storage.objectStore.existingSecret, and the file in "
+        "AWS_SHARED_CREDENTIALS_FILE",
+    ),
+    ({"trainer": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "name that in storage.objectStore.existingSecret"),
+    ({"rewarder": {"env": {"AWS_SESSION_TOKEN": "canary"}}}, "mount that with rewarder.extraVolumes"),
+    (
         {"metrics": {"port": 8000}},
         "metrics.port is 8000, where every service has its HTTP API: set another, such as 9090",
     ),
     (
         {"redis": {"maxmemory": "16gb"}},
-        "redis.maxmemory is 16gb, but redis.resources.limits.memory is 8Gi, so that Redis would be killed",
+        "redis.maxmemory is 16gb, above 85% of redis.resources.limits.memory, which is 8Gi, so that Redis would be "
+        "killed before it refuses a write",
     ),
-    ({"redis": {"maxmemory": "8gb"}}, "redis.maxmemory is 8gb"),
-    ({"redis": {"maxmemory": "9g"}}, "redis.maxmemory is 9g"),
+    ({"redis": {"maxmemory": "6964mb"}}, "redis.maxmemory is 6964mb, above 85% of redis.resources.limits.memory"),
+    ({"redis": {"maxmemory": "8g"}}, "redis.maxmemory is 8g"),
+    (
+        {"redis": {"persistence": {"size": "4095Mi"}}},
+        "redis.persistence.size is 4095Mi, below redis.maxmemory, which is 4gb: set it to several times of that",
+    ),
     (
         {"trainer": {"resources": {"requests": {"memory": "65Gi"}}}},
         "trainer.resources.requests.memory is 65Gi, above trainer.resources.limits.memory, which is 64Gi: "
@@ -129,6 +160,25 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "trainer.env.NCCL_IB_HCA is set by nccl.env too",
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    "host", ["rediss://r.example.com:6380", "r.example.com:6380", "user:pw@r.example.com", "r.example.com/0", "fd00::1"]
+)
+def test_where_a_redis_is_takes_a_name_or_an_address_and_nothing_else(host: str) -> None:
+    said = why_refused({"redis": {"bundled": False, "external": {"host": host}}})
+    assert f"at '/redis/external/host': '{host}' does not match pattern" in said
+
+
+@pytest.mark.parametrize("cidr", ["999.1.2.3/99", "10.0.0.0/33", "256.0.0.1/32", "10.0.0/8", "10/8", "fc00::/129"])
+def test_a_network_that_cannot_be_is_refused(cidr: str) -> None:
+    assert f"'{cidr}' does not match pattern" in why_refused({"redis": {"external": {"cidr": cidr}}})
+    assert f"'{cidr}' does not match pattern" in why_refused({"networkPolicy": {"internalRanges": [cidr]}})
+
+
+@pytest.mark.parametrize("registry", ["https://registry.example.com/team", "me:pw@registry.example.com", "a.b:latest"])
+def test_a_registry_that_no_image_can_be_pulled_from_is_refused(registry: str) -> None:
+    assert f"at '/images/registry': '{registry}' does not match" in why_refused({"images": {"registry": registry}})
 
 
 REPLACEABLE = {"HF_HOME", "HEADRACE_LOG_LEVEL"}
@@ -184,7 +234,16 @@ def test_a_release_whose_name_no_service_can_have_is_refused_and_may_have_anothe
     "values",
     [
         {"redis": {"maxmemory": "6gb"}},
-        {"redis": {"maxmemory": "8g"}},  # 8e9 bytes, of 8Gi
+        {"redis": {"maxmemory": "6963mb"}},  # of 8Gi, of which 85% are 6963.2Mi
+        {"redis": {"maxmemory": "7g"}},  # 7e9 bytes
+        {"redis": {"persistence": {"size": "4Gi"}}},
+        {"redis": {"persistence": {"size": "1Gi", "existingClaim": "mine"}}},
+        {"redis": {"external": {"cidr": "255.255.255.255/32"}}},
+        {"redis": {"external": {"cidr": "fd00:1::/64"}}},
+        {"networkPolicy": {"internalRanges": ["10.20.0.0/16", "192.168.199.249/32"]}},
+        {"images": {"registry": "registry.example.com:5000/team/"}},
+        {"images": {"registry": "localhost:5000"}},
+        {"generator": {"engineArgs": {"gpu_memory_utilization": 1, "compilation_config": {"cudagraph-mode": "NONE"}}}},
         {"redis": {"maxmemory": "16gb", "resources": {"limits": None}}},
         {"trainer": {"shmSize": "64Gi", "resources": {"requests": {"memory": "65536Mi"}}}},
         {"trainer": {"resources": {"requests": None, "limits": None}}},
@@ -194,6 +253,13 @@ def test_a_release_whose_name_no_service_can_have_is_refused_and_may_have_anothe
 )
 def test_values_at_the_edge_of_what_works_are_taken(values: dict[str, Any]) -> None:
     assert render(values)
+
+
+@pytest.mark.parametrize("host", ["redis", "r_1.example.com.", "10.1.2.3", "[fd00::1]"])
+def test_a_redis_elsewhere_may_have_any_name_or_address(host: str) -> None:
+    values = {"secrets": {"existingSecret": "mine"}, "redis": {"bundled": False, "external": {"host": host}}}
+    variables = environment(workloads(render(values))["trainer"], pod="p")
+    assert variables["HEADRACE_REDIS_URL"] == f"rediss://trainer@{host}:6379/0"
 
 
 def test_no_key_of_ours_can_be_taken_away_by_null() -> None:

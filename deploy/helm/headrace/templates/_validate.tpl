@@ -29,6 +29,11 @@
 {{- end }}
 {{- end }}
 {{- $args := $values.generator.engineArgs }}
+{{- range $name, $_ := $args }}
+{{- if contains "-" $name }}
+{{ printf "generator.engineArgs.%s: engine arguments are written with _, as in Python: say %s" $name (replace "-" "_" $name) }}
+{{- end }}
+{{- end }}
 {{- $gpus := int $values.generator.gpus }}
 {{- $used := mul (int (default 1 (get $args "tensor_parallel_size"))) (int (default 1 (get $args "pipeline_parallel_size"))) (int (default 1 (get $args "data_parallel_size"))) }}
 {{- if and (not $cpu) (gt $gpus 0) (ne (int $used) $gpus) }}
@@ -58,6 +63,9 @@ rewarder.rewardModules has both a configMap and an existingClaim: name one
 {{- $values := .Values -}}
 {{- if and (not $values.redis.bundled) (not $values.redis.external.host) }}
 redis.bundled is false: say where your Redis is in redis.external.host
+{{- end }}
+{{- if and $values.redis.bundled $values.redis.external.host }}
+{{ printf "redis.external.host is %s, but redis.bundled is true, so that runs would be in a Redis of the chart's own: set redis.bundled to false, or leave out redis.external.host" $values.redis.external.host }}
 {{- end }}
 {{- if and (not $values.redis.bundled) (not $values.secrets.existingSecret) }}
 redis.bundled is false: its passwords are yours, so name a Secret that holds them in secrets.existingSecret

@@ -38,12 +38,24 @@
 {{- end }}
 {{- end }}
 {{- end }}
-{{- $limit := get (default dict $values.redis.resources.limits) "memory" }}
-{{- if and $values.redis.bundled $limit }}
-{{- /* Redis's gb are Gi, its g are G. */}}
-{{- $maxmemory := $values.redis.maxmemory | upper | replace "KB" "Ki" | replace "MB" "Mi" | replace "GB" "Gi" | replace "K" "k" | replace "ki" "Ki" }}
-{{- if ge (include "headrace.amount" $maxmemory | float64) (include "headrace.amount" $limit | float64) }}
-{{ printf "redis.maxmemory is %s, but redis.resources.limits.memory is %v, so that Redis would be killed before it refuses a write: set redis.maxmemory to about half of the limit, as a rewrite of the append-only file copies, or raise the limit" $values.redis.maxmemory $limit }}
+{{- if $values.redis.bundled }}
+{{- include "headrace.problems.redisAmounts" $values.redis }}
 {{- end }}
+{{- end -}}
+
+{{/* A rewrite of the append-only file copies what is written meanwhile, and that file is hardly smaller than memory. Takes values of redis. */}}
+{{- define "headrace.problems.redisAmounts" -}}
+{{- /* Redis's gb are Gi, its g are G. */}}
+{{- $maxmemory := .maxmemory | upper | replace "KB" "Ki" | replace "MB" "Mi" | replace "GB" "Gi" | replace "K" "k" | replace "ki" "Ki" }}
+{{- $bytes := include "headrace.amount" $maxmemory | float64 }}
+{{- $limit := get (default dict .resources.limits) "memory" }}
+{{- if $limit }}
+{{- if gt $bytes (mulf 0.85 (include "headrace.amount" $limit | float64)) }}
+{{ printf "redis.maxmemory is %s, above 85%% of redis.resources.limits.memory, which is %v, so that Redis would be killed before it refuses a write: set redis.maxmemory to about half of the limit, as a rewrite of the append-only file copies, or raise the limit" .maxmemory $limit }}
+{{- end }}
+{{- end }}
+{{- $size := .persistence.size }}
+{{- if and (not .persistence.existingClaim) (lt (include "headrace.amount" $size | float64) $bytes) }}
+{{ printf "redis.persistence.size is %v, below redis.maxmemory, which is %s: set it to several times of that, as two append-only files are there during a rewrite" $size .maxmemory }}
 {{- end }}
 {{- end -}}

@@ -1,16 +1,31 @@
-{{/* Variables that would be set twice, of which Kubernetes refuses some and takes the last of others. */}}
+{{/* What holds a secret, and where it belongs; not what is in it. Takes the name of a service. */}}
+{{- define "headrace.secretVariables" -}}
+{{- $keys := "put it into a Secret and name that in secrets.existingSecret" -}}
+{{- $token := "put it into a Secret and name that in hub.tokenSecret" -}}
+{{- $bucket := "put a file of credentials into a Secret, name that in storage.objectStore.existingSecret, and the file in AWS_SHARED_CREDENTIALS_FILE" -}}
+{{- if eq . "rewarder" -}}
+{{- $bucket = "put a file of credentials into a Secret, mount that with rewarder.extraVolumes, and name the file in AWS_SHARED_CREDENTIALS_FILE" -}}
+{{- end -}}
+{{- toJson (dict
+      "HEADRACE_API_KEY" $keys "HEADRACE_INTERNAL_KEY" $keys "HEADRACE_REDIS_PASSWORD" $keys "HEADRACE_REDIS_URL" $keys
+      "HF_TOKEN" $token "HUGGING_FACE_HUB_TOKEN" $token
+      "AWS_SECRET_ACCESS_KEY" $bucket "AWS_SESSION_TOKEN" $bucket) -}}
+{{- end -}}
+
+{{/* Variables that would be set twice, of which Kubernetes refuses some and takes the last of others; and secrets. */}}
 {{- define "headrace.problems.env" -}}
 {{- $root := . -}}
 {{- range $component := list "trainer" "generator" "rewarder" }}
 {{- $ctx := dict "root" $root "component" $component "of" (index $root.Values $component) }}
+{{- $secrets := include "headrace.secretVariables" $component | fromJson }}
 {{- $setBy := dict }}
 {{- range $entry := include (printf "headrace.env.%s" $component) $ctx | fromYamlArray }}
 {{- $_ := set $setBy $entry.name "the chart itself" }}
 {{- end }}
 {{- range $key, $given := include "headrace.givenEnv" $ctx | fromJson }}
 {{- range $name, $_ := $given }}
-{{- if has $name (list "HEADRACE_API_KEY" "HEADRACE_INTERNAL_KEY" "HEADRACE_REDIS_PASSWORD" "HEADRACE_REDIS_URL") }}
-{{ printf "%s.%s would be in the pod's description for all to read: put it into a Secret and name that in secrets.existingSecret" $key $name }}
+{{- if hasKey $secrets $name }}
+{{ printf "%s.%s would be in the pod's description for all to read: %s" $key $name (get $secrets $name) }}
 {{- else if hasKey $setBy $name }}
 {{ printf "%s.%s is set by %s too: leave it out here; what of the chart's own variables can be changed has a key in values.yaml" $key $name (get $setBy $name) }}
 {{- end }}

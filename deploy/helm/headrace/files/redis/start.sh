@@ -1,14 +1,15 @@
 #!/bin/sh
 # Starts Redis or Valkey with one user a service, whose passwords are read from files:
 #     /run/secrets/headrace/redis-password-{trainer,generator,rewarder}
-# Redis is given their sha256 alone. HEADRACE_REDIS_MAXMEMORY is when it starts to refuse writes (2gb),
-# HEADRACE_REDIS_DIR where the append-only file is (/data).
+# Redis is given their sha256 alone. HEADRACE_REDIS_MAXMEMORY is when it starts to refuse writes (2gb);
+# it must be less than the container may have. HEADRACE_REDIS_DIR is where the append-only file is (/data).
 set -eu
 umask 077
 
 here=$(dirname "$0")
 secrets=${HEADRACE_SECRETS_DIR:-/run/secrets/headrace}
 users=${HEADRACE_REDIS_USERS:-/run/redis/users.acl}
+cgroup=${HEADRACE_CGROUP_DIR:-/sys/fs/cgroup}
 
 fail() { echo "redis: $*" >&2; exit 2; }
 
@@ -23,6 +24,25 @@ for user in trainer generator rewarder; do
 done
 printf '%s\n' "$rules" >"$users"
 
+maxmemory=${HEADRACE_REDIS_MAXMEMORY:-2gb}
+number=${maxmemory%%[!0-9]*}
+case $(printf %s "${maxmemory#"$number"}" | tr A-Z a-z) in
+    "" | b) unit=1 ;;
+    k) unit=1000 ;; kb) unit=1024 ;;
+    m) unit=1000000 ;; mb) unit=1048576 ;;
+    g) unit=1000000000 ;; gb) unit=1073741824 ;;
+    *) number= ;;
+esac
+[ -n "$number" ] || fail "HEADRACE_REDIS_MAXMEMORY is $maxmemory; write an amount such as 2gb"
+# Of cgroup v2, or of v1; neither has one, or it says max, where there is no limit.
+limit=$(cat "$cgroup/memory.max" "$cgroup/memory/memory.limit_in_bytes" 2>/dev/null | head -n 1)
+case $limit in
+    "" | *[!0-9]*) ;;
+    *) [ $((number * unit)) -lt "$limit" ] || fail "HEADRACE_REDIS_MAXMEMORY is $maxmemory, but this container may have" \
+        "$((limit / 1048576))mb, so that it would be killed before Redis refuses a write; set it to about half of the" \
+        "container's limit (HEADRACE_REDIS_MEMORY in .env, redis.resources.limits.memory of the chart), or raise that" ;;
+esac
+
 server=$(command -v valkey-server || command -v redis-server) || fail "there is neither valkey-server nor redis-server"
 exec "$server" "$here/redis.conf" --aclfile "$users" --dir "${HEADRACE_REDIS_DIR:-/data}" \
-    --maxmemory "${HEADRACE_REDIS_MAXMEMORY:-2gb}" "$@"
+    --maxmemory "$maxmemory" "$@"
