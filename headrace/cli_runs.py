@@ -26,6 +26,7 @@ def submit(arguments: argparse.Namespace) -> int:
     """Submit a run file."""
     config = read_run_file(Path(arguments.file))
     with service_finder.connect(arguments) as client:
+        client.wait_until_heard()
         submission = client.check(config) if arguments.dry_run else client.submit(config)
         for warning in submission.warnings:
             _out(f"note: {warning}")

@@ -9,7 +9,6 @@ Runs are plain dictionaries, as the API sends them. Every failure is a HeadraceA
 Nothing waits for ever, and proxies of the environment are not used.
 """
 
-import json
 import threading
 import time
 import uuid
@@ -21,6 +20,7 @@ from urllib.parse import quote
 
 import httpx
 
+from headrace.event_stream import Event, parse_events
 from shared.errors import HeadraceError
 
 Run = dict[str, Any]
@@ -29,6 +29,7 @@ ENDED = frozenset({"finished", "stopped", "failed"})
 """Statuses from which a run never returns."""
 
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
+_CONNECT_S = 5.0
 _SILENCE_S = 45.0
 """The API sends a heartbeat every 15 s; three missed mean that the connection is dead."""
 
@@ -70,31 +71,27 @@ class Submission:
         return str(self.run["run_id"])
 
 
-@dataclass(frozen=True)
-class Event:
-    """One thing that happened in a run: kind metrics, evaluation, push, progress, status or log."""
-
-    id: str
-    kind: str
-    data: dict[str, Any]
-
-
 class HeadraceClient:
     """A connection to one run API.
 
     Args:
         base_url: Of the run API, such as ``http://127.0.0.1:8400``.
         key: Its API key; ``headrace up`` prints where it is.
-        timeout_s: Longest wait for an answer. Submitting reads the dataset and may take longer than the others.
+        timeout_s: Longest wait for an answer.
+        submit_timeout_s: For that to a submit or a check, which read model and dataset.
     """
 
-    def __init__(self, base_url: str, key: str, *, timeout_s: float = 120.0) -> None:
+    def __init__(
+        self, base_url: str, key: str, *, timeout_s: float = 120.0, submit_timeout_s: float | None = None
+    ) -> None:
         self.base_url = base_url.rstrip("/")
         self._key = key
+        self._timeout_s = timeout_s
+        self._submit_timeout_s = timeout_s if submit_timeout_s is None else submit_timeout_s
         self._http = httpx.Client(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(timeout_s, connect=5.0),
+            timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
             trust_env=False,
         )
 
@@ -108,7 +105,9 @@ class HeadraceClient:
 
     def another(self) -> "HeadraceClient":
         """Return a client of the same API with connections of its own, for another thread."""
-        return HeadraceClient(self.base_url, self._key)
+        return HeadraceClient(
+            self.base_url, self._key, timeout_s=self._timeout_s, submit_timeout_s=self._submit_timeout_s
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -121,11 +120,22 @@ class HeadraceClient:
             HeadraceApiError: The config was refused (the sentence says why), or the API is away.
         """
         headers = {"Idempotency-Key": uuid.uuid4().hex}
-        return _submission(self._object("POST", "/v1/runs", json=dict(config), headers=headers, num_tries=3))
+        return _submission(self._offer(config, headers=headers, num_tries=3))
 
     def check(self, config: Mapping[str, Any]) -> Submission:
         """Validate a run config, dataset, model and rewards included, without making a run."""
-        return _submission(self._object("POST", "/v1/runs", json=dict(config), params={"dry_run": "true"}))
+        return _submission(self._offer(config, params={"dry_run": "true"}))
+
+    def wait_until_heard(self) -> None:
+        """Return once the API has answered at all.
+
+        Raises:
+            HeadraceApiError: It does not: a submit, which may take much longer, would be waited for in vain.
+        """
+        try:
+            self._http.get("/livez")
+        except httpx.HTTPError as error:
+            raise self._away(error, self._timeout_s) from error
 
     def list(self) -> list[Run]:
         """Return all runs, newest first."""
@@ -197,7 +207,7 @@ class HeadraceClient:
 
     def _stream(self, run_id: str, last_event_id: str | None) -> Iterator[Event]:
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_event_id} if last_event_id else {})
-        timeout = httpx.Timeout(_SILENCE_S, connect=5.0)
+        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
         path = f"/v1/runs/{_quoted(run_id)}/events"
         try:
             with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
@@ -206,7 +216,7 @@ class HeadraceClient:
                     raise _refusal(response)
                 yield from parse_events(response.iter_lines())
         except httpx.HTTPError as error:
-            raise self._away(error) from error
+            raise self._away(error, _SILENCE_S) from error
 
     def _pages(self, path: str, items: str, next_name: str, parameter: str, **params: Any) -> Rows:
         """Return the items of all pages."""
@@ -218,14 +228,24 @@ class HeadraceClient:
                 return found
             params[parameter] = page[next_name]
 
-    def _object(self, method: str, path: str, *, num_tries: int = 1, **request: Any) -> dict[str, Any]:
+    def _offer(self, config: Mapping[str, Any], *, num_tries: int = 1, **request: Any) -> dict[str, Any]:
+        """Send a run config."""
+        limit_s = self._submit_timeout_s
+        return self._object("POST", "/v1/runs", num_tries=num_tries, timeout_s=limit_s, json=dict(config), **request)
+
+    def _object(
+        self, method: str, path: str, *, num_tries: int = 1, timeout_s: float | None = None, **request: Any
+    ) -> dict[str, Any]:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         for tries_left in reversed(range(num_tries)):
             try:
-                response = self._http.request(method, path, **request)
+                response = self._http.request(
+                    method, path, timeout=httpx.Timeout(limit_s, connect=_CONNECT_S), **request
+                )
                 break
             except httpx.HTTPError as error:
                 if not tries_left:
-                    raise self._away(error) from error
+                    raise self._away(error, limit_s) from error
                 time.sleep(_FIRST_BACKOFF_S)
         else:
             raise ValueError(f"num_tries={num_tries}")
@@ -239,45 +259,19 @@ class HeadraceClient:
             raise HeadraceApiError(f"{self.base_url} does not answer like a headrace run API")
         return cast("dict[str, Any]", body)
 
-    def _away(self, error: httpx.HTTPError) -> HeadraceApiError:
+    def _away(self, error: httpx.HTTPError, limit_s: float) -> HeadraceApiError:
         if isinstance(error, httpx.TimeoutException):
-            return HeadraceApiError(f"the run API at {self.base_url} did not answer in time")
+            waited_s = _CONNECT_S if isinstance(error, httpx.ConnectTimeout) else limit_s
+            return HeadraceApiError(
+                f"the trainer at {self.base_url} does not answer within {waited_s:g} s; `headrace doctor` says more"
+            )
         return HeadraceApiError(
             f"the run API at {self.base_url} cannot be reached ({error}); is `headrace up` running?"
         )
 
 
-def parse_events(lines: Iterator[str]) -> Iterator[Event]:
-    """Turn lines of a server-sent event stream into events; comments (heartbeats) and malformed data are skipped."""
-    fields: dict[str, list[str]] = {}
-    for line in lines:
-        if line.startswith(":"):
-            continue
-        if line:
-            name, _, value = line.partition(":")
-            fields.setdefault(name, []).append(value.removeprefix(" "))
-            continue
-        event = _event(fields)
-        fields = {}
-        if event is not None:
-            yield event
-
-
 def _submission(body: Mapping[str, Any]) -> Submission:
     return Submission(run=body.get("run"), warnings=tuple(body.get("warnings", ())), derived=body.get("derived", {}))
-
-
-def _event(fields: Mapping[str, list[str]]) -> Event | None:
-    if "data" not in fields:
-        return None
-    try:
-        data = json.loads("\n".join(fields["data"]))
-    except ValueError:
-        return None
-    if not isinstance(data, dict):
-        return None
-    kind = fields.get("event", ["message"])[-1]
-    return Event(id=fields.get("id", [""])[-1], kind=kind, data=cast("dict[str, Any]", data))
 
 
 def _refusal(response: httpx.Response) -> HeadraceApiError:

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, cast
 
-from headrace.client import ENDED, Event, Run
+from headrace.client import ENDED, Run
+from headrace.event_stream import Event
 
 _NUM_MESSAGES = 3
 _RATE_STEPS = 20

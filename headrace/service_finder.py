@@ -18,6 +18,8 @@ from headrace.known_keys import key_of_environment, unused_variables
 from headrace.state_dir import Endpoint, StateDir, choose_state_dir
 from shared.errors import HeadraceError, UserError
 
+_ANSWER_S, _SUBMIT_S = 15.0, 120.0
+"""The run API gives Redis 10 s before it says that Redis is away; a submit reads model and dataset."""
 _NO_SUCH_RUN, _UNAUTHORIZED = "/problems/no-such-run", 401
 
 
@@ -47,11 +49,12 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
         key = key_elsewhere(url)
         if not url.startswith(("http://", "https://")):
             raise UserError(f"{url} is no http:// or https:// address")
-        return HeadraceClient(url, key)
+        return HeadraceClient(url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S)
     state, endpoint = local_service(arguments)
     if endpoint.num_simulated:
         sys.stderr.write(f"SIMULATED: {endpoint.simulated_note()}\n")
-    return HeadraceClient(endpoint.api_url, state.keys().api_key)
+    key = state.keys().api_key
+    return HeadraceClient(endpoint.api_url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S)
 
 
 def key_elsewhere(url: str) -> str:

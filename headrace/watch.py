@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.live import Live
 
 from headrace import watch_view
-from headrace.client import Event, HeadraceApiError, HeadraceClient, Run
+from headrace.client import HeadraceApiError, HeadraceClient, Run
+from headrace.event_stream import Event
 from headrace.run_watch import RunWatch
 
 _POLL_EVERY_S = 1.0

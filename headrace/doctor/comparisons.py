@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from headrace.byte_size import GIB, sized
+from headrace.doctor.coverage import ASKED, listed
 from headrace.doctor.findings import Finding, note, ok, problem
 from shared.about import About, RunsDisk
 from shared.messages import SCHEMA_VERSION
 from shared.version import VERSION
 
-ALL = "all services"
 MAX_CLOCK_SKEW_S = 5.0
 """Date headers have whole seconds and are made once a second; less than this is not told apart."""
 _ENOUGH_BYTES = 5 * GIB
@@ -31,13 +31,13 @@ def _headrace(found: Mapping[str, About]) -> list[Finding]:
     if len(by_release) > 1:
         return [
             problem(
-                ALL,
+                ASKED,
                 "releases",
                 f"run different releases of headrace: {_listed(by_release)}",
                 "bring all to one release: docs/operations.md, Upgrading",
             )
         ]
-    findings = [ok(ALL, "releases", f"headrace {release}") for release in by_release]
+    findings = [ok(ASKED, "releases", f"headrace {release}") for release in by_release]
     if by_release and VERSION not in by_release:
         findings.append(note("doctor", "releases", f"this command is of headrace {VERSION}"))
     return findings
@@ -48,15 +48,15 @@ def _wire(found: Mapping[str, About]) -> list[Finding]:
     if len(by_version) > 1:
         return [
             problem(
-                ALL,
+                ASKED,
                 "wire",
                 f"write messages of different schema versions: {_listed(by_version)}",
                 "messages of another version are buried as dead letters: stop the run, bring all to one release",
             )
         ]
     if by_version and str(SCHEMA_VERSION) not in by_version:
-        return [note(ALL, "wire", f"schema version {next(iter(by_version))}; this command knows {SCHEMA_VERSION}")]
-    return [ok(ALL, "wire", f"schema version {version}") for version in by_version]
+        return [note(ASKED, "wire", f"schema version {next(iter(by_version))}; this command knows {SCHEMA_VERSION}")]
+    return [ok(ASKED, "wire", f"schema version {version}") for version in by_version]
 
 
 def _torch(pushing: Mapping[str, About]) -> list[Finding]:
@@ -93,7 +93,9 @@ def _gpus(trainers: Mapping[str, About], generators: Mapping[str, About]) -> lis
     if not seen:
         return []
     if not any(seen.values()):
-        return [note(ALL, "GPUs", "none is visible to trainer or generators: everything is computed on CPUs")]
+        return [
+            note(ASKED, "GPUs", f"none is visible to {listed(list(seen))}: what they compute, they compute on CPUs")
+        ]
     return [
         ok(name, "GPUs", f"sees {count}")
         if count
@@ -129,7 +131,8 @@ def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
         if abs(ahead - middle) > MAX_CLOCK_SKEW_S
     ]
     if not findings:
-        findings = [ok(ALL, "clocks", f"clocks differ by less than {MAX_CLOCK_SKEW_S:.0f} s")]
+        whose = f"{listed(list(ahead_s))} and this machine"
+        findings = [ok("clocks", "clocks", f"those of {whose} differ by less than {MAX_CLOCK_SKEW_S:.0f} s")]
     if abs(middle) > MAX_CLOCK_SKEW_S:
         findings.append(
             note(

@@ -7,16 +7,24 @@ runs, reward endpoints    --+
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.asking import Asker, asking
 from headrace.doctor import comparisons
+from headrace.doctor.coverage import coverage
 from headrace.doctor.findings import Finding, note
-from headrace.doctor.redis_checks import FleetMember, LookedAtRedis, fleet_findings, look_at_redis
+from headrace.doctor.own_key import own_key_findings
+from headrace.doctor.redis_checks import (
+    FleetMember,
+    LookedAtRedis,
+    fleet_findings,
+    look_at_redis,
+    of_another_deployment,
+)
 from headrace.doctor.redis_reach import REDIS
 from headrace.doctor.reward_checks import look_at_endpoints
-from headrace.doctor.run_checks import look_at_runs
+from headrace.doctor.run_checks import LookedAtRuns, look_at_runs
 from headrace.doctor.service_checks import Looked, Service, look_at
 from headrace.doctor.targets import Targets
 from shared.about import About
@@ -39,20 +47,24 @@ async def examine(targets: Targets) -> Examination:
         redis, runs, endpoints, looked = await asyncio.gather(
             _redis(targets), _runs(targets, asker), _endpoints(targets, named, asker), looking
         )
+        redis = _of_this_deployment(redis, runs)
         known_urls = {service.url for service in named}
         found = [_found(member) for member in redis.fleet or () if member.is_alive and member.url]
         unknown = [service for service in found if service.url not in known_urls]
         looked += await asyncio.gather(*_looks(unknown, asker, targets))
     if any(one.is_elsewhere and one.service.kind == "trainer" for one in looked):
-        runs = []  # what else is there knows of none
+        runs = LookedAtRuns()  # what else is there knows of none
+    looked, own_keys = own_key_findings(looked, targets)
     services = {_unique(one, looked): one.about for one in looked if one.about is not None}
     findings = [finding for one in looked for finding in one.findings]
     for name, about in services.items():
         findings += comparisons.disk_findings(name, about.runs_disk) if about.runs_disk is not None else []
+    findings += _coverage(looked, services, redis, runs, targets)
     findings += comparisons.compare(services)
     findings += redis.findings
     findings += comparisons.compare_clocks(_clocks(looked, redis))
-    return Examination([*findings, *runs, *endpoints, *_not_named(targets), *_unused(targets)], services)
+    others = [*runs.findings, *endpoints, *_not_named(targets), *_unused(targets)]
+    return Examination([*own_keys, *findings, *others], services)
 
 
 def named_services(targets: Targets) -> list[Service]:
@@ -69,15 +81,35 @@ def named_services(targets: Targets) -> list[Service]:
 async def _redis(targets: Targets) -> LookedAtRedis:
     if not targets.redis_url:
         return LookedAtRedis([])
-    looked = await look_at_redis(targets.redis_url, timeout_s=targets.timeout_s)
-    if looked.fleet is None:
-        return looked
-    return LookedAtRedis([*looked.findings, *fleet_findings(looked.fleet)], looked.fleet, looked.clock_ahead_s)
+    return await look_at_redis(targets.redis_url, timeout_s=targets.timeout_s)
 
 
-async def _runs(targets: Targets, asker: Asker) -> list[Finding]:
-    if not (targets.api_url and targets.api_key):
-        return []
+def _of_this_deployment(redis: LookedAtRedis, runs: LookedAtRuns) -> LookedAtRedis:
+    """Return what Redis showed with what that means; generators of another deployment are never shown our keys."""
+    if (another := of_another_deployment(redis, runs.run_ids)) is not None:
+        return replace(redis, findings=[*redis.findings, another], fleet=None)
+    fleet = [] if redis.fleet is None else fleet_findings(redis.fleet)
+    return replace(redis, findings=[*redis.findings, *fleet])
+
+
+def _coverage(
+    looked: list[Looked], services: dict[str, About], redis: LookedAtRedis, runs: LookedAtRuns, targets: Targets
+) -> list[Finding]:
+    alive = {member.replica_id: member.url.rstrip("/") for member in redis.fleet or () if member.is_alive}
+    is_known = redis.fleet is not None or runs.generators is not None
+    return coverage(
+        {_unique(one, looked): one.service.kind for one in looked},
+        services,
+        urls={one.service.url for one in looked},
+        generators=alive | (runs.generators or {}) if is_known else None,
+        num_rewarders=runs.num_rewarders,
+        is_redis_named=bool(targets.redis_url),
+    )
+
+
+async def _runs(targets: Targets, asker: Asker) -> LookedAtRuns:
+    if not targets.api_url:
+        return LookedAtRuns()
     return await look_at_runs(targets.api_url, asker, key=targets.api_key)
 
 

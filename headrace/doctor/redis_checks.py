@@ -15,7 +15,7 @@ from redis.exceptions import NoPermissionError
 from headrace.byte_size import sized
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 from headrace.doctor.redis_reach import REDIS, attempt, door, short, why_not_there
-from shared.keys import FLEET, FLEET_LEASES
+from shared.keys import FLEET, FLEET_LEASES, RUNS
 from shared.redis_connection import Redis, connect
 from shared.registration import decode_registration
 
@@ -35,10 +35,11 @@ class FleetMember:
 
 @dataclass(frozen=True)
 class LookedAtRedis:
-    """What Redis showed; a fleet of None was not seen."""
+    """What Redis showed; what is None was not seen."""
 
     findings: list[Finding]
     fleet: list[FleetMember] | None = None
+    run_ids: frozenset[str] | None = None
     clock_ahead_s: float | None = None
 
 
@@ -51,11 +52,12 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
     try:
         if (finding := await why_not_there(client, url, timeout_s=timeout_s)) is not None:
             return LookedAtRedis([finding])
-        info, clock, library, fleet, at_the_door = await asyncio.gather(
+        info, clock, library, fleet, run_ids, at_the_door = await asyncio.gather(
             attempt(lambda: client.info(), timeout_s),
             attempt(lambda: _clock_ahead_s(client), timeout_s),
             attempt(lambda: client.function_list(library="headrace"), timeout_s),
             attempt(lambda: _fleet(client), timeout_s),
+            attempt(lambda: client.zrange(RUNS, 0, -1), timeout_s),
             door(url, timeout_s=timeout_s),
         )
     finally:
@@ -84,7 +86,9 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
         findings.append(_not_allowed("generators", "reading headrace:fleet", fleet))
         fleet = None
     ahead_s = None if isinstance(clock, Exception) else float(clock)
-    return LookedAtRedis(findings, fleet=cast("list[FleetMember] | None", fleet), clock_ahead_s=ahead_s)
+    runs = None if isinstance(run_ids, Exception) else frozenset(one.decode(errors="replace") for one in run_ids)
+    seen = cast("list[FleetMember] | None", fleet)
+    return LookedAtRedis(findings, fleet=seen, run_ids=runs, clock_ahead_s=ahead_s)
 
 
 def server_findings(info: Mapping[str, Any]) -> list[Finding]:
@@ -175,6 +179,18 @@ def _memory(info: Mapping[str, Any]) -> Finding:
     if not most:
         return note(REDIS, "memory", says, "set maxmemory: a full machine kills Redis, a full Redis only waits")
     return ok(REDIS, "memory", says)
+
+
+def of_another_deployment(redis: LookedAtRedis, listed: frozenset[str] | None) -> Finding | None:
+    """Return that the trainer, which lists these runs, uses another Redis or database; None if it may be this one."""
+    if not listed or redis.run_ids is None or listed & redis.run_ids:
+        return None
+    return problem(
+        REDIS,
+        "runs",
+        f"the trainer's runs ({len(listed)}) are not in this Redis or database: doctor was given another one",
+        "give doctor the HEADRACE_REDIS_URL that the trainer has, with the number of the database",
+    )
 
 
 def fleet_findings(fleet: list[FleetMember]) -> list[Finding]:

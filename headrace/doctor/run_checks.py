@@ -6,6 +6,7 @@ GET /v1/runs --those that have not ended--> GET /v1/runs/{run_id}
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import quote
@@ -20,25 +21,35 @@ _TROUBLE = frozenset({"restarting", "silent_rank", "push_failed"})
 """What a run waits for when somebody should look; all else passes by itself, or is looked at here."""
 
 
-async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]:
-    """Return what is wrong with the runs that have not ended."""
+@dataclass(frozen=True)
+class LookedAtRuns:
+    """What the run API showed; what is None was not seen."""
+
+    findings: list[Finding] = field(default_factory=list[Finding])
+    run_ids: frozenset[str] | None = None
+    generators: dict[str, str] | None = None
+    """Addresses of those that are registered and alive, by replica id."""
+    num_rewarders: int = 0
+
+
+async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
+    """Return what is wrong with the runs that have not ended, and who is there for them."""
+    if not key:
+        return LookedAtRuns(
+            [note("runs", "list", "not looked at: doctor was given no API key to ask the trainer with")]
+        )
     listed = await asker.get(f"{api_url}/v1/runs?limit=1000", key=key)
     if listed.status == HTTPStatus.UNAUTHORIZED:
-        return []  # said where the keys are looked at
+        return LookedAtRuns([note("runs", "list", "not looked at: the trainer refuses doctor's API key")])
     if listed.status != HTTPStatus.OK or not isinstance(listed.get("runs"), list):
-        return [
-            problem(
-                "runs",
-                "list",
-                f"GET /v1/runs{_what(listed)}",
-                "mend what it says; the trainer's log says more",
-            )
-        ]
+        do = "mend what it says; the trainer's log says more"
+        return LookedAtRuns([problem("runs", "list", f"GET /v1/runs{_what(listed)}", do)])
     runs = listed.objects("runs")
     failed = [finding for run in runs if (finding := _failed(run)) is not None]
     lasting = [str(run.get("run_id")) for run in runs if run.get("status") not in ENDED]
+    run_ids = frozenset(str(run.get("run_id")) for run in runs)
     if not lasting:
-        return [ok("runs", "list", "no run is queued, running or paused"), *failed]
+        return LookedAtRuns([ok("runs", "list", "no run is queued, running or paused"), *failed], run_ids)
     details = await asyncio.gather(
         *(asker.get(f"{api_url}/v1/runs/{quote(run_id, safe='')}", key=key) for run_id in lasting[:_MAX_RUNS])
     )
@@ -48,7 +59,15 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> list[Finding]
     findings += failed
     if len(lasting) > _MAX_RUNS:
         findings.append(note("runs", "list", f"{len(lasting) - _MAX_RUNS} more runs were not looked at"))
-    return findings
+    pages = [detail for detail in details if isinstance(detail.get("generators"), list)]
+    alive = {
+        str(one.get("replica_id")): str(one.get("url") or "").rstrip("/")
+        for page in pages
+        for one in page.objects("generators")
+        if one.get("is_alive")
+    }
+    counts = [count for page in pages if isinstance(count := page.get("num_rewarders"), int)]
+    return LookedAtRuns(findings, run_ids, alive if pages else None, max(counts, default=0))
 
 
 def _of_answer(run_id: str, detail: Answer) -> list[Finding]:
@@ -137,7 +156,7 @@ def _generators(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
         if one.get("is_alive") and one.get("doing")
     ]
     if serving:
-        return [*findings, ok(run_id, "generators", f"generators at work: {len(serving)}")]
+        return [*findings, ok(run_id, "generators", f"generators registered and alive, by the run API: {len(serving)}")]
     if any(one.get("is_alive") for one in generators):
         return findings
     return [*findings, problem(run_id, "generators", "no generator is alive for it", "start one, or look into its log")]

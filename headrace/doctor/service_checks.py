@@ -14,11 +14,13 @@ from pydantic import ValidationError
 
 from headrace.addresses import is_loopback
 from headrace.asking import Answer, Asker
+from headrace.doctor.comparisons import MAX_CLOCK_SKEW_S
 from headrace.doctor.findings import Finding, note, ok, problem, unknown
 from headrace.doctor.targets import Targets
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, ServiceName
 
 _HAS_INTERNAL_ROUTES: frozenset[ServiceName] = frozenset({"trainer", "generator"})
+_NEW_DATE_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,15 @@ class Looked:
     findings: list[Finding]
     about: About | None = None
     clock_ahead_s: float | None = None
+    refused_keys: frozenset[str] = frozenset()
+    """Which of doctor's keys it does not take."""
     is_elsewhere: bool = False
     """Whether no such service is where it was said to be: whatever is asked there besides tells the same again."""
 
 
 async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
-    """Return what a service shows, within twice the asker's time."""
-    alive = await asker.get(f"{service.url}/livez")
+    """Return what a service shows, within three times the asker's time."""
+    alive = await _alive(service, asker)
     if (finding := _why_not_alive(service, alive)) is not None:
         return Looked(service, [finding], is_elsewhere=True)
     ready, nobody, anybody, known, internal = await asyncio.gather(
@@ -67,13 +71,30 @@ async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
         return Looked(service, [finding], is_elsewhere=True)
     findings = [ok(service.name, "reachable", f"answers at {service.url}"), _readiness(service, ready)]
     findings.append(door(service, nobody, anybody))
-    findings.append(_api_key(service, known, targets))
+    keys = [_api_key(service, known, targets)]
+    tried = {"API key": known if targets.api_key else None}
     if service.kind in _HAS_INTERNAL_ROUTES:
-        findings.append(_internal_key(service, internal, targets))
+        keys.append(_internal_key(service, internal, targets))
+        tried["internal key"] = internal if targets.internal_key else None
+    findings += keys
+    refused = frozenset(key for key, answer in tried.items() if answer and answer.status == HTTPStatus.UNAUTHORIZED)
     about, mistaken = _about(service, told)
     if mistaken is not None:
         findings.append(mistaken)
-    return Looked(service, findings, about=about, clock_ahead_s=alive.clock_ahead_s)
+    return Looked(service, findings, about=about, clock_ahead_s=alive.clock_ahead_s, refused_keys=refused)
+
+
+async def _alive(service: Service, asker: Asker) -> Answer:
+    """Return what /livez answers; if its clock is off, what it answers later.
+
+    Servers make the Date header once a second: one that stood still begins with the one from before.
+    """
+    alive = await asker.get(f"{service.url}/livez")
+    if abs(alive.clock_ahead_s or 0.0) <= MAX_CLOCK_SKEW_S:
+        return alive
+    await asyncio.sleep(_NEW_DATE_S)
+    again = await asker.get(f"{service.url}/livez")
+    return alive if again.clock_ahead_s is None else again
 
 
 def _why_not_alive(service: Service, alive: Answer) -> Finding | None:

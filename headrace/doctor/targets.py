@@ -30,6 +30,8 @@ class Targets:
     redis_url: str = field(default="", repr=False)
     api_key: str = field(default="", repr=False)
     internal_key: str = field(default="", repr=False)
+    api_key_source: str = ""
+    internal_key_source: str = ""
     timeout_s: float = 5.0
     directory: str = ""
     """Of `headrace up`, if all of this is from there."""
@@ -50,13 +52,16 @@ def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] =
     rewarders = arguments.rewarder_url or [found for found in [environment.get("HEADRACE_REWARDER_URL", "")] if found]
     for address in (url, *rewarders, *arguments.generator_url):
         refuse_unless_http(address)
+    api_key, internal_key = (key_of_environment(name, environment) for name in ("api_key", "internal_key"))
     return Targets(
         api_url=url.rstrip("/"),
         rewarder_urls=tuple(address.rstrip("/") for address in rewarders),
         generator_urls=tuple(address.rstrip("/") for address in arguments.generator_url),
         redis_url=redis_address(arguments.redis_url or environment.get("HEADRACE_REDIS_URL", ""), environment),
-        api_key=key_of_environment("api_key", environment).key,
-        internal_key=key_of_environment("internal_key", environment).key,
+        api_key=api_key.key,
+        internal_key=internal_key.key,
+        api_key_source=api_key.source,
+        internal_key_source=internal_key.source,
         timeout_s=arguments.timeout_s,
     )
 
@@ -77,6 +82,8 @@ def _local(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Tar
         redis_url=redis_url,
         api_key=keys.api_key,
         internal_key=keys.internal_key,
+        api_key_source=str(state.key_file("api_key")),
+        internal_key_source=str(state.key_file("internal_key")),
         timeout_s=arguments.timeout_s,
         directory=str(state.path),
         unused=(

@@ -93,8 +93,46 @@ def test_an_api_that_does_not_answer_is_given_up() -> None:
         return RUN
 
     with serving(hang) as api, HeadraceClient(api.url, "k", timeout_s=0.2) as client:
-        assert "did not answer in time" in str(refusal_of(lambda: client.get("run-a")))
+        assert "does not answer within 0.2 s; `headrace doctor` says more" in str(
+            refusal_of(lambda: client.get("run-a"))
+        )
         finished.set()
+
+
+def test_only_a_submit_and_a_check_are_given_long_and_not_before_the_api_was_heard() -> None:
+    finished = threading.Event()
+
+    def hang(asked: Asked) -> Any:
+        if asked.method == "GET":
+            finished.wait(20)
+        return SUBMITTED
+
+    with (
+        serving(hang) as api,
+        HeadraceClient(api.url, "k", timeout_s=0.2, submit_timeout_s=60) as client,
+        client.another() as other,
+    ):
+        for call in (client.list, client.wait_until_heard, other.list):
+            assert "within 0.2 s" in str(refusal_of(call))
+        finished.set()
+        client.wait_until_heard()
+    assert [asked.path for asked in api.asked][-1] == "/livez"
+
+
+def test_a_submit_and_a_check_may_take_longer_than_other_answers() -> None:
+    gone = threading.Event()
+
+    def slow(asked: Asked) -> Any:
+        if asked.method == "POST":
+            gone.wait(1.0)
+        return SUBMITTED
+
+    with (
+        serving(slow) as api,
+        HeadraceClient(api.url, "k", timeout_s=0.2, submit_timeout_s=60) as client,
+    ):
+        assert client.submit({}).run_id == client.check({}).run_id == "run-a"
+    assert len(api.asked) == 2
 
 
 def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,21 +113,91 @@ async def test_a_service_that_is_not_ready_says_why() -> None:
 @pytest.mark.parametrize(
     ("key", "what", "services"),
     [
-        ("api_key", "API key", {"trainer", "rewarder", "generator"}),
-        ("internal_key", "internal key", {"trainer", "generator"}),
+        ("api_key", "API key", ["trainer", "rewarder", "generator"]),
+        ("internal_key", "internal key", ["trainer", "generator"]),
     ],
 )
-async def test_a_wrong_key_is_named_at_every_service_it_is_for(key: str, what: str, services: set[str]) -> None:
+async def test_a_key_that_everybody_refuses_is_doctors_own_and_said_once(
+    key: str, what: str, services: list[str]
+) -> None:
     with service("trainer") as trainer, service("rewarder") as rewarder, service("generator") as generator:
         found = await examine(
             targets(
                 api_url=trainer.url,
                 rewarder_urls=(rewarder.url,),
                 generator_urls=(generator.url,),
-                **{key: "another"},
+                **{key: "another", f"{key}_source": "HEADRACE_OF_DOCTOR"},
             )
         )
-    assert set(wrong(found)) == {(name, what) for name in services}
+    assert wrong(found) == {
+        ("doctor", what): f"none of {len(services)} services that were asked takes the {what} that doctor was given in "
+        f"HEADRACE_OF_DOCTOR: {', '.join(services)}"
+    }
+
+
+async def test_who_alone_refuses_a_key_is_named() -> None:
+    with service("trainer") as trainer, serving(lambda asked: refuses_keys(asked, "rewarder")) as rewarder:
+        found = await examine(targets(api_url=trainer.url, rewarder_urls=(rewarder.url,)))
+    assert list(wrong(found)) == [("rewarder", "API key")]
+
+
+def refuses_keys(asked: Asked, kind: str) -> Any:
+    """Return what a service with keys of its own answers."""
+    return {"service": kind} if asked.path in ("/livez", "/readyz") else problem(401, "Send the header.")
+
+
+async def test_what_a_refused_key_keeps_from_being_looked_at_is_said() -> None:
+    with serving(lambda asked: refuses_keys(asked, "trainer")) as api:
+        refused = await examine(targets(api_url=api.url, internal_key=""))
+        missing = await examine(targets(api_url=api.url, api_key="", internal_key=""))
+    for found, why in ((refused, "refuses doctor's API key"), (missing, "doctor was given no API key")):
+        (runs,) = [one for one in found.findings if one.where == "runs"]
+        assert (runs.level, why in runs.says) == ("note", True)
+        (asked,) = [one for one in found.findings if one.where == "services asked"]
+        assert asked.says == (
+            "0 of at least 2; trainer told nothing; releases, GPUs and disks of others were not looked at"
+        )
+
+
+async def test_nothing_is_claimed_of_services_that_nobody_asked() -> None:
+    """With the API key and the run API alone, as users of Compose and Kubernetes have them."""
+    generators = [{"replica_id": f"g{number}", "is_alive": number < 5, "doing": ""} for number in range(6)]
+    page = {"run_id": "run-a", "status": "running", "num_rewarders": 1, "generators": generators}
+    with service("trainer", {"/v1/runs": {"runs": [page]}, "/v1/runs/run-a": page}, num_gpus=0) as api:
+        found = await examine(targets(api_url=api.url))
+    said = {(one.where, one.check): (one.level, one.says) for one in found.findings}
+    assert said["services asked", "asked"] == (
+        "note", "1 of 7: trainer; releases, GPUs and disks of others were not looked at"
+    )  # fmt: skip
+    assert said["generators", "reachable"] == ("note", "not looked at: g0, g1, g2, g3, g4")
+    assert said["services asked", "GPUs"][1].startswith("none is visible to trainer: ")
+    assert said["clocks", "clocks"][1].startswith("those of trainer and this machine differ")
+    assert not any("all services" in one.says or "at work" in one.says for one in found.findings)
+    serving_it = [one.says for one in found.findings if one.where == "run-a" and one.level == "ok"]
+    assert "generators registered and alive, by the run API: 5" in serving_it
+
+
+async def test_when_all_were_asked_doctor_says_all_even_where_a_generator_was_named_by_its_address() -> None:
+    with service("rewarder") as rewarder, service("generator") as generator:
+        alive = [{"replica_id": "g0", "is_alive": True, "doing": "", "url": generator.url}]
+        page = {"run_id": "run-a", "status": "running", "num_rewarders": 1, "generators": alive}
+        answers = {"/v1/runs": {"runs": [page]}, "/v1/runs/run-a": page}
+        with service("trainer", answers) as trainer:
+            found = await examine(
+                targets(api_url=trainer.url, rewarder_urls=(rewarder.url,), generator_urls=(generator.url,))
+            )
+    assert level(found, "services asked", "asked") == "ok"
+    assert "generators" not in {one.where for one in found.findings}
+
+
+async def test_the_first_date_of_a_service_that_stood_still_is_not_its_clock() -> None:
+    def script(asked: Asked) -> Any:
+        api.clock_ahead_s = -75.0 if [one.path for one in api.asked].count("/livez") == 1 else 0.0
+        return {"status": "ready"} if asked.path in ("/livez", "/readyz") else {"service": "trainer", **ABOUT}
+
+    with serving(script) as api:
+        found = await examine(targets(api_url=api.url))
+    assert {one.level for one in found.findings if one.check in ("clock", "clocks")} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -185,8 +255,8 @@ async def test_a_service_that_needs_no_key_is_known_on_loopback_and_wrong_elsewh
 @pytest.mark.parametrize(
     ("about", "check", "says"),
     [
-        ({"headrace": "0.0.9"}, ("all services", "releases"), "0.0.9 (generator)"),
-        ({"wire": 2}, ("all services", "wire"), "2 (generator)"),
+        ({"headrace": "0.0.9"}, ("services asked", "releases"), "0.0.9 (generator)"),
+        ({"wire": 2}, ("services asked", "wire"), "2 (generator)"),
         ({"torch": "2.12.1+cu130"}, ("trainer, generators", "torch"), "2.12.1 (generator); 2.13.0 (trainer)"),
         ({"nccl": "2.28.9"}, ("trainer, generators", "NCCL"), "2.28.9 (generator); 2.29.7 (trainer)"),
         ({"num_gpus": 0}, ("generator", "GPUs"), "sees no GPU, while others do"),

@@ -8,7 +8,7 @@ import pytest
 from headrace.doctor.examination import examine
 from headrace.doctor.findings import CANNOT_LOOK, exit_status
 from headrace.doctor.redis_checks import LookedAtRedis, look_at_redis, server_findings
-from shared.keys import FLEET, FLEET_LEASES
+from shared.keys import FLEET, FLEET_LEASES, RUNS
 from shared.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import RedisServer, free_port, write_until_refused
 from tests.headrace.doctor_rig import hanging_port, level, redis_server, service, targets, wrong
@@ -209,3 +209,23 @@ async def test_a_registered_generator_out_of_reach_is_a_note(redis: Redis, redis
 async def test_a_redis_without_generators_is_wrong(redis_url: str) -> None:
     found = await examine(targets(redis_url=redis_url))
     assert wrong(found) == {("redis", "generators"): "no generator is registered"}
+
+
+async def test_the_redis_of_another_deployment_is_called_that_and_its_generators_are_shown_no_key(
+    redis: Redis, redis_url: str
+) -> None:
+    runs = {"/v1/runs": {"runs": [{"run_id": "run-a", "status": "finished"}]}}
+    with service("trainer", runs) as trainer, service("generator") as foreign:
+        await redis.hset(FLEET, mapping={"g0": f'{{"url": "{foreign.url}"}}'})
+        await redis.zadd(FLEET_LEASES, {"g0": 9e15})
+        await redis.zadd(RUNS, {"run-of-others": 1.0})
+        found = await examine(targets(api_url=trainer.url, redis_url=redis_url))
+        assert foreign.asked == []
+        await redis.zadd(RUNS, {"run-a": 2.0})
+        own = await examine(targets(api_url=trainer.url, redis_url=redis_url))
+        assert foreign.asked != []
+    assert wrong(found)["redis", "runs"] == (
+        "the trainer's runs (1) are not in this Redis or database: doctor was given another one"
+    )
+    assert ("redis", "generators") not in wrong(found)
+    assert wrong(own) == {}

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from headrace import watch_view
-from headrace.client import Event
+from headrace.event_stream import Event
 from headrace.run_watch import RunWatch
 
 

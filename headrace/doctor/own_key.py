@@ -1,0 +1,40 @@
+"""Tells a key of doctor's that is wrong from one of a service's: where nobody takes it, it is doctor's. Pure."""
+
+from dataclasses import replace
+
+from headrace.doctor.coverage import listed
+from headrace.doctor.findings import Finding, problem
+from headrace.doctor.service_checks import Looked
+from headrace.doctor.targets import Targets
+
+
+def own_key_findings(looked: list[Looked], targets: Targets) -> tuple[list[Looked], list[Finding]]:
+    """Return what was looked at, and, once instead of once a service, which key everybody refuses."""
+    findings: list[Finding] = []
+    for key, source in (("API key", targets.api_key_source), ("internal key", targets.internal_key_source)):
+        refusing = [one.service.name for one in looked if key in one.refused_keys]
+        is_taken = any(found.check == key and found.level == "ok" for one in looked for found in one.findings)
+        if not refusing or is_taken:
+            continue
+        looked = [_without(one, key) if key in one.refused_keys else one for one in looked]
+        given = f"the {key} that doctor was given" + (f" in {source}" if source else "")
+        says = f"{refusing[0]} does not take {given}"
+        if len(refusing) > 1:
+            says = f"none of {len(refusing)} services that were asked takes {given}: {listed(refusing)}"
+        findings.append(problem("doctor", key, says, _remedy(key, source, targets)))
+    return looked, findings
+
+
+def _without(one: Looked, key: str) -> Looked:
+    return replace(one, findings=[finding for finding in one.findings if finding.check != key])
+
+
+def _remedy(key: str, source: str, targets: Targets) -> str:
+    if targets.directory:
+        return (
+            f"{source or 'it'} is no longer what they were started with: start them again, or name them with --url, "
+            "and their keys in the environment"
+        )
+    return (
+        f"give doctor the deployment's {key}; if this is it, the services were not started again since it was changed"
+    )

@@ -1,0 +1,44 @@
+"""Reads server-sent events, as the run API sends them, line by line."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened in a run: kind metrics, evaluation, push, progress, status or log."""
+
+    id: str
+    kind: str
+    data: dict[str, Any]
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[Event]:
+    """Turn lines of a server-sent event stream into events; comments (heartbeats) and malformed data are skipped."""
+    fields: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(":")
+            fields.setdefault(name, []).append(value.removeprefix(" "))
+            continue
+        event = _event(fields)
+        fields = {}
+        if event is not None:
+            yield event
+
+
+def _event(fields: Mapping[str, list[str]]) -> Event | None:
+    if "data" not in fields:
+        return None
+    try:
+        data = json.loads("\n".join(fields["data"]))
+    except ValueError:
+        return None
+    if not isinstance(data, dict):
+        return None
+    kind = fields.get("event", ["message"])[-1]
+    return Event(id=fields.get("id", [""])[-1], kind=kind, data=cast("dict[str, Any]", data))
