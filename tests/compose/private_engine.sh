@@ -35,7 +35,7 @@ clear_network() { # what dockerd leaves in the kernel
     local table chain
     command -v iptables >/dev/null || return 0
     for table in filter nat; do
-        iptables -t "$table" -S | grep -E -- '^-A .*(-j DOCKER|-s 10\.21[34]\.)' | sed 's/^-A/-D/' |
+        iptables -t "$table" -S | sed -nE 's/^-A (.*(-j DOCKER|-s 10\.21[34]\.))/-D \1/p' |
             while read -r -a rule; do iptables -t "$table" "${rule[@]}" || true; done
         for chain in $(iptables -t "$table" -S | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do iptables -t "$table" -F "$chain"; done
         for chain in $(iptables -t "$table" -S | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do iptables -t "$table" -X "$chain"; done

@@ -116,7 +116,7 @@ class Admission:
 
     def admit_again(self, numbers: Iterable[int]) -> None:
         """Put groups of which no trace is left before all others; they take their turn within the same bound."""
-        self._again.extend(numbers)
+        self._again.extend(number for number in numbers if number not in self._again)
 
     async def admit(self, count: int) -> list[int]:
         """Admit the next ``count`` usable groups, and return their numbers.

@@ -20,6 +20,7 @@ from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
 from services.trainer.loop.evaluation import Evaluations, refuse_without_usable_prompts
 from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.parts import Parts
 from services.trainer.loop.probe_prompt import make_prober
 from services.trainer.loop.reconcile import check_not_fenced, missing_groups
@@ -81,6 +82,8 @@ async def assemble(
         epoch=epoch,
         replica_id=replica_id,
     )
+    lost_writes = LostWrites(redis, keys=keys, ledger=ledger, admission=admission)
+    await lost_writes.make_up()  # before it is known what is there, or it would be missed that it is there no more
     admission.admit_again(await missing_groups(redis, keys, ledger))
     scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
     traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
@@ -103,6 +106,7 @@ async def assemble(
         ledger=ledger,
         admission=admission,
         pace=AdmissionPace(config, ledger=ledger),
+        lost_writes=lost_writes,
         pause=RunPause(store, run_log=run_log, record=record, failures=batches.failures),
         scored=scored,
         considered_to=considered_to,

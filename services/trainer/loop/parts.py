@@ -9,6 +9,7 @@ from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
 from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.policy.training_core import TrainingCore
@@ -36,6 +37,7 @@ class Parts:
     ledger: Ledger
     admission: Admission
     pace: AdmissionPace
+    lost_writes: LostWrites
     pause: RunPause
     scored: ScoredGroups
     considered_to: str

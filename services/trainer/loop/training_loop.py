@@ -147,6 +147,7 @@ class TrainingLoop:
             if self._terminate.is_set() or self._surroundings.should_stop:
                 return None
             await parts.pause.heed(self._surroundings.wishes)
+            await parts.lost_writes.make_up()
             await self._admit()
             await self._evaluate()
             batch = await self._next_batch()

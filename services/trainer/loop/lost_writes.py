@@ -1,0 +1,59 @@
+"""Notices that Redis was started again, or another one took its place, and admits again what it has lost.
+
+A server that is killed may have acknowledged, a moment before, what it had not yet written to its file. A group whose
+entry was among that would be waited for without an end. What others lost there is theirs to find: they read again what
+they have not settled.
+"""
+
+import logging
+import time
+
+from services.trainer.loop.admission import Admission
+from services.trainer.loop.ledger import Ledger
+from services.trainer.loop.reconcile import missing_groups
+from shared.keys import RunKeys
+from shared.redis_connection import Redis, patiently
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+
+
+class LostWrites:
+    """Of one run, as its trainer sees it.
+
+    Args:
+        redis: Client of redis_connection.py.
+        keys: Keys of the run.
+        ledger: Of what was admitted and settled.
+        admission: Told of groups of which no trace is left.
+        every_s: How often to look.
+    """
+
+    def __init__(
+        self, redis: Redis, *, keys: RunKeys, ledger: Ledger, admission: Admission, every_s: float = _EVERY_S
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._ledger = ledger
+        self._admission = admission
+        self._every_s = every_s
+        self._server: str | None = None
+        self._look_at = 0.0
+
+    async def make_up(self) -> None:
+        """Have what is missing admitted again if the server is another process than before.
+
+        Raises:
+            StateLostError: It has lost the whole run.
+            UnavailableError: It does not answer.
+        """
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + self._every_s
+        info = await patiently(lambda: self._redis.info("server"), what="Redis INFO", timeout_s=60)
+        before, self._server = self._server, str(info["run_id"])
+        if before in (None, self._server):
+            return
+        log.info("Redis was started again: looking for groups that it has lost")
+        self._admission.admit_again(await missing_groups(self._redis, self._keys, self._ledger))
