@@ -178,6 +178,8 @@ def test_headrace_doctor_finds_everybody_where_the_page_runs_it(name: str, tmp_p
         redis_url="redis://trainer:content-of-redis-password-trainer@redis:6379/0",
         api_key="content-of-api-key",
         internal_key="content-of-internal-key",
+        api_key_source=f"HEADRACE_API_KEY_FILE ({tmp_path / 'api-key'})",
+        internal_key_source=f"HEADRACE_INTERNAL_KEY_FILE ({tmp_path / 'internal-key'})",
     )
     assert "trainer" in {alias for network in networks(ALL[name]) for alias in _aliases(ALL[name], network)}
 

@@ -185,6 +185,8 @@ def test_headrace_doctor_finds_everybody_where_the_page_runs_it(tmp_path: Path) 
         redis_url="redis://trainer:content-of-redis-password-trainer@headrace-redis:6379/0",
         api_key="content-of-api-key",
         internal_key="content-of-internal-key",
+        api_key_source=f"HEADRACE_API_KEY_FILE ({environment['HEADRACE_API_KEY_FILE']})",
+        internal_key_source=f"HEADRACE_INTERNAL_KEY_FILE ({environment['HEADRACE_INTERNAL_KEY_FILE']})",
     )
 
 
