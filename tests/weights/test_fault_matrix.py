@@ -58,6 +58,7 @@ PUSH_TIMEOUT_S = 9.0
 BOUND_S = 2 * (PUSH_TIMEOUT_S + 3 + 5) + 2 * 3
 RECEIVER_BOUND_S = PUSH_TIMEOUT_S + GRACE_S
 LEASE_S = 2.0
+NOTHING = LineageVersion(0, -1)
 
 
 class Victim:
@@ -179,6 +180,10 @@ async def test_a_generator_that_is_hurt_costs_the_others_a_bounded_time_and_come
         if step == PROBE and fault != "kill":
             # It has all of the new weights, and could not say so: once it is let, it serves what it names.
             await victim.process.ask("hold probes", False)
+        elif (fault, step) == ("stop", COMMIT):
+            # The commit is in its socket, and is carried out once it goes on: then it has all of the new weights.
+            held, is_held, _ = await victim.process.ask("info")
+            assert is_held or held in (NOTHING, (incarnation, 1)), "it serves what it names, or takes no prompts"
         else:
             held, is_held, _ = await victim.process.ask("info")
             assert is_held or not held.satisfies(LineageVersion(incarnation, 1)), "it must not take prompts"
