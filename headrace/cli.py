@@ -161,11 +161,7 @@ def _add_rewards(add_parser: AddParser) -> None:
     check.add_argument("--kwargs", metavar="JSON", help="what a run's reward_kwargs would say of the function")
     check.set_defaults(command=_rewards_check)
     listed = commands.add_parser("list", help="list the reward functions that a running rewarder knows by name")
-    listed.add_argument(
-        "--rewarder-url",
-        metavar="URL",
-        help="a rewarder elsewhere; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE",
-    )
+    listed.add_argument("--rewarder-url", metavar="URL", help="a rewarder elsewhere; its key: HEADRACE_API_KEY[_FILE]")
     service_finder.add_state_dir_argument(listed)
     listed.set_defaults(command=_rewards_list)
 

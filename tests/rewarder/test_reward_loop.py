@@ -300,19 +300,23 @@ async def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics
     assert loop._states == {}  # pyright: ignore[reportPrivateUsage]
 
 
+async def lose_the_run_and_score_the_next(redis: Redis, first: RunKeys, run_config: RunConfig) -> None:
+    await add(redis, first, completed_group("00000001"))
+    await wait_for_scored(redis, first, 1)
+    await redis.flushall()
+    await redis.execute_command("FUNCTION", "FLUSH")  # type: ignore[no-untyped-call]
+    second = await make_run(redis, run_config, reward_funcs=[user("one")])
+    await add(redis, second, completed_group("00000002"))
+    (scored,) = await wait_for_scored(redis, second, 1)
+    assert scored.prompt.group_id == "00000002"
+
+
 async def test_a_wiped_redis_does_not_end_the_rewarder_which_serves_the_next_run(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
 ) -> None:
     first = await make_run(redis, run_config, reward_funcs=[user("one")])
     async with scoring(redis, scorer, metrics):
-        await add(redis, first, completed_group("00000001"))
-        await wait_for_scored(redis, first, 1)
-        await redis.flushall()
-        await redis.execute_command("FUNCTION", "FLUSH")  # type: ignore[no-untyped-call]
-        second = await make_run(redis, run_config, reward_funcs=[user("one")])
-        await add(redis, second, completed_group("00000002"))
-        (scored,) = await wait_for_scored(redis, second, 1)
-    assert scored.prompt.group_id == "00000002"
+        await lose_the_run_and_score_the_next(redis, first, run_config)
 
 
 async def test_a_redis_that_was_replaced_and_learns_of_its_users_later_does_not_end_the_rewarder(
@@ -333,12 +337,5 @@ async def test_a_redis_that_was_replaced_and_learns_of_its_users_later_does_not_
     monkeypatch.setattr(redis, "ping", refuse)
     monkeypatch.setattr(redis, "info", refuse_at_first)
     async with scoring(redis, scorer, metrics):
-        await add(redis, first, completed_group("00000001"))
-        await wait_for_scored(redis, first, 1)
-        await redis.flushall()
-        await redis.execute_command("FUNCTION", "FLUSH")  # type: ignore[no-untyped-call]
-        second = await make_run(redis, run_config, reward_funcs=[user("one")])
-        await add(redis, second, completed_group("00000002"))
-        (scored,) = await wait_for_scored(redis, second, 1)
-    assert scored.prompt.group_id == "00000002"
+        await lose_the_run_and_score_the_next(redis, first, run_config)
     assert num_refused >= 3

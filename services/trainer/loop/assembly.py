@@ -83,7 +83,7 @@ async def assemble(
         replica_id=replica_id,
     )
     lost_writes = LostWrites(redis, keys=keys, ledger=ledger, admission=admission)
-    await lost_writes.make_up()  # before it is known what is there, or it would be missed that it is there no more
+    await lost_writes.make_up()  # knows the server from here on: what it loses after the next line is noticed
     admission.admit_again(await missing_groups(redis, keys, ledger))
     scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
     traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
