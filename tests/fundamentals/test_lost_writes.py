@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.lost_writes import LostWrites
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, connect, wait_until_ready
@@ -17,7 +18,8 @@ from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.conftest import RedisServer
 from tests.eventually import eventually
-from tests.fundamentals.test_accounting import Trainer, generate, score
+from tests.fundamentals.test_accounting import FakeEncoder, FakeRows, Trainer, generate, score
+from tests.stream_view import entries
 
 
 @pytest.fixture
@@ -27,6 +29,24 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+class EvalRows(FakeRows):
+    def __len__(self) -> int:
+        return 3
+
+
+def evaluations_of(redis: Redis, keys: RunKeys, config: RunConfig) -> Evaluations:
+    return Evaluations(
+        redis,
+        keys=keys,
+        config=config,
+        rows=EvalRows(),
+        encoder=FakeEncoder(),
+        epoch=1,
+        replica_id="trainer-1",
+        last_step=None,
+    )
 
 
 async def file_of(redis: Redis, server: RedisServer) -> tuple[Path, int]:
@@ -41,6 +61,14 @@ async def file_of(redis: Redis, server: RedisServer) -> tuple[Path, int]:
     return file, file.stat().st_size
 
 
+def start_without_what_came_after(server: RedisServer, file: Path, size: int) -> None:
+    """Kill the server and start it with its file cut to ``size``."""
+    server.kill()
+    with file.open("r+b") as stream:
+        stream.truncate(size)
+    server.start()
+
+
 async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_are_trained_once(
     server: RedisServer, run_config: RunConfig
 ) -> None:
@@ -48,7 +76,14 @@ async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_ar
     await wait_until_ready(redis, timeout_s=10)
     await RunStore(redis).create(keys.run_id, run_config, run_dir="none")
     trainer = await Trainer.start(redis, keys, run_config)
-    lost_writes = LostWrites(redis, keys=keys, ledger=trainer.ledger, admission=trainer.admission, every_s=0.0)
+    lost_writes = LostWrites(
+        redis,
+        keys=keys,
+        ledger=trainer.ledger,
+        admission=trainer.admission,
+        evaluations=evaluations_of(redis, keys, run_config),
+        every_s=0.0,
+    )
     await lost_writes.make_up()
     await trainer.admission.admit(2)
     await lost_writes.make_up()
@@ -57,10 +92,7 @@ async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_ar
     assert await trainer.admission.admit(2) == [2, 3]
     await file_of(redis, server)
 
-    server.kill()
-    with file.open("r+b") as stream:
-        stream.truncate(size)
-    server.start()
+    start_without_what_came_after(server, file, size)
     for _ in range(2):  # the second look finds nothing new
         await lost_writes.make_up()
         assert trainer.admission.num_unadmitted == 2
@@ -70,4 +102,45 @@ async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_ar
     await score(redis, keys)
     trained = [number for _ in range(3) for number in await trainer.step()]
     assert sorted(trained) == [0, 1, 2, 3]
+    await redis.aclose()
+
+
+async def test_prompts_of_an_evaluation_that_redis_forgot_are_sent_off_again(
+    server: RedisServer, run_config: RunConfig
+) -> None:
+    redis, keys = connect(server.url), RunKeys("run-test")
+    await wait_until_ready(redis, timeout_s=10)
+    await RunStore(redis).create(keys.run_id, run_config, run_dir="none")
+    trainer = await Trainer.start(redis, keys, run_config)
+    evaluations = evaluations_of(redis, keys, run_config)
+    lost_writes = LostWrites(
+        redis,
+        keys=keys,
+        ledger=trainer.ledger,
+        admission=trainer.admission,
+        evaluations=evaluations,
+        every_s=0.0,
+    )
+    await lost_writes.make_up()
+    evaluations.begin(0)
+    file, size = await file_of(redis, server)
+    await evaluations.go_on([])
+    sent = [fields["group_id"] for _, fields in await entries(redis, keys.prompts)]
+    assert len(sent) == 3
+    await generate(redis, keys)
+    await file_of(redis, server)
+
+    start_without_what_came_after(server, file, size)
+    await wait_until_ready(redis, timeout_s=10)
+    assert await redis.xlen(keys.prompts) == await redis.xlen(keys.completions) == 0
+    for _ in range(2):  # the second look finds nothing new
+        await lost_writes.make_up()
+        assert [fields["group_id"] for _, fields in await entries(redis, keys.prompts)] == sent
+
+    await generate(redis, keys)
+    await score(redis, keys)
+    await trainer.receive()
+    result = await evaluations.go_on(trainer.scored.take_evaluated())
+    assert result is not None
+    assert (result.metrics["eval_groups/done"], result.metrics["eval_groups/missing"]) == (3, 0)
     await redis.aclose()

@@ -82,7 +82,17 @@ async def assemble(
         epoch=epoch,
         replica_id=replica_id,
     )
-    lost_writes = LostWrites(redis, keys=keys, ledger=ledger, admission=admission)
+    evaluations = Evaluations(
+        redis,
+        keys=keys,
+        config=config,
+        rows=eval_rows,
+        encoder=encoder,
+        epoch=epoch,
+        replica_id=replica_id,
+        last_step=run_log.last_evaluated_step(),
+    )
+    lost_writes = LostWrites(redis, keys=keys, ledger=ledger, admission=admission, evaluations=evaluations)
     await lost_writes.make_up()  # knows the server from here on: what it loses after the next line is noticed
     admission.admit_again(await missing_groups(redis, keys, ledger))
     scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
@@ -111,16 +121,7 @@ async def assemble(
         scored=scored,
         considered_to=considered_to,
         batches=batches,
-        evaluations=Evaluations(
-            redis,
-            keys=keys,
-            config=config,
-            rows=eval_rows,
-            encoder=encoder,
-            epoch=epoch,
-            replica_id=replica_id,
-            last_step=run_log.last_evaluated_step(),
-        ),
+        evaluations=evaluations,
         pushes=pushes,
         saver=CheckpointSaver(
             CheckpointWriter(files.checkpoints, keep=config.save_total_limit, incarnation=epoch),

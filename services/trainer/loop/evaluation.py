@@ -19,6 +19,7 @@ import numpy as np
 
 from services.trainer.loop.admission import Encoder, Row, UnusableRowError, prompt_payload
 from services.trainer.loop.group_ids import evaluation_id
+from services.trainer.loop.reconcile import groups_in_flight
 from services.trainer.loop.schedule import BatchShape
 from services.trainer.loop.scored_groups import WaitingGroup
 from services.trainer.loop.staleness import window
@@ -164,6 +165,28 @@ class Evaluations:
             self._running.num_missing += 1
             self._running.last_sign_at = time.monotonic()
 
+    async def admit_again(self) -> None:
+        """Send off again what Redis has lost of the evaluation under way.
+
+        Raises:
+            FencedError: A newer incarnation owns the run.
+            UnavailableError: It does not answer.
+        """
+        running = self._running
+        if running is None:
+            return
+        on_streams = await groups_in_flight(self._redis, self._keys)
+        keys = self._keys
+        for label, index in running.in_flight.items():
+            if label not in on_streams:
+                log.warning("prompt %d of the evaluation is sent off again: no trace of it is left", index)
+                await call(
+                    self._redis,
+                    "headrace_readmit",
+                    keys=(keys.epoch, keys.prompts, *map(keys.seen, (keys.prompts, keys.completions, keys.scored))),
+                    args=(self._epoch, label, self._payload(label, index)),
+                )
+
     async def _send_off(self, running: _Running) -> None:
         """Keep as many groups in flight as training may, so that the streams stay short and training has its turn."""
         assert self._rows is not None
@@ -177,15 +200,7 @@ class Evaluations:
             label = evaluation_id(epoch=self._epoch, step=running.step, index=index)
             running.next_index += 1
             try:
-                payload = prompt_payload(
-                    self._rows.row_at(index),
-                    encoder=self._encoder,
-                    run_id=self._keys.run_id,
-                    label=label,
-                    num_generations=self._config.num_generations_eval or self._config.num_generations,
-                    max_prompt_length=self._config.max_prompt_length,
-                    replica_id=self._replica_id,
-                )
+                payload = self._payload(label, index)
             except UnusableRowError as error:
                 log.warning("left prompt %d out of the evaluation: %s", index, error)
                 running.num_unusable += 1
@@ -198,6 +213,18 @@ class Evaluations:
             )
             running.in_flight[label] = index
             running.last_sign_at = time.monotonic()
+
+    def _payload(self, label: str, index: int) -> bytes:
+        assert self._rows is not None
+        return prompt_payload(
+            self._rows.row_at(index),
+            encoder=self._encoder,
+            run_id=self._keys.run_id,
+            label=label,
+            num_generations=self._config.num_generations_eval or self._config.num_generations,
+            max_prompt_length=self._config.max_prompt_length,
+            replica_id=self._replica_id,
+        )
 
 
 def refuse_without_usable_prompts(rows: EvalRows, *, config: RunConfig, encoder: Encoder) -> None:

@@ -9,6 +9,7 @@ import logging
 import time
 
 from services.trainer.loop.admission import Admission
+from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.reconcile import missing_groups
 from shared.keys import RunKeys
@@ -27,16 +28,25 @@ class LostWrites:
         keys: Keys of the run.
         ledger: Of what was admitted and settled.
         admission: Told of groups of which no trace is left.
+        evaluations: Likewise.
         every_s: How often to look.
     """
 
     def __init__(
-        self, redis: Redis, *, keys: RunKeys, ledger: Ledger, admission: Admission, every_s: float = _EVERY_S
+        self,
+        redis: Redis,
+        *,
+        keys: RunKeys,
+        ledger: Ledger,
+        admission: Admission,
+        evaluations: Evaluations,
+        every_s: float = _EVERY_S,
     ) -> None:
         self._redis = redis
         self._keys = keys
         self._ledger = ledger
         self._admission = admission
+        self._evaluations = evaluations
         self._every_s = every_s
         self._server: str | None = None
         self._look_at = 0.0
@@ -57,3 +67,4 @@ class LostWrites:
             return
         log.info("Redis was started again: looking for groups that it has lost")
         self._admission.admit_again(await missing_groups(self._redis, self._keys, self._ledger))
+        await self._evaluations.admit_again()

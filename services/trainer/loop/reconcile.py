@@ -5,6 +5,7 @@ in the checkpoint: settled | on a stream: in flight | a dead letter: dropped | n
 
 import functools
 import logging
+from collections.abc import Iterable
 
 from services.trainer.loop.group_ids import training_number
 from services.trainer.loop.ledger import DEAD_LETTER, Ledger
@@ -44,14 +45,9 @@ async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
 
 
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:
-    """Advance ``ledger.admitted`` past everything Redis knows and return the groups that exist nowhere any more.
-
-    Streams are scanned in the direction of flow: a group that moves on meanwhile is seen at least once.
-    """
-    in_flight: set[int] = set()
-    for stream in (keys.prompts, keys.completions, keys.scored):
-        in_flight.update(await _numbers(redis, stream))
-    buried = set(await _numbers(redis, keys.dead))
+    """Advance ``ledger.admitted`` past everything Redis knows and return the groups that exist nowhere any more."""
+    in_flight = _numbers(await groups_in_flight(redis, keys))
+    buried = _numbers(await _groups_on(redis, keys.dead))
     for number in buried:
         ledger.record_dropped(number, DEAD_LETTER)
     ledger.admitted = max([ledger.admitted, *(number + 1 for number in in_flight | buried)])
@@ -61,13 +57,27 @@ async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[in
     return missing
 
 
-async def _numbers(redis: Redis, stream: str) -> list[int]:
-    numbers: list[int] = []
+async def groups_in_flight(redis: Redis, keys: RunKeys) -> set[str]:
+    """Return the ids of all groups on the streams, those of evaluations too.
+
+    They are scanned in the direction of flow: a group that moves on meanwhile is seen at least once.
+    """
+    found: set[str] = set()
+    for stream in (keys.prompts, keys.completions, keys.scored):
+        found |= await _groups_on(redis, stream)
+    return found
+
+
+async def _groups_on(redis: Redis, stream: str) -> set[str]:
+    found: set[str] = set()
     after = "-"
     while after:
         page = functools.partial(redis.xrange, stream, min=after, count=_PAGE)
         entries = await patiently(page, what=f"scanning {stream}", timeout_s=60)
-        labels = [fields.get(b"group_id", b"").decode(errors="replace") for _, fields in entries]
-        numbers += [number for label in labels if (number := training_number(label)) is not None]
+        found |= {fields.get(b"group_id", b"").decode(errors="replace") for _, fields in entries}
         after = f"({entries[-1][0].decode()}" if len(entries) == _PAGE else ""
-    return numbers
+    return found
+
+
+def _numbers(labels: Iterable[str]) -> set[int]:
+    return {number for label in labels if (number := training_number(label)) is not None}

@@ -131,6 +131,7 @@ class TrainingLoop:
             await self._look_around()
             if self._terminate.is_set():
                 return "terminated"
+            await self._parts.lost_writes.make_up()
             await self._evaluate()
             evaluations = self._parts.evaluations
             if self._surroundings.should_stop or not (evaluations.is_running or self._is_evaluation_due()):
