@@ -4,8 +4,9 @@
                      --push-----------> a real generator, vLLM and all           } engine decodes
                      --AdamW step, delta encoding--> bytes that a delta has
 
-At three sizes of the model, in bfloat16 over gloo on loopback. A push is all that happens: finding the fleet, checks of
-names, conversion, packing, checksums, staging, the swap and the probe. The last line is one JSON object.
+At three sizes of the model, in bfloat16 over gloo on loopback, which ``--wire`` makes as slow as a network. A push is
+all that happens: finding the fleet, checks of names, conversion, packing, checksums, staging, the swap and the probe.
+The last line is one JSON object.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import warnings
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 
 from benchmarks import local_generator
+from benchmarks.bench_push import wire
 from benchmarks.bench_push.bare_broadcast import BareBroadcast
 from benchmarks.bench_push.policies import LEARNING_RATES, SIZES, delta_shares, make_config, make_policy
 from benchmarks.bench_trainer.workload import Workload, save_model
@@ -84,13 +87,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps whose deltas are measured (3)")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--only", choices=["push", "delta"], help="leave the other half out")
+    parser.add_argument("--wire", metavar="RATE", help="of loopback, such as 1gbit; needs root")
     arguments = parser.parse_args()
+    if arguments.wire and not wire.is_set_up():
+        wire.set_up(arguments.wire, sys.argv[1:])
     warnings.simplefilter("ignore")
     local_generator.end_in_order()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with _scratch() as scratch:
         models = {size: save_model(SIZES[size], scratch / size) for size in arguments.sizes}
-        results: dict[str, Any] = {"pairs": arguments.pairs, "transport": "gloo"}
+        results: dict[str, Any] = {"pairs": arguments.pairs, "transport": "gloo", "wire": arguments.wire or "loopback"}
         if arguments.only != "delta":
             results |= asyncio.run(_pushes(scratch, models, num_pairs=arguments.pairs))
         if arguments.only != "push":
