@@ -4,7 +4,8 @@ Read after test_accounting.py. With its file synced once a second, a server that
 that are not in the file; here they are cut off it.
 """
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,40 @@ class EvalRows(FakeRows):
         return 3
 
 
-def evaluations_of(redis: Redis, keys: RunKeys, config: RunConfig) -> Evaluations:
-    return Evaluations(
+@dataclass
+class Running:
+    """A run on a server that is about to lose something."""
+
+    redis: Redis
+    keys: RunKeys
+    trainer: Trainer
+    evaluations: Evaluations
+    lost_writes: LostWrites
+
+
+@pytest.fixture
+async def running(server: RedisServer, run_config: RunConfig) -> AsyncIterator[Running]:
+    """Return a run whose trainer knows the server."""
+    redis, keys = connect(server.url), RunKeys("run-test")
+    await wait_until_ready(redis, timeout_s=10)
+    await RunStore(redis).create(keys.run_id, run_config, run_dir="none")
+    trainer = await Trainer.start(redis, keys, run_config)
+    evaluations = Evaluations(
         redis,
         keys=keys,
-        config=config,
+        config=run_config,
         rows=EvalRows(),
         encoder=FakeEncoder(),
         epoch=1,
         replica_id="trainer-1",
         last_step=None,
     )
+    lost_writes = LostWrites(
+        redis, keys=keys, ledger=trainer.ledger, admission=trainer.admission, evaluations=evaluations, every_s=0.0
+    )
+    await lost_writes.make_up()
+    yield Running(redis, keys, trainer, evaluations, lost_writes)
+    await redis.aclose()
 
 
 async def file_of(redis: Redis, server: RedisServer) -> tuple[Path, int]:
@@ -70,23 +94,11 @@ def start_without_what_came_after(server: RedisServer, file: Path, size: int) ->
 
 
 async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_are_trained_once(
-    server: RedisServer, run_config: RunConfig
+    server: RedisServer, running: Running
 ) -> None:
-    redis, keys = connect(server.url), RunKeys("run-test")
-    await wait_until_ready(redis, timeout_s=10)
-    await RunStore(redis).create(keys.run_id, run_config, run_dir="none")
-    trainer = await Trainer.start(redis, keys, run_config)
-    lost_writes = LostWrites(
-        redis,
-        keys=keys,
-        ledger=trainer.ledger,
-        admission=trainer.admission,
-        evaluations=evaluations_of(redis, keys, run_config),
-        every_s=0.0,
-    )
-    await lost_writes.make_up()
+    redis, keys, trainer = running.redis, running.keys, running.trainer
     await trainer.admission.admit(2)
-    await lost_writes.make_up()
+    await running.lost_writes.make_up()
     assert trainer.admission.num_unadmitted == 0
     file, size = await file_of(redis, server)
     assert await trainer.admission.admit(2) == [2, 3]
@@ -94,7 +106,7 @@ async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_ar
 
     start_without_what_came_after(server, file, size)
     for _ in range(2):  # the second look finds nothing new
-        await lost_writes.make_up()
+        await running.lost_writes.make_up()
         assert trainer.admission.num_unadmitted == 2
 
     assert await trainer.admission.admit(2) == [2, 3]
@@ -102,29 +114,15 @@ async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_ar
     await score(redis, keys)
     trained = [number for _ in range(3) for number in await trainer.step()]
     assert sorted(trained) == [0, 1, 2, 3]
-    await redis.aclose()
 
 
 async def test_prompts_of_an_evaluation_that_redis_forgot_are_sent_off_again(
-    server: RedisServer, run_config: RunConfig
+    server: RedisServer, running: Running
 ) -> None:
-    redis, keys = connect(server.url), RunKeys("run-test")
-    await wait_until_ready(redis, timeout_s=10)
-    await RunStore(redis).create(keys.run_id, run_config, run_dir="none")
-    trainer = await Trainer.start(redis, keys, run_config)
-    evaluations = evaluations_of(redis, keys, run_config)
-    lost_writes = LostWrites(
-        redis,
-        keys=keys,
-        ledger=trainer.ledger,
-        admission=trainer.admission,
-        evaluations=evaluations,
-        every_s=0.0,
-    )
-    await lost_writes.make_up()
-    evaluations.begin(0)
+    redis, keys = running.redis, running.keys
+    running.evaluations.begin(0)
     file, size = await file_of(redis, server)
-    await evaluations.go_on([])
+    await running.evaluations.go_on([])
     sent = [fields["group_id"] for _, fields in await entries(redis, keys.prompts)]
     assert len(sent) == 3
     await generate(redis, keys)
@@ -134,13 +132,12 @@ async def test_prompts_of_an_evaluation_that_redis_forgot_are_sent_off_again(
     await wait_until_ready(redis, timeout_s=10)
     assert await redis.xlen(keys.prompts) == await redis.xlen(keys.completions) == 0
     for _ in range(2):  # the second look finds nothing new
-        await lost_writes.make_up()
+        await running.lost_writes.make_up()
         assert [fields["group_id"] for _, fields in await entries(redis, keys.prompts)] == sent
 
     await generate(redis, keys)
     await score(redis, keys)
-    await trainer.receive()
-    result = await evaluations.go_on(trainer.scored.take_evaluated())
+    await running.trainer.receive()
+    result = await running.evaluations.go_on(running.trainer.scored.take_evaluated())
     assert result is not None
     assert (result.metrics["eval_groups/done"], result.metrics["eval_groups/missing"]) == (3, 0)
-    await redis.aclose()

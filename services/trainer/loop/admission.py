@@ -136,30 +136,22 @@ class Admission:
                 )
             if self._again:
                 number = self._again[0]
-                is_usable = await self._add("headrace_readmit", number)
+                is_usable = await self._add(number, is_again=True)
                 self._again.popleft()
             else:
                 number = self._ledger.admitted
-                is_usable = await self._add("headrace_admit", number)
+                is_usable = await self._add(number, is_again=False)
                 self._ledger.admitted = max(number + 1, self._ledger.admitted)
             if is_usable:
                 admitted.append(number)
         return admitted
 
-    async def _add(self, function: str, number: int) -> bool:
+    async def _add(self, number: int, *, is_again: bool) -> bool:
         """Put group ``number`` on the stream; False if its row cannot be used."""
-        payload, keys = self._payload(number), self._keys
+        payload = self._payload(number)
         if payload is None:
             return False
-        seen = [keys.seen(keys.prompts)]
-        if function == "headrace_readmit":
-            seen += [keys.seen(keys.completions), keys.seen(keys.scored)]
-        await call(
-            self._redis,
-            function,
-            keys=(keys.epoch, keys.prompts, *seen),
-            args=(self._epoch, group_id(number), payload),
-        )
+        await send_off(self._redis, self._keys, self._epoch, group_id(number), payload, is_again=is_again)
         return True
 
     def _payload(self, number: int) -> bytes | None:
@@ -185,6 +177,25 @@ class Admission:
         self._ledger.record_dropped(number, reason)
         self._unusable_in_a_row += 1
         self._why = why
+
+
+async def send_off(
+    redis: Redis, keys: RunKeys, epoch: int, label: str, payload: bytes, *, is_again: bool = False
+) -> None:
+    """Put a group on the prompts stream: once, or again because no trace of it is left.
+
+    Raises:
+        FencedError: A newer incarnation owns the run.
+        StateLostError: The run is gone.
+        UnavailableError: Redis does not answer.
+    """
+    streams = (keys.prompts, keys.completions, keys.scored) if is_again else (keys.prompts,)
+    await call(
+        redis,
+        "headrace_readmit" if is_again else "headrace_admit",
+        keys=(keys.epoch, keys.prompts, *map(keys.seen, streams)),
+        args=(epoch, label, payload),
+    )
 
 
 def prompt_payload(

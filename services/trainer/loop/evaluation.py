@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from services.trainer.loop.admission import Encoder, Row, UnusableRowError, prompt_payload
+from services.trainer.loop.admission import Encoder, Row, UnusableRowError, prompt_payload, send_off
 from services.trainer.loop.group_ids import evaluation_id
 from services.trainer.loop.reconcile import groups_in_flight
 from services.trainer.loop.schedule import BatchShape
@@ -28,7 +28,7 @@ from services.trainer.telemetry.step_metrics import TrainedGroup, rollout_metric
 from shared.errors import UserError
 from shared.keys import RunKeys
 from shared.messages import ScoredGroup
-from shared.redis_connection import Redis, call
+from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -172,20 +172,14 @@ class Evaluations:
             FencedError: A newer incarnation owns the run.
             UnavailableError: It does not answer.
         """
-        running = self._running
-        if running is None:
+        if self._running is None:
             return
         on_streams = await groups_in_flight(self._redis, self._keys)
-        keys = self._keys
-        for label, index in running.in_flight.items():
+        for label, index in self._running.in_flight.items():
             if label not in on_streams:
                 log.warning("prompt %d of the evaluation is sent off again: no trace of it is left", index)
-                await call(
-                    self._redis,
-                    "headrace_readmit",
-                    keys=(keys.epoch, keys.prompts, *map(keys.seen, (keys.prompts, keys.completions, keys.scored))),
-                    args=(self._epoch, label, self._payload(label, index)),
-                )
+                payload = self._payload(label, index)
+                await send_off(self._redis, self._keys, self._epoch, label, payload, is_again=True)
 
     async def _send_off(self, running: _Running) -> None:
         """Keep as many groups in flight as training may, so that the streams stay short and training has its turn."""
@@ -205,12 +199,7 @@ class Evaluations:
                 log.warning("left prompt %d out of the evaluation: %s", index, error)
                 running.num_unusable += 1
                 continue
-            await call(
-                self._redis,
-                "headrace_admit",
-                keys=(self._keys.epoch, self._keys.prompts, self._keys.seen(self._keys.prompts)),
-                args=(self._epoch, label, payload),
-            )
+            await send_off(self._redis, self._keys, self._epoch, label, payload)
             running.in_flight[label] = index
             running.last_sign_at = time.monotonic()
 
