@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
-from shared.arrays import Ids, Logprobs, unpack_ids, unpack_logprobs, unpack_mask
+from shared.arrays import ID_DTYPE, Ids, Logprobs, unpack_ids, unpack_logprobs, unpack_mask
 from shared.errors import MessageError
 
 SCHEMA_VERSION = 1
@@ -101,11 +101,14 @@ class Rollout(msgspec.Struct, frozen=True):
 
     def completion_ids(self) -> Ids:
         """Return the sampled token ids, in order."""
+        return unpack_ids(self.packed_completion_ids()).copy()
+
+    def packed_completion_ids(self) -> bytes:
+        """Return the sampled token ids as they came, in order."""
         num_sampled = self.loss_mask.count(1)
         if num_sampled and self.loss_mask.endswith(b"\1" * num_sampled):  # one turn: they are the end
-            return unpack_ids(self.token_ids)[-num_sampled:].copy()
-        ids: Ids = unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1]
-        return ids
+            return self.token_ids[-ID_DTYPE.itemsize * num_sampled :]
+        return unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1].tobytes()
 
     def generator_logprobs(self) -> Logprobs:
         """Return log p of each sampled token under the distribution it was sampled from, in nats; NaN is unknown."""

@@ -6,14 +6,16 @@
     call D --+
 
 Each is still all or nothing by itself, and none waits for others that may come. A thousand results at the same moment
-cost a few round trips on one connection, not a thousand connections. Time runs for each from its own start, and goes on
-while others are sent before it; it begins anew whenever Redis says that it has no room.
+cost a few round trips on one connection, not a thousand connections, and one task sends for all of them. Time runs for
+each from its own start, and goes on while others are sent before it; it begins anew whenever Redis says that it has no
+room.
 """
 
 import asyncio
+import contextvars
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from redis.exceptions import ResponseError
@@ -31,13 +33,30 @@ class _Call:
     keys: Sequence[str]
     args: Sequence[str | bytes | int | float]
     timeout_s: float
-    limit: asyncio.Timeout
-    answers: list[Any] = field(default_factory=list[Any])
+    answer: "asyncio.Future[Any]"
+    """What Redis said, or why it said nothing: an exception is a result, so that none is left that nobody looks at."""
+    _deadline: asyncio.TimerHandle | None = None
 
     @property
     def num_bytes(self) -> int:
         """Of its arguments; numbers are short."""
         return sum(len(arg) for arg in self.args if isinstance(arg, str | bytes))
+
+    def end(self, answer: Any) -> None:
+        if not self.answer.done():  # or nobody waits for it
+            self.answer.set_result(answer)
+
+    def begin_time(self, *, after_s: float = 0.0) -> None:
+        """Give Redis so long from now on; takes back what it was given before."""
+        self.end_time()
+        self._deadline = self.answer.get_loop().call_later(after_s + self.timeout_s, self._give_up)
+
+    def end_time(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _give_up(self) -> None:
+        self.end(UnavailableError(f"Redis function {self.function} was not answered within {self.timeout_s:g} s"))
 
 
 class PipelinedCalls:
@@ -45,8 +64,8 @@ class PipelinedCalls:
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._waiting: dict[_Call, None] = {}
-        self._sending = asyncio.Lock()
+        self._waiting: dict[_Call, None] = {}  # those that are being sent among them
+        self._sender: asyncio.Task[None] | None = None
 
     async def call(
         self,
@@ -57,23 +76,41 @@ class PipelinedCalls:
         timeout_s: float = 60.0,
     ) -> Any:
         """Do what redis_connection.call does, and raise what it raises."""
-        mine = _Call(function, keys, args, timeout_s, asyncio.timeout(timeout_s))
+        mine = _Call(function, keys, args, timeout_s, asyncio.get_running_loop().create_future())
+        mine.begin_time()
+        self._waiting[mine] = None
+        self._begin_to_send()
         try:
-            async with mine.limit:
-                self._waiting[mine] = None
-                while not mine.answers:
-                    async with self._sending:
-                        if not mine.answers:  # nobody who was ahead has taken it along
-                            await self._send(self._next_calls(), timeout_s)
-        except TimeoutError as error:
-            if not mine.answers:
-                raise UnavailableError(f"Redis function {function} was not answered within {timeout_s:g} s") from error
+            answer = await mine.answer
         finally:
+            mine.end_time()
             self._waiting.pop(mine, None)
-        (answer,) = mine.answers
+            self._end_unless_needed()
         if isinstance(answer, ResponseError):
             raise translate(answer) from answer
+        if isinstance(answer, Exception):
+            raise answer
         return answer
+
+    def _begin_to_send(self) -> None:
+        if self._sender is None:
+            self._sender = asyncio.create_task(
+                self._send_all(), name="send pipelined calls", context=contextvars.Context()
+            )
+
+    def _end_unless_needed(self) -> None:
+        """Have nothing sent for callers who were cancelled or gave up, if there are no others."""
+        if self._sender is not None and not self._waiting:
+            self._sender.cancel()
+            self._sender = None
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                await self._send(self._next_calls())
+        finally:
+            if self._sender is asyncio.current_task():
+                self._sender = None
 
     def _next_calls(self) -> list[_Call]:
         """Return those that have waited longest, as many as one round trip takes."""
@@ -87,13 +124,11 @@ class PipelinedCalls:
         return calls
 
     def _begin_time_anew(self) -> None:
-        asked_again_at = asyncio.get_running_loop().time() + LAST_BACKOFF_S
         for call in self._waiting:
-            if not call.limit.expired():
-                call.limit.reschedule(asked_again_at + call.timeout_s)
+            call.begin_time(after_s=LAST_BACKOFF_S)
 
-    async def _send(self, calls: list[_Call], timeout_s: float) -> None:
-        """Send these, in one round trip. Who sends them may be cancelled: the others send theirs again."""
+    async def _send(self, calls: list[_Call]) -> None:
+        """Send these, in one round trip. If that fails, it has failed for the first; the others are sent again."""
 
         async def send() -> list[Any]:
             pipeline: Any = self._client.pipeline(transaction=False)
@@ -107,7 +142,11 @@ class PipelinedCalls:
                     raise answer
             return answers
 
-        answers = await patiently(send, what=f"Redis function {calls[0].function}", timeout_s=timeout_s)
+        first = calls[0]
+        try:
+            answers = await patiently(send, what=f"Redis function {first.function}", timeout_s=first.timeout_s)
+        except Exception as error:  # noqa: BLE001  whatever it is, its caller raises it
+            calls, answers = [first], [error]
         for call, answer in zip(calls, answers, strict=True):
-            call.answers.append(answer)
             self._waiting.pop(call, None)
+            call.end(answer)

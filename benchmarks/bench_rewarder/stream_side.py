@@ -143,7 +143,6 @@ async def stream_side(directory: Path, *, num_rewarders: int) -> AsyncGenerator[
             "HEADRACE_API_KEY": local_generator.KEY,
             "HEADRACE_LOG_LEVEL": "WARNING",
             "HEADRACE_MAX_INFLIGHT_GROUPS": "100000",
-            "HEADRACE_POLL_EVERY_S": "0.05",
             "OMP_NUM_THREADS": "1",
         }
         names = [f"rewarder-{number}" for number in range(num_rewarders)]

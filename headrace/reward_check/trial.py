@@ -27,6 +27,7 @@ from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.settings import MIB, RewarderSettings, SandboxSettings
 from services.rewarder.worker_frames import Inspected, Refused
 from services.rewarder.worker_pool import WorkerPool
+from shared.arrays import pack_ids
 from shared.errors import UserError
 from shared.messages import RewardOutcome
 from shared.settings import from_environment
@@ -162,7 +163,7 @@ def _call(group: RowGroup, reward_kwargs: dict[str, dict[str, Any]]) -> RewardCa
             [{"role": "assistant", "content": text}] if is_conversational else text for text in group.completions
         ],
         columns={name: [value] * len(group.completions) for name, value in group.columns.items()},
-        completion_ids=[list(text.encode("utf-8", "replace")) for text in group.completions],
+        completion_ids=[pack_ids(list(text.encode("utf-8", "replace"))) for text in group.completions],
         max_completion_length=MAX_COMPLETION_LENGTH,
         reward_kwargs=reward_kwargs,
     )

@@ -3,10 +3,12 @@
 from typing import Annotated, Any, Self, cast
 
 import msgspec
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.worker_frames import Kind
+from shared.arrays import ID_DTYPE, pack_ids
 from shared.messages import Outcome
 from shared.run_options.reward_kwargs import RewardKwargs, check_reward_kwargs
 
@@ -64,7 +66,9 @@ class ChatMessage(Body):
 
 
 Text = str | Annotated[list[ChatMessage], Field(fail_fast=True)]
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=np.iinfo(ID_DTYPE).min, le=np.iinfo(ID_DTYPE).max)]], Field(fail_fast=True)
+]
 """Of what can be long, the first mistake is told: a list of millions of them would hold up every other request."""
 
 
@@ -117,7 +121,7 @@ class Rows(Body):
             prompts=[_plain(prompt) for prompt in self.prompts],
             completions=[_plain(completion) for completion in self.completions],
             columns=self.columns,
-            completion_ids=self.completion_ids,
+            completion_ids=None if self.completion_ids is None else list(map(pack_ids, self.completion_ids)),
             max_completion_length=self.max_completion_length,
             chat_template_kwargs=self.chat_template_kwargs,
         )

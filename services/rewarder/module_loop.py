@@ -107,7 +107,7 @@ class ModuleLoop:
         self._inbox.append(call)
         if not self._is_woken:
             self._is_woken = True
-            self._post(self._take_in)
+            self._home.call_soon(self._post, self._take_in)  # with what the service's loop has for it in this turn
         answer: Answer | NoAnswer = NoAnswer.LATE
         try:
             answer = await call.answer

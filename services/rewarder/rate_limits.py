@@ -6,6 +6,7 @@ function's own deadline does not run meanwhile.
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -50,13 +51,13 @@ class FunctionLimits:
         }
         self._metrics = metrics
 
-    @contextlib.asynccontextmanager
-    async def turn(self, name: str, call: RewardCall, *, lane: str) -> AsyncGenerator[None]:
+    def turn(self, name: str, call: RewardCall, *, lane: str) -> AbstractAsyncContextManager[None]:
         """Wait until ``call`` is allowed; the body is the call. Raises RewardFailure: ``overload``."""
         turnstile = self._turnstiles.get(name)
-        if turnstile is None:
-            yield
-            return
+        return contextlib.nullcontext() if turnstile is None else self._turn(turnstile, call, lane=lane)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, turnstile: Turnstile, call: RewardCall, *, lane: str) -> AsyncGenerator[None]:
         try:
             with self._metrics.queued.labels("limits", lane_kind(lane)).track_inprogress():
                 await turnstile.enter(lane=lane, tokens=num_tokens(call))

@@ -20,6 +20,8 @@ from typing import Any, cast
 
 import msgspec
 
+from services.rewarder.unread_keywords import may_read_keywords
+from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.messages import Outcome, Prompt
 from shared.run_options.reward_kwargs import also_columns
@@ -52,13 +54,14 @@ class RewardCall(msgspec.Struct, frozen=True):
 
     It belongs to the function that is called, which may do with it what it likes, but for the arguments by function.
 
+    ``completion_ids`` are packed (arrays.py) until somebody looks at them: few functions do, and there can be 100,000.
     ``group_id`` and ``policy_version``, that of the group's oldest token, are null outside of runs.
     """
 
     prompts: list[Prompt]
     completions: list[Completion]
     columns: dict[str, list[Any]]
-    completion_ids: list[list[int]] | None = None
+    completion_ids: list[bytes] | None = None
     trainer_state: TrainerState = TrainerState()
     max_completion_length: int | None = None
     group_id: str | None = None
@@ -66,6 +69,10 @@ class RewardCall(msgspec.Struct, frozen=True):
     chat_template_kwargs: dict[str, Any] = {}
     reward_kwargs: dict[str, dict[str, Any]] = {}
     """Extra keyword arguments, by function."""
+
+    def completion_id_lists(self) -> list[list[int]] | None:
+        """Return the token ids of each completion, in lists that are the caller's own."""
+        return None if self.completion_ids is None else [unpack_ids(ids).tolist() for ids in self.completion_ids]
 
 
 def require_sendable(call: RewardCall) -> None:
@@ -84,7 +91,6 @@ def own_copy(call: RewardCall) -> RewardCall:
         prompts=[own_text(prompt) for prompt in call.prompts],
         completions=[own_text(completion) for completion in call.completions],
         columns=columns,
-        completion_ids=None if call.completion_ids is None else list(map(list, call.completion_ids)),
     )
 
 
@@ -140,11 +146,11 @@ def arguments_for(
         "log_extra": _accept,
         "log_metric": _accept,
     }
-    if call.completion_ids is not None:
-        arguments["completion_ids"] = call.completion_ids
+    parameters = _parameters(function)
+    if call.completion_ids is not None and _may_see("completion_ids", function, parameters):
+        arguments["completion_ids"] = call.completion_id_lists()
     if is_built_in and call.max_completion_length is not None:
         arguments["max_completion_length"] = call.max_completion_length
-    parameters = _parameters(function)
     if parameters is None:
         return arguments
     if why_not := refused_kwargs(function, kwargs):
@@ -166,7 +172,7 @@ def arguments_for(
             f"needs {_quoted(missing)}, and there is no such column; the columns are: {_at_most(120, columns)}. "
             f"{', or '.join(ways).capitalize()}"
         )
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if _takes_any(parameters):
         return arguments
     return {parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments}
 
@@ -174,7 +180,7 @@ def arguments_for(
 def refused_kwargs(function: RewardFunction, kwargs: Mapping[str, Any]) -> str | None:
     """Return why ``function`` cannot be given these keyword arguments; None if it can."""
     parameters = _parameters(function)
-    if parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if parameters is None or _takes_any(parameters):
         return None
     names = [parameter.name for parameter in parameters if parameter.name not in _GIVEN]
     unknown = [name for name in kwargs if name not in names]
@@ -262,6 +268,17 @@ def _judge_one(value: object) -> Verdict:
             "invalid", None, f"returned {result}; return None for a completion the function does not apply to"
         )
     return Verdict("scored", result)
+
+
+def _may_see(name: str, function: RewardFunction, parameters: list[inspect.Parameter] | None) -> bool:
+    """Whether ``function`` would notice that it is not given this argument."""
+    if parameters is None or any(parameter.name == name for parameter in parameters):
+        return True
+    return _takes_any(parameters) and may_read_keywords(function)
+
+
+def _takes_any(parameters: list[inspect.Parameter]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _parameters(function: RewardFunction) -> list[inspect.Parameter] | None:

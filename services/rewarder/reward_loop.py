@@ -12,6 +12,7 @@ import asyncio
 import copy
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -174,6 +175,7 @@ class RewardLoop:
             leases=keys.leases(REWARDERS),
             dead=keys.dead,
         )
+        functions = [WeightedFunction(*each) for each in zip(config.reward_funcs, config.weights(), strict=True)]
         slots = _Slots(self._max_inflight_groups)
         async with (
             lease(self._redis, leases=keys.leases(REWARDERS), consumer=self._replica_id),
@@ -185,23 +187,24 @@ class RewardLoop:
                     break
                 for delivery in await consumer.read(count=min(num_free, _MAX_READ), block_s=_BLOCK_S):
                     task = groups.create_task(
-                        self._score_delivery(delivery, keys, config), name=f"score {delivery.group_id}"
+                        self._score_delivery(delivery, keys, config, functions), name=f"score {delivery.group_id}"
                     )
                     slots.hold_until_done(task)
 
-    async def _score_delivery(self, delivery: Delivery, keys: RunKeys, config: RunConfig) -> None:
+    async def _score_delivery(
+        self, delivery: Delivery, keys: RunKeys, config: RunConfig, functions: Sequence[WeightedFunction]
+    ) -> None:
         with self._metrics.groups_in_flight.track_inprogress(), about(group_id=delivery.group_id):
             async with settle(delivery):
-                scored = await self._score_group(decode_completed_group(delivery.payload), config)
+                scored = await self._score_group(decode_completed_group(delivery.payload), config, functions)
                 is_first = await delivery.hand_off(keys.scored, keys.seen(keys.scored), encode(scored))
                 self._metrics.groups.labels("scored" if is_first else "scored elsewhere").inc()
                 return
         self._metrics.groups.labels("buried").inc()
 
-    async def _score_group(self, group: CompletedGroup, config: RunConfig) -> ScoredGroup:
-        functions = [
-            WeightedFunction(name, weight) for name, weight in zip(config.reward_funcs, config.weights(), strict=True)
-        ]
+    async def _score_group(
+        self, group: CompletedGroup, config: RunConfig, functions: Sequence[WeightedFunction]
+    ) -> ScoredGroup:
         state = self._states.get(group.prompt.run_id, TrainerState())
         outcomes = await self._scorer.score(
             call_for(
@@ -255,11 +258,11 @@ def call_for(
             for rollout in group.rollouts
         ],
         columns={name: _own_values(value, num_completions) for name, value in prompt.columns.items()},
-        completion_ids=[rollout.completion_ids().tolist() for rollout in group.rollouts],
+        completion_ids=[rollout.packed_completion_ids() for rollout in group.rollouts],
         trainer_state=state,
         max_completion_length=max_completion_length,
         group_id=prompt.group_id,
-        policy_version=min(rollout.oldest_policy_version() for rollout in group.rollouts),
+        policy_version=min(span.policy_version for rollout in group.rollouts for span in rollout.version_spans),
         chat_template_kwargs=chat_template_kwargs or {},
         reward_kwargs=reward_kwargs or {},
     )

@@ -10,7 +10,6 @@ outcomes and nobody else's, and never becomes a zero.
 import asyncio
 import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -162,11 +161,12 @@ class Scorer:
             self._outages.failed(name, f"{verdicts[0].outcome}: {verdicts[0].detail}")
 
     def _observe(self, name: str, answer: Answer, seconds: float, *, label: str, failed: Verdict | None) -> None:
-        counts = Counter(verdict.outcome for verdict in answer.verdicts)
-        for outcome, count in counts.items():
-            self._metrics.outcomes.labels(label, outcome).inc(count)
-        self._metrics.seconds.labels(label, max(counts, key=counts.__getitem__)).observe(seconds)
-        if "scored" in counts:
+        outcomes = [verdict.outcome for verdict in answer.verdicts]
+        kinds = set(outcomes)
+        for outcome in kinds:
+            self._metrics.outcomes.labels(label, outcome).inc(outcomes.count(outcome))
+        self._metrics.seconds.labels(label, max(kinds, key=outcomes.count)).observe(seconds)
+        if "scored" in kinds:
             values = [verdict.value for verdict in answer.verdicts if verdict.value is not None]
             self._metrics.observe_values(label, values)
         if failed is None:

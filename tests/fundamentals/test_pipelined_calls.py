@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from redis.exceptions import NoPermissionError
 
 from shared.errors import StateLostError, UnavailableError
 from shared.keys import REWARDERS, RunKeys
@@ -100,7 +101,7 @@ class PlayedRedis:
 
     def __init__(self, *, answers: bool = True) -> None:
         self.round_trips: list[tuple[int, int]] = []
-        self._answers = answers
+        self.answers = answers
         self._calls: list[int] = []
 
     def pipeline(self, *, transaction: bool) -> "PlayedRedis":
@@ -113,7 +114,7 @@ class PlayedRedis:
 
     async def execute(self, *, raise_on_error: bool) -> Sequence[int]:
         assert not raise_on_error
-        if not self._answers:
+        if not self.answers:
             await asyncio.Event().wait()
         self.round_trips.append((len(self._calls), sum(self._calls)))
         await asyncio.sleep(0)
@@ -127,8 +128,40 @@ async def test_a_round_trip_is_bounded_in_calls_and_bytes_and_takes_one_call_at_
     await asyncio.gather(*(calls.call("f", keys=(), args=(bytes(size),)) for size in sizes))
     mib = 1 << 20
     assert redis.round_trips == [
-        (1, 0), (128, 0), (128, 0), (45, 6 * mib), (2, 6 * mib), (1, 20 * mib), (1, 1)
+        (128, 0), (128, 0), (46, 6 * mib), (2, 6 * mib), (1, 20 * mib), (1, 1)
     ]  # fmt: skip
+
+
+async def test_when_all_callers_are_gone_nothing_goes_on_and_later_calls_are_sent() -> None:
+    redis = PlayedRedis(answers=False)
+    calls = PipelinedCalls(cast("Redis", redis))
+    others = asyncio.all_tasks()
+    callers = [asyncio.create_task(calls.call("f", keys=())) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert len(asyncio.all_tasks() - others) == 4, "and one that sends"
+    for caller in callers:
+        caller.cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+    redis.answers = True
+    assert await calls.call("f", keys=()) == 1
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == others
+
+
+async def test_what_fails_a_round_trip_fails_the_first_call_of_it_and_the_others_are_sent_again() -> None:
+    class Refusing(PlayedRedis):
+        async def execute(self, *, raise_on_error: bool) -> Sequence[int]:
+            if not self.round_trips:
+                self.round_trips.append((0, 0))
+                raise NoPermissionError("this user may not")
+            return await super().execute(raise_on_error=raise_on_error)
+
+    redis = Refusing()
+    calls = PipelinedCalls(cast("Redis", redis))
+    ended = await asyncio.gather(*(calls.call("f", keys=()) for _ in range(3)), return_exceptions=True)
+    assert str(ended[0]) == "Redis refused: this user may not"
+    assert ended[1:] == [1, 1]
+    assert redis.round_trips == [(0, 0), (2, 0)]
 
 
 async def test_nobody_waits_longer_than_asked_for_because_others_are_ahead() -> None:

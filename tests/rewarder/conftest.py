@@ -21,6 +21,7 @@ from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
 from services.rewarder.worker_pool import WorkerPool
+from shared.arrays import pack_ids
 from tests.rewarder.bwrap_binary import find_or_fetch
 
 USER_CODE = Path(__file__).parent / "user_code"
@@ -39,7 +40,7 @@ def call_with(*completions: str, **columns: object) -> RewardCall:
     return RewardCall(
         prompts=["p"] * len(completions),
         completions=list(completions),
-        completion_ids=[[1, 2, 3][: index + 1] for index in range(len(completions))],
+        completion_ids=[pack_ids([1, 2, 3][: index + 1]) for index in range(len(completions))],
         columns={name: [value] * len(completions) for name, value in columns.items()},
         trainer_state=TrainerState(3, 9),
         max_completion_length=10,

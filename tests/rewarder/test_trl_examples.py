@@ -19,6 +19,7 @@ from services.rewarder.reward_call import RewardCall, TrainerState
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction, weighted_sum
+from shared.arrays import pack_ids
 from shared.messages import RewardOutcome
 from tests.rewarder.conftest import LIMITS, USER_CODE, pool_and_scorer
 
@@ -82,7 +83,7 @@ async def score(directory: Path, *names: str, completions: list[Any], **more: An
     """Score with the real thing: workers, event loop, outcomes."""
     limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(USER_CODE), str(directory)))
     prompts = more.pop("prompts", ["The sky is", "The sun is"])
-    ids = more.pop("completion_ids", None)
+    ids = [pack_ids(found) for found in more.pop("completion_ids")] if "completion_ids" in more else None
     call = RewardCall(prompts, completions, more, completion_ids=ids, trainer_state=TrainerState(1, 2))
     async with pool_and_scorer(RewarderMetrics(), limits) as (_, scorer):
         return await scorer.score(call, [WeightedFunction(name) for name in names], timeout_s=100, lane="test")

@@ -40,10 +40,11 @@ class HeadraceFormat:
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return all that is known, an item a completion."""
         items: list[dict[str, Any]] = []
+        completion_ids = call.completion_id_lists() if spec.send_completion_ids else None
         for index, (prompt, completion) in enumerate(zip(call.prompts, call.completions, strict=True)):
             item: dict[str, Any] = {"index": index, "prompt": prompt, "completion": completion}
-            if call.completion_ids is not None and spec.send_completion_ids:
-                item["completion_ids"] = call.completion_ids[index]
+            if completion_ids is not None:
+                item["completion_ids"] = completion_ids[index]
             item["columns"] = {name: column[index] for name, column in call.columns.items()}
             items.append(item)
         body = {

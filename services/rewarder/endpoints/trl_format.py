@@ -38,7 +38,7 @@ class TrlFormat:
         body: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in NOT_COLUMNS}
         body |= {"prompts": call.prompts, "completions": call.completions, "trainer_state": call.trainer_state}
         if call.completion_ids is not None and spec.send_completion_ids:
-            body["completion_ids"] = call.completion_ids
+            body["completion_ids"] = call.completion_id_lists()
         return WireRequest(msgspec.json.encode(body))
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:

@@ -11,8 +11,9 @@ from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.token_estimate import num_tokens
 from services.rewarder.worker_pool import RewardFailure
+from shared.arrays import pack_ids
 
-CALL = RewardCall(prompts=["p"], completions=["c"], columns={}, completion_ids=[[1] * 60])
+CALL = RewardCall(prompts=["p"], completions=["c"], columns={}, completion_ids=[pack_ids([1] * 60)])
 
 
 def limits_of(*, queue_timeout_s: float = 60.0, **allowed: int) -> FunctionLimits:
@@ -68,7 +69,10 @@ def test_tokens_are_ids_where_they_are_known_and_four_characters_where_not() -> 
     call = RewardCall(prompts=["12345678", "1"], completions=["123456789", "12"], columns={})
     assert num_tokens(call) == 5, "20 characters"
     known = RewardCall(
-        prompts=[[{"role": "user", "content": "12345"}]], completions=["a"], columns={}, completion_ids=[[1] * 7]
+        prompts=[[{"role": "user", "content": "12345"}]],
+        completions=["a"],
+        columns={},
+        completion_ids=[pack_ids([1] * 7)],
     )
     assert num_tokens(known) == 9, "7 ids, and 2 for the prompt's 5 characters"
 

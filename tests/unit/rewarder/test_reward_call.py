@@ -20,12 +20,13 @@ from services.rewarder.reward_call import (
     printable,
     required_columns,
 )
+from shared.arrays import pack_ids
 
 CALL = RewardCall(
     prompts=["p", "p"],
     completions=["a", "b"],
     columns={"answer": ["42", "42"], "prompt": ["x", "x"], "prompts": ["y", "y"]},
-    completion_ids=[[1], [2, 3]],
+    completion_ids=[pack_ids([1]), pack_ids([2, 3])],
     trainer_state=TrainerState(3, 9),
     max_completion_length=10,
 )
@@ -44,7 +45,8 @@ class Nasty:
 
 
 def test_a_function_with_kwargs_gets_the_columns_but_not_those_trl_holds_back() -> None:
-    def function(**_: Any) -> None: ...
+    def function(**given: Any) -> Any:
+        return given
 
     arguments = arguments_for(function, CALL)
     assert set(arguments) == {
@@ -60,7 +62,8 @@ def test_a_function_without_kwargs_gets_what_it_names() -> None:
 
 
 def test_only_built_ins_are_told_the_longest_completion() -> None:
-    def function(**_: Any) -> None: ...
+    def function(**given: Any) -> Any:
+        return given
 
     assert arguments_for(function, CALL, is_built_in=True)["max_completion_length"] == 10
 

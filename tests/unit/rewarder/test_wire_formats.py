@@ -24,13 +24,14 @@ from services.rewarder.endpoints.wire_formats import (
     slices,
 )
 from services.rewarder.reward_call import CallError, RewardCall, TrainerState, Verdict
+from shared.arrays import pack_ids
 
 CONTEXT = RequestContext("r-1", "run-a", 1795174943.5)
 CALL = RewardCall(
     prompts=["6*7?", "6*7?"],
     completions=["42", "41"],
     columns={"answer": ["42", "42"], "prompt": ["no", "no"]},
-    completion_ids=[[1, 2], [3]],
+    completion_ids=[pack_ids([1, 2]), pack_ids([3])],
     trainer_state=TrainerState(3, 9),
     max_completion_length=10,
     group_id="00000001",
@@ -214,7 +215,7 @@ def test_a_call_is_cut_into_slices() -> None:
     first, second = slices(CALL, 1)
     assert (first.completions, second.completions) == (["42"], ["41"])
     assert second.columns == {"answer": ["42"], "prompt": ["no"]}
-    assert second.completion_ids == [[3]]
+    assert second.completion_id_lists() == [[3]]
     assert second.group_id == "00000001"
     assert slices(CALL, None) == slices(CALL, 2) == [CALL]
 

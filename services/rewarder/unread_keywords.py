@@ -1,0 +1,39 @@
+"""Finds the functions that take any keyword argument and look at none: ``def reward(completions, **kwargs)``.
+
+Most reward functions are like that, as TRL asks for the ``**kwargs``. What they do not look at need not be made.
+"""
+
+import dis
+import functools
+import inspect
+from collections.abc import Callable
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+_SEES_ALL = frozenset(
+    {"locals", "vars", "dir", "eval", "exec", "breakpoint", "set_trace", "_getframe", "currentframe", "stack"}
+)
+"""By these, code gets at its own variables."""
+_WRITES = frozenset({"STORE_FAST", "DELETE_FAST"})
+
+
+def may_read_keywords(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` may look at what its ``**kwargs`` hold; True where it cannot be told."""
+    if isinstance(function, MethodType):
+        function = function.__func__
+    return not isinstance(function, FunctionType) or _may_read_keywords(function.__code__)
+
+
+@functools.lru_cache(maxsize=64)
+def _may_read_keywords(code: CodeType) -> bool:
+    if not code.co_flags & inspect.CO_VARKEYWORDS or not _SEES_ALL.isdisjoint(code.co_names):
+        return True
+    num_before = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    keywords = code.co_varnames[num_before]
+    if keywords in code.co_cellvars:
+        return True
+    return any(
+        instruction.argval == keywords or (isinstance(instruction.argval, tuple) and keywords in instruction.argval)
+        for instruction in dis.get_instructions(code)  # some are of two variables
+        if "FAST" in instruction.opname and instruction.opname not in _WRITES
+    )
