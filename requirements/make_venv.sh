@@ -61,6 +61,9 @@ install() { # pip's output goes to the log; a line now and then shows that it li
 }
 
 show_log_and_fail() {
+    if grep -q 'No space left on device' "$venv/install.log"; then
+        fail "the disk is full: $venv takes about 4 GB, and $(df -h --output=avail "$venv" | tail -n 1 | tr -d ' ') are left. Make room, then run this again"
+    fi
     grep -vE '^(Collecting|Looking|Obtaining|  Using|  Downloading|WARNING: Location)' "$venv/install.log" | tail -n 25 >&2
     fail "installation failed; all of pip's output is in $venv/install.log"
 }

@@ -108,7 +108,8 @@ class Rollout(msgspec.Struct, frozen=True):
         num_sampled = self.loss_mask.count(1)
         if num_sampled and self.loss_mask.endswith(b"\1" * num_sampled):  # one turn: they are the end
             return self.token_ids[-ID_DTYPE.itemsize * num_sampled :]
-        return unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1].tobytes()
+        sampled: Ids = unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1]
+        return sampled.tobytes()
 
     def generator_logprobs(self) -> Logprobs:
         """Return log p of each sampled token under the distribution it was sampled from, in nats; NaN is unknown."""

@@ -94,10 +94,12 @@ def test_token_ids_are_unpacked_for_who_may_look_at_them_and_each_gets_lists_of_
 
     def names_them(completion_ids: Any = None) -> Any: ...
 
-    for function in (names_them, passes_on, wraps, dict):
+    lookers: list[Callable[..., Any]] = [names_them, passes_on, wraps, dict]
+    for function in lookers:
         given = arguments_for(function, call)["completion_ids"]
         assert given == [[1], [2, 151_935]]
         given[0].clear()
-    for function in (ignores, has_none):
+    others: list[Callable[..., Any]] = [ignores, has_none]
+    for function in others:
         assert "completion_ids" not in arguments_for(function, call)
     assert arguments_for(ignores, call)["answer"] == ["42", "42"], "columns are given to all"
