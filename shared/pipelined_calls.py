@@ -66,6 +66,8 @@ class PipelinedCalls:
         self._client = client
         self._waiting: dict[_Call, None] = {}  # those that are being sent among them
         self._sender: asyncio.Task[None] | None = None
+        # Logs say what this was made about, a run; not the group of the caller who happened to be first.
+        self._context = contextvars.copy_context()
 
     async def call(
         self,
@@ -94,9 +96,7 @@ class PipelinedCalls:
 
     def _begin_to_send(self) -> None:
         if self._sender is None:
-            self._sender = asyncio.create_task(
-                self._send_all(), name="send pipelined calls", context=contextvars.Context()
-            )
+            self._sender = asyncio.create_task(self._send_all(), name="send pipelined calls", context=self._context)
 
     def _end_unless_needed(self) -> None:
         """Have nothing sent for callers who were cancelled or gave up, if there are no others."""
@@ -105,12 +105,15 @@ class PipelinedCalls:
             self._sender = None
 
     async def _send_all(self) -> None:
+        me = asyncio.current_task()
         try:
-            while self._waiting:
+            while self._waiting and self._sender is me:
                 await self._send(self._next_calls())
         finally:
-            if self._sender is asyncio.current_task():
+            if self._sender is me:
                 self._sender = None
+                for call in self._waiting:  # there are some only if this task was cancelled, and not by us
+                    call.end(UnavailableError(f"Redis function {call.function} was cancelled"))
 
     def _next_calls(self) -> list[_Call]:
         """Return those that have waited longest, as many as one round trip takes."""
@@ -129,12 +132,14 @@ class PipelinedCalls:
 
     async def _send(self, calls: list[_Call]) -> None:
         """Send these, in one round trip. If that fails, it has failed for the first; the others are sent again."""
+        first = calls[0]
 
         async def send() -> list[Any]:
             pipeline: Any = self._client.pipeline(transaction=False)
             for call in calls:
                 pipeline.fcall(call.function, len(call.keys), *call.keys, *cast("Sequence[str]", call.args))
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            async with asyncio.timeout(first.timeout_s):
+                answers: list[Any] = await pipeline.execute(raise_on_error=False)
             for answer in answers:
                 if isinstance(answer, NO_ROOM):
                     self._begin_time_anew()
@@ -142,11 +147,11 @@ class PipelinedCalls:
                     raise answer
             return answers
 
-        first = calls[0]
         try:
             answers = await patiently(send, what=f"Redis function {first.function}", timeout_s=first.timeout_s)
+            answered = list(zip(calls, answers, strict=True))
         except Exception as error:  # noqa: BLE001  whatever it is, its caller raises it
-            calls, answers = [first], [error]
-        for call, answer in zip(calls, answers, strict=True):
+            answered = [(first, error)]
+        for call, answer in answered:
             self._waiting.pop(call, None)
             call.end(answer)

@@ -49,14 +49,19 @@ def main() -> None:
 
 
 async def _measure(scratch: Path, arguments: argparse.Namespace, found: dict[str, Any]) -> None:
-    if {"concurrent", "overhead"} & set(arguments.only):
-        from benchmarks.bench_rewarder.stream_side import stream_side
+    from benchmarks.bench_rewarder.stream_side import stream_side
 
+    if {"concurrent", "overhead"} & set(arguments.only):
         async with stream_side(scratch, num_rewarders=arguments.rewarders) as streams:
             if "concurrent" in arguments.only:
                 found |= await _concurrent(streams, arguments)
             if "overhead" in arguments.only:
                 found |= await _overhead(streams, arguments)
+    if "concurrent" in arguments.only and arguments.rewarders == 1:
+        (scratch / "two").mkdir()
+        async with stream_side(scratch / "two", num_rewarders=2) as streams:
+            two = await _concurrent(streams, arguments)
+        found["concurrent_wall_s_two_rewarders"] = two["concurrent_wall_s"]
     if "math" in arguments.only:
         found |= await _math(arguments)
     if "hostile" in arguments.only:
@@ -72,7 +77,8 @@ async def _concurrent(streams: Any, arguments: argparse.Namespace) -> dict[str, 
         service.append(await streams.concurrent_s(num_groups=arguments.groups))
         direct.append(await direct_concurrent_s(arguments.groups))
         say(
-            f"concurrent, round {number + 1}: {arguments.groups} groups in {service[-1]:.3f} s; "
+            f"concurrent, round {number + 1}: {arguments.groups} groups in {service[-1]:.3f} s by "
+            f"{streams.num_rewarders} rewarders; "
             f"directly {direct[-1]:.3f} s"
         )
     return {

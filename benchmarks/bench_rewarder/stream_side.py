@@ -37,6 +37,7 @@ class StreamSide:
         self._redis = redis
         self._logs = logs
         self._num_runs = 0
+        self.num_rewarders = len(logs)
 
     async def concurrent_s(self, *, num_groups: int) -> float:
         """Return the seconds in which so many groups went through, each scored by a reward of one second."""

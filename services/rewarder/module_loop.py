@@ -107,7 +107,7 @@ class ModuleLoop:
         self._inbox.append(call)
         if not self._is_woken:
             self._is_woken = True
-            self._home.call_soon(self._post, self._take_in)  # with what the service's loop has for it in this turn
+            self._home.call_soon(self._wake)  # for all that the service's loop has for it in this turn
         answer: Answer | NoAnswer = NoAnswer.LATE
         try:
             answer = await call.answer
@@ -150,6 +150,13 @@ class ModuleLoop:
         with contextlib.suppress(RuntimeError):  # it is closed
             self._loop.call_soon_threadsafe(callback)
 
+    def _wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._take_in)
+        except RuntimeError:  # it was closed in the same turn
+            while self._inbox:
+                self._inbox.popleft().end(NoAnswer.CANCELLED)
+
     def _give_back(self) -> None:
         self._is_home_woken = False
         while self._outbox:
@@ -175,6 +182,7 @@ class ModuleLoop:
             call.task = self._loop.create_task(call.work(), name=f"reward {call.name}", context=call.context)
             self._num_running += 1
             call.task.add_done_callback(functools.partial(self._hand_back, call))
+        self._end_if_given_up()
 
     def _hand_back(self, call: _Call, task: "asyncio.Task[Answer]") -> None:
         self._num_running -= 1

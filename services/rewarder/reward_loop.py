@@ -262,7 +262,7 @@ def call_for(
         trainer_state=state,
         max_completion_length=max_completion_length,
         group_id=prompt.group_id,
-        policy_version=min(span.policy_version for rollout in group.rollouts for span in rollout.version_spans),
+        policy_version=min(rollout.oldest_policy_version() for rollout in group.rollouts),
         chat_template_kwargs=chat_template_kwargs or {},
         reward_kwargs=reward_kwargs or {},
     )

@@ -162,7 +162,7 @@ class Scorer:
 
     def _observe(self, name: str, answer: Answer, seconds: float, *, label: str, failed: Verdict | None) -> None:
         outcomes = [verdict.outcome for verdict in answer.verdicts]
-        kinds = set(outcomes)
+        kinds = dict.fromkeys(outcomes)
         for outcome in kinds:
             self._metrics.outcomes.labels(label, outcome).inc(outcomes.count(outcome))
         self._metrics.seconds.labels(label, max(kinds, key=outcomes.count)).observe(seconds)

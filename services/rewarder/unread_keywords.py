@@ -11,14 +11,20 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 _SEES_ALL = frozenset(
-    {"locals", "vars", "dir", "eval", "exec", "breakpoint", "set_trace", "_getframe", "currentframe", "stack"}
-)
+    {
+        "locals", "vars", "dir", "eval", "exec", "breakpoint", "set_trace", "embed", "_getframe", "currentframe",
+        "stack", "trace", "f_locals", "f_back", "tb_frame", "gi_frame", "cr_frame", "ag_frame",
+    }
+)  # fmt: skip
 """By these, code gets at its own variables."""
 _WRITES = frozenset({"STORE_FAST", "DELETE_FAST"})
 
 
 def may_read_keywords(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` may look at what its ``**kwargs`` hold; True where it cannot be told."""
+    """Whether ``function`` may look at what its ``**kwargs`` hold; True of all but plain functions and methods.
+
+    What others do that it calls, and that look at their caller's variables, is not seen.
+    """
     if isinstance(function, MethodType):
         function = function.__func__
     return not isinstance(function, FunctionType) or _may_read_keywords(function.__code__)
@@ -26,7 +32,7 @@ def may_read_keywords(function: Callable[..., Any]) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _may_read_keywords(code: CodeType) -> bool:
-    if not code.co_flags & inspect.CO_VARKEYWORDS or not _SEES_ALL.isdisjoint(code.co_names):
+    if not code.co_flags & inspect.CO_VARKEYWORDS or _sees_all(code):
         return True
     num_before = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     keywords = code.co_varnames[num_before]
@@ -37,3 +43,9 @@ def _may_read_keywords(code: CodeType) -> bool:
         for instruction in dis.get_instructions(code)  # some are of two variables
         if "FAST" in instruction.opname and instruction.opname not in _WRITES
     )
+
+
+def _sees_all(code: CodeType) -> bool:
+    """Whether this, or a function or comprehension inside, has one of these names."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return not _SEES_ALL.isdisjoint(code.co_names) or any(map(_sees_all, inner))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, OutOfMemoryError
 
 from shared.errors import StateLostError, UnavailableError
 from shared.keys import REWARDERS, RunKeys
@@ -75,7 +75,7 @@ async def test_each_gets_the_answer_to_its_own_call(redis: Redis, run_keys: RunK
     assert isinstance(failed, StateLostError)
 
 
-async def test_who_sends_for_all_may_be_cancelled_and_the_others_still_get_theirs(
+async def test_callers_may_be_cancelled_at_any_moment_and_the_others_still_get_theirs(
     redis: Redis, run_keys: RunKeys
 ) -> None:
     calls = PipelinedCalls(redis)
@@ -84,7 +84,7 @@ async def test_who_sends_for_all_may_be_cancelled_and_the_others_still_get_their
         return await calls.call("headrace_renew", keys=(run_keys.leases("test"),), args=(name, 60_000))
 
     tasks = [asyncio.create_task(renew(f"consumer-{number}")) for number in range(50)]
-    for turn in range(20):  # whoever sends at that moment
+    for turn in range(20):  # before theirs is sent, meanwhile, and after
         await asyncio.sleep(0)
         tasks[turn].cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -162,6 +162,46 @@ async def test_what_fails_a_round_trip_fails_the_first_call_of_it_and_the_others
     assert str(ended[0]) == "Redis refused: this user may not"
     assert ended[1:] == [1, 1]
     assert redis.round_trips == [(0, 0), (2, 0)]
+
+
+async def test_a_round_trip_that_never_ends_costs_those_who_come_later_nothing() -> None:
+    class HangingOnce(PlayedRedis):
+        async def execute(self, *, raise_on_error: bool) -> Sequence[int]:
+            if not self.round_trips:
+                self.round_trips.append((0, 0))
+                await asyncio.Event().wait()
+            return await super().execute(raise_on_error=raise_on_error)
+
+    calls = PipelinedCalls(cast("Redis", HangingOnce()))
+    callers: list[asyncio.Task[Any]] = []
+    for _ in range(10):  # so that there is always somebody who waits
+        callers.append(asyncio.create_task(calls.call("f", keys=(), timeout_s=0.4)))
+        await asyncio.sleep(0.1)
+    ended = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(ended[0], UnavailableError)
+    assert ended[5:] == [1] * 5
+
+
+async def test_time_begins_anew_for_all_who_wait_when_redis_has_no_room() -> None:
+    class FullAtFirst(PlayedRedis):
+        async def execute(self, *, raise_on_error: bool) -> Sequence[Any]:
+            answers = await super().execute(raise_on_error=raise_on_error)
+            return answers if len(self.round_trips) > 3 else [OutOfMemoryError("OOM")] * len(answers)
+
+    redis = FullAtFirst()
+    calls = PipelinedCalls(cast("Redis", redis))
+    assert await asyncio.gather(*(calls.call("f", keys=(), timeout_s=0.2) for _ in range(200))) == [1] * 200
+    assert redis.round_trips == [(128, 0)] * 4 + [(72, 0)], "after 0.05, 0.1 and 0.2 s"
+
+
+async def test_if_the_one_that_sends_is_cancelled_by_others_its_callers_are_told_at_once() -> None:
+    calls = PipelinedCalls(cast("Redis", PlayedRedis(answers=False)))
+    callers = [asyncio.create_task(calls.call("f", keys=())) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    for task in asyncio.all_tasks() - {asyncio.current_task(), *callers}:
+        task.cancel()
+    ended = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 10)
+    assert [str(error) for error in ended] == ["Redis function f was cancelled"] * 3
 
 
 async def test_nobody_waits_longer_than_asked_for_because_others_are_ahead() -> None:

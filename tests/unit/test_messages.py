@@ -34,6 +34,15 @@ def test_a_rollout_yields_its_sampled_tokens_and_their_logprobs() -> None:
     assert row.generator_logprobs().tolist() == [-0.5, -0.5, -0.5]
 
 
+def test_of_several_turns_the_sampled_tokens_are_yielded_in_order() -> None:
+    one = rollout(completion_ids=(8, 9, 10))
+    ids, mask = (1, 2, 8, 3, 9, 10, 4), (0, 0, 1, 0, 1, 1, 0)
+    several = msgspec.structs.replace(one, token_ids=pack_ids(ids), loss_mask=pack_mask(mask))
+    for row in (one, several):
+        assert row.completion_ids().tolist() == [8, 9, 10]
+        assert row.packed_completion_ids() == pack_ids((8, 9, 10))
+
+
 def test_a_group_is_as_old_as_its_oldest_token() -> None:
     group = scored_group(policy_version=7)
     spans = (VersionSpan(5, 0, 1), VersionSpan(8, 1, 2))

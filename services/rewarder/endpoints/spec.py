@@ -4,7 +4,6 @@ Strict and without secrets: a header names a secret, whose value only the reward
 that has options of its own has a section here, named after it.
 """
 
-import functools
 import hashlib
 import json
 import re
@@ -151,7 +150,6 @@ class EndpointSpec(Body):
         return named + ([self.signing_secret] if self.signing_secret is not None else [])
 
 
-@functools.lru_cache(maxsize=1024)  # asked for each call of every function
 def why_no_name(name: str) -> str | None:
     """Return why an endpoint cannot be called ``name``, or None if it can."""
     if not re.fullmatch(NAME, name):

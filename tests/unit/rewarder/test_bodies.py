@@ -36,7 +36,7 @@ def test_a_body_that_is_wrong_everywhere_is_no_list_of_all_its_mistakes(wrong: d
 
 
 @pytest.mark.parametrize("token_id", [2**31, -(2**31) - 1, 10**30])
-def test_a_token_id_that_no_tokenizer_has_is_refused(token_id: int) -> None:
+def test_a_token_id_that_32_bits_do_not_hold_is_refused(token_id: int) -> None:
     with pytest.raises(ValidationError, match=r"2147483647|-2147483648|parse") as error:
         ScoreRequest.model_validate({**GOOD, "completion_ids": [[1, token_id]] * len(GOOD["prompts"])})
     assert error.value.errors()[0]["loc"] == ("completion_ids", 0, 1)

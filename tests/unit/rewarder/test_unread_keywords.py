@@ -65,6 +65,17 @@ def looks_at_its_frame(completions: Any, **kwargs: Any) -> Any:
     return inspect.currentframe()
 
 
+def looks_from_inside(completions: Any, **kwargs: Any) -> Any:
+    return [inspect.stack()[1].frame for _ in completions]
+
+
+def looks_at_where_it_failed(completions: Any, **kwargs: Any) -> Any:
+    try:
+        return 1 / len(completions)
+    except ZeroDivisionError as error:
+        return error.__traceback__.tb_frame  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
+
+
 @functools.wraps(ignores)
 def wraps(*args: Any, **kwargs: Any) -> Any:
     return ignores(*args, **kwargs)
@@ -82,6 +93,7 @@ def test_these_look_at_nothing(function: Callable[..., Any]) -> None:
     "function",
     [
         passes_on, reads_in_a_branch, reads_inside, reads_later, overwrites_some, asks_for_locals, looks_at_its_frame,
+        looks_from_inside, looks_at_where_it_failed,
         wraps, has_none, functools.partial(ignores), Methods().reads, Methods(), dict, print,
     ],
 )  # fmt: skip
