@@ -8,7 +8,6 @@ is no finite number is never turned into one: it becomes an outcome that says wh
 """
 
 import copy
-import functools
 import inspect
 import itertools
 import math
@@ -20,7 +19,7 @@ from typing import Any, cast
 
 import msgspec
 
-from services.rewarder.unread_keywords import may_read_keywords
+from services.rewarder.function_parameters import may_see, parameters_of, required, takes_any
 from shared.arrays import unpack_ids
 from shared.errors import UserError
 from shared.messages import Outcome, Prompt
@@ -146,8 +145,8 @@ def arguments_for(
         "log_extra": _accept,
         "log_metric": _accept,
     }
-    parameters = _parameters(function)
-    if call.completion_ids is not None and _may_see("completion_ids", function, parameters):
+    parameters = parameters_of(function)
+    if call.completion_ids is not None and may_see("completion_ids", function):
         arguments["completion_ids"] = call.completion_id_lists()
     if is_built_in and call.max_completion_length is not None:
         arguments["max_completion_length"] = call.max_completion_length
@@ -155,7 +154,7 @@ def arguments_for(
         return arguments
     if why_not := refused_kwargs(function, kwargs):
         raise CallError(why_not)
-    missing = [name for name in _required(parameters) if name not in arguments]
+    missing = [name for name in required(parameters) if name not in arguments]
     if "completion_ids" in missing:
         raise CallError(
             "needs 'completion_ids', which only a run has by itself: send it in the request, "
@@ -172,15 +171,15 @@ def arguments_for(
             f"needs {_quoted(missing)}, and there is no such column; the columns are: {_at_most(120, columns)}. "
             f"{', or '.join(ways).capitalize()}"
         )
-    if _takes_any(parameters):
+    if takes_any(parameters):
         return arguments
     return {parameter.name: arguments[parameter.name] for parameter in parameters if parameter.name in arguments}
 
 
 def refused_kwargs(function: RewardFunction, kwargs: Mapping[str, Any]) -> str | None:
     """Return why ``function`` cannot be given these keyword arguments; None if it can."""
-    parameters = _parameters(function)
-    if parameters is None or _takes_any(parameters):
+    parameters = parameters_of(function)
+    if parameters is None or takes_any(parameters):
         return None
     names = [parameter.name for parameter in parameters if parameter.name not in _GIVEN]
     unknown = [name for name in kwargs if name not in names]
@@ -192,8 +191,8 @@ def refused_kwargs(function: RewardFunction, kwargs: Mapping[str, Any]) -> str |
 
 def required_columns(function: RewardFunction) -> list[str]:
     """Return the dataset columns without which ``function`` cannot be called."""
-    parameters = _parameters(function)
-    return [] if parameters is None else [name for name in _required(parameters) if name not in _GIVEN]
+    parameters = parameters_of(function)
+    return [] if parameters is None else [name for name in required(parameters) if name not in _GIVEN]
 
 
 def is_async(function: RewardFunction) -> bool:
@@ -268,41 +267,6 @@ def _judge_one(value: object) -> Verdict:
             "invalid", None, f"returned {result}; return None for a completion the function does not apply to"
         )
     return Verdict("scored", result)
-
-
-def _may_see(name: str, function: RewardFunction, parameters: list[inspect.Parameter] | None) -> bool:
-    """Whether ``function`` would notice that it is not given this argument."""
-    if parameters is None or any(parameter.name == name for parameter in parameters):
-        return True
-    return _takes_any(parameters) and may_read_keywords(function)
-
-
-def _takes_any(parameters: list[inspect.Parameter]) -> bool:
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def _parameters(function: RewardFunction) -> list[inspect.Parameter] | None:
-    try:
-        return _known_parameters(function)
-    except TypeError:  # it cannot be hashed
-        return _known_parameters.__wrapped__(function)
-
-
-@functools.lru_cache(maxsize=64)
-def _known_parameters(function: RewardFunction) -> list[inspect.Parameter] | None:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some C functions have none to show
-        return None
-
-
-def _required(parameters: list[inspect.Parameter]) -> list[str]:
-    return [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    ]
 
 
 def _quoted(names: list[str]) -> str:

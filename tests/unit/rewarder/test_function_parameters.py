@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from services.rewarder.function_parameters import may_read_keywords
 from services.rewarder.reward_call import RewardCall, arguments_for
-from services.rewarder.unread_keywords import may_read_keywords
 from shared.arrays import pack_ids
 
 

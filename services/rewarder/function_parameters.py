@@ -1,6 +1,7 @@
-"""Finds the functions that take any keyword argument and look at none: ``def reward(completions, **kwargs)``.
+"""What a reward function can be given, and what of it it looks at.
 
-Most reward functions are like that, as TRL asks for the ``**kwargs``. What they do not look at need not be made.
+Most reward functions take any keyword argument and look at none, ``def reward(completions, **kwargs)``, as TRL asks for
+the ``**kwargs``. What they do not look at need not be made.
 """
 
 import dis
@@ -18,6 +19,45 @@ _SEES_ALL = frozenset(
 )  # fmt: skip
 """By these, code gets at its own variables."""
 _WRITES = frozenset({"STORE_FAST", "DELETE_FAST"})
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return its parameters; None for some C functions, which have none to show."""
+    try:
+        return _known_parameters(function)
+    except TypeError:  # it cannot be hashed
+        return _known_parameters.__wrapped__(function)
+
+
+@functools.lru_cache(maxsize=64)
+def _known_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def required(parameters: list[inspect.Parameter]) -> list[str]:
+    """Return the names of those that must be given."""
+    return [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+
+
+def takes_any(parameters: list[inspect.Parameter]) -> bool:
+    """Whether there is a ``**kwargs`` among them."""
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def may_see(name: str, function: Callable[..., Any]) -> bool:
+    """Whether ``function`` could notice that it is not given this argument."""
+    parameters = parameters_of(function)
+    if parameters is None or any(parameter.name == name for parameter in parameters):
+        return True
+    return takes_any(parameters) and may_read_keywords(function)
 
 
 def may_read_keywords(function: Callable[..., Any]) -> bool:
