@@ -252,8 +252,8 @@ async def tracker(tmp_path: Path) -> AsyncIterator[TrackerProcess]:
     )
     tracker.start()
     tracker.put({"kind": "step", "step": 1, "metrics": {"train/loss": 1.0}})
-    book = tmp_path / "tensorboard.reported"
-    await eventually(lambda: book.exists() and book.read_text() == "step 1\n")
+    await eventually(lambda: tracker.num_waiting == 0)
+    assert (tmp_path / "tensorboard.reported").read_text() == "step 1\n"
     yield tracker
     tracker.end()
     tracker.wait(timeout_s=0.1)

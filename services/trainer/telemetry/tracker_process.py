@@ -51,6 +51,11 @@ class TrackerProcess:
         return self._num_lost
 
     @property
+    def num_waiting(self) -> int:
+        """Lines it has not said to have reported, of which one may be on its way."""
+        return self._num_waiting
+
+    @property
     def failure(self) -> str:
         """Why it takes no more; empty while it does."""
         return self._failure
