@@ -8,7 +8,6 @@ It is up before vLLM is, so that what the replica waits for can be asked.
 """
 
 import contextlib
-import socket
 from collections.abc import Generator
 from typing import Any
 
@@ -23,8 +22,8 @@ from services.generator.openai_routes import PATHS, OpenAiRoutes
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
-from shared.errors import UserError
 from shared.http_guard import KEEP_ALIVE_S, OPEN_PATHS, HttpGuard, problem
+from shared.listening import bound_socket
 
 _GRACEFUL_SHUTDOWN_S = 5
 
@@ -82,7 +81,7 @@ class HttpServer(uvicorn.Server):
     """uvicorn on a socket that is bound before anything slow happens; signals are left to the caller."""
 
     def __init__(self, settings: GeneratorSettings) -> None:
-        self._socket = _bind(settings.host, settings.port)
+        self._socket = bound_socket(settings.host, settings.port)
         self.port: int = self._socket.getsockname()[1]
         super().__init__(uvicorn.Config(_not_yet, log_config=None, access_log=False, lifespan="off", ws="none",
                                         timeout_keep_alive=KEEP_ALIVE_S,
@@ -101,17 +100,3 @@ class HttpServer(uvicorn.Server):
 
 async def _not_yet(*_: Any) -> None:
     raise AssertionError("the application is given to answer()")
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise UserError(
-            f"cannot listen on {host}:{port}: {error.strerror}; set HEADRACE_PORT to a free port"
-        ) from error
-    return bound

@@ -37,6 +37,7 @@ from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
 from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S, HttpGuard
+from shared.listening import bound_socket
 from shared.redis_connection import connect, wait_until_ready
 from shared.refusals import refuse, take_back
 
@@ -116,7 +117,7 @@ class RewarderService:
         asked_to_stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
-        with self._serving_metrics(), _listening_socket(self._settings.host, self._settings.port) as door:
+        with self._serving_metrics(), bound_socket(self._settings.host, self._settings.port) as door:
             server = _Server(
                 uvicorn.Config(
                     HttpGuard(
@@ -278,13 +279,3 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
-
-
-def _listening_socket(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise UserError(
-            f"cannot listen on {host}:{port} ({error.strerror}); set HEADRACE_PORT to a free port"
-        ) from error

@@ -26,6 +26,7 @@ from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S
+from shared.listening import bound_socket
 from shared.logs import configure_first_logging, configure_logging, log_lines
 from shared.redis_connection import connect, wait_until_ready
 from shared.settings import from_environment
@@ -88,7 +89,7 @@ async def serve(settings: TrainerSettings) -> None:
         api = make_api(settings, redis, stopping=stopping)
         metrics = RunMetrics(redis, store=api.store, supervisor=api.supervisor)
         with (
-            _bound_socket(settings.host, settings.port) as listener,
+            bound_socket(settings.host, settings.port) as listener,
             served(metrics.registry, host=settings.host, port=settings.metrics_port),
         ):
             await _serve(api, metrics, listener)
@@ -153,21 +154,6 @@ def http_server(api: TrainerApi) -> uvicorn.Server:
         timeout_graceful_shutdown=_DRAIN_S,
     )
     return _Server(config)
-
-
-@contextlib.contextmanager
-def _bound_socket(host: str, port: int) -> Generator[socket.socket]:
-    """Bind before anything else starts, so that a taken port is a sentence and not a half-started service."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise UserError(
-                f"cannot listen on {host}:{port}: {error.strerror}. Stop what is there, or set HEADRACE_PORT"
-            ) from error
-        yield listener
 
 
 def _split(error: BaseException) -> tuple[list[HeadraceError], BaseException | None]:
