@@ -85,8 +85,8 @@ async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
 class SlowProber(Prober):
     """Computes until it is told to end."""
 
-    def __init__(self) -> None:
-        super().__init__(self._wait, token_ids=[5, 6, 7, 8], tolerance=0.5)
+    def __init__(self, *, is_collective: bool = False) -> None:
+        super().__init__(self._wait, token_ids=[5, 6, 7, 8], tolerance=0.5, is_collective=is_collective)
         self.may_end = threading.Event()
         self.is_computing = False
 
@@ -99,10 +99,28 @@ class SlowProber(Prober):
         return PROBE_LOGPROBS
 
 
-async def test_replicas_join_and_get_ready_while_the_probe_is_computed_and_weights_are_read_afterwards(
+async def test_replicas_receive_while_the_probe_is_computed_and_load_afterwards(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
     prober = SlowProber()
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+        pushing = tasks.create_task(quick_sender.push(weights(0.5), policy_version=0, prober=prober), name="push")
+        while not (await one.engine.progress(wait_s=0.01))[0].checksum:  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.01)
+        done, _ = await asyncio.wait({pushing}, timeout=0.5)
+        assert not done
+        assert prober.is_computing
+        assert "load" not in one.engine.calls
+        prober.may_end.set()
+    assert pushing.result().is_confirmed
+    assert pushing.result().probe_max_diff == 0.0
+    assert holds(one, 0.5)
+
+
+async def test_several_ranks_join_while_they_compute_the_probe_and_read_the_weights_afterwards(
+    quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    prober = SlowProber(is_collective=True)
     readings: list[bool] = []
 
     def watched() -> Iterator[tuple[str, torch.Tensor]]:

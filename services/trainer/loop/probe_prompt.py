@@ -16,7 +16,9 @@ def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: R
     if tolerance is None:
         return None
     token_ids = _first_tokens(encoder, rows, longest=max(2, min(MAX_TOKENS, config.max_prompt_length or MAX_TOKENS)))
-    return Prober(core.probe, token_ids=token_ids, tolerance=tolerance) if len(token_ids) > 1 else None
+    if len(token_ids) < 2:  # the first has no logprob
+        return None
+    return Prober(core.probe, token_ids=token_ids, tolerance=tolerance, is_collective=core.num_ranks > 1)
 
 
 def _first_tokens(encoder: Encoder, rows: Rows, *, longest: int) -> list[int]:

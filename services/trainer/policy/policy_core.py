@@ -93,6 +93,11 @@ class PolicyCore:
         torch.manual_seed(config.seed + ranks.rank)
 
     @property
+    def num_ranks(self) -> int:
+        """See TrainingCore."""
+        return self._ranks.size
+
+    @property
     def policy_version(self) -> int:
         """Optimizer steps contained in the weights."""
         return self._policy_version
@@ -125,7 +130,7 @@ class PolicyCore:
     def probe(self, token_ids: Sequence[int]) -> TokenArray:
         """Return the logprob of every token but the first, at temperature 1, under the weights as they are now.
 
-        May be called from any thread, while no other call is under way.
+        May be called from any thread, while no other call is under way; one rank's weights may be read meanwhile.
         """
         return self._passes.probe(token_ids)
 

@@ -20,6 +20,11 @@ class TrainingCore(Protocol):
         """Optimizer steps contained in the weights."""
         ...
 
+    @property
+    def num_ranks(self) -> int:
+        """How many take part in each call."""
+        ...
+
     def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
         """Return what policy and reference make of each row, as they are now."""
         ...

@@ -1,11 +1,11 @@
 """Makes the attempts of one push: at most two, the second without whom the first has failed by.
 
-    probe being computed --+
-    join, begin -----------+--> broadcast --> not fenced off? --> commit
-    disk: probe --> read, write --> join, begin -----------^
+    probe being computed ----------------------+
+    join, begin --> broadcast -----------------+--> not fenced off? --> commit
+    disk: read, write --> join, begin ---------+
 
-Weights are read when the probe is there: with several training ranks both are collectives. Whatever ends an attempt
-before its commits, its members are told, and serve on what they hold.
+With several training ranks, probe and reading of the weights are collectives, and the probe comes first. Whatever ends
+an attempt before its commits, its members are told, and serve on what they hold.
 """
 
 import asyncio
@@ -137,9 +137,11 @@ class Attempts:
         """
         ready, transport = course.fleet.ready, course.transport
         is_asleep = any(member.info.is_asleep for member in ready.values())
-        if probing is not None and (is_asleep or self._parcels.reads_before_begin(transport)):
-            await probing.result()
+        if probing is not None and self._parcels.reads_before_begin(transport):
+            await probing.until_readable()
         if is_asleep:
+            if probing is not None:
+                await probing.result()
             # What the optimizer no longer uses, torch keeps; the engine is about to want it back.
             torch.cuda.empty_cache()
         parcel = await self._parcels.prepare(
@@ -172,8 +174,10 @@ class Attempts:
         if receiving.members:
             course.begun = parcel
             await receiving.begin(parcel)
-            probe = None if probing is None else await probing.result()
+            if probing is not None:
+                await probing.until_readable()
             checksum = await receiving.broadcast(parcel) if communicator.is_streamed else parcel.checksum
+            probe = None if probing is None else await probing.result()
             # What a newer trainer has pushed, or is about to, must not be replaced by this.
             await self._check_not_fenced()
             course.replies, failed = await receiving.commit(

@@ -40,11 +40,18 @@ class Prober:
             several ranks all of them take part.
         token_ids: The prompt.
         tolerance: See `tolerance_of`.
+        is_collective: Whether several ranks take part, in this as in reading the weights: one after the other.
     """
 
     def __init__(
-        self, logprobs: Callable[[Sequence[int]], Iterable[float]], *, token_ids: Sequence[int], tolerance: float
+        self,
+        logprobs: Callable[[Sequence[int]], Iterable[float]],
+        *,
+        token_ids: Sequence[int],
+        tolerance: float,
+        is_collective: bool = False,
     ) -> None:
+        self.is_collective = is_collective
         self._logprobs = logprobs
         self._token_ids = list(token_ids[:MAX_TOKENS])
         self._tolerance = tolerance
@@ -70,10 +77,9 @@ class Prober:
 
 
 class StartedProbe:
-    """A probe that is computed while replicas join and get ready.
+    """A probe that is computed while replicas join, get ready and, if one rank has all weights, receive them.
 
-    With several ranks it is a collective, as reading the weights is: nobody reads them before ``result``. And nobody
-    changes them before ``ended``.
+    Nobody reads weights before ``until_readable``, and nobody changes them before ``ended``.
 
     Args:
         prober: Makes it.
@@ -82,9 +88,19 @@ class StartedProbe:
 
     def __init__(self, prober: Prober, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._is_collective = prober.is_collective
         self._task = asyncio.create_task(
             in_thread(lambda: prober.probe(timeout_s=timeout_s / 2), timeout_s=timeout_s, name="probe"), name="probe"
         )
+
+    async def until_readable(self) -> None:
+        """Return when the weights may be read, for which several ranks meet as they do for the probe.
+
+        Raises:
+            PushError: As in ``result``, and UnavailableError.
+        """
+        if self._is_collective:
+            await self.result()
 
     async def result(self) -> Probe:
         """Wait for it.

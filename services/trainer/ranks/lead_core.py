@@ -87,6 +87,11 @@ class LeadCore:
         """See PolicyCore."""
         return self._core.policy_version
 
+    @property
+    def num_ranks(self) -> int:
+        """See TrainingCore."""
+        return self._lead.num_ranks
+
     def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
         """See PolicyCore."""
         shares = self._split(rows, learns=False)
