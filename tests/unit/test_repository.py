@@ -64,6 +64,15 @@ def test_the_packages_are_regular_packages_so_that_no_foreign_one_wins() -> None
     assert not missing, f"no __init__.py in {missing}"
 
 
+def test_services_take_their_sockets_from_listening_py_whose_answers_do_not_wait() -> None:
+    makers = re.compile(r"socket\.(SOCK_STREAM|create_server)|start_server\(")
+    found = {str(path.relative_to(ROOT)) for path in python_files() if makers.search(path.read_text())}
+    # Torch serves its store by itself; the other only asks for addresses.
+    assert found - {"services/trainer/bound_store.py", "services/rewarder/endpoints/pinned_network.py"} == {
+        "shared/listening.py"
+    }
+
+
 def test_shared_imports_neither_torch_nor_vllm_nor_transformers() -> None:
     modules = [
         path.relative_to(ROOT).with_suffix("") for path in python_files() if path.parts[len(ROOT.parts)] == "shared"

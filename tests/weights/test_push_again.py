@@ -117,6 +117,30 @@ async def test_replicas_receive_while_the_probe_is_computed_and_load_afterwards(
     assert holds(one, 0.5)
 
 
+async def test_the_first_chunk_is_packed_while_replicas_get_ready(
+    quick_sender: WeightSender, one: ServedReceiver
+) -> None:
+    read: list[str] = []
+
+    def watched() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights(0.5)():
+            read.append(name)
+            yield name, tensor
+
+    await quick_sender.push(weights(0.0), policy_version=0)
+    one.engine.checks.clear()
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+        pushing = tasks.create_task(quick_sender.push(watched, policy_version=1), name="push")
+        while len(read) < len(["embed", "layer", "norm", "embed"]):  # noqa: ASYNC110  it has no event for it
+            await asyncio.sleep(0.01)
+        done, _ = await asyncio.wait({pushing}, timeout=0.2)
+        assert not done
+        assert read == ["embed", "layer", "norm", "embed"], "to announce them, and the first chunk"
+        one.engine.checks.set()
+    assert pushing.result().is_confirmed
+    assert holds(one, 0.5)
+
+
 async def test_several_ranks_join_while_they_compute_the_probe_and_read_the_weights_afterwards(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:

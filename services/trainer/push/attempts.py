@@ -173,10 +173,13 @@ class Attempts:
         receiving = attempt(members=course.lacking())
         if receiving.members:
             course.begun = parcel
+            packed = receiving.packed(parcel)
+            if communicator.is_streamed and (probing is None or probing.is_readable):
+                packed.pack_first()
             await receiving.begin(parcel)
             if probing is not None:
                 await probing.until_readable()
-            checksum = await receiving.broadcast(parcel) if communicator.is_streamed else parcel.checksum
+            checksum = await receiving.broadcast(packed) if communicator.is_streamed else parcel.checksum
             probe = None if probing is None else await probing.result()
             # What a newer trainer has pushed, or is about to, must not be replaced by this.
             await self._check_not_fenced()

@@ -93,6 +93,11 @@ class StartedProbe:
             in_thread(lambda: prober.probe(timeout_s=timeout_s / 2), timeout_s=timeout_s, name="probe"), name="probe"
         )
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether the weights may be read now."""
+        return not self._is_collective or self._task.done()
+
     async def until_readable(self) -> None:
         """Return when the weights may be read, for which several ranks meet as they do for the probe.
 
