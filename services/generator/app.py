@@ -23,7 +23,7 @@ from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
 from shared.http_guard import KEEP_ALIVE_S, OPEN_PATHS, HttpGuard, problem
-from shared.listening import bound_socket
+from shared.listening import listening_socket
 
 _GRACEFUL_SHUTDOWN_S = 5
 
@@ -81,7 +81,7 @@ class HttpServer(uvicorn.Server):
     """uvicorn on a socket that is bound before anything slow happens; signals are left to the caller."""
 
     def __init__(self, settings: GeneratorSettings) -> None:
-        self._socket = bound_socket(settings.host, settings.port)
+        self._socket = listening_socket(settings.host, settings.port)
         self.port: int = self._socket.getsockname()[1]
         super().__init__(uvicorn.Config(_not_yet, log_config=None, access_log=False, lifespan="off", ws="none",
                                         timeout_keep_alive=KEEP_ALIVE_S,

@@ -37,7 +37,7 @@ from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
 from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S, HttpGuard
-from shared.listening import bound_socket
+from shared.listening import listening_socket
 from shared.redis_connection import connect, wait_until_ready
 from shared.refusals import refuse, take_back
 
@@ -117,7 +117,7 @@ class RewarderService:
         asked_to_stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
-        with self._serving_metrics(), bound_socket(self._settings.host, self._settings.port) as door:
+        with self._serving_metrics(), listening_socket(self._settings.host, self._settings.port) as door:
             server = _Server(
                 uvicorn.Config(
                     HttpGuard(

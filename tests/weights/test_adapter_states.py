@@ -67,7 +67,7 @@ async def test_adapters_that_all_came_but_were_never_confirmed_are_not_served(
 ) -> None:
     assert (await sender.push(adapters(0.0), policy_version=0)).is_confirmed
     async with attempt_on(one) as attempt:
-        await attempt.broadcast(attempt.packed(await begin(attempt, adapters(0.5))))
+        await attempt.broadcast(await begin(attempt, adapters(0.5)))
         assert is_there(one.engine.announced["adapter"]["directory"])
         info = await abort(attempt)
     assert one.engine.calls.count("load_adapter") == 1

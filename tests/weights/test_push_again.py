@@ -1,6 +1,7 @@
 """Who is pushed to again, and who no longer pushes: retries, takeovers, and the probe beside it all."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from services.trainer.push.communicator import GlooCommunicator
 from services.trainer.push.epochs import Epochs
 from services.trainer.push.prober import Prober
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.weight_sender import WeightSender
-from shared.errors import FencedError, UnavailableError
+from shared.errors import FencedError, PushError, UnavailableError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from tests.weights.conftest import make_quick_sender
@@ -85,10 +87,11 @@ async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
 class SlowProber(Prober):
     """Computes until it is told to end."""
 
-    def __init__(self, *, is_collective: bool = False) -> None:
-        super().__init__(self._wait, token_ids=[5, 6, 7, 8], tolerance=0.5, is_collective=is_collective)
+    def __init__(self, *, is_alone: bool = False, logprobs: list[float] = PROBE_LOGPROBS) -> None:
+        super().__init__(self._wait, token_ids=[5, 6, 7, 8], tolerance=0.5, is_alone=is_alone)
         self.may_end = threading.Event()
         self.is_computing = False
+        self._found = logprobs
 
     def _wait(self, _: Sequence[int]) -> list[float]:
         self.is_computing = True
@@ -96,13 +99,13 @@ class SlowProber(Prober):
             self.may_end.wait(20.0)
         finally:
             self.is_computing = False
-        return PROBE_LOGPROBS
+        return self._found
 
 
-async def test_replicas_receive_while_the_probe_is_computed_and_load_afterwards(
+async def test_replicas_receive_while_one_rank_computes_the_probe_and_load_afterwards(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
-    prober = SlowProber()
+    prober = SlowProber(is_alone=True)
     async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
         pushing = tasks.create_task(quick_sender.push(weights(0.5), policy_version=0, prober=prober), name="push")
         while not (await one.engine.progress(wait_s=0.01))[0].checksum:  # noqa: ASYNC110  it has no event for it
@@ -117,34 +120,51 @@ async def test_replicas_receive_while_the_probe_is_computed_and_load_afterwards(
     assert holds(one, 0.5)
 
 
-async def test_the_first_chunk_is_packed_while_replicas_get_ready(
+async def test_weights_that_turn_out_to_have_diverged_once_they_were_sent_are_never_loaded(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
-    read: list[str] = []
-
-    def watched() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in weights(0.5)():
-            read.append(name)
-            yield name, tensor
-
     await quick_sender.push(weights(0.0), policy_version=0)
-    one.engine.checks.clear()
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
-        pushing = tasks.create_task(quick_sender.push(watched, policy_version=1), name="push")
-        while len(read) < len(["embed", "layer", "norm", "embed"]):  # noqa: ASYNC110  it has no event for it
+    loads = one.engine.calls.count("load")
+    prober = SlowProber(is_alone=True, logprobs=[math.nan, -2.0, -3.0])
+
+    async def let_it_end_once_all_is_there() -> None:
+        while one.engine.calls.count("receive") < 2:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.01)
-        done, _ = await asyncio.wait({pushing}, timeout=0.2)
-        assert not done
-        assert read == ["embed", "layer", "norm", "embed"], "to announce them, and the first chunk"
-        one.engine.checks.set()
-    assert pushing.result().is_confirmed
-    assert holds(one, 0.5)
+        while not (await one.engine.progress(wait_s=0.01))[0].checksum:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        prober.may_end.set()
+
+    async with asyncio.timeout(10):
+        ending = asyncio.create_task(let_it_end_once_all_is_there(), name="end the probe")
+        with pytest.raises(PushError, match="they have diverged"):
+            await quick_sender.push(weights(0.5), policy_version=1, prober=prober)
+        await ending
+    assert one.engine.calls.count("load") == loads
+    assert holds(one, 0.0)
+    info = one.receiver.info()
+    assert (info.epoch, info.is_held, info.policy_version) == (0, False, 0), "it serves on, and waits for nobody"
+
+
+async def test_nothing_is_sent_of_weights_that_are_known_to_have_diverged(
+    quick_sender: WeightSender, one: ServedReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prober = SlowProber(is_alone=True, logprobs=[math.nan, -2.0, -3.0])
+    prober.may_end.set()
+    sent: list[torch.Tensor] = []
+
+    def note(_: GlooCommunicator, chunk: torch.Tensor, *, timeout_s: float) -> None:
+        sent.append(chunk)
+
+    monkeypatch.setattr(GlooCommunicator, "broadcast", note)
+    with pytest.raises(PushError, match="they have diverged"):
+        await quick_sender.push(weights(0.0), policy_version=0, prober=prober)
+    assert not sent
 
 
 async def test_several_ranks_join_while_they_compute_the_probe_and_read_the_weights_afterwards(
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
-    prober = SlowProber(is_collective=True)
+    prober = SlowProber()
     readings: list[bool] = []
 
     def watched() -> Iterator[tuple[str, torch.Tensor]]:

@@ -178,7 +178,7 @@ async def test_bytes_that_all_came_but_were_never_confirmed_are_not_served(
 ) -> None:
     assert (await quick_sender.push(weights(0.0), policy_version=0)).is_confirmed
     async with attempt_on(one) as attempt:
-        await attempt.broadcast(attempt.packed(await begin(attempt, weights(0.5))))
+        await attempt.broadcast(await begin(attempt, weights(0.5)))
         info = await abort(attempt)
     assert holds(one, 0.0)
     assert one.engine.version.endswith(":0")

@@ -73,7 +73,7 @@ async def push_damaged(replica: ReplicaProcess, weights: Weights, *, epoch: int)
         parcel = Parcel(2, announced, "full", damaged, announced.num_bytes)
         await attempt.begin(parcel)
         whole = Parcel(2, announced, "full", weights, announced.num_bytes)
-        await attempt.broadcast(attempt.packed(parcel))
+        await attempt.broadcast(parcel)
         _, failed = await attempt.commit(policy_version=2, checksum=checksum_of(whole), probe=None)
     communicator.close()
     return failed[replica.replica_id]

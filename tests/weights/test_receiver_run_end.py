@@ -77,7 +77,7 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
     one.engine.hanging = {"load"}
     async with attempt_on(one) as attempt:
         parcel = await begin(attempt, weights(0.5))
-        await attempt.broadcast(attempt.packed(parcel))
+        await attempt.broadcast(parcel)
         loading = asyncio.create_task(commit(one, attempt.epoch, timeout_s=1.0), name="commit")
         await eventually(lambda: "load" in one.engine.calls)
         assert one.receiver.is_held, "so that run_follower.py takes the engine for spoiled"
@@ -99,7 +99,7 @@ async def test_a_load_that_hangs_ends_the_process_when_the_push_has_no_time_left
     one.engine.hanging = {"load"}
     async with attempt_on(one) as attempt:
         parcel = await begin(attempt, weights(0.5))
-        await attempt.broadcast(attempt.packed(parcel))
+        await attempt.broadcast(parcel)
         async with asyncio.timeout(10):
             answer = await commit(one, attempt.epoch, timeout_s=0.5)
     assert answer.status_code == 503

@@ -18,7 +18,7 @@ def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: R
     token_ids = _first_tokens(encoder, rows, longest=max(2, min(MAX_TOKENS, config.max_prompt_length or MAX_TOKENS)))
     if len(token_ids) < 2:  # the first has no logprob
         return None
-    return Prober(core.probe, token_ids=token_ids, tolerance=tolerance, is_collective=core.num_ranks > 1)
+    return Prober(core.probe, token_ids=token_ids, tolerance=tolerance, is_alone=core.num_ranks == 1)
 
 
 def _first_tokens(encoder: Encoder, rows: Rows, *, longest: int) -> list[int]:

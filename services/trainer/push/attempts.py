@@ -1,11 +1,12 @@
 """Makes the attempts of one push: at most two, the second without whom the first has failed by.
 
-    probe being computed ----------------------+
-    join, begin --> broadcast -----------------+--> not fenced off? --> commit
-    disk: read, write --> join, begin ---------+
+    probe being computed --+
+    join, begin -----------+--> broadcast --> not fenced off? --> commit
+    disk: probe --> read, write --> join, begin -----------^
 
-With several training ranks, probe and reading of the weights are collectives, and the probe comes first. Whatever ends
-an attempt before its commits, its members are told, and serve on what they hold.
+Weights are read when the probe is there: with several training ranks both are collectives. Over gloo one rank goes on
+computing it while it sends, and has it before the commits. Whatever ends an attempt before its commits, its members are
+told, and serve on what they hold.
 """
 
 import asyncio
@@ -137,11 +138,9 @@ class Attempts:
         """
         ready, transport = course.fleet.ready, course.transport
         is_asleep = any(member.info.is_asleep for member in ready.values())
-        if probing is not None and self._parcels.reads_before_begin(transport):
-            await probing.until_readable()
+        if probing is not None and (is_asleep or self._parcels.reads_before_begin(transport)):
+            await probing.result()
         if is_asleep:
-            if probing is not None:
-                await probing.result()
             # What the optimizer no longer uses, torch keeps; the engine is about to want it back.
             torch.cuda.empty_cache()
         parcel = await self._parcels.prepare(
@@ -173,13 +172,11 @@ class Attempts:
         receiving = attempt(members=course.lacking())
         if receiving.members:
             course.begun = parcel
-            packed = receiving.packed(parcel)
-            if communicator.is_streamed and (probing is None or probing.is_readable):
-                packed.pack_first()
             await receiving.begin(parcel)
-            if probing is not None:
-                await probing.until_readable()
-            checksum = await receiving.broadcast(packed) if communicator.is_streamed else parcel.checksum
+            # On a GPU a broadcast that nobody takes would hold up what else is to be computed there.
+            if probing is not None and not (transport == "gloo" and probing.may_go_on):
+                await probing.result()
+            checksum = await receiving.broadcast(parcel) if communicator.is_streamed else parcel.checksum
             probe = None if probing is None else await probing.result()
             # What a newer trainer has pushed, or is about to, must not be replaced by this.
             await self._check_not_fenced()

@@ -40,7 +40,8 @@ class Prober:
             several ranks all of them take part.
         token_ids: The prompt.
         tolerance: See `tolerance_of`.
-        is_collective: Whether several ranks take part, in this as in reading the weights: one after the other.
+        is_alone: Whether one rank computes it, and has all weights: they may be sent meanwhile. The collectives of
+            several would run beside the push's own.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class Prober:
         *,
         token_ids: Sequence[int],
         tolerance: float,
-        is_collective: bool = False,
+        is_alone: bool = False,
     ) -> None:
-        self.is_collective = is_collective
+        self.is_alone = is_alone
         self._logprobs = logprobs
         self._token_ids = list(token_ids[:MAX_TOKENS])
         self._tolerance = tolerance
@@ -77,9 +78,10 @@ class Prober:
 
 
 class StartedProbe:
-    """A probe that is computed while replicas join, get ready and, if one rank has all weights, receive them.
+    """A probe that is computed while replicas join and get ready.
 
-    Nobody reads weights before ``until_readable``, and nobody changes them before ``ended``.
+    Nobody reads weights before ``result``, unless it ``may_go_on`` beside that; and nobody changes them before
+    ``ended``.
 
     Args:
         prober: Makes it.
@@ -88,24 +90,15 @@ class StartedProbe:
 
     def __init__(self, prober: Prober, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._is_collective = prober.is_collective
+        self._is_alone = prober.is_alone
         self._task = asyncio.create_task(
             in_thread(lambda: prober.probe(timeout_s=timeout_s / 2), timeout_s=timeout_s, name="probe"), name="probe"
         )
 
     @property
-    def is_readable(self) -> bool:
-        """Whether the weights may be read now."""
-        return not self._is_collective or self._task.done()
-
-    async def until_readable(self) -> None:
-        """Return when the weights may be read, for which several ranks meet as they do for the probe.
-
-        Raises:
-            PushError: As in ``result``, and UnavailableError.
-        """
-        if self._is_collective:
-            await self.result()
+    def may_go_on(self) -> bool:
+        """Whether it is being computed still, and weights may be read and sent from the host meanwhile."""
+        return self._is_alone and not self._task.done()
 
     async def result(self) -> Probe:
         """Wait for it.

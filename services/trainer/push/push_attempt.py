@@ -1,7 +1,6 @@
 """One try to bring a set of weights to the members of one communicator epoch, under one deadline.
 
-    join all + own rendezvous --> begin all -----------+--> broadcast --> commit all
-                                  (pack the first chunk) --+
+    join all + own rendezvous --> begin all --> broadcast --> commit all
 
 Calls to members run side by side. When a join or a begin fails, or has not ended shortly before the deadline, the
 communicator is closed, so that whoever is blocked in it comes back, and the others get a moment to answer: their own
@@ -19,10 +18,11 @@ from typing import Any, TypeVar
 from services.trainer.push.communicator import Communicator
 from services.trainer.push.deadline_thread import in_thread
 from services.trainer.push.fleet import Requirements, rank_offsets
-from services.trainer.push.packed_parcel import PackedParcel
+from services.trainer.push.packing import pack
 from services.trainer.push.parcel import Parcel
 from services.trainer.push.replicas import Member
 from services.trainer.push.roll_call import until_one_is_silent, who_left
+from services.trainer.push.sent_digests import SentDigests
 from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest, Probe
 from shared.errors import HeadraceError, PushError, UnavailableError
 
@@ -126,25 +126,23 @@ class PushAttempt:
             "begin", {name: member.replica.begin(body, timeout_s=left) for name, member in self.members.items()}
         )
 
-    def packed(self, parcel: Parcel) -> PackedParcel:
-        """Return the chunks that the members wait for after ``begin``."""
-        return PackedParcel(parcel, buffer_bytes=self.buffer_bytes)
-
-    async def broadcast(self, packed: PackedParcel) -> str:
+    async def broadcast(self, parcel: Parcel) -> str:
         """Send everything, and return its checksum.
 
         A member that fails leaves the communicator, and is found by asking who is still in it.
         """
-        policy_version = packed.parcel.policy_version
+        digests = SentDigests()
 
         def send() -> str:
-            for chunk in packed.chunks(timeout_s=self._time_left()):
+            weights = parcel.tensors()
+            sent = weights if parcel.checksum is not None else digests.watching(weights)
+            for chunk in pack(sent, parcel.travelling, buffer_bytes=self.buffer_bytes):
                 self.communicator.broadcast(chunk, timeout_s=self._time_left())
             self.communicator.finish(timeout_s=self._time_left())
-            return packed.checksum()
+            return digests.checksum() if parcel.checksum is None else parcel.checksum
 
         sending = asyncio.create_task(self._off_loop(send, "broadcast"), name="push broadcast")
-        watching = asyncio.create_task(self._until_one_left(policy_version), name="push watch members")
+        watching = asyncio.create_task(self._until_one_left(parcel.policy_version), name="push watch members")
         try:
             await asyncio.wait(
                 {sending, watching}, timeout=max(self._time_left(), 0.0), return_when=asyncio.FIRST_COMPLETED
@@ -153,7 +151,7 @@ class PushAttempt:
             if failure is None:
                 return sending.result()
             is_late = self._is_late()
-            left = watching.result() if watching.done() else await self._who_left(policy_version)
+            left = watching.result() if watching.done() else await self._who_left(parcel.policy_version)
             blamed = {} if is_late else left
             self.communicator.close()
             raise AttemptError(f"broadcast: {next(iter(blamed.values()), failure)}", blamed=blamed)

@@ -16,8 +16,8 @@
       | that left the run meanwhile, because it was asked to end, is nobody's failure
       | a newer trainer has taken the run over: nothing is committed, and FencedError is raised
 
-The trainer's own logprobs of the probe are computed meanwhile, and awaited before the commit; with several training
-ranks, before the weights are read.
+The trainer's own logprobs of the probe are computed meanwhile, and awaited before the weights are read; over gloo, if
+one rank has them all, before the commit.
 
 Every step has a deadline, and so has the attempt: ``push_timeout_s``. A replica that has not got the required version
 takes no prompts until a later epoch gives it a complete set of weights. Communicator epochs are numbered within one

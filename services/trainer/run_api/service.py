@@ -26,7 +26,7 @@ from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S
-from shared.listening import bound_socket
+from shared.listening import listening_socket
 from shared.logs import configure_first_logging, configure_logging, log_lines
 from shared.redis_connection import connect, wait_until_ready
 from shared.settings import from_environment
@@ -89,7 +89,7 @@ async def serve(settings: TrainerSettings) -> None:
         api = make_api(settings, redis, stopping=stopping)
         metrics = RunMetrics(redis, store=api.store, supervisor=api.supervisor)
         with (
-            bound_socket(settings.host, settings.port) as listener,
+            listening_socket(settings.host, settings.port) as listener,
             served(metrics.registry, host=settings.host, port=settings.metrics_port),
         ):
             await _serve(api, metrics, listener)
