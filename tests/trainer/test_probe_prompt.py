@@ -13,9 +13,16 @@ from shared.run_config import RunConfig
 def prober_of(num_ranks: int, prompts: list[list[int]], **options: Any) -> Prober | None:
     """Of a core of some ranks, and a data set whose prompts are token ids already."""
     config = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"], **options)
-    core: Any = SimpleNamespace(num_ranks=num_ranks, probe=lambda token_ids: [-1.0] * (len(token_ids) - 1))
+
+    def probe(token_ids: list[int]) -> list[float]:
+        return [-1.0] * (len(token_ids) - 1)
+
+    def row_at(number: int) -> SimpleNamespace:
+        return SimpleNamespace(problem=None, prompt=prompts[number])
+
+    core: Any = SimpleNamespace(num_ranks=num_ranks, probe=probe)
     encoder: Any = SimpleNamespace(encode=list)
-    rows: Any = SimpleNamespace(row_at=lambda number: SimpleNamespace(problem=None, prompt=prompts[number]))
+    rows: Any = SimpleNamespace(row_at=row_at)
     return make_prober(config, core, encoder, rows)
 
 

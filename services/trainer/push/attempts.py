@@ -4,9 +4,9 @@
     join, begin -----------+--> broadcast --> not fenced off? --> commit
     disk: probe --> read, write --> join, begin -----------^
 
-Weights are read when the probe is there: with several training ranks both are collectives. Over gloo one rank goes on
-computing it while it sends, and has it before the commits. Whatever ends an attempt before its commits, its members are
-told, and serve on what they hold.
+Weights are read when the probe is there: with several training ranks both are collectives, and none of them may run
+beside the push's own. Over gloo a rank that is alone goes on computing it while it sends, and has it before the
+commits. Whatever ends an attempt before its commits, its members are told, and serve on what they hold.
 """
 
 import asyncio
