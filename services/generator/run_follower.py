@@ -11,7 +11,6 @@ so nothing of it stays behind in this one.
 
 import asyncio
 import contextlib
-import gc
 import logging
 from typing import Literal, Protocol
 
@@ -170,7 +169,6 @@ class RunFollower:
             except UserError as error:
                 await self._refuse(record.run_id, seat, str(error))
                 return
-            spare_what_stays()
             self._receiver.attach(
                 VllmReceivingEngine(engine.client, engine.spec.adapter),
                 run_id=record.run_id,
@@ -257,13 +255,3 @@ class RunFollower:
     def _show_weights(self) -> None:
         self._metrics.policy_version.set(self._receiver.policy_version)
         self._metrics.held.set(self._receiver.is_held)
-
-
-def spare_what_stays() -> None:
-    """Have Python look for reference cycles in what comes from now on alone, and not in all that libraries brought.
-
-    Every ten seconds that took 0.3 s, in which this process answered nobody.
-    """
-    gc.unfreeze()  # what an earlier run has left
-    gc.collect()
-    gc.freeze()
