@@ -89,6 +89,9 @@ def _in_order(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _verdict(item: dict[str, Any]) -> Verdict:
+    if "score" not in item and "status" not in item:
+        names = ", ".join(name for name in item if name != "index") or "nothing"
+        return Verdict("invalid", None, printable(f"returned neither a score nor a status, but {names}"))
     score, said = item.get("score"), item.get("detail")
     detail = printable(said) if isinstance(said, str) else ""
     status = item.get("status", "not_applicable" if score is None else "scored")

@@ -8,7 +8,6 @@ number: nothing is clamped, guessed or taken from the middle of a sentence. What
 of the rubric: placeholders are filled in once.
 """
 
-import json
 import re
 from typing import Any, cast
 
@@ -158,9 +157,9 @@ def _from_json(content: str) -> tuple[float, dict[str, float], str]:
     """Return the score, further numbers beside it, and the reasoning."""
     fenced = _FENCED.match(content)
     try:
-        found = json.loads(content if fenced is None else fenced[1])
-    except (ValueError, RecursionError) as error:
-        raise InvalidAnswerError(f"the judge's answer is no JSON: {_shown(content)}") from error
+        found = parse_json(content if fenced is None else fenced[1], what="the judge's answer")
+    except InvalidAnswerError as error:
+        raise InvalidAnswerError(f"{error}: {_shown(content)}") from error
     verdict = as_object(found, what="the judge's answer")
     score = finite(verdict.get("score"))
     if score is None:

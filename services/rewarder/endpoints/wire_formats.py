@@ -107,17 +107,26 @@ def slices(call: RewardCall, size: int | None) -> list[RewardCall]:
     return [part(start) for start in range(0, num_completions, size)]
 
 
-def parse_json(body: bytes) -> Any:
-    """Return what a body holds. NaN and Infinity, which many servers write, are let through to be judged one by one.
+def parse_json(text: bytes | str, *, what: str = "the answer") -> Any:
+    """Return what a text holds. NaN and Infinity, which many servers write, are let through to be judged one by one.
 
     Raises:
-        InvalidAnswerError: It is no JSON.
+        InvalidAnswerError: It is not JSON, or an object in it has two values for one name.
     """
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise InvalidAnswerError(f"{what} has {component_name(name)!r} twice in one object")
+            found[name] = value
+        return found
+
     try:
-        return json.loads(body)
+        return json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:  # of bytes that are no text, too
         where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        raise InvalidAnswerError(f"the answer is no JSON{where}") from error
+        raise InvalidAnswerError(f"{what} is no JSON{where}") from error
 
 
 def finite_components(found: Mapping[str, Any]) -> dict[str, float]:

@@ -158,7 +158,8 @@ def test_a_json_verdict_has_its_parts(content: str, expected: Verdict) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("Score: 5", "the judge's answer is no JSON: Score: 5"),
+        ("Score: 5", "the judge's answer is no JSON at character 0: Score: 5"),
+        ('{"score": 1, "score": 5}', "the judge's answer has 'score' twice in one object: {"),
         ("[5]", "the judge's answer is list, not an object"),
         ('{"score": "5"}', "no number called score"),
         ('{"score": true}', "no number called score"),

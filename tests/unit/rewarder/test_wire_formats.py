@@ -155,6 +155,9 @@ def test_an_answer_that_is_none_of_ours_is_invalid_for_all(answer: object, why: 
         (b'{"score": NaN}', "returned nan; return None for"),
         (b'{"score": 1e400}', "returned inf; return None for"),
         (b'{"score": "1.0"}', "returned str where a number belongs"),
+        (b'{"index": 0, "reward": 0.5}', "returned neither a score nor a status, but reward"),
+        (b'{"Score": 0.5, "Status": "scored"}', "returned neither a score nor a status, but Score, Status"),
+        (b"{}", "returned neither a score nor a status, but nothing"),
         (b'{"status": "scored"}', "returned status 'scored' without a score"),
         (b'{"status": "fine", "score": 1}', "returned status 'fine'; use one of scored, not_applicable, timeout"),
         (b'{"status": ["scored"], "score": 1}', "returned status list; use one of"),
@@ -164,10 +167,32 @@ def test_an_answer_that_is_none_of_ours_is_invalid_for_all(answer: object, why: 
     ],
 )
 def test_an_item_that_makes_no_sense_is_invalid_alone(item: bytes, detail: str) -> None:
-    bad, good = read("headrace", b'{"items": [' + item + b', {"score": 1.0}]}')
+    is_indexed = b'"index"' in item
+    other = b'{"index": 1, "score": 1.0}' if is_indexed else b'{"score": 1.0}'
+    bad, good = read("headrace", b'{"items": [' + item + b", " + other + b"]}")
     assert (bad.outcome, bad.value) == ("invalid", None)
     assert bad.detail.startswith(detail)
     assert good == Verdict("scored", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("wire_format", "answer", "name"),
+    [
+        ("headrace", b'{"items": [{"score": 0.0, "score": 9.0}, {"score": 1.0}]}', "score"),
+        ("headrace", b'{"items": [{"score": 1.0, "status": "error", "status": "scored"}, {"score": 1}]}', "status"),
+        ("headrace", b'{"items": [{"index": 0, "index": 1, "score": 1}, {"index": 0, "score": 0}]}', "index"),
+        ("headrace", b'{"items": [], "items": [{"score": 1.0}, {"score": 1.0}]}', "items"),
+        ("headrace", b'{"items": [{"score": 1, "components": {"a": 1, "a": 2}}, {"score": 1}]}', "a"),
+        ("trl", b'{"rewards": [0.0, 0.0], "rewards": [9.0, 9.0]}', "rewards"),
+        ("openrlhf", b'{"rewards": [0.0, 0.0], "\\u0072ewards": [9.0, 9.0]}', "rewards"),
+        ("openai_judge", b'{"choices": [], "choices": [{"message": {"content": "Score: 1"}}]}', "choices"),
+    ],
+)
+def test_an_answer_that_says_one_thing_twice_is_invalid(wire_format: WireFormatName, answer: bytes, name: str) -> None:
+    call = slices(CALL, FORMATS[wire_format].max_batch)[0]
+    with pytest.raises(InvalidAnswerError) as error:
+        read(wire_format, answer, call)
+    assert str(error.value) == f"the answer has '{name}' twice in one object"
 
 
 def test_a_failure_never_carries_the_score_that_came_with_it() -> None:
