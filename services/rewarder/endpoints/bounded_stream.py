@@ -1,7 +1,7 @@
 """A connection on which nobody can be kept reading for ever, and that is closed when it cannot be made safe.
 
 httpcore reads what comes before an answer (any number of ``100 Continue``) and around it (chunk sizes, trailers)
-without a limit of its own. Bytes are counted from the last write: a connection may carry any number of answers.
+without a limit of its own. Bytes are counted from the last write.
 """
 
 import ssl

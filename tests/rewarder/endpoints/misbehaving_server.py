@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import gzip
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 CHUNK = b" " * 65536
 
@@ -38,6 +39,9 @@ class MisbehavingServer:
     num_bytes_sent: int = 0
     num_connections: int = 0
     num_open: int = 0
+    greeting: bytes = b""
+    """Sent to whoever connects."""
+    _beside: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
     _behaviours: dict[str, list[Behaviour]] = field(default_factory=dict[str, list[Behaviour]])
 
     def on(self, path: str, *behaviours: Behaviour) -> str:
@@ -49,11 +53,18 @@ class MisbehavingServer:
         """Return the requests to one path."""
         return [request for request in self.received if request.path == path]
 
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something while the connection that a behaviour was called for goes on."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
         self.num_connections += 1
         self.num_open += 1
         try:
+            writer.write(self.greeting)
             await self._answer(reader, writer)
         finally:
             self.num_open -= 1
@@ -115,6 +126,16 @@ def answers(body: object, *, status: int = 200, headers: dict[str, str] | None =
         fields = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         writer.write(f"HTTP/1.1 {status} Whatever\r\n{lines}\r\n".encode() + data)
+        await writer.drain()
+
+    return behave
+
+
+def sends(data: bytes) -> Behaviour:
+    """Answer with these bytes, HTTP or not, and keep the connection."""
+
+    async def behave(_request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
         await writer.drain()
 
     return behave

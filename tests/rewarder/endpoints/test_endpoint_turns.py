@@ -20,10 +20,8 @@ from tests.rewarder.endpoints.misbehaving_server import (
     Received,
     answers,
     closes,
-    closes_mid_body,
     echoes,
     hangs,
-    sends_crumbs,
 )
 from tests.rewarder.endpoints.routes_rig import SECRET
 
@@ -79,50 +77,6 @@ async def test_who_waits_too_long_for_a_turn_is_told_so(
         await asyncio.gather(first, return_exceptions=True)
     assert second[0].outcome == "overload"
     assert second[0].detail == "endpoint judge: waited 0.5 s for its turn: 1 at a time"
-
-
-async def test_connections_are_used_again_and_a_broken_one_is_not(
-    endpoints: Endpoints, server: MisbehavingServer
-) -> None:
-    await register(endpoints, "judge", server.on("/judge", GOOD), max_concurrency=4)
-    for _ in range(3):
-        await asyncio.gather(*(ask(endpoints, "judge", CALL) for _ in range(8)))
-    assert server.num_connections <= 4
-    before = server.num_connections
-    await register(endpoints, "hangs", server.on("/hangs", hangs), timeout_s=0.5)
-    assert (await ask(endpoints, "hangs", CALL))[0].outcome == "timeout"
-    await register(endpoints, "judge", server.on("/bad", closes_mid_body, sends_crumbs, GOOD))
-    outcomes = [(await ask(endpoints, "judge", CALL))[0].outcome for _ in range(5)]
-    assert outcomes == ["error", "invalid", "scored", "scored", "scored"]
-    assert server.num_connections <= before + 3
-
-
-async def test_a_connection_that_the_server_closed_meanwhile_costs_nobody_an_answer(
-    endpoints: Endpoints, server: MisbehavingServer
-) -> None:
-    async def answers_and_closes(request: Received, writer: asyncio.StreamWriter) -> None:
-        await GOOD(request, writer)
-        writer.close()
-
-    await register(endpoints, "judge", server.on("/judge", answers_and_closes), max_retries=1)
-    for number in range(1, 6):
-        assert (await ask(endpoints, "judge", CALL))[0].outcome == "scored"
-        assert server.num_connections == number
-
-
-async def test_connections_that_nobody_needs_any_more_are_closed(
-    endpoints: Endpoints, server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await register(endpoints, "judge", server.on("/judge", GOOD))
-    monkeypatch.setattr("services.rewarder.endpoints.connections._KEEP_IDLE_S", 0.0)
-    monkeypatch.setattr("services.rewarder.endpoints.connections._SWEEP_EVERY_S", 0.0)
-    await ask(endpoints, "judge", CALL)
-    await eventually(lambda: server.num_open == 0)
-    monkeypatch.undo()
-    await ask(endpoints, "judge", CALL)
-    assert server.num_open == 1, "it is kept for the next request"
-    await endpoints.aclose()
-    await eventually(lambda: server.num_open == 0)
 
 
 async def test_a_group_is_split_and_one_bad_part_costs_no_other(
