@@ -20,21 +20,20 @@ from dataclasses import dataclass
 import httpx
 
 from headrace import embedded_redis, process_table
+from headrace.launch_ports import hold_generators, hold_ports
 from headrace.rearrangement import rearrange
 from headrace.service_specs import (
     REDIS,
     REWARDER,
     TRAINER,
     UpSettings,
-    choose_addresses,
-    free_port,
     generator_spec,
     redis_spec,
     service_specs,
 )
 from headrace.state_dir import Endpoint, StateDir
 from headrace.supervised_process import USER_ERROR, ServiceSpec, SupervisedProcess
-from shared.errors import HeadraceError
+from shared.errors import HeadraceError, UserError
 from shared.redis_connection import connect, wait_until_ready
 
 _REDIS_START_TIMEOUT_S = 60.0
@@ -73,10 +72,13 @@ class Launcher:
         self._state = state
         self._say = say
         self._keys = state.keys()
-        self._addresses = choose_addresses(settings)
+        self._ports = hold_ports(
+            api_port=settings.api_port,
+            metrics_port=settings.metrics_port,
+            num_generators=settings.num_generator_processes,
+        )
         self._running: list[SupervisedProcess] = []
         self._is_ready = False
-        self._generator_urls = self._addresses.generator_urls
         self._scaled = asyncio.Event()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -97,6 +99,7 @@ class Launcher:
                 await self._end()
         finally:
             self._sweep()
+            self._ports.close()
             self._state.forget_endpoint()
         return self._exit_code
 
@@ -111,9 +114,7 @@ class Launcher:
         except HeadraceError as error:
             self._give_up(str(error))
             return
-        specs = service_specs(
-            self._settings, self._state, keys=self._keys, addresses=self._addresses, redis_url=redis_url
-        )
+        specs = service_specs(self._settings, self._state, keys=self._keys, ports=self._ports, redis_url=redis_url)
         for spec in specs:
             self._supervise(spec, tasks)
         await self._announce_when_ready()
@@ -124,8 +125,8 @@ class Launcher:
         redis_url = self._settings.redis_url
         if redis_url is None:
             password = self._keys.redis_password
-            redis_url = embedded_redis.url(self._addresses.redis, password)
-            self._supervise(redis_spec(self._state, port=self._addresses.redis, password=password), tasks)
+            redis_url = embedded_redis.url(self._ports.redis.number, password)
+            self._supervise(redis_spec(self._state, port=self._ports.redis, password=password), tasks)
         self._state.write_redis_url(redis_url)
         client = connect(redis_url)
         try:
@@ -159,7 +160,7 @@ class Launcher:
     async def _announce_when_ready(self) -> None:
         """Wait for the run API, and a while for the rewarder, which a submit needs; then say where everything is."""
         slow_at = time.monotonic() + _SLOW_START_S
-        async with httpx.AsyncClient(base_url=self._addresses.api_url, trust_env=False, timeout=2.0) as client:
+        async with httpx.AsyncClient(base_url=self._ports.trainer.url, trust_env=False, timeout=2.0) as client:
             while not await _answers(client):
                 await asyncio.sleep(_READY_EVERY_S)
                 if time.monotonic() > slow_at:
@@ -181,13 +182,18 @@ class Launcher:
             wanted = self._state.wanted_generators()
             if wanted is None or wanted < 1 or self._settings.num_simulated:
                 continue
-            self._say(f"generators: {len(self._generator_urls)} -> {wanted}")
-            names = {f"generator-{index}" for index in range(wanted, len(self._generator_urls))}
+            doors = self._ports.generators
+            try:
+                more = hold_generators(range(len(doors), wanted), metrics_port=self._settings.metrics_port)
+            except UserError as error:
+                self._say(f"generators: {len(doors)}, as before: {error}")
+                continue
+            self._say(f"generators: {len(doors)} -> {wanted}")
+            names = {f"generator-{index}" for index in range(wanted, len(doors))}
             leaving = [service for service in self._running if service.spec.name in names]
-            num_staying = min(wanted, len(self._generator_urls))
-            for _ in range(num_staying, wanted):
-                self._generator_urls += (f"http://127.0.0.1:{free_port()}",)
-            self._generator_urls = self._generator_urls[:wanted]
+            num_staying = min(wanted, len(doors))
+            closing = doors[wanted:]
+            doors[wanted:] = more
             specs = [
                 generator_spec(
                     self._settings,
@@ -195,14 +201,16 @@ class Launcher:
                     keys=self._keys,
                     redis_url=redis_url,
                     index=index,
-                    port=int(url.rpartition(":")[2]),
+                    doors=one,
                     num_generators=wanted,
                 )
-                for index, url in enumerate(self._generator_urls)
+                for index, one in enumerate(doors)
             ]
             for spec in specs[num_staying:]:
                 self._supervise(spec, tasks)
             await asyncio.gather(*(self._end_one(service) for service in leaving))
+            for one in closing:
+                one.close()
             self._running = [service for service in self._running if service not in leaving]
             self._write_endpoint()
             await self._place(specs, tasks)
@@ -211,8 +219,8 @@ class Launcher:
         """Start those generators again whose cores are others now that there are as many as there are."""
         async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
             places = [
-                _Place(spec, url, client, functools.partial(self._replace, spec, tasks))
-                for spec, url in zip(specs, self._generator_urls, strict=True)
+                _Place(spec, doors.url, client, functools.partial(self._replace, spec, tasks))
+                for spec, doors in zip(specs, self._ports.generators, strict=True)
             ]
             now = {service.spec.name: service.spec for service in self._running}
             moving = [place for place in places if now.get(place.spec.name) != place.spec]
@@ -231,7 +239,7 @@ class Launcher:
         """Wait until it answers, crashes, or has had its time; whoever watches it says what became of it."""
         give_up_at = time.monotonic() + _REWARDER_START_S
         (rewarder,) = (service for service in self._running if service.spec.name == REWARDER)
-        async with httpx.AsyncClient(base_url=self._addresses.rewarder_url, trust_env=False, timeout=2.0) as client:
+        async with httpx.AsyncClient(base_url=self._ports.rewarder.url, trust_env=False, timeout=2.0) as client:
             while not await _answers(client):
                 if rewarder.num_starts > 1 or time.monotonic() > give_up_at:
                     return
@@ -244,9 +252,9 @@ class Launcher:
         processes = {service.spec.name: service.process for service in self._running}
         self._state.write_endpoint(
             Endpoint(
-                api_url=self._addresses.api_url,
-                rewarder_url=self._addresses.rewarder_url,
-                generator_urls=self._generator_urls,
+                api_url=self._ports.trainer.url,
+                rewarder_url=self._ports.rewarder.url,
+                generator_urls=tuple(doors.url for doors in self._ports.generators),
                 num_simulated=self._settings.num_simulated,
                 launcher=launcher,
                 processes={name: process for name, process in processes.items() if process is not None},

@@ -13,10 +13,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace import guarded_exec, process_table
+from headrace.held_port import HeldPort
 from headrace.state_dir import ProcessMark
 from shared.logs import message_of
 
@@ -36,6 +37,8 @@ class ServiceSpec:
     log_path: Path
     is_essential: bool
     stop_timeout_s: float
+    listeners: Mapping[str, HeldPort] = field(default_factory=dict[str, HeldPort])
+    """The ports that it is handed, by name; a service that is down refuses callers."""
 
 
 class SupervisedProcess:
@@ -118,11 +121,13 @@ class SupervisedProcess:
         return next((said for line in reversed(lines) if (said := message_of(line))), "it said nothing")
 
     async def _run_once(self) -> int:
+        sockets = {name: port.fileno() for name, port in self.spec.listeners.items()}
         with self.spec.log_path.open("ab") as log_file:
             self._log_starts_at = log_file.seek(0, os.SEEK_END)
             child = await asyncio.create_subprocess_exec(
-                *guarded_exec.guard(),
+                *guarded_exec.guard(sockets),
                 *self.spec.command,
+                pass_fds=sockets.values(),
                 env=dict(self.spec.environment),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log_file,
@@ -135,7 +140,11 @@ class SupervisedProcess:
         self._on_start()
         if self._is_ending.is_set() and self.process is not None:
             _signal(self.process, signal.SIGTERM)
-        return await child.wait()
+        try:
+            return await child.wait()
+        finally:
+            for port in self.spec.listeners.values():
+                port.refuse_callers()
 
 
 def _signal(process: ProcessMark, number: signal.Signals) -> None:

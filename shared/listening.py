@@ -1,34 +1,111 @@
-"""The socket that a service's HTTP server listens on: open before anything slow happens, and answering at once."""
+"""The sockets that a service listens on: open before anything slow happens, and answering at once.
 
+    by itself                  binds HEADRACE_HOST and HEADRACE_PORT
+    `headrace up`, systemd     hands on a socket that it bound when it picked the port
+
+A socket is handed on as systemd does it (sd_listen_fds(3)): descriptors from 3 on, named in LISTEN_FDNAMES, meant for
+the process LISTEN_PID. What a service starts inherits the variables, and neither the sockets nor the process id.
+"""
+
+import contextlib
+import os
 import socket
 
 from shared.errors import UserError
 
+HTTP, METRICS = "http", "metrics"
+_VARIABLES = {HTTP: "HEADRACE_PORT", METRICS: "HEADRACE_METRICS_PORT"}
 _BACKLOG = 2048
+_FIRST_FD = 3
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int, *, name: str = HTTP) -> socket.socket:
     """Listen, so that a taken port is a sentence and not a half-started service. The caller closes it.
-
-    asyncio turns Nagle's algorithm off only on sockets whose protocol is spelled out, and accepted ones take over that
-    of the one that listens. With it on, an answer's body waits for the client to acknowledge its head: 40 ms.
 
     Args:
         host: Name or address of this machine.
         port: 0 takes any that is free.
+        name: HTTP or METRICS. A socket of this name that was handed on is used, and no other is opened.
 
     Raises:
-        UserError: The port is taken, or the address is not this machine's.
+        UserError: The port is taken, the address is not this machine's, or what was handed on is bound elsewhere.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = _handed_on(name)
     try:
-        listener.bind((host, port))
+        if listener is not None:
+            _check_address(listener, host, port)
+        else:
+            listener = bound_socket(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(_BACKLOG)
     except OSError as error:
-        listener.close()
+        if listener is not None:
+            listener.close()
         raise UserError(
-            f"cannot listen on {host}:{port}: {error.strerror}. Stop what is there, or set HEADRACE_PORT to a free port"
+            f"cannot listen on {host}:{port}: {error.strerror}. Stop what is there, or set {_VARIABLES[name]} to a "
+            "free port"
         ) from error
+    except UserError:
+        if listener is not None:
+            listener.close()
+        raise
     return listener
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that does not listen yet; while none does, others can bind the port in this way too.
+
+    asyncio turns Nagle's algorithm off only on sockets whose protocol is spelled out, and accepted ones take over that
+    of the one that listens. With it on, an answer's body waits for the client to acknowledge its head: 40 ms.
+
+    Raises:
+        OSError: Somebody listens on the port, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # Connections of an earlier process on this port may still be closing.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+class _HandedOn(socket.socket):
+    """A socket of which the process that handed it on has a copy: closed here, it listens nowhere."""
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            hold(self)
+        super().close()
+
+
+def hold(bound: socket.socket) -> None:
+    """Listen no more, whichever process listened, and let nobody else bind the port."""
+    if bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        bound.shutdown(socket.SHUT_RD)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+
+
+def _handed_on(name: str) -> socket.socket | None:
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    count = int(os.environ.get("LISTEN_FDS") or 0)
+    # systemd gives a lone socket without a name the name of its unit.
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":") if count > 1 else [HTTP]
+    if name not in names[:count]:
+        return None
+    listener = _HandedOn(fileno=_FIRST_FD + names.index(name))
+    listener.set_inheritable(False)
+    return listener
+
+
+def _check_address(listener: socket.socket, host: str, port: int) -> None:
+    bound = listener.getsockname()
+    addresses = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    if listener.family not in (socket.AF_INET, socket.AF_INET6) or bound[0] not in addresses:
+        raise UserError(f"the socket that this service was handed is bound to {bound}, and HEADRACE_HOST is {host}")
+    if port not in (0, bound[1]):
+        raise UserError(f"the socket that this service was handed is bound to port {bound[1]}, and {port} is asked for")

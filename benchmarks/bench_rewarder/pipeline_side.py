@@ -13,7 +13,6 @@ from typing import Any
 
 from headrace.client import HeadraceClient
 from headrace.demo import model, task
-from headrace.service_specs import free_port
 from headrace.state_dir import StateDir
 
 NUM_REPLICAS, MAX_STALENESS = 8, 8
@@ -72,7 +71,7 @@ class PipelineSide:
     def _up(self, state: StateDir) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "headrace", "up", "--simulate", str(NUM_REPLICAS)]
         process = subprocess.Popen(
-            [*command, "--state-dir", str(state.path), "--port", str(free_port())],
+            [*command, "--state-dir", str(state.path)],
             cwd=self._directory,
             env={
                 **os.environ,

@@ -1,9 +1,8 @@
-"""What a generator replica counts, for Prometheus, on a port of its own."""
+"""What a generator replica counts, for Prometheus."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.generator.inflight_window import EngineLoad
-from shared.errors import UserError
 
 
 class GeneratorMetrics:
@@ -49,16 +48,3 @@ class GeneratorMetrics:
         self.running.set(load.num_running)
         self.waiting.set(load.num_waiting)
         self.preempted.inc(load.num_preempted)
-
-    def serve(self, *, host: str, port: int) -> None:
-        """Answer /metrics from a thread of its own, so that a busy event loop can still be watched.
-
-        Raises:
-            UserError: The port is taken.
-        """
-        try:
-            start_http_server(port, addr=host, registry=self.registry)
-        except OSError as error:
-            raise UserError(
-                f"metrics cannot be served on {host}:{port}: {error.strerror}; set HEADRACE_METRICS_PORT to a free port"
-            ) from error

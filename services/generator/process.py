@@ -17,6 +17,7 @@ from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
+from shared.metrics_server import serving_metrics
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.refusals import refuse
 
@@ -43,8 +44,6 @@ async def _serve(settings: GeneratorSettings) -> int:
     openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.policy_version)
     metrics = GeneratorMetrics()
     metrics.name_replica(settings.name)
-    if settings.metrics_port:
-        metrics.serve(host=settings.host, port=settings.metrics_port)
     server = HttpServer(settings)
     url = settings.url(server.port)
     log.info("generator %s listens on %s", settings.name, url)
@@ -65,8 +64,9 @@ async def _serve(settings: GeneratorSettings) -> int:
         await refuse(redis, "generator", settings.name, reason, run_id=follower.run_id)
 
     try:
-        work = _follow(settings, follower, redis, url=url)
-        return await serve_until(stop, server=server, app=app, work=work, receivers=[receiver], say_why=say_why)
+        with serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port):
+            work = _follow(settings, follower, redis, url=url)
+            return await serve_until(stop, server=server, app=app, work=work, receivers=[receiver], say_why=say_why)
     finally:
         await redis.aclose()
 

@@ -13,7 +13,6 @@ import socket
 from collections.abc import Generator
 from typing import Any, cast
 
-import prometheus_client
 import uvicorn
 from redis.exceptions import RedisError
 
@@ -35,9 +34,10 @@ from services.rewarder.scoring import Scorer
 from services.rewarder.self_test import self_test
 from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
-from shared.errors import HeadraceError, UserError
+from shared.errors import HeadraceError
 from shared.http_guard import KEEP_ALIVE_S, HttpGuard
 from shared.listening import listening_socket
+from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect, wait_until_ready
 from shared.refusals import refuse, take_back
 
@@ -117,7 +117,11 @@ class RewarderService:
         asked_to_stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
-        with self._serving_metrics(), listening_socket(self._settings.host, self._settings.port) as door:
+        host = self._settings.host
+        with (
+            serving_metrics(self._metrics.registry, host=host, port=self._settings.metrics_port),
+            listening_socket(host, self._settings.port) as door,
+        ):
             server = _Server(
                 uvicorn.Config(
                     HttpGuard(
@@ -241,25 +245,6 @@ class RewarderService:
             log.warning("not ready: Redis: %s", error)
             return "Redis does not answer"
         return None
-
-    @contextlib.contextmanager
-    def _serving_metrics(self) -> Generator[None]:
-        if self._settings.metrics_port == 0:
-            yield
-            return
-        host, port = self._settings.host, self._settings.metrics_port
-        try:
-            server, thread = prometheus_client.start_http_server(port, addr=host, registry=self._metrics.registry)
-        except OSError as error:
-            raise UserError(
-                f"metrics cannot be served on {host}:{port}: {error.strerror}; set HEADRACE_METRICS_PORT to a free port"
-            ) from error
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join(timeout=5)
 
 
 def _collect_seldom() -> None:

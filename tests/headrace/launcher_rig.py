@@ -75,9 +75,13 @@ class LauncherRig:
         process = self.launch(num_generators=num_generators)
         num_new = len(self._stand_ins) - 1 + num_generators
         wait_for(lambda: self._num_starts() >= num_before + num_new, "every stand-in to start")
-        wait_for(lambda: self._is_ready(process), f"the launcher, which said: {self.output()}")
-        self.processes_of(process)
+        self.wait_until_ready(process)
         return process
+
+    def wait_until_ready(self, launcher: "subprocess.Popen[bytes]") -> None:
+        """Wait until the API of a launcher answers."""
+        wait_for(lambda: self._is_ready(launcher), f"the launcher, which said: {self.output()}")
+        self.processes_of(launcher)
 
     def endpoint(self) -> Endpoint:
         """Return what the launcher wrote down."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace import launcher
 from headrace.cli_up import say
-from headrace.service_specs import UpSettings, default_commands, free_port
+from headrace.service_specs import UpSettings, default_commands
 from shared.errors import HeadraceError
 
 STANDIN = Path(__file__).with_name("standin_service.py")
@@ -22,7 +22,6 @@ def main() -> int:
     commands |= {name: (sys.executable, str(STANDIN), name, directory) for name in stand_ins}
     settings = UpSettings(
         state_dir=Path(state_dir),
-        api_port=free_port(),  # another test may look for one from the default on at the same time
         num_generators=int(num_generators),
         commands=commands,
     )

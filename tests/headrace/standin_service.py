@@ -1,4 +1,4 @@
-"""Stands in for a service under the launcher: answers HTTP, obeys SIGTERM, misbehaves when told to.
+"""Stands in for a service under the launcher: answers HTTP with its pid, obeys SIGTERM, misbehaves when told to.
 
     python standin_service.py NAME DIRECTORY
 
@@ -18,12 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shared.listening import listening_socket
+
 
 class Door(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(json.dumps({"pid": os.getpid()}).encode())
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  http.server's own name
         pass
@@ -49,7 +51,10 @@ def main() -> int:
         return int(orders["exit"])
     if orders.get("child"):
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ["HEADRACE_PORT"])), Door)
+    address = ("127.0.0.1", int(os.environ["HEADRACE_PORT"]))
+    server = http.server.ThreadingHTTPServer(address, Door, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listening_socket(*address)
     threading.Thread(target=server.serve_forever, daemon=True, name="http").start()
     while not signals:
         time.sleep(0.05)

@@ -1,5 +1,6 @@
 """The launcher with a real embedded Redis and stand-ins for the services: nobody is lost, nobody is left."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import redis
 
@@ -33,6 +35,23 @@ def test_a_signal_ends_everything_and_leaves_no_process(rig: LauncherRig, number
     assert rig.stopped()[0] == "trainer"
     assert sorted(rig.stopped()) == ["generator", "generator", "rewarder", "trainer"]
     assert rig.state.endpoint() is None
+
+
+def test_launchers_that_start_at_once_have_ports_of_their_own(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as ending:
+        rigs: list[LauncherRig] = []
+        for name in ("one", "two", "three"):
+            (tmp_path / name).mkdir()
+            rigs.append(LauncherRig(tmp_path / name))
+            ending.callback(rigs[-1].end)
+        launchers = [rig.launch() for rig in rigs]
+        for rig, launcher in zip(rigs, launchers, strict=True):
+            rig.wait_until_ready(launcher)
+        for rig in rigs:
+            assert [len(rig.starts(name)) for name in ("trainer", "rewarder", "generator")] == [1, 1, 1], rig.output()
+            endpoint = rig.endpoint()
+            for name, url in (("trainer", endpoint.api_url), ("rewarder", endpoint.rewarder_url)):
+                assert httpx.get(url, trust_env=False, timeout=30).json() == {"pid": endpoint.processes[name].pid}
 
 
 def test_the_person_is_told_where_the_api_and_its_key_are(rig: LauncherRig) -> None:

@@ -15,7 +15,6 @@ import httpx
 
 from headrace.client import ENDED, HeadraceClient
 from headrace.process_table import descendants
-from headrace.service_specs import free_port
 from headrace.state_dir import StateDir
 
 READY_TIMEOUT_S = 90
@@ -30,8 +29,7 @@ class Stack:
         self.state = StateDir(directory / "state")
         self._directory = directory
         generators = ["--simulate", str(num_simulated)] if num_simulated else ["--generators", str(num_generators)]
-        where = ["--state-dir", str(self.state.path), "--port", str(free_port())]
-        self._command = launcher or ["-m", "headrace", "up", *where, *generators]
+        self._command = launcher or ["-m", "headrace", "up", "--state-dir", str(self.state.path), *generators]
         self.said: list[str] = []
         self._output = directory / "up.log"
 

@@ -9,6 +9,7 @@ from services.generator.service_life import serve_until, stop_on_signals
 from services.generator.settings import GeneratorSettings
 from services.generator.simulated.fleet import REPLICAS_PATH, SimulatedFleet, SimulatedReplica
 from services.generator.simulated.settings import SimulationSettings
+from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *,
     stop = stop_on_signals()
     metrics = GeneratorMetrics()
     metrics.name_replica(settings.name)
-    if settings.metrics_port:
-        metrics.serve(host=settings.host, port=settings.metrics_port)
     server = HttpServer(settings)
     base_url = settings.url(server.port)
     replicas = [
@@ -52,9 +51,10 @@ async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *,
     log.warning("%d SIMULATED generators listen on %s: tokens are random", num_replicas, base_url)
     try:
         receivers = [replica.receiver for replica in replicas]
-        return await serve_until(
-            stop, server=server, app=fleet, work=fleet.run(), receivers=receivers, say_why=fleet.end_saying
-        )
+        with serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port):
+            return await serve_until(
+                stop, server=server, app=fleet, work=fleet.run(), receivers=receivers, say_why=fleet.end_saying
+            )
     finally:
         await fleet.close()
         await redis.aclose()

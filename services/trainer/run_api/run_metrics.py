@@ -14,11 +14,10 @@ import contextlib
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, start_http_server
+from prometheus_client import Gauge
 
 from services.trainer.run_api.redis_gauges import RedisGauges
 from services.trainer.run_api.run_outputs import read_last_evaluation, read_last_metrics
@@ -26,7 +25,7 @@ from services.trainer.run_api.run_supervisor import RunSupervisor
 from services.trainer.run_api.run_view import Surroundings, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
 from services.trainer.run_api.whole_registry import WholeRegistry
-from shared.errors import HeadraceError, UnavailableError, UserError
+from shared.errors import HeadraceError, UnavailableError
 from shared.redis_connection import Redis
 from shared.run_store import RunRecord, RunStore
 
@@ -177,28 +176,3 @@ def _disk_of(run_dir: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return usage.free, usage.total
-
-
-@contextlib.contextmanager
-def served(registry: CollectorRegistry, *, host: str, port: int) -> Generator[None]:
-    """Serve /metrics while the body runs; port 0 serves nothing.
-
-    Raises:
-        UserError: The port is taken.
-    """
-    if port == 0:
-        yield
-        return
-    try:
-        server: Any
-        server, thread = start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise UserError(
-            f"metrics cannot be served on {host}:{port}: {error.strerror}. Set HEADRACE_METRICS_PORT"
-        ) from error
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=5)

@@ -21,13 +21,14 @@ import uvicorn
 
 from services.trainer.run_api.api import create_app, guarded
 from services.trainer.run_api.first_of import first_of
-from services.trainer.run_api.run_metrics import RunMetrics, served
+from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S
 from shared.listening import listening_socket
 from shared.logs import configure_first_logging, configure_logging, log_lines
+from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect, wait_until_ready
 from shared.settings import from_environment
 from shared.variable_names import warn_of_unknown_variables
@@ -90,7 +91,7 @@ async def serve(settings: TrainerSettings) -> None:
         metrics = RunMetrics(redis, store=api.store, supervisor=api.supervisor)
         with (
             listening_socket(settings.host, settings.port) as listener,
-            served(metrics.registry, host=settings.host, port=settings.metrics_port),
+            serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port),
         ):
             await _serve(api, metrics, listener)
     finally:

@@ -7,13 +7,17 @@ from prometheus_client import generate_latest
 
 from services.generator.metrics import GeneratorMetrics
 from shared.errors import UserError
+from shared.metrics_server import serving_metrics
 
 
 def test_a_metrics_port_that_is_taken_is_the_operators_mistake() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"127.0.0.1:{port}: .*; set HEADRACE_METRICS_PORT to a free port"):
-            GeneratorMetrics().serve(host="127.0.0.1", port=port)
+        with (
+            pytest.raises(UserError, match=f"127.0.0.1:{port}: .* set HEADRACE_METRICS_PORT to a free port"),
+            serving_metrics(GeneratorMetrics().registry, host="127.0.0.1", port=port),
+        ):
+            pass
 
 
 def test_metrics_say_which_replica_they_are_of() -> None:

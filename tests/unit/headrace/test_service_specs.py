@@ -1,5 +1,6 @@
 """Which processes `headrace up` starts, and what they are told."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 
 from headrace import launcher
 from headrace.cli import main, make_parser
+from headrace.launch_ports import hold_ports
 from headrace.launcher import announcement
-from headrace.service_specs import DEFAULT_API_PORT, UpSettings, choose_addresses, service_specs
+from headrace.service_specs import UpSettings, service_specs
 from headrace.state_dir import Endpoint, ProcessMark, StateDir
 from headrace.supervised_process import ServiceSpec
 from shared.errors import UserError
@@ -18,9 +20,24 @@ from shared.settings import ServiceSettings, from_environment
 def specs_of(settings: UpSettings) -> dict[str, ServiceSpec]:
     state = StateDir(settings.state_dir)
     state.make()
-    addresses = choose_addresses(settings)
-    specs = service_specs(settings, state, keys=state.keys(), addresses=addresses, redis_url="redis://127.0.0.1:1/0")
-    return {spec.name: spec for spec in specs}
+    ports = hold_ports(
+        api_port=settings.api_port,
+        metrics_port=settings.metrics_port,
+        num_generators=settings.num_generator_processes,
+    )
+    with contextlib.closing(ports):
+        specs = service_specs(settings, state, keys=state.keys(), ports=ports, redis_url="redis://127.0.0.1:1/0")
+        return {spec.name: spec for spec in specs}
+
+
+def specs_with_metrics(
+    state_dir: Path, *, num_generators: int = 1, num_simulated: int = 0
+) -> tuple[int, dict[str, ServiceSpec]]:
+    """Return the first of the first row of ports for metrics that is free, and the specs."""
+    for first in range(20_000, 30_000, 10):
+        with contextlib.suppress(UserError):
+            return first, specs_of(UpSettings(state_dir, num_generators, num_simulated, metrics_port=first))
+    raise AssertionError("no row of ports is free")
 
 
 def launches_seen(monkeypatch: pytest.MonkeyPatch) -> list[UpSettings]:
@@ -72,23 +89,16 @@ def test_without_a_port_for_metrics_nobody_serves_any(tmp_path: Path, monkeypatc
 
 
 def test_each_service_has_a_port_of_its_own_for_metrics_and_the_person_is_told(tmp_path: Path) -> None:
-    specs = specs_of(UpSettings(tmp_path / "state", num_generators=2, metrics_port=9321))
-    ports = {name: spec.environment["HEADRACE_METRICS_PORT"] for name, spec in specs.items()}
-    assert ports == {"trainer": "9321", "rewarder": "9322", "generator-0": "9323", "generator-1": "9324"}
-    simulated = specs_of(UpSettings(tmp_path / "state", num_simulated=200, metrics_port=9321))
-    assert simulated["simulated"].environment["HEADRACE_METRICS_PORT"] == "9323"
+    first, specs = specs_with_metrics(tmp_path / "state", num_generators=2)
+    ports = {name: int(spec.environment["HEADRACE_METRICS_PORT"]) - first for name, spec in specs.items()}
+    assert ports == {"trainer": 0, "rewarder": 1, "generator-0": 2, "generator-1": 3}
+    assert {name: spec.listeners["metrics"].number - first for name, spec in specs.items()} == ports
+    first, simulated = specs_with_metrics(tmp_path / "state", num_simulated=200)
+    assert simulated["simulated"].environment["HEADRACE_METRICS_PORT"] == str(first + 2)
     urls = ("http://127.0.0.1:3", "http://127.0.0.1:4")
     endpoint = Endpoint("http://127.0.0.1:1", "http://127.0.0.1:2", urls, ProcessMark(1, 1), {}, True)
     said = "\n".join(announcement(StateDir(tmp_path), endpoint, metrics_port=9321))
     assert [f":{port}/metrics" in said for port in range(9321, 9326)] == [True, True, True, True, False]
-
-
-def test_the_api_keeps_away_from_the_ports_of_metrics(tmp_path: Path) -> None:
-    for_metrics = range(DEFAULT_API_PORT - 1, DEFAULT_API_PORT + 2)
-    addresses = choose_addresses(UpSettings(tmp_path, metrics_port=for_metrics[0]))
-    assert addresses.trainer not in for_metrics
-    with pytest.raises(UserError, match="port 9322 is taken"):
-        choose_addresses(UpSettings(tmp_path, api_port=9322, metrics_port=9321))
 
 
 def test_a_port_for_metrics_that_is_none_is_refused(

@@ -1,0 +1,126 @@
+"""The ports of one launch. Each is held from the moment it is picked (held_port.py): no two launches pick the same."""
+
+import contextlib
+from dataclasses import dataclass
+
+from headrace.held_port import HeldPort
+from shared.errors import UserError
+from shared.listening import HTTP, METRICS
+
+DEFAULT_API_PORT = 8400
+_NUM_PORTS_TRIED = 50
+_TRAINER, _REWARDER, _FIRST_GENERATOR = 0, 1, 2
+"""Places in the row of ports for metrics."""
+
+
+class Doors:
+    """The ports of one service: HTTP, and metrics if they are served.
+
+    Args:
+        http: Its port.
+        metrics_port: 0 is none.
+
+    Raises:
+        UserError: The port for metrics is taken.
+    """
+
+    def __init__(self, http: HeldPort, *, metrics_port: int) -> None:
+        self.url = http.url
+        self.listeners = {HTTP: http}
+        """What the service is handed."""
+        if metrics_port:
+            try:
+                self.listeners[METRICS] = HeldPort(metrics_port)
+            except OSError as error:
+                http.close()
+                raise UserError(
+                    f"port {metrics_port} is taken; HEADRACE_METRICS_PORT names the first of as many free ports as "
+                    "services run"
+                ) from error
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the service is told."""
+        numbers = {name: str(port.number) for name, port in self.listeners.items()}
+        return {"HEADRACE_PORT": numbers[HTTP], "HEADRACE_METRICS_PORT": numbers.get(METRICS, "0")}
+
+    def close(self) -> None:
+        """Give the ports back."""
+        for port in self.listeners.values():
+            port.close()
+
+
+@dataclass
+class LaunchPorts:
+    """The ports of one launch."""
+
+    redis: HeldPort
+    trainer: Doors
+    rewarder: Doors
+    generators: list[Doors]
+
+    def close(self) -> None:
+        """Give all ports back."""
+        self.redis.close()
+        for doors in (self.trainer, self.rewarder, *self.generators):
+            doors.close()
+
+
+def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int) -> LaunchPorts:
+    """Pick a port for everyone.
+
+    Args:
+        api_port: Of the run API; None takes 8400 or the next free one.
+        metrics_port: The first of as many as services run; 0 is none.
+        num_generators: Processes that generate.
+
+    Raises:
+        UserError: A port that was asked for is taken.
+    """
+    for_metrics = range(metrics_port, metrics_port + _FIRST_GENERATOR + num_generators) if metrics_port else range(0)
+    with contextlib.ExitStack() as held:
+        trainer = _doors(_api_port(api_port, for_metrics), metrics_port, _TRAINER)
+        held.callback(trainer.close)
+        rewarder = _doors(HeldPort(), metrics_port, _REWARDER)
+        held.callback(rewarder.close)
+        generators = hold_generators(range(num_generators), metrics_port=metrics_port)
+        held.pop_all()
+    return LaunchPorts(HeldPort(), trainer, rewarder, generators)
+
+
+def hold_generators(indices: range, *, metrics_port: int) -> list[Doors]:
+    """Pick ports for these generators.
+
+    Raises:
+        UserError: A port for metrics is taken.
+    """
+    with contextlib.ExitStack() as held:
+        found: list[Doors] = []
+        for index in indices:
+            found.append(_doors(HeldPort(), metrics_port, _FIRST_GENERATOR + index))
+            held.callback(found[-1].close)
+        held.pop_all()
+    return found
+
+
+def _doors(http: HeldPort, first_metrics_port: int, place: int) -> Doors:
+    return Doors(http, metrics_port=first_metrics_port + place if first_metrics_port else 0)
+
+
+def _api_port(wanted: int | None, for_metrics: range) -> HeldPort:
+    if wanted is not None:
+        held = None if wanted in for_metrics else _hold(wanted)
+        if held is None:
+            raise UserError(f"port {wanted} is taken; name another one with --port, or none to have one chosen")
+        return held
+    for number in range(DEFAULT_API_PORT, DEFAULT_API_PORT + _NUM_PORTS_TRIED):
+        if number not in for_metrics and (held := _hold(number)) is not None:
+            return held
+    return HeldPort()
+
+
+def _hold(number: int) -> HeldPort | None:
+    try:
+        return HeldPort(number)
+    except OSError:
+        return None
