@@ -116,7 +116,12 @@ def _add_run_commands(add_parser: AddParser) -> None:
         ("rollouts", "show what the model wrote in a step, with rewards"),
     ):
         command = add_parser(name, help=text)
-        command.add_argument("run", metavar="RUN", nargs="?", help="run id (the newest run)")
+        command.add_argument(
+            "run",
+            metavar="RUN",
+            nargs="?",
+            help="run id (the one that trains, else the next that the command applies to)",
+        )
         if name == "rollouts":
             command.add_argument("--step", type=positive, help="optimizer step (the newest one)")
             command.add_argument("--limit", type=positive, default=20, help="rollouts shown (20)")

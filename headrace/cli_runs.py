@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace import service_finder, terminal, watch_view
+from headrace.chosen_run import choose_run
 from headrace.client import ENDED, HeadraceClient
 from headrace.run_file import read_run_file
 from headrace.run_watch import RunWatch
@@ -77,7 +78,7 @@ def runs(arguments: argparse.Namespace) -> int:
 def show(arguments: argparse.Namespace) -> int:
     """Show one run as it stands."""
     with service_finder.connect(arguments) as client:
-        run_id = service_finder.choose_run(client, arguments.run)
+        run_id = choose_run(client, arguments.run, purpose="look")
         watch = RunWatch(client.get(run_id))
         for metrics in client.metrics(run_id):
             watch.take_metrics(metrics)
@@ -90,13 +91,13 @@ def show(arguments: argparse.Namespace) -> int:
 def watch(arguments: argparse.Namespace) -> int:
     """Follow a run until it ends."""
     with service_finder.connect(arguments) as client:
-        return _watch(client, service_finder.choose_run(client, arguments.run))
+        return _watch(client, choose_run(client, arguments.run, purpose="look"))
 
 
 def pause(arguments: argparse.Namespace) -> int:
     """Ask a run to pause."""
     with service_finder.connect(arguments) as client:
-        run = client.pause(service_finder.choose_run(client, arguments.run))
+        run = client.pause(choose_run(client, arguments.run, purpose="pause"))
     if run["status"] == "queued":
         _out(f"{run['run_id']} had not begun, and does not until `headrace resume {run['run_id']}`")
     else:
@@ -110,7 +111,7 @@ def pause(arguments: argparse.Namespace) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """Ask a paused run to go on."""
     with service_finder.connect(arguments) as client:
-        run_id = service_finder.choose_run(client, arguments.run)
+        run_id = choose_run(client, arguments.run, purpose="resume")
         before = client.get(run_id)
         run = client.resume(run_id)
     was_paused = before["status"] == "paused" or before["desired"] == "pause"
@@ -121,7 +122,7 @@ def resume(arguments: argparse.Namespace) -> int:
 def stop(arguments: argparse.Namespace) -> int:
     """Ask a run to stop."""
     with service_finder.connect(arguments) as client:
-        run_id = service_finder.choose_run(client, arguments.run)
+        run_id = choose_run(client, arguments.run, purpose="stop")
         had_ended = client.get(run_id)["status"] in ENDED
         run = client.stop(run_id)
     if had_ended:
@@ -136,7 +137,7 @@ def stop(arguments: argparse.Namespace) -> int:
 def rollouts(arguments: argparse.Namespace) -> int:
     """Show what the model wrote in one step."""
     with service_finder.connect(arguments) as client:
-        run_id = service_finder.choose_run(client, arguments.run)
+        run_id = choose_run(client, arguments.run, purpose="rollouts")
         rows = client.rollouts(run_id, step=arguments.step)
     if not rows:
         _out(f"{run_id} has logged no rollouts yet" if arguments.step is None else "that step logged no rollouts")

@@ -113,20 +113,6 @@ def _refused(arguments: argparse.Namespace) -> str:
     return f"{says} ({unused}: set, and not used for what {state.path} names; with {option} it is)"
 
 
-def choose_run(client: HeadraceClient, run_id: str | None) -> str:
-    """Return the named run, or the newest one.
-
-    Raises:
-        HeadraceApiError: There is no run at all.
-    """
-    if run_id is not None:
-        return run_id
-    runs = client.list()
-    if not runs:
-        raise HeadraceApiError("there are no runs yet: submit one with `headrace submit FILE`")
-    return str(runs[0]["run_id"])
-
-
 def _url_elsewhere(arguments: argparse.Namespace) -> str | None:
     given: str | None = getattr(arguments, "url", None)  # `up`, `down` and `demo` have no such option
     return given or (None if arguments.state_dir else os.environ.get("HEADRACE_URL"))

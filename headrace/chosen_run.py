@@ -1,0 +1,56 @@
+"""Which run a command means that names none: the one that trains, or else the next one that the command is for.
+
+Runs train one after another. The newest one may be queued while another trains, or may have ended long ago.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Literal
+
+from headrace.client import HeadraceApiError, HeadraceClient, Run
+
+Purpose = Literal["look", "rollouts", "pause", "resume", "stop"]
+_Choice = tuple[str, Callable[[Run], bool]]
+"""What the run is, for the person, and whether a run is that."""
+
+_TRAINS: _Choice = ("the run that trains", lambda run: run["status"] == "running")
+_PAUSES: _Choice = (
+    "the run that is about to pause",
+    lambda run: run["status"] == "running" and run["desired"] == "pause",
+)
+_PAUSED: _Choice = ("the run that is paused", lambda run: run["status"] == "paused")
+_NEXT: _Choice = ("the next run in the queue", lambda run: run["status"] == "queued" and run["desired"] != "pause")
+_HELD_BACK: _Choice = (
+    "the next paused run in the queue",
+    lambda run: run["status"] == "queued" and run["desired"] == "pause",
+)
+_HAS_BEGUN: _Choice = ("the newest run that has begun", lambda run: run.get("started_at_s") is not None)
+_NEWEST: _Choice = ("the newest run", lambda _: True)
+_OLDEST_FIRST = (_NEXT, _HELD_BACK)
+
+_CHOICES: dict[Purpose, tuple[_Choice, ...]] = {
+    "look": (_TRAINS, _PAUSED, _NEXT, _HELD_BACK),
+    "rollouts": (_TRAINS, _PAUSED, _HAS_BEGUN),
+    "pause": (_TRAINS, _NEXT),
+    "resume": (_PAUSED, _PAUSES, _HELD_BACK, _TRAINS),
+    "stop": (_TRAINS, _PAUSED, _NEXT, _HELD_BACK),
+}
+
+
+def choose_run(client: HeadraceClient, run_id: str | None, *, purpose: Purpose) -> str:
+    """Return the named run; if none is named, choose one and say which.
+
+    Raises:
+        HeadraceApiError: There is no run at all.
+    """
+    if run_id is not None:
+        return run_id
+    newest_first = client.list()
+    for choice in (*_CHOICES[purpose], _NEWEST):
+        what, fits = choice
+        found = [str(run["run_id"]) for run in newest_first if fits(run)]
+        if found:
+            chosen = found[-1 if choice in _OLDEST_FIRST else 0]
+            sys.stderr.write(f"{chosen}: {what}\n")
+            return chosen
+    raise HeadraceApiError("there are no runs yet: submit one with `headrace submit FILE`")

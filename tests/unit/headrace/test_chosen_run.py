@@ -1,0 +1,119 @@
+"""Commands that name no run take the one that trains, though a newer one is queued, and say which they took."""
+
+from typing import Any
+
+import pytest
+
+from headrace import cli
+from tests.headrace.scripted_api import Asked, problem, serving
+
+Runs = list[dict[str, Any]]
+
+
+def a_run(run_id: str, status: str, *, desired: str = "run", started_at_s: float | None = None) -> dict[str, Any]:
+    has_begun = status not in ("queued", "stopped")
+    return {
+        "run_id": run_id,
+        "status": status,
+        "desired": desired,
+        "reason": "",
+        "run_dir": f"/runs/{run_id}",
+        "created_at_s": 1.0,
+        "started_at_s": 2.0 if has_begun else started_at_s,
+        "ended_at_s": None,
+        "progress": {"step": 1, "max_steps": 2},
+        "config": {},
+    }
+
+
+ENDED_LAST = [a_run("never-begun", "stopped"), a_run("ended", "finished")]
+WITH_QUEUE = [a_run("queued-2", "queued"), a_run("queued-1", "queued"), a_run("ended", "finished")]
+TRAINING = [*WITH_QUEUE[:2], a_run("training", "running"), WITH_QUEUE[2]]
+PAUSED = [*WITH_QUEUE[:2], a_run("paused", "paused", desired="pause"), WITH_QUEUE[2]]
+HELD_BACK = [a_run("held-2", "queued", desired="pause"), a_run("held-1", "queued", desired="pause"), *TRAINING]
+PAUSING = [*WITH_QUEUE[:2], a_run("pausing", "running", desired="pause"), WITH_QUEUE[2]]
+
+
+@pytest.mark.parametrize(
+    ("command", "runs", "taken", "what"),
+    [
+        ("show", TRAINING, "training", "the run that trains"),
+        ("show", PAUSED, "paused", "the run that is paused"),
+        ("show", WITH_QUEUE, "queued-1", "the next run in the queue"),
+        ("show", ENDED_LAST, "never-begun", "the newest run"),
+        ("watch", TRAINING, "training", "the run that trains"),
+        ("pause", TRAINING, "training", "the run that trains"),
+        ("pause", HELD_BACK, "training", "the run that trains"),
+        ("pause", WITH_QUEUE, "queued-1", "the next run in the queue"),
+        ("stop", TRAINING, "training", "the run that trains"),
+        ("stop", PAUSED, "paused", "the run that is paused"),
+        ("stop", WITH_QUEUE, "queued-1", "the next run in the queue"),
+        ("resume", PAUSED, "paused", "the run that is paused"),
+        ("resume", PAUSING, "pausing", "the run that is about to pause"),
+        ("resume", HELD_BACK, "held-1", "the next paused run in the queue"),
+        ("resume", TRAINING, "training", "the run that trains"),
+        ("rollouts", TRAINING, "training", "the run that trains"),
+        ("rollouts", WITH_QUEUE, "ended", "the newest run that has begun"),
+        ("rollouts", ENDED_LAST, "ended", "the newest run that has begun"),
+    ],
+)
+def test_a_command_without_a_run_takes_the_one_it_is_for_and_says_which(
+    command: str,
+    runs: Runs,
+    taken: str,
+    what: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def script(asked: Asked) -> Any:
+        path = asked.path.partition("?")[0]
+        if path == "/v1/runs":
+            return {"runs": runs, "next_cursor": None}
+        of_taken = path.removeprefix(f"/v1/runs/{taken}")
+        if of_taken == path:
+            return problem(418, f"another run than {taken} was asked for: {path}")
+        if of_taken == "/metrics":
+            return {"metrics": [], "next_after_step": None}
+        if of_taken == "/rollouts":
+            return {"rollouts": [], "step": 1, "next_offset": None}
+        run = next(run for run in runs if run["run_id"] == taken)
+        # Whoever watches has seen the end.
+        return run | ({"status": "finished"} if command == "watch" else {})
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        assert cli.main([command, "--url", api.url]) == 0
+    assert capsys.readouterr().err == f"{taken}: {what}\n"
+    assert any(asked.path.startswith(f"/v1/runs/{taken}") for asked in api.asked)
+
+
+def test_the_run_that_trains_is_found_behind_a_page_of_queued_ones(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued = [a_run(f"queued-{number}", "queued") for number in range(100)]
+
+    def script(asked: Asked) -> Any:
+        if asked.path == "/v1/runs/training/pause":
+            return a_run("training", "running", desired="pause")
+        is_second = "cursor=next" in asked.path
+        return {
+            "runs": [a_run("training", "running")] if is_second else queued,
+            "next_cursor": None if is_second else "next",
+        }
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        assert cli.main(["pause", "--url", api.url]) == 0
+    said = capsys.readouterr()
+    assert said.err == "training: the run that trains\n"
+    assert said.out.startswith("training pauses")
+
+
+def test_a_run_that_is_named_is_taken_without_a_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(lambda _: a_run("queued-2", "queued", desired="pause")) as api:
+        assert cli.main(["pause", "queued-2", "--url", api.url]) == 0
+    assert capsys.readouterr().err == ""
+    assert [asked.path for asked in api.asked] == ["/v1/runs/queued-2/pause"]
