@@ -49,9 +49,17 @@ class Containers:
         """Return the content of a secret."""
         return (self.secrets / name).read_text(encoding="utf-8").strip()
 
-    def compose(self, *arguments: str, profiles: Sequence[str] = ("cpu",), timeout_s: float = UP_TIMEOUT_S) -> str:
-        """Run `docker compose` and return what it prints."""
-        command = ["docker", "compose", "-f", str(DEPLOY / "docker-compose.yml"), "--env-file", os.devnull]
+    def compose(
+        self,
+        *arguments: str,
+        profiles: Sequence[str] = ("cpu",),
+        overrides: Sequence[Path] = (),
+        timeout_s: float = UP_TIMEOUT_S,
+    ) -> str:
+        """Run `docker compose` on deploy/docker-compose.yml and ``overrides``, and return what it prints."""
+        command = ["docker", "compose", "--env-file", os.devnull]
+        for file in (DEPLOY / "docker-compose.yml", *overrides):
+            command += ["-f", str(file)]
         for profile in profiles:
             command += ["--profile", profile]
         done = subprocess.run(
@@ -62,9 +70,12 @@ class Containers:
         assert done.returncode == 0, f"docker compose {' '.join(arguments)}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
         return done.stdout
 
-    def up(self, *arguments: str) -> None:
-        """Start what is not there, and wait until all of it is healthy."""
-        self.compose("up", "-d", "--no-build", "--wait", "--wait-timeout", str(UP_TIMEOUT_S), *arguments)
+    def up(self, *arguments: str, profile: str = "cpu", overrides: Sequence[Path] = ()) -> None:
+        """Start the containers that are missing, and wait until all are healthy."""
+        self.compose(
+            "up", "-d", "--no-build", "--wait", "--wait-timeout", str(UP_TIMEOUT_S), *arguments,
+            profiles=(profile,), overrides=overrides, timeout_s=UP_TIMEOUT_S + 60,
+        )  # fmt: skip
 
     def all_of(self, service: str) -> list[Any]:
         """Return the containers of a service, in order."""

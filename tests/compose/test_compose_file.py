@@ -85,6 +85,13 @@ def test_every_container_is_confined(name: str) -> None:
 
 
 @pytest.mark.parametrize("profile", HARDWARE)
+def test_compose_can_wait_for_every_container_of_a_profile(profile: str) -> None:
+    """`docker compose up --wait` fails at once for a container whose health check is disabled."""
+    checks = {name: service.get("healthcheck", {}) for name, service in services(profile, "watch").items()}
+    assert not [name for name, check in checks.items() if check.get("disable") or check.get("test") == ["NONE"]]
+
+
+@pytest.mark.parametrize("profile", HARDWARE)
 def test_one_port_is_published_and_on_loopback(profile: str) -> None:
     ports = {name: service.get("ports", []) for name, service in services(profile).items()}
     published = [port for of_service in ports.values() for port in of_service]

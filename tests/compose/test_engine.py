@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.compose.compose_file import DEPLOY, services
+from tests.compose.compose_file import DEPLOY, HARDWARE, ROOT, services
 from tests.compose.containers import (
     CONTAINERS,
     PORT,
@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 SECRETS = ("api-key", "internal-key", "redis-password-trainer", "redis-password-generator", "redis-password-rewarder")
 RUN_TIMEOUT_S = 1500
 OURS = ("trainer-cpu", "rewarder", "generator-cpu")
+WITHOUT_GPUS = ROOT / "tests" / "compose" / "without-gpus.yaml"
 
 
 @pytest.fixture(scope="session")
@@ -41,10 +42,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     secrets = tmp_path_factory.mktemp("compose") / "secrets"
     subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
     containers = Containers(client, secrets)
-    containers.compose("down", "--volumes", "--remove-orphans", "--timeout", "1", profiles=("cpu", "demo"))
+    everything = (*HARDWARE, "demo")
+    containers.compose("down", "--volumes", "--remove-orphans", "--timeout", "1", profiles=everything)
     containers.compose("build", timeout_s=2400)
     yield containers
-    containers.compose("down", "--volumes", "--remove-orphans", profiles=("cpu", "demo"))
+    containers.compose("down", "--volumes", "--remove-orphans", profiles=everything)
     client.close()
 
 
@@ -276,3 +278,15 @@ def test_a_stack_that_is_stopped_goes_on_from_where_it_was(stack: Containers, ac
     run = wait_for_end(stack.api, run_id, timeout_s=RUN_TIMEOUT_S)
     assert run["status"] == "finished", run["reason"]
     assert run["progress"]["groups_trained"] == 60 * 16
+
+
+@pytest.mark.parametrize("profile", [profile for profile in HARDWARE if profile != "cpu"])
+def test_a_profile_for_gpus_comes_up_healthy(built: Containers, profile: str) -> None:
+    """With the images for CPUs and without the nvidia runtime: everything else is as on a machine with GPUs."""
+    built.compose("down", "--remove-orphans", profiles=HARDWARE)
+    built.up(profile=profile, overrides=[WITHOUT_GPUS])
+    for name in services(profile):
+        assert built.one(name).attrs["State"]["Health"]["Status"] == "healthy", name
+    with built.api() as client:
+        client.list()
+    built.compose("down", "--remove-orphans", profiles=HARDWARE)
