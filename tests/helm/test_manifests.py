@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.helm.chart import ALL_VALUES, NAMESPACE, render, values_of
+from tests.helm.chart import ALL_VALUES, NAMESPACE, Object, render, values_of
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="pip install kubernetes-validate, and the chart's objects are validated"
 )
 
 VERSIONS = ["1.30", "1.33", "1.37"]
-OTHERS = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
+OTHERS = {"HTTPRoute", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
 """Kinds that Kubernetes itself does not have; tests of their own look at them."""
 
 
@@ -23,6 +23,11 @@ OTHERS = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 def test_kubernetes_takes_every_object_strictly(name: str, version: str) -> None:
     objects = render(values_of(name))
     assert len(objects) > 15
+    validate_all(objects, version)
+
+
+def validate_all(objects: list[Object], version: str = VERSIONS[-1]) -> None:
+    """Raise if Kubernetes would not take one of them."""
     for it in objects:
         if it["kind"] not in OTHERS:
             validate(json.dumps(it), version)

@@ -100,6 +100,27 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"redis": {"bundled": False}}, "say where your Redis is in redis.external.host"),
     ({"redis": {"bundled": False, "external": {"host": "redis.data"}}}, "its passwords are yours"),
     ({"ingress": {"enabled": True}}, "name at least one host in ingress.hosts"),
+    ({"gateway": {"enabled": True}}, "name at least one Gateway in gateway.parentRefs"),
+    ({"images": {"pullSecrets": ["login"]}}, "at '/images/pullSecrets/0': got string, want object"),
+    ({"storage": {"runs": {"emptyDir": True, "existingClaim": "mine"}}}, "storage.runs has both emptyDir and existing"),
+    (
+        {
+            "trainer": {"multiNode": {"nodes": 2}},
+            "storage": {"runs": {"emptyDir": True, "accessMode": "ReadWriteMany"}},
+        },
+        "storage.runs.emptyDir gives each pod one of its own: set it to false",
+    ),
+    (
+        {"trainer": {"env": {"WANDB_API_KEY": "canary"}}},
+        "trainer.env.WANDB_API_KEY would be in the pod's description for all to read: put it into a Secret and name "
+        "that in trainer.envFrom, or in valueFrom.secretKeyRef here",
+    ),
+    ({"rewarder": {"env": {"JUDGE_TOKEN": "canary"}}}, "name that in rewarder.envFrom"),
+    (
+        {"trainer": {"env": {"HEADRACE_API_KEY": {"valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}}}},
+        "name that in secrets.existingSecret",
+    ),
+    ({"trainer": {"env": {"A": {"value": "canary"}}}}, "at '/trainer/env/A': "),
     ({"rewarder": {"rewardModules": {"configMap": "a", "existingClaim": "b"}}}, "name one"),
     (
         {"generator": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
@@ -333,8 +354,21 @@ def test_the_notes_say_how_to_get_the_key_and_never_what_it_is(name: str) -> Non
 
 
 def test_the_notes_warn_of_what_is_left_open() -> None:
+    registry = {"images": {"registry": "registry.example.com"}}
+    ingress = {"ingress": {"enabled": True, "hosts": ["rl.example.com"]}, **registry}
+    opened = {"networkPolicy": {"apiFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]}}
+    assert "WARNING" not in notes(registry)
     assert "WARNING: networkPolicy.enabled is false" in notes({"networkPolicy": {"enabled": False}})
-    assert "WARNING" not in notes()
+    assert "WARNING: images.registry is empty" in notes()
+    assert "WARNING" not in notes({"images": {"pullPolicy": "Never"}}), "they are on the nodes"
+    assert "WARNING: networkPolicy.apiFrom names only pods of the namespace rl" in notes(ingress)
+    assert "WARNING: ingress.tlsSecret is empty" in notes(ingress)
+    assert "WARNING" not in notes({**ingress, **opened, "ingress": {**ingress["ingress"], "tlsSecret": "tls"}})
+    gateway = {"gateway": {"enabled": True, "parentRefs": [{"name": "public"}]}, **registry}
+    assert "WARNING: networkPolicy.apiFrom names only pods" in notes(gateway)
+    assert "WARNING" not in notes({**gateway, **opened})
+    lost = {**registry, "storage": {"runs": {"emptyDir": True}}, "redis": {"persistence": {"emptyDir": True}}}
+    assert "WARNING: storage.runs and redis.persistence have emptyDir: true" in notes(lost)
 
 
 @pytest.mark.parametrize("name", ["values.yaml", *VALUES_FILES])

@@ -149,7 +149,11 @@
 {{- include (printf "headrace.env.%s" .component) . }}
 {{- range $given := include "headrace.givenEnv" . | fromJson }}
 {{- range $name, $value := $given }}
+{{- if kindIs "map" $value }}
+- {name: {{ $name }}, valueFrom: {{ toJson $value.valueFrom }}}
+{{- else }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end -}}

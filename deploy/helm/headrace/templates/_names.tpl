@@ -35,6 +35,18 @@ labels:
   {{- include "headrace.labels" . | nindent 2 }}
 {{- end -}}
 
+{{/* Of a StatefulSet or Deployment, with the labels and annotations of its values. Takes a dict of root, component and of. */}}
+{{- define "headrace.workloadMeta" -}}
+{{ include "headrace.meta" . }}
+{{- with .of.labels }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* Takes a dict of root and component: generator, rewarder or trainer. */}}
 {{- define "headrace.image" -}}
 {{- $images := .root.Values.images -}}

@@ -5,23 +5,16 @@ automountServiceAccountToken: false
 # Links would set variables named like ours, such as HEADRACE_PORT=tcp://10.0.0.1:8000.
 enableServiceLinks: false
 hostNetwork: false
-hostIPC: false
+hostIPC: {{ default false .of.hostIPC }}
 hostPID: false
 # The pause process reaps what ended; our services start others and would be its parent as process 1.
 shareProcessNamespace: true
 securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  fsGroupChangePolicy: OnRootMismatch
-  seccompProfile:
-    {{- include "headrace.seccomp" . | nindent 4 }}
+  {{- $default := dict "seccompProfile" (include "headrace.seccomp" . | fromYaml) }}
+  {{- mergeOverwrite $default (deepCopy .root.Values.podSecurityContext) (deepCopy (default dict .of.podSecurityContext)) | toYaml | nindent 2 }}
 {{- with .root.Values.images.pullSecrets }}
 imagePullSecrets:
-  {{- range . }}
-  - name: {{ . }}
-  {{- end }}
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .of.priorityClassName }}
 priorityClassName: {{ . }}
@@ -52,12 +45,21 @@ tolerations:
 {{- end -}}
 
 {{- define "headrace.containerSecurity" -}}
-allowPrivilegeEscalation: false
-privileged: false
-readOnlyRootFilesystem: true
-runAsNonRoot: true
-capabilities:
-  drop: [ALL]
+{{- mergeOverwrite (deepCopy .root.Values.containerSecurityContext) (deepCopy (default dict .of.containerSecurityContext)) | toYaml -}}
+{{- end -}}
+
+{{/* Shared memory of its own, unless it has the node's. Takes the values of a workload. */}}
+{{- define "headrace.ownShm" -}}
+{{- if and .shmSize (not .hostIPC) -}}{{- .shmSize -}}{{- end -}}
+{{- end -}}
+
+{{/* What a volume is: a claim, or a directory that is gone with the pod. Takes a dict of root, name and claim: its values. */}}
+{{- define "headrace.keptOrNot" -}}
+{{- if .claim.emptyDir -}}
+emptyDir: {sizeLimit: {{ .claim.size }}}
+{{- else -}}
+persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace.fullname" .root) .name) .claim.existingClaim }}}
+{{- end -}}
 {{- end -}}
 
 {{/* Pods of one kind apart, if that is possible, unless values say otherwise. */}}
@@ -115,7 +117,7 @@ capabilities:
     defaultMode: 0440
     items: [{key: token, path: token}]
 {{- end }}
-{{- with .of.shmSize }}
+{{- with include "headrace.ownShm" .of }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ . }}}
 {{- end }}
@@ -153,7 +155,7 @@ volumeClaimTemplates:
 {{- if $values.hub.tokenSecret }}
 - {name: hub, mountPath: /run/secrets/headrace-hub, readOnly: true}
 {{- end }}
-{{- if .of.shmSize }}
+{{- if include "headrace.ownShm" .of }}
 - {name: shm, mountPath: /dev/shm}
 {{- end }}
 {{- with .of.extraVolumeMounts }}

@@ -57,6 +57,14 @@ test.run.weight_transport is ipc, which needs the trainer and its generator in o
 {{- if and $modules.configMap $modules.existingClaim }}
 rewarder.rewardModules has both a configMap and an existingClaim: name one
 {{- end }}
+{{- range $key, $claim := dict "storage.runs" $values.storage.runs "redis.persistence" $values.redis.persistence }}
+{{- if and $claim.emptyDir $claim.existingClaim }}
+{{ printf "%s has both emptyDir and existingClaim: choose one" $key }}
+{{- end }}
+{{- end }}
+{{- if and (gt $nodes 1) $values.storage.runs.emptyDir }}
+{{ printf "trainer.multiNode.nodes is %d, so that all of them need the runs' directory, but storage.runs.emptyDir gives each pod one of its own: set it to false" $nodes }}
+{{- end }}
 {{- end -}}
 
 {{- define "headrace.problems.connections" -}}
@@ -72,6 +80,9 @@ redis.bundled is false: its passwords are yours, so name a Secret that holds the
 {{- end }}
 {{- if and $values.ingress.enabled (not $values.ingress.hosts) }}
 ingress.enabled is true: name at least one host in ingress.hosts
+{{- end }}
+{{- if and $values.gateway.enabled (not $values.gateway.parentRefs) }}
+gateway.enabled is true: name at least one Gateway in gateway.parentRefs
 {{- end }}
 {{- if eq (int $values.metrics.port) 8000 }}
 metrics.port is 8000, where every service has its HTTP API: set another, such as 9090

@@ -23,9 +23,15 @@
 {{- $_ := set $setBy $entry.name "the chart itself" }}
 {{- end }}
 {{- range $key, $given := include "headrace.givenEnv" $ctx | fromJson }}
-{{- range $name, $_ := $given }}
-{{- if hasKey $secrets $name }}
-{{ printf "%s.%s would be in the pod's description for all to read: %s" $key $name (get $secrets $name) }}
+{{- $reference := printf "put it into a Secret and name that in %s.envFrom, or in valueFrom.secretKeyRef here" $component }}
+{{- range $name, $value := $given }}
+{{- $isPlain := kindIs "string" $value }}
+{{- $where := get $secrets $name }}
+{{- if and (not $where) $isPlain (regexMatch "(_API_KEY|_TOKEN|_PASSWORD|_SECRET|_SECRET_KEY|_ACCESS_KEY)$" $name) }}
+{{- $where = $reference }}
+{{- end }}
+{{- if and $where (or $isPlain (hasPrefix "HEADRACE_" $name)) }}
+{{ printf "%s.%s would be in the pod's description for all to read: %s" $key $name $where }}
 {{- else if hasKey $setBy $name }}
 {{ printf "%s.%s is set by %s too: leave it out here; what of the chart's own variables can be changed has a key in values.yaml" $key $name (get $setBy $name) }}
 {{- end }}
