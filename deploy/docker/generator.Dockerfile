@@ -68,10 +68,12 @@ ARG TORCH=2.13.0
 ARG NCCL=2.29.7
 ARG VLLM
 # What vLLM does not bring, as locked. Without dependencies, so that nothing of vLLM's can move; that it did not is
-# proved on the spot.
+# proved on the spot. For weight_dir: s3://, the s3fs that goes with vLLM's fsspec.
 RUN --mount=type=cache,target=/root/.cache/pip \
     grep -E '^(hiredis|msgspec|pydantic-settings|redis)==' /tmp/image-generator.txt >/tmp/ours.txt \
     && python3 -m pip install --disable-pip-version-check --no-deps -r /tmp/ours.txt \
+    && python3 -m pip freeze --all | grep == >/tmp/there.txt \
+    && python3 -m pip install --disable-pip-version-check -c /tmp/there.txt "s3fs>=2025.3" \
     && python3 /tmp/check_versions.py "torch=${TORCH}" "nccl=${NCCL}" "vllm=${VLLM}"
 # Compiled kernels are loaded as libraries, which a /tmp that is noexec does not allow.
 ENV PYTHONPATH=/app PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \

@@ -139,6 +139,8 @@ def test_the_environment_is_one_that_the_service_takes(
     environment = image_environment(kind(name)) | {key: str(value) for key, value in service["environment"].items()}
     mounted = {secret["target"]: secret["source"] for secret in service["secrets"]}
     assert mounted.pop(environment.get("HF_TOKEN_PATH", ""), None) == (None if name == "rewarder" else "hub-token")
+    key_of_tracker = mounted.pop(environment.get("WANDB_API_KEY_FILE", ""), None)
+    assert key_of_tracker == ("wandb-api-key" if kind(name) == "trainer" else None)
     for variable in [key for key in os.environ if key.startswith("HEADRACE_")]:
         monkeypatch.delenv(variable)
     for variable, value in environment.items():
@@ -196,7 +198,7 @@ def test_no_secret_stands_in_an_environment(name: str) -> None:
     for variable, value in ALL[name].get("environment", {}).items():
         if re.search("KEY|PASSWORD|SECRET|TOKEN", variable):
             assert variable.endswith(("_FILE", "_PATH")), variable
-            assert str(value).startswith(("/run/secrets/headrace/", "/run/secrets/headrace-hub/"))
+            assert str(value).startswith(("/run/secrets/headrace/", "/run/secrets/headrace-")), value
         assert not re.search(r"://[^@/]*:[^@/]*@", str(value)), f"a password in {variable}"
 
 
@@ -337,7 +339,7 @@ def test_secrets_are_made_once_for_their_owner_and_readable_in_containers(tmp_pa
         subprocess.run([DEPLOY / "make-secrets", directory], check=True, capture_output=True)
     made = {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
     assert set(made) == set(load()["secrets"])
-    assert made.pop("hub-token") == "", "which is yours, or none"
+    assert made.pop("hub-token") == made.pop("wandb-api-key") == "", "which are yours, or none"
     (directory / "hub-token").write_text("hf_mine", encoding="utf-8")
     assert len(set(made.values())) == len(made)
     assert all(re.fullmatch("[0-9a-f]{48}", content) for content in made.values())

@@ -180,6 +180,21 @@ def one_group(*, prompt: str = "abc", number: int = 0) -> TrainedGroup:
     )
 
 
+@pytest.mark.parametrize(("content", "key"), [("secret-1\n", "secret-1"), ("", None)])
+def test_the_key_of_a_tracker_is_read_from_a_file_by_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, key: str | None
+) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    (tmp_path / "key").write_text(content)
+    monkeypatch.setenv("WANDB_API_KEY_FILE", str(tmp_path / "key"))
+    (tmp_path / "wandb.py").write_text("import os, sys; sys.exit('key: %s' % os.environ.get('WANDB_API_KEY'))")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    trackers = reports(tmp_path, report_to=["wandb"])
+    trackers.close()
+    assert f"key: {key}" in (tmp_path / "reports" / "wandb.log").read_text()
+    assert "WANDB_API_KEY" not in os.environ
+
+
 def test_completions_are_printed_and_reported_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = reports(tmp_path, report_to=["trackio", "wandb"], project="tables", log_completions=True, logging_steps=2)
     told.step(1, {"loss": 1.0}, [one_group(number=0)])

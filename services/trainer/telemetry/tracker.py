@@ -128,6 +128,7 @@ class _Wandb:
     takes_back: ClassVar[bool] = False
 
     def __init__(self, head: Mapping[str, Any]) -> None:
+        _read_key_file("WANDB_API_KEY")
         self._wandb = wandb = _library("wandb")
         self._run = wandb.init(
             project=head["project"],
@@ -176,6 +177,15 @@ class _Trackio:
 def _library(name: str) -> Any:
     """Import what need not be installed."""
     return importlib.import_module(name)
+
+
+def _read_key_file(variable: str) -> None:
+    """Set a variable of this process from the file that ``variable``_FILE names. An empty file is no key."""
+    file = os.environ.get(f"{variable}_FILE")
+    if file and not os.environ.get(variable):
+        key = Path(file).read_text(encoding="utf-8").strip()
+        if key:
+            os.environ[variable] = key
 
 
 def _plain(value: Any) -> bool | float | str:
