@@ -1,5 +1,7 @@
 """What the checksum of weights sees, and that both ends of the wire compute the same."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -9,8 +11,10 @@ import torch
 
 from services.generator.staged_weights import StagedWeights
 from services.generator.staged_weights import digest as digest_of_receiver
+from services.generator.staged_weights import digest_on_device as digest_on_receivers_device
 from services.trainer.push.sent_digests import SentDigests
 from services.trainer.push.sent_digests import digest as digest_of_sender
+from services.trainer.push.sent_digests import digest_on_device as digest_on_senders_device
 from shared.weight_checksum import WORDS_A_ROW, checksum, digest
 
 ROW_BYTES = 8 * WORDS_A_ROW
@@ -46,6 +50,16 @@ def test_zeros_at_the_end_and_parameters_that_trade_names_show() -> None:
     one, two = digest(some_bytes(5)), digest(some_bytes(6))
     assert checksum([("a", one), ("b", two)]) != checksum([("a", two), ("b", one)])
     assert checksum([("a", one), ("b", two)]) == checksum([("b", two), ("a", one)])
+
+
+@pytest.mark.parametrize("on_device", [digest_on_senders_device, digest_on_receivers_device])
+@pytest.mark.parametrize("offset", [0, 1, 2, 6, 8])
+@pytest.mark.parametrize("size", [5, ROW_BYTES, 3 * ROW_BYTES + 6])
+def test_a_parameter_may_begin_anywhere_in_a_chunk_of_a_push(
+    on_device: Callable[[torch.Tensor], bytes], offset: int, size: int
+) -> None:
+    chunk = some_bytes(offset + size)
+    assert on_device(torch.from_numpy(chunk)[offset:]) == digest(chunk[offset:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
