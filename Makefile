@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder policy-scan
+.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -86,6 +86,9 @@ bench-rewarder: $(FULL_WITH_TOOLS) ## concurrency, overhead, math-verify, hostil
 
 policy-scan: $(FULL_WITH_TOOLS) .venv-policy/.installed ## checkov on what the Helm chart renders, against a list of findings with reasons; `make test` does it too
 	@.venv/bin/python deploy/helm/policy_scan.py .venv-policy/bin/checkov
+
+release: $(FULL_WITH_TOOLS) ## build images and chart, push both to REGISTRY, write values with digests; needs Docker
+	@.venv/bin/python deploy/release.py $(or $(REGISTRY),$(error say where to push to: make release REGISTRY=registry.example.com/team)) $(ARGS)
 
 format: $(LIGHT) ## format the code, fix what lint can fix
 	@.venv-check/bin/ruff check --fix-only --quiet .

@@ -32,7 +32,7 @@ stop() {
 }
 
 clear_network() { # what dockerd leaves in the kernel
-    local table chain
+    local table chain policy forwards
     command -v iptables >/dev/null || return 0
     for table in filter nat; do
         iptables -t "$table" -S | sed -nE 's/^-A (.*(-j DOCKER|-s 10\.21[34]\.))/-D \1/p' |
@@ -41,6 +41,16 @@ clear_network() { # what dockerd leaves in the kernel
         for chain in $(iptables -t "$table" -S | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do iptables -t "$table" -X "$chain"; done
     done
     ip link delete docker0 2>/dev/null || true
+    if [[ -s $d/forwarding ]]; then
+        read -r policy forwards <"$d/forwarding"
+        iptables -P FORWARD "$policy"
+        echo "$forwards" >/proc/sys/net/ipv4/ip_forward
+        rm -f "$d/forwarding"
+    fi
+}
+
+keep_forwarding() { # what dockerd changes besides: it forwards packets, and drops those that are not its own
+    echo "$(iptables -S FORWARD | sed -n 's/^-P FORWARD //p') $(cat /proc/sys/net/ipv4/ip_forward)" >"$d/forwarding"
 }
 
 apt_of() { # apt of another release, with lists and cache of its own
@@ -132,6 +142,7 @@ case $mode in
         stop
         programs
         export PATH=$d/docker/usr/bin:$d/docker/usr/sbin:$PATH DOCKER_HOST=unix://$d/docker.sock DOCKER_CONFIG=$d/config
+        keep_forwarding
         engine
         wheels "$3"
         base localhost/headrace-base:python ca-certificates,python3,python3-venv

@@ -1,5 +1,6 @@
 """What the chart takes and what it refuses, and whether a person understands why."""
 
+import importlib.util
 import json
 from typing import Any, cast
 
@@ -355,7 +356,7 @@ def test_the_notes_say_how_to_get_the_key_and_never_what_it_is(name: str) -> Non
 
 def test_the_notes_warn_of_what_is_left_open() -> None:
     registry = {"images": {"registry": "registry.example.com"}}
-    ingress = {"ingress": {"enabled": True, "hosts": ["rl.example.com"]}, **registry}
+    ingress: dict[str, Any] = {"ingress": {"enabled": True, "hosts": ["rl.example.com"]}, **registry}
     opened = {"networkPolicy": {"apiFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]}}
     assert "WARNING" not in notes(registry)
     assert "WARNING: networkPolicy.enabled is false" in notes({"networkPolicy": {"enabled": False}})
@@ -375,3 +376,16 @@ def test_the_notes_warn_of_what_is_left_open() -> None:
 def test_helm_reads_a_values_file_as_the_tests_do(name: str) -> None:
     text = (CHART / name).read_text()
     assert helm_chart.values_from_yaml(text) == yaml.safe_load(text)
+
+
+def test_the_readme_of_the_chart_has_every_value_with_its_default_and_its_comment() -> None:
+    path = CHART.parent / "make_readme.py"
+    spec = importlib.util.spec_from_file_location("make_readme", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    written = (CHART / "README.md").read_text()
+    assert written == module.readme((CHART / "values.yaml").read_text()), f"run python {path}"
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert {key.partition(".")[0] for key, _, _ in module.rows((CHART / "values.yaml").read_text())} == set(defaults)
