@@ -133,14 +133,14 @@ def docker(*words: str, is_shown: bool = True) -> str:
     Raises:
         ReleaseError: It is not there, or it failed.
     """
+    environment = {**os.environ, "DOCKER_BUILDKIT": "1"}  # Docker Engine before 23 builds without it otherwise
+    stdout = None if is_shown else subprocess.PIPE
     try:
-        done = subprocess.run(
-            ["docker", *words], cwd=ROOT, stdout=None if is_shown else subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run(["docker", *words], cwd=ROOT, env=environment, stdout=stdout, text=True, check=False)
     except FileNotFoundError as error:
         raise ReleaseError("there is no docker in PATH") from error
     if done.returncode:
-        raise ReleaseError(f"docker {' '.join(words[:2])} ... {words[-1]} ended with status {done.returncode}")
+        raise ReleaseError(f"`docker {' '.join(words)}` ended with status {done.returncode}")
     return done.stdout or ""
 
 

@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     import logging
     import os
 
+    from services.generator.compile_cache import claim_compile_cache
     from services.generator.gpu_claim import claim_gpus
     from services.generator.settings import read_settings
     from services.generator.spawned import watch_children
@@ -63,7 +64,10 @@ def main(argv: list[str] | None = None) -> int:
                 raise UserError(
                     f"HEADRACE_PUSH_ADDRESS: {settings.push_address} must be a name or an address of this host: {error}"
                 ) from error
-        set_environment(os.environ, is_cpu=is_cpu_build(), log_level=settings.log_level)
+        is_cpu = is_cpu_build()
+        set_environment(os.environ, is_cpu=is_cpu, log_level=settings.log_level)
+        if not is_cpu:  # nothing is compiled there
+            claim_compile_cache(os.environ)
 
         watch_children()
 

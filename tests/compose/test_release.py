@@ -96,7 +96,7 @@ def test_a_step_that_fails_ends_it_with_a_sentence(
 ) -> None:
     monkeypatch.setenv("FAILS_AT", step)
     assert release.main(["r.example.com", "--flavour", "cpu", "--out", str(tmp_path / "dist")]) == 1
-    assert f"release: docker {step} " in capsys.readouterr().err
+    assert f"release: `docker {step} " in capsys.readouterr().err
     assert ('["push"' in said.read_text()) is is_pushed
     assert not (tmp_path / "dist" / "values-images-cpu.yaml").exists()
 

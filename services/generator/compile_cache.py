@@ -1,0 +1,56 @@
+"""Gives each replica of a machine a directory of its own for what vLLM compiles, and takes broken files out of it.
+
+    ~/.cache/vllm          <- the first replica        ~/.cache/vllm/replica-1   <- the second        ...
+
+vLLM writes its index of compiled graphs in place: a replica that starts while another writes would read half of it and
+fail, and one that was killed while it wrote would fail at every start. The kernel ends a claim with the process, so a
+replica that comes back finds a directory that is free, with what was compiled there.
+"""
+
+import ast
+import fcntl
+import logging
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_VARIABLE = "VLLM_CACHE_ROOT"
+_MAX_REPLICAS = 64
+held: list[int] = []
+"""Descriptors, open as long as this process lives, which is what holds the claim."""
+
+
+def claim_compile_cache(environment: MutableMapping[str, str]) -> Path | None:
+    """Have vLLM keep compiled graphs where no other replica does; return where, or None if no place can be written."""
+    home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    root = Path(os.path.expanduser(environment.get(_VARIABLE) or os.path.join(home, "vllm")))
+    for number in range(_MAX_REPLICAS):
+        directory = root / f"replica-{number}" if number else root
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            file = os.open(directory / "replica.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            log.warning("nothing that vLLM compiles is kept: %s cannot be written: %s", directory, error.strerror)
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            continue
+        held.append(file)
+        _remove_broken(directory)
+        environment[_VARIABLE] = str(directory)
+        return directory
+    log.warning("nothing that vLLM compiles is kept apart: %d replicas on this machine use %s", _MAX_REPLICAS, root)
+    return None
+
+
+def _remove_broken(directory: Path) -> None:
+    for index in directory.glob("torch_compile_cache/*/rank_*/*/vllm_compile_cache.py"):
+        try:
+            ast.literal_eval(index.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError):
+            log.warning("%s was left half-written by a generator that ended meanwhile: it is compiled again", index)
+            index.unlink()
