@@ -112,6 +112,37 @@ def test_a_token_that_cannot_be_sampled_adds_nothing_to_the_entropy() -> None:
     assert entropies_M.item() == pytest.approx(math.log(2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("where", ["bias", "weight"])
+def test_a_first_tile_of_tokens_that_cannot_be_sampled_changes_nothing(
+    where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """48 tokens in tiles of 16; of the first tile none can be sampled, of the others all are equally likely."""
+    monkeypatch.setitem(module.TILE_VOCABULARY, "cpu", 16)
+    hidden_MH = torch.ones(2, 1, dtype=dtype, requires_grad=True)
+    weight_VH = torch.zeros(48, 1, dtype=dtype)
+    bias_V = torch.zeros(48, dtype=dtype)
+    (bias_V if where == "bias" else weight_VH)[:16] = -math.inf
+    logprobs_M, entropies_M = linear_logprobs(
+        hidden_MH, weight_VH, torch.tensor([16, 47]), bias_V=bias_V, transform=PLAIN, with_entropy_grad=True
+    )
+    assert logprobs_M.tolist() == pytest.approx([-math.log(32)] * 2)
+    assert entropies_M.tolist() == pytest.approx([math.log(32)] * 2)
+    if where == "bias":
+        (logprobs_M + 100 * entropies_M).sum().backward()  # type: ignore[no-untyped-call]
+        assert hidden_MH.grad is not None
+        assert hidden_MH.grad.flatten().tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("outside", [-1, -7, VOCABULARY, 10**6])
+def test_a_target_outside_the_vocabulary_is_refused(outside: int, dtype: torch.dtype) -> None:
+    hidden_MH, weight_VH, _, targets_M = inputs(dtype)
+    targets_M[3] = outside
+    with pytest.raises(ValueError, match=f"token id {outside} is outside the model's vocabulary of 11 tokens"):
+        linear_logprobs(hidden_MH, weight_VH, targets_M, transform=PLAIN)
+
+
 def test_logits_far_apart_neither_overflow_nor_vanish() -> None:
     # 1000 and -1000 in different tiles, in both orders.
     for sign in (1.0, -1.0):

@@ -107,7 +107,8 @@ class PolicyModule(nn.Module):
             with autocast:
                 logits_NV: Tensor = self.lm(input_ids=input_ids_N[None], use_cache=False).logits[0]
             logprobs_MV = (logits_NV[sampled_positions_M].float() / self._transform.temperature).log_softmax(-1)
-            entropies_M = -(logprobs_MV.exp() * logprobs_MV).sum(-1)
+            probabilities_MV = logprobs_MV.exp()
+            entropies_M = -torch.xlogy(probabilities_MV, probabilities_MV).sum(-1)
             return logprobs_MV.gather(1, targets_M[:, None])[:, 0], entropies_M, None
         with autocast:
             output: Any = backbone(self.lm)(
