@@ -4,8 +4,7 @@
                                       groups/ID.msgpack    the groups as they travelled (messages.ScoredGroup)
 
 A row is at fault if its own loss is not finite, computed from its logprobs; if all losses are finite, if its gradient
-alone is not. To find that out steps are made on single rows: the policy in memory is of no use to anybody afterwards,
-and nobody saves or pushes it. Checkpoints are not touched.
+is not, which is looked for in halves of the rows, and halves of those. Neither the policy nor a checkpoint is touched.
 """
 
 import dataclasses
@@ -34,7 +33,7 @@ from shared.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 
-_MAX_SINGLE_STEPS = 256
+_MAX_TRIALS = 256
 
 
 def write_post_mortem(
@@ -55,7 +54,7 @@ def write_post_mortem(
         step: The optimizer step that could not be made.
         minibatch: What it was to be made on.
         totals: What its loss is divided by.
-        core: In the state in which it refused the step; spent afterwards.
+        core: In the state in which it refused the step.
         config: Of the run.
 
     Raises:
@@ -118,7 +117,7 @@ def _loss(row: TrainRow, score: Scores, totals: StepTotals, config: RunConfig) -
         generator_logprobs_BT=generator_logprobs_BT,
         reference_logprobs_BT=tensor_BT(row.reference_logprobs),
         entropies_BT=entropies_BT,
-        advantages_B=torch.tensor([row.advantage], dtype=torch.float32),
+        advantages_BT=torch.tensor(row.advantages[None]),
         mask_BT=torch.ones_like(trainer_logprobs_BT, dtype=torch.bool),
         keep_BT=None,
         totals=totals,
@@ -138,7 +137,7 @@ def _fault(row: TrainRow, score: Scores, loss: float) -> str:
         is_wrong = np.isinf if name == "generator_logprobs" else _is_not_finite
         if values is not None and is_wrong(values).any():
             return f"its {name} are not finite"
-    if not math.isfinite(row.advantage):
+    if not np.isfinite(row.advantages).all():
         return f"its advantage is {row.advantage}"
     if not math.isfinite(loss):
         farthest = float(np.nanmax(np.abs(score.trainer_logprobs - row.generator_logprobs), initial=0.0))
@@ -151,24 +150,42 @@ def _is_not_finite(values: Logprobs) -> npt.NDArray[np.bool_]:
 
 
 def _faulty_gradients(rows: Sequence[TrainRow], totals: StepTotals, core: TrainingCore) -> list[str]:
-    """Return, for each row, what is wrong with its gradient alone; nothing for rows there was no time to look at."""
+    """Return, for each row, what is wrong with its gradient.
+
+    A row is at fault alone, or with the fewest others that the trials found.
+    """
     faults = [""] * len(rows)
-    for index, row in enumerate(rows[:_MAX_SINGLE_STEPS]):
-        try:
-            core.accumulate([row], totals=totals)
-            core.step()
-        except NonFiniteError as error:
-            faults[index] = str(error)
-        finally:
-            core.discard()
+    suspects = [range(len(rows))]
+    num_trials = 0
+    while suspects:
+        suspect = suspects.pop()
+        middle = len(suspect) // 2
+        halves = (suspect[:middle], suspect[middle:]) if middle and num_trials < _MAX_TRIALS else ()
+        num_trials += len(halves)
+        failed = [half for half in halves if not _is_finite([rows[index] for index in half], totals, core)]
+        suspects += failed
+        if not failed:
+            together = f", together with those of {len(suspect) - 1} other rows" if middle else ""
+            for index in suspect:
+                faults[index] = f"its gradient is not finite{together}"
     return faults
+
+
+def _is_finite(rows: Sequence[TrainRow], totals: StepTotals, core: TrainingCore) -> bool:
+    try:
+        core.accumulate(rows, totals=totals)
+        return math.isfinite(core.grad_norm())
+    except NonFiniteError:
+        return False
+    finally:
+        core.discard()
 
 
 def _row(rollout: Rollout, row: TrainRow, score: Scores, loss: float, fault: str) -> dict[str, Any]:
     return {
         "rollout_id": rollout.rollout_id,
         "fault": fault,
-        "advantage": _number(row.advantage),
+        "advantage": _numbers(row.advantages) if row.advantages.size > 1 else _number(float(row.advantages[0])),
         "loss": _number(loss),
         "num_tokens": row.num_sampled,
         "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans],

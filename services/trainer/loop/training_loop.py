@@ -57,7 +57,6 @@ class TrainingLoop:
             torch_thread=self._torch,
         )
         self._waiting_for = "the first push"
-        self._step = parts.core.policy_version  # a post-mortem makes trial steps, which are no progress
         self._surroundings = Surroundings(
             parts.redis,
             keys=parts.keys,
@@ -237,10 +236,9 @@ class TrainingLoop:
             await parts.pushes.let_sleep()
         for planned in await self._trainer.plan(batch.groups, num_steps_left=self._num_steps_left()):
             trained = await self._trainer.step(planned)
-            self._step = parts.core.policy_version
             if planned.is_last:
                 parts.batches.take(batch)
-                parts.traces.trained((group.waiting for group in batch.groups), step=self._step)
+                parts.traces.trained((group.waiting for group in batch.groups), step=parts.core.policy_version)
                 await self._push_if_needed()
                 await self._look_around()
                 if self._num_steps_left():
@@ -276,10 +274,11 @@ class TrainingLoop:
 
     async def _write_progress(self) -> None:
         parts = self._parts
+        step = parts.core.policy_version
         progress = Progress(
-            step=self._step,
+            step=step,
             max_steps=parts.total_steps,
-            policy_version=self._step,
+            policy_version=step,
             waiting_for=self._waiting_for,
             groups_admitted=parts.ledger.admitted,
             groups_trained=parts.ledger.num_trained,

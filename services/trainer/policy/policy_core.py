@@ -193,13 +193,7 @@ class PolicyCore:
         """
         if not self._has_accumulated:
             raise ValueError("nothing was accumulated since the last step")
-        parameters = list(self._parameters.values())
-        for parameter in parameters:
-            if parameter.grad is None:
-                # Rows of advantage 0 alone, or none, with all of them masked: momentum and weight decay act all the
-                # same, as they would in one big batch.
-                parameter.grad = torch.zeros_like(parameter)
-        grad_norm = as_float(torch.nn.utils.clip_grad_norm_(parameters, self._max_grad_norm))
+        grad_norm = self._clip(self._max_grad_norm)
         if not math.isfinite(grad_norm):
             self.discard()
             raise NonFiniteError(f"the gradient of step {self._policy_version + 1} has norm {grad_norm}; {_ADVICE}")
@@ -219,6 +213,10 @@ class PolicyCore:
         )
         self.discard()
         return stats
+
+    def grad_norm(self) -> float:
+        """Return the norm of the gradients accumulated for the coming step."""
+        return self._clip(math.inf)
 
     def discard(self) -> None:
         """Forget everything accumulated for the coming step."""
@@ -253,3 +251,13 @@ class PolicyCore:
         self._policy_version = int(numbers["policy_version"])
         self._entropy.load_json(numbers["entropy"])
         self.discard()
+
+    def _clip(self, max_norm: float) -> float:
+        """Scale the gradients down to the norm, and return the norm they had, over all ranks."""
+        parameters = list(self._parameters.values())
+        for parameter in parameters:
+            if parameter.grad is None:
+                # Rows of advantage 0 alone, or none, with all of them masked: momentum and weight decay act all the
+                # same, as they would in one big batch.
+                parameter.grad = torch.zeros_like(parameter)
+        return as_float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))

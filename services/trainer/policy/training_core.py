@@ -47,6 +47,10 @@ class TrainingCore(Protocol):
         """Clip the accumulated gradients, and take one optimizer step."""
         ...
 
+    def grad_norm(self) -> float:
+        """Return the norm of the gradients accumulated for the coming step."""
+        ...
+
     def discard(self) -> None:
         """Forget everything accumulated for the coming step."""
         ...

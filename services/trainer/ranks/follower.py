@@ -26,6 +26,7 @@ from services.trainer.ranks.rank_commands import (
     End,
     Failed,
     GatherBucket,
+    GradNorm,
     LoadState,
     Score,
     ScoreProbe,
@@ -137,6 +138,8 @@ def _do(core: PolicyCore, command: Command) -> Answer:
             core.probe(token_ids)
         case Step():
             core.step()
+        case GradNorm():
+            core.grad_norm()
         case Discard():
             core.discard()
         case BeginSave(directory=directory):

@@ -30,6 +30,7 @@ from services.trainer.ranks.rank_commands import (
     Command,
     Discard,
     GatherBucket,
+    GradNorm,
     LoadState,
     Row,
     Score,
@@ -149,6 +150,11 @@ class LeadCore:
         self.named_weights.void()
         stats, _ = self._lead.together([Step()] * self._lead.num_ranks, self._core.step)
         return stats
+
+    def grad_norm(self) -> float:
+        """See PolicyCore."""
+        norm, _ = self._lead.together([GradNorm()] * self._lead.num_ranks, self._core.grad_norm)
+        return norm
 
     def discard(self) -> None:
         """See PolicyCore."""

@@ -97,6 +97,10 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     """PolicyCore.step."""
 
 
+class GradNorm(msgspec.Struct, frozen=True, tag=True):
+    """PolicyCore.grad_norm."""
+
+
 class Discard(msgspec.Struct, frozen=True, tag=True):
     """PolicyCore.discard."""
 
@@ -128,7 +132,18 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = (
-    Build | Accumulate | Score | ScoreProbe | Step | Discard | GatherBucket | BeginSave | LoadState | StillHere | End
+    Build
+    | Accumulate
+    | Score
+    | ScoreProbe
+    | Step
+    | GradNorm
+    | Discard
+    | GatherBucket
+    | BeginSave
+    | LoadState
+    | StillHere
+    | End
 )
 
 
