@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,10 +22,12 @@ from services.trainer.objective.loss import StepTotals
 from services.trainer.objective.loss_settings import LossSettings
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
+from shared.arrays import Logprobs
 from shared.run_config import RunConfig
 from tests.conformance import oracle
 from tests.conformance.batches import (
     REWARD_NAMES,
+    Completion,
     PromptGroup,
     options,
     random_groups,
@@ -283,3 +286,47 @@ def test_loss_gradients_and_metrics_are_trls(
     assert happened >= must_happen(loss_type)
     tell(f"{loss_type} {level}: {worst}")
     worst.assert_small()
+
+
+@pytest.mark.timeout(300)
+def test_with_an_advantage_for_each_token_loss_and_gradients_are_trls(
+    models: Models, groups: list[PromptGroup], ours: Ours, tmp_path: Path, tell: Callable[[str], None]
+) -> None:
+    """TRL's loss takes advantages of shape (B, T) from trainers built upon it, as of one answer judged in parts."""
+    worst = Worst()
+    start, moved, reference = (oracle.weights(path) for path in (models.start, models.moved, models.reference))
+    completions = [completion for group in groups for completion in group.completions]
+    for loss_type, level in itertools.product(LOSS_TYPES, ("token", "sequence")):
+        if (loss_type, level) in REFUSED:
+            continue
+        case: dict[str, Any] = base_options(loss_type, level) | CORRECTIONS["token_truncate"] | {"beta": 0.1}
+        theirs = oracle.make_oracle(models.start, groups, tmp_path, reward_weights=[1.0, 0.5], **case)
+        theirs.ref_model.load_state_dict(reference)
+        for left_out in (LEFT_OUT["nothing"], LEFT_OUT["off_policy"]):
+            oracle.choose(theirs, **left_out)
+            theirs.model.load_state_dict(start)
+            inputs = oracle.score(theirs, groups)
+            num_tokens = inputs["completion_ids"].shape[1]
+            drift_T = torch.linspace(-1.5, 1.5, num_tokens)
+            inputs["advantages"] = inputs["advantages"][:, None] + OFFSET + drift_T
+            theirs.model.load_state_dict(moved)
+            loss, gradients = oracle.loss_and_gradients(theirs, inputs)
+
+            config = make_core_config(models, case | left_out)
+            rows = [
+                replace(row, advantage=row.advantages + _at_sampled(drift_T, completion))
+                for row, completion in zip(train_rows(groups, config), completions, strict=True)
+            ]
+            mine, my_gradients = ours.loss_and_gradients(rows, config, num_rows=12)
+            worst.num_cases += 1
+            worst.see("loss", relative(mine["loss"], loss), case | left_out)
+            worst.see("gradient", gradient_difference(my_gradients, gradients), case | left_out)
+    tell(f"advantages of tokens: {worst}")
+    worst.assert_small()
+
+
+def _at_sampled(drift_T: torch.Tensor, completion: Completion) -> Logprobs:
+    """Return the numbers at the tokens of the completion that were sampled."""
+    is_sampled = np.array(completion.is_sampled) == 1
+    found: Logprobs = drift_T.numpy()[: len(completion.is_sampled)][is_sampled]
+    return found

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from services.trainer.policy.microbatches import TrainRow
 from services.trainer.policy.policy_core import PolicyCore
+from shared.arrays import Logprobs
 from shared.run_config import RunConfig
 from tests.tiny_model import VOCAB_SIZE
 
@@ -70,6 +71,11 @@ def make_row(
         generator_logprobs=np.full(sum(loss_mask), generator_logprob, dtype=np.float32),
         advantage=advantage,
     )
+
+
+def per_token_advantages(row: TrainRow) -> Logprobs:
+    """Return an advantage for each sampled token, of both signs."""
+    return np.linspace(-1.5, 1.0, row.num_sampled).astype(np.float32)
 
 
 def random_rows(count: int, *, seed: int = 0) -> list[TrainRow]:

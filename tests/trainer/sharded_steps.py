@@ -28,7 +28,7 @@ from services.trainer.ranks.rank_group import follow_lead, is_follower, take_lea
 from services.trainer.settings import TrainerSettings
 from shared.errors import HeadraceError, PushError
 from shared.run_config import RunConfig
-from tests.trainer.cores import random_rows
+from tests.trainer.cores import per_token_advantages, random_rows
 
 NUM_STEPS = 20
 REPOSITORY = Path(__file__).parents[2]
@@ -84,8 +84,13 @@ def make_steps(core: TrainingCore, directory: Path) -> None:
 
 
 def rows_of_step(core: TrainingCore, step: int) -> list[TrainRow]:
-    """Return ragged rows, one without advantage, with what policy and reference make of them now."""
+    """Return ragged rows with what policy and reference make of them now.
+
+    One is without advantage, and in every second step one has an advantage for each token.
+    """
     rows = random_rows(3 + step % 5, seed=step)
+    if step % 2:
+        rows[0] = replace(rows[0], advantage=per_token_advantages(rows[0]))
     rows[2] = replace(rows[2], advantage=0.0)
     rows += random_rows(2, seed=100 + step)
     return [

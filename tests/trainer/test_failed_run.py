@@ -17,12 +17,9 @@ pytestmark = pytest.mark.timeout(150)
 async def test_the_record_of_a_run_with_a_loss_that_is_not_finite_names_the_post_mortem(
     redis: Redis, redis_url: str, tmp_path: Path, tiny_model: Path
 ) -> None:
-    config = small_config(
-        tmp_path, tiny_model, use_decoupled_loss=False, vllm_importance_sampling_correction=False, save_steps=1
-    )
+    config = small_config(tmp_path, tiny_model, scale_rewards="none", save_steps=1)
     await create(redis, config, tmp_path)
-    played = PlayedServices(redis)
-    played.logprobs["00000005"] = -1e30
+    played = PlayedServices(redis, reward=lambda label, branch: (branch % 2) * (1e300 if label == "00000005" else 1.0))
     services = asyncio.create_task(played.play(), name="played services")
     try:
         async with rank_process(redis_url, RUN_ID, tmp_path) as process, asyncio.timeout(100):

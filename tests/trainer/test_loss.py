@@ -20,7 +20,8 @@ class Case:
     """A microbatch that is the whole step, unless totals say otherwise. None is the trainer's own logprobs."""
 
     trainer: Numbers
-    advantages: list[float]
+    advantages: list[float] | Numbers
+    """One a row, or one a token."""
     old: Numbers | None = None
     generator: Numbers | None = None
     reference: Numbers | None = None
@@ -29,20 +30,22 @@ class Case:
     keep: list[list[int]] | None = None
     totals: StepTotals | None = None
     entropy_coef: float = 0.0
+    dtype: torch.dtype = torch.float64
 
 
 def loss_of(case: Case, **settings: Any) -> tuple[PolicyLoss, Numbers]:
-    """Return the loss, and its gradient by trainer logprob; float64, no correction unless the settings say so."""
-    trainer_BT = torch.tensor(case.trainer, dtype=torch.float64, requires_grad=True)
+    """Return the loss, and its gradient by trainer logprob; no correction unless the settings say so."""
+    trainer_BT = torch.tensor(case.trainer, dtype=case.dtype, requires_grad=True)
+    advantages = torch.tensor(case.advantages)
     mask_BT = torch.ones_like(trainer_BT) if case.mask is None else torch.tensor(case.mask)
     num_tokens = int(mask_BT.sum())
     result = policy_loss(
         trainer_logprobs_BT=trainer_BT,
-        old_logprobs_BT=_tensor(case.old),
+        old_logprobs_BT=_tensor(case.old, case.dtype),
         generator_logprobs_BT=trainer_BT.detach() if case.generator is None else torch.tensor(case.generator),
-        reference_logprobs_BT=_tensor(case.reference),
+        reference_logprobs_BT=_tensor(case.reference, case.dtype),
         entropies_BT=torch.zeros_like(trainer_BT) if case.entropies is None else torch.tensor(case.entropies),
-        advantages_B=torch.tensor(case.advantages),
+        advantages_BT=advantages if advantages.dim() == 2 else advantages[:, None],
         mask_BT=mask_BT,
         keep_BT=None if case.keep is None else torch.tensor(case.keep) == 1,
         totals=case.totals
@@ -55,8 +58,8 @@ def loss_of(case: Case, **settings: Any) -> tuple[PolicyLoss, Numbers]:
     return result, gradient.tolist()
 
 
-def _tensor(numbers: Numbers | None) -> Tensor | None:
-    return None if numbers is None else torch.tensor(numbers, dtype=torch.float64)
+def _tensor(numbers: Numbers | None, dtype: torch.dtype) -> Tensor | None:
+    return None if numbers is None else torch.tensor(numbers, dtype=dtype)
 
 
 RAGGED = Case(trainer=[[-1.0, -2.0, 0.0], [-3.0, -4.0, -5.0]], advantages=[0.5, -2.0], mask=[[1, 1, 0], [1, 1, 1]])
@@ -209,6 +212,122 @@ def test_bias_correction_multiplies_the_kl_term_by_the_ratio_and_differentiates_
     assert gradient[0][0] == pytest.approx(0.1 * (2 * k3 + 2 * 0.5))
 
 
+BOUND = math.exp(20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("loss_type", "advantage", "delta", "loss"),
+    [
+        # Good, and e^100 times as likely as it was: the clip holds it at 1.2.
+        *((loss_type, 1.0, None, -1.2) for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")),
+        # Bad: delta holds it at 4, and without delta the bound of all ratios does.
+        *((loss_type, -1.0, 4.0, 4.0) for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")),
+        ("dapo", -1.0, None, BOUND),
+        # The gate is shut: sigmoid is 1, times 4 / tau.
+        ("sapo", 1.0, None, -4 / 1.0),
+        ("sapo", -1.0, None, 4 / 1.05),
+        ("dapo", 0.0, None, 0.0),
+    ],
+)
+def test_a_ratio_beyond_any_float_has_the_loss_of_the_largest_one_and_no_gradient(
+    loss_type: Any, advantage: float, delta: float | None, loss: float, dtype: torch.dtype
+) -> None:
+    case = Case(trainer=[[0.0]], old=[[-100.0]], advantages=[advantage], dtype=dtype)
+    result, gradient = loss_of(case, loss_type=loss_type, delta=delta, max_completion_length=1)
+    assert result.loss.item() == pytest.approx(loss, rel=1e-5 if dtype == torch.float32 else 1e-2)
+    assert gradient == [[0.0]]
+    assert result.stats.metrics()["num_bounded_ratios"] == 1
+
+
+def test_at_sequence_level_the_bound_is_of_the_completions_ratio() -> None:
+    case = Case(trainer=[[0.0, 0.0]], old=[[-100.0, -102.0]], advantages=[-1.0], dtype=torch.float32)
+    result, gradient = loss_of(case, loss_type="grpo", is_sequence_level=True)
+    assert result.loss.item() == pytest.approx(BOUND, rel=1e-5)
+    assert gradient == [[0.0, 0.0]]
+    assert result.stats.metrics()["num_bounded_ratios"] == 1
+
+
+def test_a_ratio_within_the_bound_is_as_it_was() -> None:
+    case = Case(trainer=[[0.0, 0.0]], old=[[-19.5, -20.5]], advantages=[-1.0])
+    result, gradient = loss_of(case)
+    assert result.loss.item() == pytest.approx((math.exp(19.5) + BOUND) / 2)
+    assert gradient[0] == [pytest.approx(math.exp(19.5) / 2), 0.0]
+    assert result.stats.metrics()["num_bounded_ratios"] == 1
+
+
+def test_a_reference_that_is_far_from_the_policy_is_bounded_too() -> None:
+    case = Case(trainer=[[-100.0]], reference=[[0.0]], advantages=[0.0], dtype=torch.float32)
+    result, gradient = loss_of(case, beta=0.1, use_bias_correction_kl=False)
+    assert result.stats.metrics()["kl"] == pytest.approx(BOUND - 21, rel=1e-5)
+    assert result.loss.item() == pytest.approx(0.1 * (BOUND - 21), rel=1e-5)
+    assert gradient == [[0.0]]
+    assert result.stats.metrics()["num_bounded_ratios"] == 1
+
+
+def test_a_correction_weight_without_an_upper_bound_is_bounded_too_and_one_that_is_cut_is_not_counted() -> None:
+    case = Case(trainer=[[0.0]], generator=[[-100.0]], advantages=[1.0], dtype=torch.float32)
+    free: dict[str, Any] = {"corrects": True, "correction_mode": "token_mask", "correction_max": None}
+    result, gradient = loss_of(case, **free)
+    assert result.loss.item() == pytest.approx(-BOUND, rel=1e-5)
+    assert gradient[0][0] == pytest.approx(-BOUND, rel=1e-5)
+    metrics = result.stats.metrics()
+    assert metrics["num_bounded_ratios"] == 1
+    assert all(math.isfinite(value) for value in metrics.values())
+    result, _ = loss_of(case, **(free | {"correction_max": 3.0}))
+    assert result.stats.metrics()["num_bounded_ratios"] == 0
+    assert result.stats.metrics()["sampling/truncated_share"] == 1
+
+
+def test_k3_keeps_its_digits_where_policy_and_reference_agree() -> None:
+    # x = 1e-4: x^2 / 2 + x^3 / 6, of which exp(x) - x - 1 has no digit left in float32.
+    case = Case(trainer=[[0.0]], reference=[[1e-4]], advantages=[0.0], dtype=torch.float32)
+    result, _ = loss_of(case, beta=1.0, use_bias_correction_kl=False)
+    assert result.loss.item() == pytest.approx(1e-8 / 2 + 1e-12 / 6, rel=5e-3)
+
+
+def test_k3_is_never_negative_in_float32() -> None:
+    references = [[step * 1e-5 for step in range(-200, 200)]]
+    case = Case(trainer=[[0.0] * 400], reference=references, advantages=[0.0], dtype=torch.float32)
+    for numbers in zip(*references, strict=True):
+        one = replace(case, trainer=[[0.0]], reference=[list(numbers)])
+        assert loss_of(one, beta=1.0, use_bias_correction_kl=False)[0].loss.item() >= 0
+
+
+def test_each_token_may_have_its_own_advantage() -> None:
+    # Ratios 1.5 and 0.5: the first is clipped to 1.2 where it is good, the second to 0.8 where it is bad.
+    old = [[-math.log(1.5), -math.log(0.5), -math.log(1.5)]]
+    case = Case(trainer=[[0.0, 0.0, 0.0]], old=old, advantages=[[2.0, -1.0, -3.0]])
+    result, gradient = loss_of(case)
+    assert result.loss.item() == pytest.approx((-1.2 * 2 + 0.8 * 1 + 1.5 * 3) / 3)
+    assert gradient[0] == pytest.approx([0.0, 0.0, 1.5])
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo", "sapo", "vespo"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_advantage_for_all_tokens_is_the_same_advantage_at_each(loss_type: Any, dtype: torch.dtype) -> None:
+    case = replace(RAGGED, old=[[-1.5, -1.5, 0.0], [-3.5, -3.5, -5.5]], dtype=dtype)
+    each = replace(case, advantages=[[0.5, 0.5, float("nan")], [-2.0, -2.0, -2.0]])
+    settings: dict[str, Any] = {"loss_type": loss_type, "epsilon_high": 5.0, "off_policy_mask_threshold": 0.1}
+    (one_loss, one_gradient), (each_loss, each_gradient) = loss_of(case, **settings), loss_of(each, **settings)
+    assert one_loss.loss.item() == each_loss.loss.item()
+    assert one_gradient == each_gradient
+    assert math.isfinite(one_loss.loss.item())
+
+
+def test_vespo_and_the_off_policy_mask_go_by_the_sign_of_the_tokens_advantage() -> None:
+    # w = 2 for the completion: phi is e^3 2^2 e^-6 where the advantage is positive, e^2 2^3 e^-4 where it is negative.
+    case = Case(trainer=[[-1.0, -1.0]], old=[[-1.0 - LN2, -1.0]], advantages=[[1.0, -1.0]])
+    result, gradient = loss_of(case, loss_type="vespo")
+    good, bad = math.exp(-3) * 4, math.exp(-2) * 8
+    assert gradient[0] == pytest.approx([-good / 2, bad / 2])
+    assert result.stats.metrics()["vespo/phi_seq_mean"] == pytest.approx((good + bad) / 2)
+    # The policy has moved away by 0.5 nats a token: what is bad teaches nothing any more.
+    left = Case(trainer=[[-1.5, -1.5]], generator=[[-1.0, -1.0]], advantages=[[1.0, -1.0]])
+    _, gradient = loss_of(left, off_policy_mask_threshold=0.3)
+    assert gradient[0] == [pytest.approx(-0.5), 0.0]
+
+
 def test_a_kl_term_without_reference_logprobs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"beta=0.1 needs reference_logprobs_BT"):
         loss_of(Case(trainer=[[0.0]], advantages=[1.0]), beta=0.1)
@@ -245,7 +364,7 @@ def test_the_entropy_bonus_is_differentiated() -> None:
         generator_logprobs_BT=torch.zeros(1, 2),
         reference_logprobs_BT=None,
         entropies_BT=entropies,
-        advantages_B=torch.ones(1),
+        advantages_BT=torch.ones(1, 1),
         mask_BT=torch.ones(1, 2),
         keep_BT=None,
         totals=StepTotals(num_rows=1, num_tokens=2.0, num_step_tokens=2),

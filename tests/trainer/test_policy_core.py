@@ -21,6 +21,7 @@ from tests.trainer.cores import (
     assert_same_weights,
     make_core,
     make_row,
+    per_token_advantages,
     random_rows,
     weights,
 )
@@ -50,8 +51,9 @@ def reference_gradients(model: Path, rows: list[TrainRow], *, cap: float) -> tup
         logprobs = reference_row_logprobs(policy, row)
         generator = torch.tensor(row.generator_logprobs.tolist(), dtype=torch.float64)
         weight = torch.exp(logprobs.detach() - generator).clamp(max=cap)
-        value += float(-(row.advantage * weight).sum()) / num_tokens
-        surrogate = -(row.advantage * weight * logprobs).sum() / num_tokens
+        weight *= torch.tensor(row.advantages.tolist(), dtype=torch.float64)
+        value += float(-weight.sum()) / num_tokens
+        surrogate = -(weight * logprobs).sum() / num_tokens
         surrogate.backward()  # type: ignore[no-untyped-call]
     gradients = {name: parameter.grad for name, parameter in policy.named_parameters()}
     return {name: gradient for name, gradient in gradients.items() if gradient is not None}, value
@@ -62,8 +64,11 @@ def totals_of(rows: list[TrainRow]) -> StepTotals:
     return StepTotals(num_rows=len(rows), num_tokens=num_tokens, num_step_tokens=num_tokens)
 
 
-def test_loss_and_gradient_conform_to_a_reference_without_packing(tiny_model: Path) -> None:
+@pytest.mark.parametrize("is_per_token", [False, True])
+def test_loss_and_gradient_conform_to_a_reference_without_packing(tiny_model: Path, is_per_token: bool) -> None:
     rows = random_rows(12)
+    if is_per_token:  # every second row has an advantage for each token, and shares its passes with the others
+        rows[::2] = [replace(row, advantage=per_token_advantages(row)) for row in rows[::2]]
     core = make_core(
         tiny_model, temperature=TEMPERATURE, vllm_importance_sampling_mode="token_truncate", **GRADIENT_DESCENT
     )
@@ -214,6 +219,16 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_leaves_the_weights(tin
     assert_same_weights(weights(core), before)
     core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
     assert core.step().policy_version == 2
+
+
+def test_the_norm_of_the_gradients_can_be_asked_for_without_a_step(tiny_model: Path) -> None:
+    core = make_core(tiny_model)
+    before = weights(core)
+    core.accumulate(random_rows(3))
+    norm = core.grad_norm()
+    assert core.grad_norm() == norm > 0
+    assert_same_weights(weights(core), before)
+    assert core.step().grad_norm == norm
 
 
 def test_a_step_of_nothing_is_refused(tiny_model: Path) -> None:

@@ -13,7 +13,7 @@ LN2 = math.log(2)
 SAMPLING = {"corrects": True, "correction_mode": "token_truncate"}
 ALWAYS = (
     {"loss", "entropy", "mismatch_kl/k1", "mismatch_kl/k3", "effective_sample_size"}
-    | {"sampling/no_logprob_share"}
+    | {"sampling/no_logprob_share", "num_bounded_ratios"}
     | {f"sampling/sampling_logp_difference/{what}" for what in ("mean", "max")}
 )
 CLIP = {f"clip_ratio/{what}" for what in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")}

@@ -21,6 +21,11 @@ from tests.trainer.incarnations import create, json_lines, newest_ledger, small_
 from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 
 
+def beyond_float32(label: str, branch: int) -> float:
+    """Reward every second completion, those of group 5 with more than a float32 holds."""
+    return (1e300 if label == "00000005" else 1.0) * (branch % 2)
+
+
 @pytest.fixture
 def config(tmp_path: Path, tiny_model: Path) -> RunConfig:
     return small_config(tmp_path, tiny_model)
@@ -228,11 +233,9 @@ async def test_the_kl_to_the_reference_model_is_zero_before_the_first_step_and_n
 async def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_everything_for_a_post_mortem(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    """Groups 4 and 5 make the third step. Group 5 says it was sampled with logprob -1e30, a ratio beyond any float."""
-    around_the_sampler = {"use_decoupled_loss": False, "vllm_importance_sampling_correction": False}
-    await create(redis, config.model_copy(update=around_the_sampler), tmp_path)
-    played = PlayedServices(redis)
-    played.logprobs["00000005"] = -1e30
+    """Groups 4 and 5 make the third step. Two rewards of group 5 are larger than any float32."""
+    await create(redis, config.model_copy(update={"scale_rewards": "none"}), tmp_path)
+    played = PlayedServices(redis, reward=beyond_float32)
 
     with pytest.raises(ExceptionGroup) as caught:
         await train(redis, played=played, sender=FakeSender(redis))
@@ -248,14 +251,32 @@ async def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_everything_for_
     assert report["settings"]["learning_rate"] == 1e-3
     at_fault = [row for row in report["rows"] if row["fault"]]
     assert report["rollouts_at_fault"] == [row["rollout_id"] for row in at_fault]
-    # A clipped objective bounds the loss of a good completion, and not that of a bad one: branches 0 and 2 are bad.
-    assert report["rollouts_at_fault"] == ["00000005-0", "00000005-2"]
-    assert at_fault[0]["loss"] == "inf"
-    assert at_fault[0]["generator_logprobs"] == [pytest.approx(-1e30), pytest.approx(-1e30)]
+    assert report["rollouts_at_fault"] == [f"00000005-{branch}" for branch in range(4)], "the mean is as large"
+    assert (at_fault[0]["advantage"], at_fault[0]["loss"]) == ("-inf", "inf")
+    assert at_fault[0]["generator_logprobs"] == [-4.0, -4.0]
     assert all(math.isfinite(row["loss"]) for row in report["rows"] if not row["fault"])
     groups = {path.stem: decode_scored_group(path.read_bytes()) for path in (directory / "groups").iterdir()}
     assert {label: len(group.rollouts) for label, group in groups.items()} == {"00000004": 4, "00000005": 4}
     assert newest_ledger(tmp_path / "run")["trained"] == [[0, 3]], "the checkpoint of step 2 is as it was"
+
+
+@pytest.mark.parametrize("delta", [None, 4.0])
+async def test_a_ratio_beyond_any_float_is_bounded_and_the_run_goes_on(
+    delta: float | None, redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    """Group 5 says that its tokens had probability e^-1e30, and is held to the policy that sampled it."""
+    around_the_sampler = {"use_decoupled_loss": False, "vllm_importance_sampling_correction": False, "delta": delta}
+    await create(redis, config.model_copy(update=around_the_sampler), tmp_path)
+    played = PlayedServices(redis)
+    played.logprobs["00000005"] = -1e30
+
+    ending, loop = await train(redis, played=played, sender=FakeSender(redis))
+
+    assert ending == "finished"
+    assert loop.ledger.num_trained == 12
+    metrics = json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["num_bounded_ratios"] for line in metrics] == [0, 0, 8, 0, 0, 0], "two tokens of four completions"
+    assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in metrics)
 
 
 async def test_weights_that_are_not_finite_are_named_as_the_cause(
@@ -276,7 +297,8 @@ async def test_weights_that_are_not_finite_are_named_as_the_cause(
 async def test_a_gradient_that_is_not_finite_is_traced_to_its_rollouts_although_every_loss_is_finite(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    await create(redis, config, tmp_path)
+    # Without correction weights, which may be 0, every row has a gradient.
+    await create(redis, config.model_copy(update={"vllm_importance_sampling_correction": False}), tmp_path)
 
     def make_overflow(parts: Parts) -> None:
         """Let the gradient of one token's embedding be infinite: only rollouts with that token have it."""
@@ -290,3 +312,26 @@ async def test_a_gradient_that_is_not_finite_is_traced_to_its_rollouts_although_
         await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=make_overflow)
     report = json.loads((tmp_path / "run" / "post_mortem" / "step_00000001" / "report.json").read_text())
     assert report["rollouts_at_fault"] == [f"{label}-1" for label in report["group_ids"]], "branch 1 samples token 6"
+
+
+async def test_rows_whose_gradients_are_too_large_together_alone_are_all_named(
+    redis: Redis, config: RunConfig, tmp_path: Path
+) -> None:
+    await create(redis, config.model_copy(update={"vllm_importance_sampling_correction": False}), tmp_path)
+
+    def make_overflow(parts: Parts) -> None:
+        """Let the gradient be infinite where tokens 5 and 6 were trained at once: branches 0 and 1 of a group."""
+
+        def overflow(gradient: torch.Tensor) -> torch.Tensor:
+            has_both = (gradient[5:7].abs().sum(1) > 0).all()
+            return torch.where(has_both, torch.full_like(gradient, math.inf), gradient)
+
+        cast("PolicyCore", parts.core).lm.model.embed_tokens.weight.register_hook(overflow)
+
+    with pytest.raises(ExceptionGroup):
+        await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=make_overflow)
+    report = json.loads((tmp_path / "run" / "post_mortem" / "step_00000001" / "report.json").read_text())
+    first, second = report["group_ids"]
+    assert report["rollouts_at_fault"] == [f"{first}-0", f"{first}-1", f"{second}-0", f"{second}-1"]
+    together = "its gradient is not finite, together with those of 1 other rows"
+    assert {row["fault"] for row in report["rows"]} == {together, ""}

@@ -6,6 +6,8 @@
 A completion sampled from pi_gen is corrected by w = pi_old / pi_gen, a constant, and the loss holds pi to pi_old:
 decoupled PPO (Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298).
 
+Every ratio of probabilities in the loss is made by `ratios`, which bounds it.
+
     B  sequences in a microbatch       T  sampled tokens
 """
 
@@ -15,6 +17,17 @@ import torch
 from torch import Tensor
 
 from services.trainer.objective.loss_settings import LossSettings
+
+MAX_LOG_RATIO = 20.0
+"""Ratios above e^20, 485 million, count as e^20: in float32 e^89 is infinite, and 0 times its gradient is NaN.
+
+VESPO's bound of a token (arXiv 2602.10693), and TRL's for it.
+"""
+
+
+def ratios(log_ratio: Tensor) -> Tensor:
+    """Return ``exp(min(log_ratio, 20))``; the gradient beyond the bound is 0."""
+    return torch.exp(log_ratio.clamp(max=MAX_LOG_RATIO))
 
 
 def log_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, *, is_sequence_level: bool) -> Tensor:
@@ -28,12 +41,10 @@ def log_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, *, is_sequence_level: bool
     return (log_ratio_BT * mask_BT).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
 
 
-def uncut_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSettings) -> Tensor:
-    """Return pi_old / pi_gen of each token (B, T), or of each completion (B, 1): the product over its tokens."""
+def log_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSettings) -> Tensor:
+    """Return log pi_old - log pi_gen of each token (B, T), or of each completion (B, 1): the sum over its tokens."""
     difference_BT = difference_BT * mask_BT
-    if settings.correction_mode.startswith("sequence"):
-        return torch.exp(difference_BT.sum(1, keepdim=True))
-    return torch.exp(difference_BT)
+    return difference_BT.sum(1, keepdim=True) if settings.correction_mode.startswith("sequence") else difference_BT
 
 
 def correction_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSettings) -> Tensor:
@@ -49,7 +60,7 @@ def correction_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSet
         mask_BT: 1 where there is a token.
         settings: Mode and bounds.
     """
-    weights = uncut_weights(difference_BT, mask_BT, settings)
+    weights = ratios(log_weights(difference_BT, mask_BT, settings))
     lower = -math.inf if settings.correction_min is None else settings.correction_min
     upper = math.inf if settings.correction_max is None else settings.correction_max
     if settings.correction_mode.endswith("truncate"):
@@ -58,13 +69,13 @@ def correction_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSet
 
 
 def off_policy_mask(
-    trainer_logprobs_BT: Tensor, generator_logprobs_BT: Tensor, advantages_B1: Tensor, mask_BT: Tensor, threshold: float
+    trainer_logprobs_BT: Tensor, generator_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, threshold: float
 ) -> Tensor:
-    """Return (B, 1): 0 for completions of negative advantage that the policy has moved away from, else 1.
+    """Return the shape of the advantages: 0 where one is negative and the policy has moved away from the completion.
 
     The measure is the completion's mean of log pi_gen - log pi in nats, compared with ``threshold`` (DeepSeek-V3.2,
     arXiv 2512.02556, equation 9).
     """
     divergence_BT = (generator_logprobs_BT - trainer_logprobs_BT.detach()) * mask_BT
     divergence_B1 = divergence_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
-    return ((advantages_B1 >= 0) | (divergence_B1 <= threshold)).to(trainer_logprobs_BT.dtype)
+    return ((advantages_BT >= 0) | (divergence_B1 <= threshold)).to(trainer_logprobs_BT.dtype)

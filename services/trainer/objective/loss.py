@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from services.trainer.objective import policy_objectives
-from services.trainer.objective.importance import correction_weights, log_ratios, off_policy_mask, uncut_weights
+from services.trainer.objective.importance import (
+    MAX_LOG_RATIO,
+    correction_weights,
+    log_ratios,
+    log_weights,
+    off_policy_mask,
+    ratios,
+)
 from services.trainer.objective.loss_settings import LossSettings
 from services.trainer.objective.token_stats import TokenStats
 
@@ -60,7 +67,7 @@ def policy_loss(
     generator_logprobs_BT: Tensor,
     reference_logprobs_BT: Tensor | None,
     entropies_BT: Tensor,
-    advantages_B: Tensor,
+    advantages_BT: Tensor,
     mask_BT: Tensor,
     keep_BT: Tensor | None,
     totals: StepTotals,
@@ -76,7 +83,7 @@ def policy_loss(
             tell, and the token is taken as one that trainer and generator agree on.
         reference_logprobs_BT: Under the reference model; needed if there is a KL term.
         entropies_BT: Of the policy in training at each token, in nats; with gradient if there is an entropy bonus.
-        advantages_B: One a sequence.
+        advantages_BT: Of each token; (B, 1) if one is that of all tokens of its sequence.
         mask_BT: True where the token was sampled. What stands elsewhere is never looked at.
         keep_BT: True for tokens of high entropy, which alone stay in the policy loss; None keeps all.
         totals: Of the whole step.
@@ -96,22 +103,26 @@ def policy_loss(
     generator_BT = torch.where(is_known_BT, generator_logprobs_BT, old_BT)
     entropies_BT = _only(is_sampled_BT, entropies_BT)
     mask_BT = is_sampled_BT.to(logprobs_BT.dtype)
-    advantages_B1 = advantages_B.to(logprobs_BT.dtype).unsqueeze(1)
+    advantages_BT = advantages_BT.to(logprobs_BT.dtype)
+    if advantages_BT.shape[1] > 1:
+        advantages_BT = _only(is_sampled_BT, advantages_BT)
 
     # Without decoupling the clip holds on to the policy that sampled, whatever the trainer was when the batch began.
     anchor_BT = old_BT if settings.use_decoupled_loss else generator_BT
     log_ratio_BT = logprobs_BT - anchor_BT
-    ratio = torch.exp(log_ratios(log_ratio_BT, mask_BT, is_sequence_level=settings.is_sequence_level))
+    log_ratio = log_ratios(log_ratio_BT, mask_BT, is_sequence_level=settings.is_sequence_level)
+    ratio = ratios(log_ratio)
+    num_bounded = _num_bounded(log_ratio, mask_BT)
 
     difference_BT = old_BT - generator_BT
     weights = correction_weights(difference_BT, mask_BT, settings) if settings.corrects else None
 
-    terms, values = _objective(logprobs_BT, log_ratio_BT, ratio, advantages_B1, mask_BT, weights, settings)
+    terms, values = _objective(logprobs_BT, log_ratio_BT, ratio, advantages_BT, mask_BT, weights, settings)
     if settings.off_policy_mask_threshold is not None:
         terms = terms * off_policy_mask(
             logprobs_BT,
             torch.where(is_known_BT, generator_BT, logprobs_BT.detach()),
-            advantages_B1,
+            advantages_BT,
             mask_BT,
             settings.off_policy_mask_threshold,
         )
@@ -122,11 +133,13 @@ def policy_loss(
     if settings.beta != 0:
         if reference_logprobs_BT is None:
             raise ValueError(f"beta={settings.beta} needs reference_logprobs_BT")
-        kl_BT = _kl(logprobs_BT, _only(is_sampled_BT, reference_logprobs_BT))
+        kl_log_ratio_BT = _only(is_sampled_BT, reference_logprobs_BT) - logprobs_BT
+        kl_BT = _k3(kl_log_ratio_BT)
         if settings.use_bias_correction_kl:
             kl_BT = kl_BT * ratio
         terms = terms + settings.beta * kl_BT
         values |= {"num_kl_tokens": mask_BT.sum(), "kl_sum": (kl_BT * mask_BT).sum()}
+        num_bounded += _num_bounded(kl_log_ratio_BT, mask_BT)
 
     loss = _aggregated(terms, mask_BT, totals, settings)
     values["policy_loss"] = loss
@@ -140,7 +153,11 @@ def policy_loss(
     with torch.no_grad():
         values |= _mismatch_values(difference_BT[is_known_BT])
         if weights is not None:
-            values |= _weight_values(weights, uncut_weights(difference_BT, mask_BT, settings), is_sampled_BT)
+            log_weight = log_weights(difference_BT, mask_BT, settings)
+            is_cut = weights != ratios(log_weight)
+            values |= _weight_values(weights, is_cut, is_sampled_BT)
+            num_bounded += _count((log_weight > MAX_LOG_RATIO) & ~is_cut, mask_BT)[1]
+        values["num_bounded_ratios"] = num_bounded
         return PolicyLoss(loss=loss, stats=TokenStats.of_tensors(values))
 
 
@@ -172,24 +189,24 @@ def _objective(
     logprobs_BT: Tensor,
     log_ratio_BT: Tensor,
     ratio: Tensor,
-    advantages_B1: Tensor,
+    advantages_BT: Tensor,
     mask_BT: Tensor,
     weights: Tensor | None,
     settings: LossSettings,
 ) -> tuple[Tensor, Values]:
     """Return the loss type's terms, (B, T) or (B, 1), and what it alone has to report."""
     if settings.loss_type == "sapo":
-        return policy_objectives.sapo(ratio, advantages_B1, settings), {}
+        return policy_objectives.sapo(ratio, advantages_BT, settings), {}
     if settings.loss_type == "cispo":
-        num_terms, num_clipped = _count((ratio > settings.epsilon_high) & (advantages_B1 > 0), mask_BT)
-        terms_BT = policy_objectives.cispo(ratio, advantages_B1, logprobs_BT, settings)
+        num_terms, num_clipped = _count((ratio > settings.epsilon_high) & (advantages_BT > 0), mask_BT)
+        terms_BT = policy_objectives.cispo(ratio, advantages_BT, logprobs_BT, settings)
         return terms_BT, {"num_cispo_terms": num_terms, "num_cispo_clipped": num_clipped}
     if settings.loss_type == "vespo":
-        phi_B1 = policy_objectives.vespo_weights(log_ratio_BT, advantages_B1, mask_BT, weights, settings)
-        has_tokens_B1 = mask_BT.amax(1, keepdim=True)
-        report: Values = {"num_phi": has_tokens_B1.sum(), "phi_sum": (phi_B1 * has_tokens_B1).sum()}
-        return policy_objectives.vespo(phi_B1, advantages_B1, logprobs_BT), report
-    result = policy_objectives.clipped(ratio, advantages_B1, settings)
+        phi_BT = policy_objectives.vespo_weights(log_ratio_BT, advantages_BT, mask_BT, weights, settings)
+        counts = mask_BT.amax(1, keepdim=True) if phi_BT.shape[1] == 1 else mask_BT
+        report: Values = {"num_phi": counts.sum(), "phi_sum": (phi_BT * counts).sum()}
+        return policy_objectives.vespo(phi_BT, advantages_BT, logprobs_BT), report
+    result = policy_objectives.clipped(ratio, advantages_BT, settings)
     has_tokens_B = mask_BT.any(1)
     num_terms, num_low_clipped = _count(result.is_low_clipped, mask_BT)
     return result.terms, {
@@ -201,10 +218,20 @@ def _objective(
     }
 
 
-def _kl(logprobs_BT: Tensor, reference_BT: Tensor) -> Tensor:
-    """Return the k3 estimate of KL(pi || pi_ref) at each token (http://joschu.net/blog/kl-approx.html)."""
-    difference_BT = reference_BT - logprobs_BT
-    return torch.exp(difference_BT) - difference_BT - 1
+def _k3(log_ratio_BT: Tensor) -> Tensor:
+    """Return the k3 estimate of KL(pi || pi_ref) at each token (http://joschu.net/blog/kl-approx.html).
+
+    ``exp(x) - 1`` would lose all digits of a small x, and most tokens have one.
+
+    Args:
+        log_ratio_BT: log pi_ref - log pi; bounded as the ratios of importance.py are.
+    """
+    bounded_BT = log_ratio_BT.clamp(max=MAX_LOG_RATIO)
+    return torch.expm1(bounded_BT) - bounded_BT
+
+
+def _num_bounded(log_ratio: Tensor, mask_BT: Tensor) -> Tensor:
+    return _count(log_ratio > MAX_LOG_RATIO, mask_BT)[1]
 
 
 def _aggregated(terms: Tensor, mask_BT: Tensor, totals: StepTotals, settings: LossSettings) -> Tensor:
@@ -260,7 +287,7 @@ def _mismatch_values(difference_N: Tensor) -> Values:
     if not difference_N.numel():
         return {}
     difference_N = difference_N.double()
-    ratio_N = torch.exp(difference_N)
+    ratio_N = ratios(difference_N)
     return {
         "num_known_tokens": difference_N.numel(),
         "difference_sum": difference_N.sum(),
@@ -271,7 +298,7 @@ def _mismatch_values(difference_N: Tensor) -> Values:
     }
 
 
-def _weight_values(weights: Tensor, uncut: Tensor, is_sampled_BT: Tensor) -> Values:
+def _weight_values(weights: Tensor, is_cut: Tensor, is_sampled_BT: Tensor) -> Values:
     """Return what became of the generator-to-trainer weights, those of tokens or of completions."""
     counts = is_sampled_BT.any(1, keepdim=True) if weights.shape[1] == 1 else is_sampled_BT
     weights_N = weights[counts]
@@ -280,5 +307,5 @@ def _weight_values(weights: Tensor, uncut: Tensor, is_sampled_BT: Tensor) -> Val
         "weight_sum": weights_N.double().sum(),
         "weight_min": weights_N.min(),
         "weight_max": weights_N.max(),
-        "num_cut_weights": (weights_N != uncut[counts]).sum(),
+        "num_cut_weights": is_cut[counts].sum(),
     }

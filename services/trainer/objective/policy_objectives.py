@@ -1,7 +1,7 @@
 """What each loss type makes of a ratio and an advantage: one term a token, to be minimised. Pure.
 
-Terms have the shape of the ratio: (B, T), or (B, 1) where there is one ratio a completion. What is left out, how far
-foreign samples count, and what the sum is divided by are loss.py's business.
+Ratios and advantages are (B, T), or (B, 1) where one holds for the whole completion. Terms have the larger shape of the
+two. What is left out, how far foreign samples count, and what the sum is divided by are loss.py's business.
 
     r  ratio of the policy in training to the policy of the batch's beginning       A  advantage
     B  sequences in a microbatch                                                    T  sampled tokens
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.trainer.objective.importance import MAX_LOG_RATIO
 from services.trainer.objective.loss_settings import LossSettings
 
 _LOWEST_LOG = math.log(1e-8)
-_HIGHEST_LOG = 20.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ClippedTerms:
     is_high_clipped: Tensor
 
 
-def clipped(ratio: Tensor, advantages_B1: Tensor, settings: LossSettings) -> ClippedTerms:
+def clipped(ratio: Tensor, advantages_BT: Tensor, settings: LossSettings) -> ClippedTerms:
     """Return ``-min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A)``: grpo, bnpo, dr_grpo, dapo, luspo.
 
     PPO (arXiv 1707.06347, equation 7); with epsilon_high clip-higher (DAPO, arXiv 2503.14476, equation 10). delta
@@ -38,63 +38,63 @@ def clipped(ratio: Tensor, advantages_B1: Tensor, settings: LossSettings) -> Cli
     low, high = 1 - settings.epsilon_low, 1 + settings.epsilon_high
     bounded = ratio if settings.delta is None else ratio.clamp(max=settings.delta)
     return ClippedTerms(
-        terms=-torch.min(bounded * advantages_B1, ratio.clamp(low, high) * advantages_B1),
-        is_low_clipped=(bounded < low) & (advantages_B1 < 0),
-        is_high_clipped=(bounded > high) & (advantages_B1 > 0),
+        terms=-torch.min(bounded * advantages_BT, ratio.clamp(low, high) * advantages_BT),
+        is_low_clipped=(bounded < low) & (advantages_BT < 0),
+        is_high_clipped=(bounded > high) & (advantages_BT > 0),
     )
 
 
-def cispo(ratio: Tensor, advantages_B1: Tensor, trainer_logprobs_BT: Tensor, settings: LossSettings) -> Tensor:
+def cispo(ratio: Tensor, advantages_BT: Tensor, trainer_logprobs_BT: Tensor, settings: LossSettings) -> Tensor:
     """Return ``-sg(min(r, epsilon_high)) A log pi`` (B, T): a cut weight, so that no token loses its gradient.
 
     CISPO, MiniMax-M1 (arXiv 2506.13585, equations 4 and 5), with the one-sided bound of ScaleRL (arXiv 2510.13786):
     ``epsilon_high`` is the bound itself and not its distance from 1.
     """
-    return -ratio.clamp(max=settings.epsilon_high).detach() * advantages_B1 * trainer_logprobs_BT
+    return -ratio.clamp(max=settings.epsilon_high).detach() * advantages_BT * trainer_logprobs_BT
 
 
-def sapo(ratio: Tensor, advantages_B1: Tensor, settings: LossSettings) -> Tensor:
+def sapo(ratio: Tensor, advantages_BT: Tensor, settings: LossSettings) -> Tensor:
     """Return ``-sigmoid(tau (r - 1)) 4 / tau A``: a soft gate in the place of the clip.
 
     SAPO (arXiv 2511.20347); tau is ``sapo_temperature_pos`` where A > 0, else
     ``sapo_temperature_neg``.
     """
-    positive = torch.full_like(advantages_B1, settings.sapo_temperature_pos)
-    negative = torch.full_like(advantages_B1, settings.sapo_temperature_neg)
-    temperature_B1 = torch.where(advantages_B1 > 0, positive, negative)
-    return -torch.sigmoid(temperature_B1 * (ratio - 1)) * 4 / temperature_B1 * advantages_B1
+    positive = torch.full_like(advantages_BT, settings.sapo_temperature_pos)
+    negative = torch.full_like(advantages_BT, settings.sapo_temperature_neg)
+    temperature_BT = torch.where(advantages_BT > 0, positive, negative)
+    return -torch.sigmoid(temperature_BT * (ratio - 1)) * 4 / temperature_BT * advantages_BT
 
 
-def vespo(weight_B1: Tensor, advantages_B1: Tensor, trainer_logprobs_BT: Tensor) -> Tensor:
+def vespo(weight_BT: Tensor, advantages_BT: Tensor, trainer_logprobs_BT: Tensor) -> Tensor:
     """Return ``-phi(w) A log pi`` (B, T), with phi(w) as `vespo_weights` makes it (VESPO, arXiv 2602.10693)."""
-    return -weight_B1 * advantages_B1 * trainer_logprobs_BT
+    return -weight_BT * advantages_BT * trainer_logprobs_BT
 
 
 @torch.no_grad()
 def vespo_weights(
     log_ratio_BT: Tensor,
-    advantages_B1: Tensor,
+    advantages_BT: Tensor,
     mask_BT: Tensor,
     correction_BT: Tensor | None,
     settings: LossSettings,
 ) -> Tensor:
-    """Return ``phi(w) = e^lambda w^k e^(-lambda w)`` (B, 1), which is 1 at w = 1.
+    """Return ``phi(w) = e^lambda w^k e^(-lambda w)``, which is 1 at w = 1, in the shape of the advantages.
 
     w is the completion's probability under the policy in training over that under the policy that sampled, a product
     over its tokens: the generator-to-trainer correction is part of it. k and lambda are those of the advantage's sign.
     """
-    log_w_B1 = (log_ratio_BT.clamp(-20.0, 20.0) * mask_BT).sum(1, keepdim=True)
+    log_w_B1 = (log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) * mask_BT).sum(1, keepdim=True)
     if correction_BT is not None:
-        log_correction_BT = torch.log(correction_BT).clamp(_LOWEST_LOG, _HIGHEST_LOG)
+        log_correction_BT = torch.log(correction_BT).clamp(_LOWEST_LOG, MAX_LOG_RATIO)
         log_w_B1 = log_w_B1 + (log_correction_BT * mask_BT).sum(1, keepdim=True)
-    log_w_B1 = log_w_B1.clamp(_LOWEST_LOG, _HIGHEST_LOG)
-    is_nonnegative_B1 = advantages_B1 >= 0
-    k_B1 = _by_sign(is_nonnegative_B1, settings.vespo_k_pos, settings.vespo_k_neg, log_w_B1)
-    lambda_B1 = _by_sign(is_nonnegative_B1, settings.vespo_lambda_pos, settings.vespo_lambda_neg, log_w_B1)
-    lambda_B1 = lambda_B1.clamp(min=1e-4)
-    log_phi_B1 = lambda_B1 + k_B1 * log_w_B1 - lambda_B1 * torch.exp(log_w_B1)
-    return torch.exp(log_phi_B1).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    log_w_B1 = log_w_B1.clamp(_LOWEST_LOG, MAX_LOG_RATIO)
+    is_nonnegative_BT = advantages_BT >= 0
+    k_BT = _by_sign(is_nonnegative_BT, settings.vespo_k_pos, settings.vespo_k_neg, log_w_B1)
+    lambda_BT = _by_sign(is_nonnegative_BT, settings.vespo_lambda_pos, settings.vespo_lambda_neg, log_w_B1)
+    lambda_BT = lambda_BT.clamp(min=1e-4)
+    log_phi_BT = lambda_BT + k_BT * log_w_B1 - lambda_BT * torch.exp(log_w_B1)
+    return torch.exp(log_phi_BT).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _by_sign(is_nonnegative_B1: Tensor, nonnegative: float, negative: float, like: Tensor) -> Tensor:
-    return torch.where(is_nonnegative_B1, like.new_tensor(nonnegative), like.new_tensor(negative))
+def _by_sign(is_nonnegative_BT: Tensor, nonnegative: float, negative: float, like: Tensor) -> Tensor:
+    return torch.where(is_nonnegative_BT, like.new_tensor(nonnegative), like.new_tensor(negative))

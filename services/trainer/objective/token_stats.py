@@ -39,6 +39,8 @@ class TokenStats:
     bonus_entropy_sum: float = 0.0
     num_kl_tokens: float = 0.0
     kl_sum: float = 0.0
+    num_bounded_ratios: float = 0.0
+    """Above e^20 and taken as e^20 (importance.py)."""
     num_clip_terms: float = 0.0
     num_low_clipped: float = 0.0
     num_high_clipped: float = 0.0
@@ -103,7 +105,7 @@ class TokenStats:
         n = self.num_tokens
         if n == 0:
             return {}
-        metrics = {"loss": self.loss, "entropy": self.entropy_sum / n}
+        metrics = {"loss": self.loss, "entropy": self.entropy_sum / n, "num_bounded_ratios": self.num_bounded_ratios}
         if self.num_bonus_tokens:
             metrics["policy_loss"] = self.policy_loss
         if self.num_router_tokens:

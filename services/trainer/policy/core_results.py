@@ -43,7 +43,8 @@ class PerTokenArrays:
     importance_ratio: TokenArray
     """Between trainer and generator, before anything is cut."""
     entropy: TokenArray
-    advantage: float
+    advantage: float | TokenArray
+    """Of every token alike, or of each."""
 
 
 @dataclass(frozen=True)

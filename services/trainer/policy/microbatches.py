@@ -16,6 +16,9 @@ import numpy.typing as npt
 from shared.arrays import Ids, Logprobs, Mask
 from shared.run_config import RunConfig
 
+Advantages = npt.NDArray[np.float32]
+"""One for all sampled tokens of a row, shape (1,), or one for each of them."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrainRow:
@@ -31,7 +34,8 @@ class TrainRow:
     loss_mask: Mask
     generator_logprobs: Logprobs
     """NaN where the generator could not tell: nothing is corrected there."""
-    advantage: float
+    advantage: float | Advantages
+    """Of every sampled token alike, or of each."""
     old_logprobs: Logprobs | None = None
     """Of the proximal policy, around which the loss clips; None: the policy in training itself."""
     reference_logprobs: Logprobs | None = None
@@ -50,6 +54,14 @@ class TrainRow:
             logprobs: Logprobs | None = getattr(self, name)
             if logprobs is not None and logprobs.shape != (num_sampled,):
                 raise ValueError(f"{num_sampled} sampled tokens and {logprobs.size} {name}")
+        if self.advantages.shape not in ((1,), (num_sampled,)):
+            raise ValueError(f"{num_sampled} sampled tokens and {self.advantages.size} advantages")
+
+    @property
+    def advantages(self) -> Advantages:
+        """One, or one for each sampled token."""
+        with np.errstate(over="ignore"):
+            return np.atleast_1d(np.asarray(self.advantage, dtype=np.float32))
 
     @property
     def num_sampled(self) -> int:
@@ -60,10 +72,11 @@ class TrainRow:
 def needs_backward(row: TrainRow, config: RunConfig, *, has_router_loss: bool) -> bool:
     """Return whether the row has a gradient.
 
-    One of advantage 0 has none but from the KL term, the entropy bonus and the load-balancing loss of experts.
+    Where all advantages are 0 there is none but from the KL term, the entropy bonus and the load-balancing loss of
+    experts.
     """
     has_other_terms = config.beta != 0 or config.entropy_coef != 0 or config.use_adaptive_entropy or has_router_loss
-    return row.advantage != 0 or has_other_terms
+    return has_other_terms or bool((row.advantages != 0).any())
 
 
 @dataclass(frozen=True, eq=False)

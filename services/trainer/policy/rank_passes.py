@@ -29,7 +29,14 @@ from services.trainer.policy.lora import dropping
 from services.trainer.policy.microbatches import TrainRow, needs_backward
 from services.trainer.policy.policy_module import PolicyModule
 from services.trainer.policy.reference_policy import Reference
-from services.trainer.policy.row_pass import RowPass, in_rows, per_token_arrays, row_pass, rows_at_fault
+from services.trainer.policy.row_pass import (
+    RowPass,
+    advantages_in_rows,
+    in_rows,
+    per_token_arrays,
+    row_pass,
+    rows_at_fault,
+)
 from services.trainer.ranks.rank_plan import Slot, plan_passes
 from services.trainer.ranks.ranks import Ranks
 from shared.run_config import RunConfig
@@ -210,7 +217,7 @@ class RankPasses:
                 generator_logprobs_BT=generator_BT,
                 reference_logprobs_BT=in_rows([row.reference_logprobs for row in chosen], device=self._device),
                 entropies_BT=done.entropies_BT,
-                advantages_B=torch.tensor([row.advantage for row in chosen], device=self._device),
+                advantages_BT=advantages_in_rows(chosen, device=self._device),
                 mask_BT=done.mask_BT,
                 keep_BT=in_rows([kept.get(index) for index in slot.row_indices], device=self._device),
                 totals=totals,

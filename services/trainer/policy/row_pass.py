@@ -103,6 +103,16 @@ def in_rows(arrays: Sequence[npt.NDArray[Any] | None], *, device: torch.device) 
     return torch.as_tensor(array_BT, device=device)
 
 
+def advantages_in_rows(rows: Sequence[TrainRow], *, device: torch.device) -> Tensor:
+    """Return the rows' advantages (B, T), or (B, 1) if each of them has one for all its tokens."""
+    arrays = [row.advantages for row in rows]
+    if any(array.size > 1 for array in arrays):
+        arrays = [np.broadcast_to(row.advantages, row.num_sampled) for row in rows]
+    advantages_BT = in_rows(arrays, device=device)
+    assert advantages_BT is not None
+    return advantages_BT
+
+
 def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
     """Return the rows of the pass with a number that is not finite; all of them, if each by itself is finite."""
     indices = done.microbatch.row_indices
@@ -110,7 +120,7 @@ def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
     faulty = [
         index
         for index, (logprobs, entropies) in zip(indices, seen, strict=True)
-        if not np.isfinite([rows[index].advantage, logprobs.sum(), entropies.sum()]).all()
+        if not np.isfinite([rows[index].advantages.sum(), logprobs.sum(), entropies.sum()]).all()
         or np.isinf(rows[index].generator_logprobs).any()
     ]
     return faulty or list(indices)
@@ -119,13 +129,14 @@ def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
 def per_token_arrays(rows: Sequence[TrainRow], done: RowPass, wanted: Collection[int]) -> dict[int, PerTokenArrays]:
     """Return what the trainer saw at each token of the wanted rows of the pass."""
     seen = done.by_row(done.logprobs_BT, done.entropies_BT)
-    return {
-        index: PerTokenArrays(
-            trainer_logprobs=logprobs,
-            importance_ratio=np.exp(logprobs - rows[index].generator_logprobs),
-            entropy=entropies,
-            advantage=rows[index].advantage,
-        )
-        for index, (logprobs, entropies) in zip(done.microbatch.row_indices, seen, strict=True)
-        if index in wanted
-    }
+    with np.errstate(over="ignore"):  # infinite, and logged as null
+        return {
+            index: PerTokenArrays(
+                trainer_logprobs=logprobs,
+                importance_ratio=np.exp(logprobs - rows[index].generator_logprobs),
+                entropy=entropies,
+                advantage=rows[index].advantage,
+            )
+            for index, (logprobs, entropies) in zip(done.microbatch.row_indices, seen, strict=True)
+            if index in wanted
+        }

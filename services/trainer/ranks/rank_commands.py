@@ -24,7 +24,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     token_ids: bytes
     loss_mask: bytes
     generator_logprobs: bytes
-    advantage: float
+    advantage: bytes
+    """One float32, or one for each sampled token."""
     old_logprobs: bytes | None
     reference_logprobs: bytes | None
 
@@ -35,7 +36,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
             pack_ids(row.token_ids),
             pack_mask(row.loss_mask),
             pack_logprobs(row.generator_logprobs),
-            row.advantage,
+            pack_logprobs(row.advantages),
             None if row.old_logprobs is None else pack_logprobs(row.old_logprobs),
             None if row.reference_logprobs is None else pack_logprobs(row.reference_logprobs),
         )
@@ -46,7 +47,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
             token_ids=unpack_ids(self.token_ids),
             loss_mask=unpack_mask(self.loss_mask),
             generator_logprobs=unpack_logprobs(self.generator_logprobs),
-            advantage=self.advantage,
+            advantage=unpack_logprobs(self.advantage),
             old_logprobs=None if self.old_logprobs is None else unpack_logprobs(self.old_logprobs),
             reference_logprobs=None if self.reference_logprobs is None else unpack_logprobs(self.reference_logprobs),
         )

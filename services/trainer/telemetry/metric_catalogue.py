@@ -118,6 +118,7 @@ METRICS = (
     _trl("aux_loss", "", "Load-balancing loss of the experts, before its coefficient", when=_EXPERTS),
     _trl("policy_loss", "", "The loss without the entropy bonus", when=_BONUS),
     _trl("entropy_coef", "", "Weight of the entropy bonus after the step", when=_BONUS),
+    Metric("num_bounded_ratios", "", "Ratios of policy, KL term and correction weights above e^20, taken as e^20"),
     _trl("clip_ratio/low_mean", "share", "Tokens whose ratio was clipped from below", when=_CLIPPED),
     _trl("clip_ratio/low_min", "share", "The same in the completion where it is smallest", when=_CLIPPED),
     _trl("clip_ratio/high_mean", "share", "Tokens whose ratio was clipped from above", when=_CLIPPED),

@@ -41,6 +41,11 @@ class TokenArrays(Protocol):
         """Of the distribution the token was drawn from, in nats."""
         ...
 
+    @property
+    def advantage(self) -> float | npt.NDArray[np.float32]:
+        """What the token was trained with: one for all, or one for each."""
+        ...
+
 
 def sampled_rollouts(groups: Sequence[TrainedGroup], *, run_id: str, share: float) -> frozenset[str]:
     """Return the ids of the rollouts that carry per-token arrays; ``share`` of them in the long run."""
@@ -89,7 +94,7 @@ def rollout_rows(
             }
             arrays = None if per_token is None else per_token.get(rollout.rollout_id)
             if arrays is not None:
-                row["per_token"] = _token_lists(rollout, arrays, advantage)
+                row["per_token"] = _token_lists(rollout, arrays)
             rows.append(row)
     return rows
 
@@ -105,7 +110,7 @@ def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
     return row | ({"components": outcome.components} if outcome.components else {})
 
 
-def _token_lists(rollout: Rollout, arrays: TokenArrays, advantage: float) -> dict[str, list[int] | list[float | None]]:
+def _token_lists(rollout: Rollout, arrays: TokenArrays) -> dict[str, list[int] | list[float | None]]:
     ids = rollout.completion_ids()
     return {
         "token_ids": [int(token) for token in ids],
@@ -113,7 +118,7 @@ def _token_lists(rollout: Rollout, arrays: TokenArrays, advantage: float) -> dic
         "trainer_logprobs": _rounded(arrays.trainer_logprobs),
         "importance_ratio": _rounded(arrays.importance_ratio),
         "entropy": _rounded(arrays.entropy),
-        "advantage": _rounded(np.full(ids.size, advantage)),
+        "advantage": _rounded(np.broadcast_to(arrays.advantage, ids.size)),
     }
 
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from services.trainer.policy.microbatches import TrainRow, needs_backward, pack_rows
@@ -9,7 +10,10 @@ from shared.run_config import RunConfig
 
 
 def row(
-    token_ids: list[int], loss_mask: list[int], generator_logprobs: list[float], advantage: float = 1.0
+    token_ids: list[int],
+    loss_mask: list[int],
+    generator_logprobs: list[float],
+    advantage: float | npt.NDArray[np.float32] = 1.0,
 ) -> TrainRow:
     return TrainRow(
         token_ids=np.array(token_ids, dtype=np.int32),
@@ -35,6 +39,22 @@ def test_rows_stand_end_to_end_and_the_logits_before_sampled_tokens_are_asked_fo
     assert microbatch.mask_BT.tolist() == [[True, True], [True, True]]
     assert pack_rows(rows, (2, 0)).mask_BT.tolist() == [[True, False], [True, True]]
     assert microbatch.num_tokens == 8
+
+
+def test_a_row_has_one_advantage_or_one_for_each_sampled_token() -> None:
+    assert row([1, 2, 3], [0, 1, 1], [-1.0, -1.0], 0.5).advantages.tolist() == [0.5]
+    each = np.array([0.5, -0.25], dtype=np.float32)
+    assert row([1, 2, 3], [0, 1, 1], [-1.0, -1.0], each).advantages.tolist() == [0.5, -0.25]
+    with pytest.raises(ValueError, match="2 sampled tokens and 3 advantages"):
+        row([1, 2, 3], [0, 1, 1], [-1.0, -1.0], np.zeros(3, dtype=np.float32))
+
+
+def test_a_row_learns_if_any_of_its_tokens_has_an_advantage() -> None:
+    config = RunConfig.model_validate({"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"]})
+    idle, learning = np.zeros(2, dtype=np.float32), np.array([0.0, -1.0], dtype=np.float32)
+    for advantage, expected in ((idle, False), (learning, True)):
+        one = row([1, 2, 3], [0, 1, 1], [-1.0, -1.0], advantage)
+        assert needs_backward(one, config, has_router_loss=False) == expected
 
 
 def test_a_pass_without_rows_is_a_dummy_of_two_tokens() -> None:

@@ -198,6 +198,7 @@ class Arrays:
     trainer_logprobs = np.array([-0.123456789, -12.3456789], dtype=np.float32)
     importance_ratio = np.array([1.45671, np.inf], dtype=np.float32)
     entropy = np.array([0.000123456, 2.0], dtype=np.float32)
+    advantage = np.array([1.0, -0.5], dtype=np.float32)
 
 
 def rows(group: TrainedGroup, **changes: Any) -> list[dict[str, Any]]:
@@ -243,7 +244,7 @@ def test_per_token_arrays_stand_beside_the_generators_with_five_digits() -> None
         "trainer_logprobs": [-0.12346, -12.346],
         "importance_ratio": [1.4567, None],
         "entropy": [0.00012346, 2.0],
-        "advantage": [1.0, 1.0],
+        "advantage": [1.0, -0.5],
     }
 
 
