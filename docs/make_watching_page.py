@@ -24,6 +24,7 @@ PAGE = Path(__file__).with_name("watching.md")
 RULES = Path(__file__).parent.parent / "deploy" / "observability" / "alerts" / "headrace.yml"
 
 UNITS = {
+    "headrace_keys_file_broken": "0 or 1",
     "headrace_runs": "runs",
     "headrace_rank_up": "0 or 1",
     "headrace_rank_restarts_total": "restarts",

@@ -4,7 +4,8 @@
      "message": "reward judge: timeout: ...", "run_id": "run-...", "group_id": "00000042"}
 
 ``run_id`` and ``group_id`` stand in every event that is about a run or a group, where the one who logs knows it: from
-`about`, from `about_run`, or from ``extra``, and in the reverse order if they disagree.
+`about`, from `about_run`, or from ``extra``, and in the reverse order if they disagree. ``request_id`` stands in every
+event that an HTTP request caused. What ``extra`` has in ``fields`` stands in a JSON event beside its message.
 """
 
 import contextlib
@@ -19,8 +20,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from shared.access.current_request import current_request_id
+
 LogFormat = Literal["json", "text"]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)]
+
+ACCESS_LOGGER, AUDIT_LOGGER = "headrace.access", "headrace.audit"
+"""Of access/request_log.py: a line for each HTTP request, and one for each that changes something."""
 
 _run_of_task: ContextVar[str] = ContextVar("run_id", default="")
 _group_of_task: ContextVar[str] = ContextVar("group_id", default="")
@@ -39,6 +45,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             **_what_it_is_about(record),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
@@ -69,6 +76,8 @@ def configure_logging(level: str, *, log_format: LogFormat = "json") -> None:
     handler.setFormatter(TextLines() if log_format == "text" else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    # Who changed what is written down at every level.
+    logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
 
 
 def configure_first_logging(environment: Mapping[str, str]) -> None:
@@ -116,6 +125,7 @@ def _what_it_is_about(record: logging.LogRecord) -> dict[str, str]:
     known = {
         "run_id": getattr(record, "run_id", "") or _run_of_task.get() or _run_of_process,
         "group_id": getattr(record, "group_id", "") or _group_of_task.get(),
+        "request_id": current_request_id(),
     }
     return {name: str(value) for name, value in known.items() if value}
 

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, cast
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from shared.access.keyring import Keyring
 from shared.errors import UserError
 from shared.logs import LogFormat, LogLevel
 from shared.redis_url import why_no_redis_url
@@ -35,6 +36,9 @@ class ServiceSettings(BaseSettings):
     metrics_port: int = Field(default=0, ge=0, le=65535, description="Port of /metrics; 0 turns it off")
     api_key: SecretStr = Field(default=SecretStr(""), description="Bearer key of the public routes")
     api_key_file: Path | None = Field(default=None, description="File with the API key, instead of the key")
+    api_keys_file: Path | None = Field(
+        default=None, description="File with named keys and their scopes, read again when it changes"
+    )
     internal_key: SecretStr = Field(default=SecretStr(""), description="Bearer key between the services")
     internal_key_file: Path | None = Field(default=None, description="File with the internal key, instead of the key")
     replica_id: str = Field(default="", description="Stable name of this replica; host name if empty")
@@ -75,9 +79,8 @@ class ServiceSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _a_reachable_service_has_keys(self) -> Self:
-        if self.host not in _LOOPBACK and not (
-            self.api_key.get_secret_value() and self.internal_key.get_secret_value()
-        ):
+        has_public = self.api_key.get_secret_value() or self.api_keys_file is not None
+        if self.host not in _LOOPBACK and not (has_public and self.internal_key.get_secret_value()):
             raise ValueError(
                 f"binding to {self.host} makes this service reachable from other machines; "
                 "set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY first, or HEADRACE_API_KEY_FILE and "
@@ -90,6 +93,18 @@ class ServiceSettings(BaseSettings):
         if self.metrics_port and self.metrics_port == self.port:
             raise ValueError(f"HEADRACE_METRICS_PORT and HEADRACE_PORT are both {self.port}; each wants one of its own")
         return self
+
+    def keyring(self) -> Keyring:
+        """Return the keys that this service takes.
+
+        Raises:
+            UserError: The keys file cannot be used.
+        """
+        return Keyring(
+            api=self.api_key.get_secret_value(),
+            internal=self.internal_key.get_secret_value(),
+            file=self.api_keys_file,
+        )
 
     def secrets_of_a_child(self) -> dict[str, str]:
         """Return the variables that give a process of ours the same secrets: what came from a file stays in it."""

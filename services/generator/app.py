@@ -2,7 +2,7 @@
 
     /livez  /readyz  /health open
     /internal/v1/...         internal key
-    /v1/...                  API key
+    /v1/...                  API key; access/route_table.py has the scopes
 
 It is up before vLLM is, so that what the replica waits for can be asked.
 """
@@ -22,7 +22,11 @@ from services.generator.openai_routes import PATHS, OpenAiRoutes
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
-from shared.http_guard import KEEP_ALIVE_S, OPEN_PATHS, HttpGuard, problem
+from shared.access.door import Door
+from shared.access.keyring import Keyring
+from shared.access.request_log import RequestLog
+from shared.access.route_table import GENERATOR
+from shared.http_guard import KEEP_ALIVE_S, App, HttpGuard, problem
 from shared.listening import listening_socket
 
 _GRACEFUL_SHUTDOWN_S = 5
@@ -31,12 +35,13 @@ _GRACEFUL_SHUTDOWN_S = 5
 def make_app(
     settings: GeneratorSettings,
     *,
+    keyring: Keyring,
     state: ServiceState,
     openai: OpenAiRoutes,
     weight_routes: APIRouter,
     engine_check: APIRouter | None = None,
     replica_id: str = "",
-) -> HttpGuard:
+) -> App:
     """Return the guarded application; ``replica_id`` is that of the settings if left out."""
     app = FastAPI(title="headrace generator", docs_url=None, redoc_url=None)
     app.include_router(weight_routes)
@@ -67,8 +72,7 @@ def make_app(
     app.add_api_route("/health", health, response_model=None)
     app.add_api_route("/readyz", readyz, response_model=None)
     app.add_exception_handler(HTTPException, _refuse)
-    keys = {"/": settings.api_key.get_secret_value(), "/internal/": settings.internal_key.get_secret_value()}
-    return HttpGuard(app, keys=keys, open_paths=OPEN_PATHS | {"/health"})
+    return RequestLog(Door(HttpGuard(app), routes=GENERATOR, keyring=keyring), routes=GENERATOR)
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from services.generator.inflight_window import EngineLoad
+from shared.access.keyring import Keyring, keys_file_gauge
 
 
 class GeneratorMetrics:
@@ -13,6 +14,7 @@ class GeneratorMetrics:
         self._replica = Gauge(
             "headrace_replica_info", "1; which replica answers at this address", ["replica_id"], registry=self.registry
         )
+        self._keys_file_broken = keys_file_gauge(self.registry)
         self.tokens = Counter("headrace_generated_tokens", "Tokens sampled for prompt groups", registry=self.registry)
         self.published = Counter("headrace_groups_generated", "Groups published whole", registry=self.registry)
         self.duplicates = Counter(
@@ -40,6 +42,10 @@ class GeneratorMetrics:
     def name_replica(self, replica_id: str) -> None:
         """Say whose metrics these are: an address means nothing to people."""
         self._replica.labels(replica_id).set(1)
+
+    def watch_keys(self, keyring: Keyring) -> None:
+        """Show whether the keys file is broken, whenever somebody looks."""
+        self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def show_load(self, load: EngineLoad, *, window: int) -> None:
         """Show what the engine said of itself last."""

@@ -44,6 +44,8 @@ async def _serve(settings: GeneratorSettings) -> int:
     openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.policy_version)
     metrics = GeneratorMetrics()
     metrics.name_replica(settings.name)
+    keyring = settings.keyring()
+    metrics.watch_keys(keyring)
     server = HttpServer(settings)
     url = settings.url(server.port)
     log.info("generator %s listens on %s", settings.name, url)
@@ -54,6 +56,7 @@ async def _serve(settings: GeneratorSettings) -> int:
     checker = EngineChecker(settings.engine_args, timeout_s=settings.engine_check_timeout_s)
     app = make_app(
         settings,
+        keyring=keyring,
         state=state,
         openai=openai,
         weight_routes=make_router(receiver),

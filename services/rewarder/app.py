@@ -70,6 +70,7 @@ def build_app(
         for status, text in (
             (400, "Malformed JSON"),
             (401, "Key required"),
+            (403, "The key lacks the scope that missing_scope names"),
             (413, "Body too large"),
             (415, "Not declared as JSON"),
             (422, "What is wrong, per field"),
@@ -93,7 +94,7 @@ def build_app(
             return problem_reply(503, "Not ready", reason)
         return JSONResponse({"status": "ready"})
 
-    @app.get(ABOUT_PATH, summary="Releases and GPUs of this rewarder", responses={401: errors[401]})
+    @app.get(ABOUT_PATH, summary="Releases and GPUs of this rewarder", responses={401: errors[401], 403: errors[403]})
     async def about_rewarder() -> About:
         return about("rewarder", replica_id=replica_id)
 

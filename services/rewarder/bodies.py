@@ -226,6 +226,8 @@ class ProblemBody(BaseModel):
     status: int
     detail: str
     errors: list[FieldError] = []
+    request_id: str = Field(default="", description="That of the header X-Request-Id; the log has it too")
+    missing_scope: str = Field(default="", description="With 403: what the key would need")
 
 
 class Health(Body):

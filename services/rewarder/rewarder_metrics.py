@@ -7,6 +7,7 @@ from typing import get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from services.rewarder.value_drift import ValueDrift
+from shared.access.keyring import Keyring, keys_file_gauge
 from shared.messages import Outcome
 
 HTTP_LANE, SELF_TEST_LANE = "http", "self-test"
@@ -23,6 +24,7 @@ class RewarderMetrics:
         self._replica = Gauge(
             "headrace_replica_info", "1; which replica answers at this address", ["replica_id"], registry=self.registry
         )
+        self._keys_file_broken = keys_file_gauge(self.registry)
         self.seconds = Histogram(
             "headrace_reward_seconds",
             "Time one reward function took for one group, waiting for its turn not included: 0 for an overload, "
@@ -98,6 +100,10 @@ class RewarderMetrics:
     def name_replica(self, replica_id: str) -> None:
         """Say whose metrics these are: an address means nothing to people."""
         self._replica.labels(replica_id).set(1)
+
+    def watch_keys(self, keyring: Keyring) -> None:
+        """Show whether the keys file is broken, whenever somebody looks."""
+        self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def forget_endpoint(self, name: str) -> None:
         """Show an endpoint no more that was deleted."""

@@ -34,8 +34,12 @@ from services.rewarder.scoring import Scorer
 from services.rewarder.self_test import self_test
 from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
+from shared.access.door import Door
+from shared.access.keyring import Keyring
+from shared.access.request_log import RequestLog
+from shared.access.route_table import REWARDER
 from shared.errors import HeadraceError
-from shared.http_guard import KEEP_ALIVE_S, HttpGuard
+from shared.http_guard import KEEP_ALIVE_S, App, HttpGuard
 from shared.listening import listening_socket
 from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect, wait_until_ready
@@ -111,9 +115,11 @@ class RewarderService:
         """Serve until SIGTERM or SIGINT.
 
         Raises:
-            UserError: A port is taken, or Redis cannot be used.
+            UserError: A port is taken, or Redis or the keys file cannot be used.
             UnavailableError: Redis stayed away.
         """
+        keyring = self._settings.keyring()
+        self._metrics.watch_keys(keyring)
         asked_to_stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, asked_to_stop.set)
@@ -124,22 +130,7 @@ class RewarderService:
         ):
             server = _Server(
                 uvicorn.Config(
-                    HttpGuard(
-                        RequestQueue(
-                            build_app(
-                                self._scorer,
-                                endpoints=self._endpoints,
-                                listed=self._listed,
-                                why_not_ready=self._why_not_ready,
-                                replica_id=self._replica_id,
-                            ),
-                            max_inflight=self._settings.max_inflight_requests,
-                            max_queued=self._settings.max_queued_requests,
-                            queue_timeout_s=self._settings.queue_timeout_s,
-                            metrics=self._metrics,
-                        ),
-                        keys={"/": self._settings.api_key.get_secret_value()},
-                    ),
+                    self.guarded(keyring),
                     log_config=None,
                     access_log=False,
                     ws="none",
@@ -160,11 +151,33 @@ class RewarderService:
                 await asyncio.gather(http, return_exceptions=True)
                 stop.cancel()
                 await self._say_why_it_ended(work)
-                await self._endpoints.aclose()
-                await self._redis.aclose()
+                await self.close()
         if not work.cancelled():
             work.result()
         http.result()
+
+    def guarded(self, keyring: Keyring) -> App:
+        """Return the application behind its door."""
+        app = build_app(
+            self._scorer,
+            endpoints=self._endpoints,
+            listed=self._listed,
+            why_not_ready=self._why_not_ready,
+            replica_id=self._replica_id,
+        )
+        queue = RequestQueue(
+            app,
+            max_inflight=self._settings.max_inflight_requests,
+            max_queued=self._settings.max_queued_requests,
+            queue_timeout_s=self._settings.queue_timeout_s,
+            metrics=self._metrics,
+        )
+        return RequestLog(Door(HttpGuard(queue), routes=REWARDER, keyring=keyring), routes=REWARDER)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._endpoints.aclose()
+        await self._redis.aclose()
 
     async def let_go(self) -> bool:
         """Cancel what users' async functions left behind; return False if one of them refuses to end."""

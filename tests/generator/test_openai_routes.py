@@ -71,7 +71,11 @@ async def server(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[HttpServ
     state = ServiceState(weights)
     state.serve()
     app = make_app(
-        settings, state=state, openai=openai, weight_routes=make_router(WeightReceiver(replica_id="generator-0"))
+        settings,
+        keyring=settings.keyring(),
+        state=state,
+        openai=openai,
+        weight_routes=make_router(WeightReceiver(replica_id="generator-0")),
     )
     server = HttpServer(settings)
     serving = asyncio.create_task(server.answer(app), name="server under test")

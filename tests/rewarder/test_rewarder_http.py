@@ -55,13 +55,17 @@ def test_the_openapi_document_is_3_1_and_names_the_problems(client: httpx.Client
     assert {"200", "400", "401", "413", "415", "422", "429"} <= set(document["paths"]["/v1/score"]["post"]["responses"])
 
 
-def test_the_openapi_document_says_which_routes_need_the_key(client: httpx.Client) -> None:
+def test_the_openapi_document_says_which_scope_the_key_of_a_route_needs(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     (scheme,) = document["components"]["securitySchemes"].items()
     assert scheme[1] == {"type": "http", "scheme": "bearer"}
-    for path, operations in document["paths"].items():
-        needs: list[dict[str, list[str]]] = [] if path in ("/livez", "/readyz") else [{scheme[0]: []}]
-        assert [operation["security"] for operation in operations.values()] == [needs] * len(operations), path
+    paths = document["paths"]
+    assert paths["/livez"]["get"]["security"] == paths["/readyz"]["get"]["security"] == []
+    assert paths["/v1/score"]["post"]["security"] == [{scheme[0]: ["score"]}]
+    assert paths["/v1/rewards"]["post"]["security"] == [{scheme[0]: ["operate"]}]
+    for path, operations in paths.items():
+        for operation in operations.values():
+            assert path in ("/livez", "/readyz") or {"401", "403"} <= set(operation["responses"]), path
 
 
 def test_a_wrong_method_is_told_which_ones_there_are(client: httpx.Client) -> None:

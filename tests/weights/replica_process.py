@@ -58,6 +58,9 @@ async def main() -> None:
     from services.generator.vllm_receiving import VllmReceivingEngine
     from services.generator.weight_receiver import WeightReceiver
     from services.generator.weight_routes import make_router
+    from shared.access.door import Door
+    from shared.access.keyring import Keyring
+    from shared.access.route_table import GENERATOR, Route, RouteTable
     from shared.http_guard import KEEP_ALIVE_S, HttpGuard
     from tests.weights.faulty_worker import FAULTY_WORKER
 
@@ -129,7 +132,15 @@ async def main() -> None:
         os._exit(1)
 
     watch = asyncio.create_task(end_when_stuck(), name="end when stuck")
-    guarded = HttpGuard(app, keys={"/": args.key})
+    ours = (
+        ("POST", "/probe"),
+        ("POST", "/attach"),
+        ("POST", "/fault"),
+        ("POST", "/hold-probes"),
+        ("GET", "/is-at-probe"),
+    )
+    routes = RouteTable(*GENERATOR.routes, *(Route(method, path, "internal") for method, path in ours))
+    guarded = Door(HttpGuard(app), routes=routes, keyring=Keyring(api=args.key, internal=args.key))
     await uvicorn.Server(
         uvicorn.Config(guarded, host="127.0.0.1", port=args.port, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S)
     ).serve()

@@ -13,6 +13,9 @@ from services.generator.adapter import AdapterSpec
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
 from shared import lease
+from shared.access.door import Door
+from shared.access.keyring import Keyring
+from shared.access.route_table import GENERATOR
 from shared.http_guard import KEEP_ALIVE_S, HttpGuard
 from shared.keys import GENERATORS, RunKeys
 from shared.redis_connection import Redis
@@ -78,7 +81,7 @@ async def serve(
     )
     app = FastAPI()
     app.include_router(make_router(served.receiver))
-    guarded = HttpGuard(app, keys={"/": KEY})
+    guarded = Door(HttpGuard(app), routes=GENERATOR, keyring=Keyring(internal=KEY))
     server = uvicorn.Server(
         uvicorn.Config(guarded, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1)
     )

@@ -29,9 +29,10 @@ from services.generator.simulated.settings import SimulationSettings
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
 from shared import refusals
+from shared.access.keyring import Keyring
 from shared.errors import StateLostError, UserError
 from shared.health_check import NO_RUN
-from shared.http_guard import HttpGuard
+from shared.http_guard import App
 from shared.keys import RunKeys
 from shared.logs import about_run
 from shared.redis_connection import Redis, connect, wait_until_back, wait_until_ready
@@ -80,10 +81,11 @@ class SimulatedReplica:
         self._openai = OpenAiRoutes(self.state.why_policy_closed, policy_version=lambda: self.receiver.policy_version)
         self._redis = connect(settings.redis_url.get_secret_value())
 
-    def app(self) -> HttpGuard:
+    def app(self, keyring: Keyring) -> App:
         """Return what answers its requests."""
         return make_app(
             self._settings,
+            keyring=keyring,
             state=self.state,
             openai=self._openai,
             weight_routes=make_router(self.receiver),
@@ -156,6 +158,7 @@ class SimulatedFleet:
         settings: Of the process.
         simulation: Distributions.
         replicas: At least one.
+        keyring: The keys of all of them.
         redis: Client of redis_connection.py, for looking at what is current.
         metrics: Counts.
     """
@@ -166,6 +169,7 @@ class SimulatedFleet:
         simulation: SimulationSettings,
         replicas: Sequence[SimulatedReplica],
         *,
+        keyring: Keyring,
         redis: Redis,
         metrics: GeneratorMetrics,
     ) -> None:
@@ -175,7 +179,7 @@ class SimulatedFleet:
         self._redis = redis
         self._metrics = metrics
         self._store = RunStore(redis)
-        self._apps = {replica.name: replica.app() for replica in replicas}
+        self._apps = {replica.name: replica.app(keyring) for replica in replicas}
         self._run_id: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

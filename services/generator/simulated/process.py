@@ -33,6 +33,8 @@ async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *,
     stop = stop_on_signals()
     metrics = GeneratorMetrics()
     metrics.name_replica(settings.name)
+    keyring = settings.keyring()
+    metrics.watch_keys(keyring)
     server = HttpServer(settings)
     base_url = settings.url(server.port)
     replicas = [
@@ -47,7 +49,7 @@ async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *,
         for index, name in enumerate(replica_names(settings.name, num_replicas))
     ]
     redis = connect(settings.redis_url.get_secret_value())
-    fleet = SimulatedFleet(settings, simulation, replicas, redis=redis, metrics=metrics)
+    fleet = SimulatedFleet(settings, simulation, replicas, keyring=keyring, redis=redis, metrics=metrics)
     log.warning("%d SIMULATED generators listen on %s: tokens are random", num_replicas, base_url)
     try:
         receivers = [replica.receiver for replica in replicas]

@@ -30,6 +30,7 @@ from services.rewarder.endpoints.registry import MAX_ENDPOINTS
 from services.rewarder.endpoints.trial import trial
 from services.rewarder.problem_reply import problem_reply
 from services.rewarder.reward_call import printable
+from shared.access.current_request import name_subject
 from shared.errors import NoRoomError, UnavailableError
 
 Errors = dict[int | str, dict[str, Any]]
@@ -58,6 +59,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, lis
     app.add_exception_handler(UnavailableError, _unavailable)
     read: Errors = {
         401: errors[401],
+        403: errors[403],
         404: {**errors[422], "description": "No such reward"},
         503: _without_redis(errors),
     }
@@ -66,7 +68,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, lis
     @app.get(
         "/v1/rewards",
         summary="Reward functions: built in, registered, and in force here",
-        responses={401: read[401], 503: read[503]},
+        responses={401: read[401], 403: read[403], 503: read[503]},
     )
     async def list_rewards() -> RewardFunctions:
         found = [_info(client) for client in await endpoints.clients()]
@@ -74,6 +76,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, lis
 
     @app.post("/v1/rewards", summary="Register a reward endpoint", responses={**write, 201: {"model": RewardDetails}})
     async def register(body: RegisterRequest, response: Response) -> RewardDetails:
+        name_subject(body.name)
         written = await endpoints.register(body.name, body.spec(), replace=body.replace)
         if written == "different":
             detail = f'Another endpoint is registered as {body.name}. Choose another name, or send "replace": true.'

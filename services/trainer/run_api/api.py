@@ -17,7 +17,10 @@ from services.trainer.run_api.problems import Problem, add_problem_handlers
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
-from services.trainer.settings import TrainerSettings
+from shared.access.door import Door
+from shared.access.keyring import Keyring
+from shared.access.request_log import RequestLog
+from shared.access.route_table import TRAINER
 from shared.errors import StateLostError, UnavailableError
 from shared.http_guard import App, HttpGuard
 from shared.redis_connection import TRANSIENT
@@ -46,10 +49,10 @@ def create_app(api: TrainerApi) -> FastAPI:
     return app
 
 
-def guarded(app: FastAPI, settings: TrainerSettings) -> App:
+def guarded(app: FastAPI, keyring: Keyring) -> App:
     """Return the application behind its door."""
-    keys = {"/": settings.api_key.get_secret_value(), "/internal/": settings.internal_key.get_secret_value()}
-    return HttpGuard(cast("App", app), keys=keys, max_body_bytes=MAX_BODY_BYTES)
+    limited = HttpGuard(cast("App", app), max_body_bytes=MAX_BODY_BYTES)
+    return RequestLog(Door(limited, routes=TRAINER, keyring=keyring), routes=TRAINER)
 
 
 async def livez() -> JSONResponse:

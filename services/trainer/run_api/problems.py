@@ -93,6 +93,8 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
             "title": {"type": "string"},
             "status": {"type": "integer"},
             "detail": {"type": "string", "description": "What happened and what to do"},
+            "request_id": {"type": "string", "description": "That of the header X-Request-Id; the log has it too"},
+            "missing_scope": {"type": "string", "description": "With 403: what the key would need"},
             "errors": {
                 "type": "array",
                 "items": {
@@ -104,7 +106,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
-        for status in sorted({401, 413, 422, *statuses, 500, 503})
+        for status in sorted({401, 403, 413, 422, *statuses, 500, 503})
     }
 
 

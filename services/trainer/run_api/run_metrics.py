@@ -4,6 +4,7 @@
     headrace_run_*{run_id}           the current run: step, policy version, groups, streams, replicas, pauses, disk
     headrace_training_*{run_id}      its newest training metrics: training_gauges.py
     headrace_redis_*                 redis_gauges.py
+    headrace_keys_file_broken        shared/access/keyring.py
 
 Only the current run has series, so that their number stays bounded however many runs there were. They are replaced all
 at once (whole_registry.py), and stay as they were when anything of a run cannot be read.
@@ -25,6 +26,7 @@ from services.trainer.run_api.run_supervisor import RunSupervisor
 from services.trainer.run_api.run_view import Surroundings, look_around
 from services.trainer.run_api.training_gauges import TrainingGauges
 from services.trainer.run_api.whole_registry import WholeRegistry
+from shared.access.keyring import Keyring, keys_file_gauge
 from shared.errors import HeadraceError, UnavailableError
 from shared.redis_connection import Redis
 from shared.run_store import RunRecord, RunStore
@@ -44,6 +46,7 @@ class RunMetrics:
         self._store = store
         self._supervisor = supervisor
         self.registry = WholeRegistry()
+        self._keys_file_broken = keys_file_gauge(self.registry)
         self._runs = self._gauge("headrace_runs", "Runs by status", "status")
         self._rank_up = self._gauge("headrace_rank_up", "1 while a training rank runs")
         self._restarts = self._gauge("headrace_rank_restarts_total", "Restarts of training ranks by this process")
@@ -79,6 +82,10 @@ class RunMetrics:
             self._max_staleness, self._generators, self._serving, self._left_out, self._rewarders, self._paused,
             self._paused_s, self._disk_free, self._disk_size,
         )  # fmt: skip
+
+    def watch_keys(self, keyring: Keyring) -> None:
+        """Show whether the keys file is broken, whenever somebody looks."""
+        self._keys_file_broken.set_function(keyring.is_file_broken)
 
     async def watch_redis_for_ever(self) -> None:
         """Keep fresh what is of Redis alone, before there is anything else to be seen."""

@@ -30,6 +30,7 @@ from services.trainer.run_api.run_view import (
 )
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_api.waiting import waiting_for
+from shared.access.current_request import name_subject
 from shared.errors import NoRoomError
 from shared.json_body import decode_json, require_json
 from shared.keys import RUNS
@@ -103,6 +104,7 @@ async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
     valid = await api.validator.validate(raw)
     # A run that is there already was made by a process that died before it could answer.
     record = await api.store.get(run_id) or await _create(api, valid, run_id)
+    name_subject(run_id)
     api.supervisor.wake()
     answer = SubmittedRun(warnings=valid.warnings, derived=valid.derived, run=summary(record))
     return answer.model_dump()

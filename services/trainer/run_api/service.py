@@ -89,6 +89,7 @@ async def serve(settings: TrainerSettings) -> None:
     try:
         api = make_api(settings, redis, stopping=stopping)
         metrics = RunMetrics(redis, store=api.store, supervisor=api.supervisor)
+        metrics.watch_keys(api.keyring)
         with (
             listening_socket(settings.host, settings.port) as listener,
             serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port),
@@ -144,7 +145,7 @@ async def _supervise(api: TrainerApi, metrics: RunMetrics) -> None:
 def http_server(api: TrainerApi) -> uvicorn.Server:
     """Return the HTTP server of the run API; it stops when its ``should_exit`` is set."""
     config = uvicorn.Config(
-        guarded(create_app(api), api.settings),
+        guarded(create_app(api), api.keyring),
         lifespan="off",
         ws="none",
         log_config=None,

@@ -12,6 +12,7 @@ from services.trainer.run_api.idempotency import IdempotencyKeys
 from services.trainer.run_api.run_supervisor import RunSupervisor
 from services.trainer.run_api.run_validation import RunValidator
 from services.trainer.settings import TrainerSettings
+from shared.access.keyring import Keyring
 from shared.redis_connection import Redis
 from shared.run_store import RunStore
 
@@ -27,13 +28,18 @@ class TrainerApi:
     validator: RunValidator
     streams: EventStreams
     idempotency: IdempotencyKeys
+    keyring: Keyring
     stopping: asyncio.Event
 
 
 def make_api(
     settings: TrainerSettings, redis: Redis, *, stopping: asyncio.Event, validator: RunValidator | None = None
 ) -> TrainerApi:
-    """Wire everything up; nothing runs yet."""
+    """Wire everything up; nothing runs yet.
+
+    Raises:
+        UserError: The keys file cannot be used.
+    """
     store = RunStore(redis)
     return TrainerApi(
         settings=settings,
@@ -49,6 +55,7 @@ def make_api(
             max_streams=settings.max_event_streams,
         ),
         idempotency=IdempotencyKeys(redis),
+        keyring=settings.keyring(),
         stopping=stopping,
     )
 

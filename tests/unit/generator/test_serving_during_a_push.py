@@ -76,7 +76,9 @@ async def replica() -> AsyncIterator[Replica]:
     openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.policy_version)
     openai.answer_with(make_simulated_handlers(engine, model="tiny", max_model_len=None))
     keyless = GeneratorSettings(api_key=SecretStr(""), internal_key=SecretStr(""))
-    app: Any = make_app(keyless, state=state, openai=openai, weight_routes=make_router(receiver))
+    app: Any = make_app(
+        keyless, keyring=keyless.keyring(), state=state, openai=openai, weight_routes=make_router(receiver)
+    )
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://generator", timeout=30) as client:
         replica = Replica(receiver, receiving, state, client)

@@ -167,7 +167,7 @@ async def test_so_do_simulated_ones_and_of_several_that_are_held_one_is_shown(
         )
         for index in range(2)
     ]
-    simulated = SimulatedFleet(settings, simulation, replicas, redis=redis, metrics=metrics)
+    simulated = SimulatedFleet(settings, simulation, replicas, keyring=settings.keyring(), redis=redis, metrics=metrics)
     try:
         async with following(simulated.run()):
             await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)

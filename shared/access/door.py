@@ -1,0 +1,167 @@
+"""Asks every request for a key with the scope that its route needs. Pure ASGI, the same for all services.
+
+    request --> known route? --> known key? --> its scope? --> application
+                404, 405         401            403
+
+Deny by default: who shows no key that is known learns nothing but that, also where there is no route, and a path that
+is not in the service's table never reaches the application. The password of basic authentication is taken for the key
+too: some clients can send nothing but what a URL holds (``http://:KEY@host``).
+
+A key that is revoked, or whose time is over, opens nothing from the next look at the keys file on, and ends what it
+opened before: a stream of events or tokens that runs under it is cut off within two seconds.
+"""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable
+
+from shared.access.current_request import current_request
+from shared.access.keyring import Keyring
+from shared.access.named_keys import NamedKey
+from shared.access.route_table import INTERNAL, Found, Need, RouteTable
+from shared.http_guard import App, Message, Receive, Scope, Send, problem, reply
+
+_LOOK_EVERY_S = 1.0
+_ASK_FOR_KEY = (b"www-authenticate", b"Bearer")
+
+
+class Door:
+    """ASGI middleware.
+
+    Args:
+        app: The application behind the door.
+        routes: What each of its routes needs.
+        keyring: The keys.
+    """
+
+    def __init__(self, app: App, *, routes: RouteTable, keyring: Keyring) -> None:
+        self._app = app
+        self._routes = routes
+        self._keyring = keyring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        found = self._routes.find(str(scope["method"]), str(scope["path"]))
+        if found.route is not None and found.route.needs is None:
+            await self._app(scope, receive, send)
+            return
+        need = _need(found, str(scope["path"]))
+        if self._keyring.is_open_to_all(need):
+            await self._let_in(found, scope, receive, send)
+            return
+        shown = _key_in(scope)
+        key = None if shown is None else self._keyring.find(shown, need)
+        request = current_request()
+        if request is not None and key is not None:
+            request.key_name = key.name
+        if key is None or key.has_expired():
+            await _refuse_unknown(send, key)
+        elif found.route is not None and need not in key.scopes:
+            await _refuse_scope(send, key, need)
+        elif self._keyring.is_for_good(key):
+            await self._let_in(found, scope, receive, send)
+        else:
+            watch = _Watch(lambda: self._keyring.allows(key, need), receive, send)
+            await self._let_in(found, scope, watch.receive, watch.send)
+            await watch.finish()
+
+    async def _let_in(self, found: Found, scope: Scope, receive: Receive, send: Send) -> None:
+        if found.route is not None:
+            await self._app(scope, receive, send)
+        elif found.methods:
+            allowed = ", ".join(found.methods)
+            body = problem(405, "Method not allowed", f"This path takes {allowed}. GET /openapi.json lists all routes.")
+            await reply(send, body, extra=[(b"allow", allowed.encode())])
+        else:
+            body = problem(404, "Not found", "There is nothing at this path. GET /openapi.json lists all routes.")
+            await reply(send, body)
+
+
+def _need(found: Found, path: str) -> Need:
+    """Return what a request needs. Where there is no route, any key of the kind will do to be told so."""
+    if found.route is not None and found.route.needs is not None:
+        return found.route.needs
+    return INTERNAL if path.startswith("/internal/") else "read"
+
+
+class _Watch:
+    """Tells an application that its client has hung up, once the client's key is no longer good.
+
+    Whoever reads on after the whole body waits for just that: so every stream ends in the way that it ends anyway.
+    """
+
+    def __init__(self, is_good: Callable[[], bool], receive: Receive, send: Send) -> None:
+        self._is_good = is_good
+        self._receive = receive
+        self._send = send
+        self._is_body_whole = False
+        self._has_started = False
+        self._is_over = False
+        self._is_cut = False
+
+    async def receive(self) -> Message:
+        if not self._is_body_whole:
+            message = await self._receive()
+            self._is_body_whole = not message.get("more_body", False)
+            return message
+        waiting = asyncio.ensure_future(self._receive())
+        try:
+            while not (await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S))[0]:
+                if not self._is_good():
+                    self._is_cut = True
+                    return {"type": "http.disconnect"}
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def send(self, message: Message) -> None:
+        self._has_started = True
+        self._is_over = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self._send(message)
+
+    async def finish(self) -> None:
+        """End an answer that was cut off, or answer instead of an application that gave up before it began."""
+        if not self._is_cut or self._is_over:
+            return
+        if self._has_started:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await _refuse_unknown(self._send, None)
+
+
+async def _refuse_unknown(send: Send, key: NamedKey | None) -> None:
+    if key is None:
+        detail = "Send the header 'Authorization: Bearer KEY'. `headrace up` prints where the key is."
+    else:
+        detail = (
+            f"The key {key.name} is no longer good: its time is over. Ask whoever operates this service for another."
+        )
+    await reply(send, problem(401, "Key required", detail), extra=[_ASK_FOR_KEY])
+
+
+async def _refuse_scope(send: Send, key: NamedKey, need: Need) -> None:
+    has = ", ".join(sorted(key.scopes))
+    body = problem(
+        403,
+        "Scope missing",
+        f"This needs a key with the scope {need}; the key {key.name} has {has}. Use one that has it.",
+        missing_scope=need,
+    )
+    await reply(send, body)
+
+
+def _key_in(scope: Scope) -> bytes | None:
+    authorization = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
+    scheme, _, token = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return bytes(token.strip())
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        return base64.b64decode(token.strip(), validate=True).partition(b":")[2]
+    except binascii.Error:
+        return None

@@ -1,0 +1,159 @@
+"""The keys that a service takes: those it was started with, and those of its keys file, which is read again.
+
+    HEADRACE_API_KEY[_FILE]         api-key        every scope of a user
+    HEADRACE_INTERNAL_KEY[_FILE]    internal-key   the scope between services
+    HEADRACE_API_KEYS_FILE          named keys     the scopes that their lines name
+
+The file is looked at when somebody asks, once a second at most: a key that was taken out of it opens nothing from then
+on. For a key that is not known it is looked at again at once. One that is broken changes nothing: the keys that were
+read last stay, and the log and a metric say so. At the start of a service it is a reason not to start.
+"""
+
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from shared.access.named_keys import KeysFileError, NamedKey, api_key, digest_of, internal_key, read_keys_file
+from shared.access.route_table import INTERNAL, Need
+from shared.errors import UserError
+from shared.logs import AUDIT_LOGGER
+
+log = logging.getLogger(__name__)
+audit_log = logging.getLogger(AUDIT_LOGGER)
+
+VARIABLE = "HEADRACE_API_KEYS_FILE"
+LOOK_EVERY_S = 1.0
+_Mark = tuple[int, ...]
+
+
+class Keyring:
+    """Finds the key that a request shows.
+
+    Args:
+        api: The API key; empty if there is none.
+        internal: The internal key; the same.
+        file: With named keys; None if there is none.
+        look_every_s: How often the file is looked at, at most.
+
+    Raises:
+        UserError: The file is broken.
+    """
+
+    def __init__(
+        self, *, api: str = "", internal: str = "", file: Path | None = None, look_every_s: float = LOOK_EVERY_S
+    ) -> None:
+        self._api = api_key(api) if api else None
+        self._internal = internal_key(internal) if internal else None
+        self._file = file
+        self._look_every_s = look_every_s
+        self._looked_at = time.monotonic()
+        self._looking = threading.Lock()
+        self._mark: _Mark | None = None
+        self._named: tuple[NamedKey, ...] = ()
+        self._is_broken = False
+        if file is not None:
+            self._mark = _mark_of(file)
+            try:
+                self._named = read_keys_file(file)
+            except KeysFileError as error:
+                raise UserError(f"{VARIABLE}: {error}") from error
+
+    def is_open_to_all(self, need: Need) -> bool:
+        """Whether no key is asked for: settings allow that on loopback only."""
+        return self._internal is None if need == INTERNAL else self._api is None and self._file is None
+
+    def find(self, shown: bytes, need: Need) -> NamedKey | None:
+        """Return the key that was shown, also one that has expired or lacks the scope; None if there is none like it.
+
+        The key between services is looked for where that is needed, and nowhere else; those of users the other way
+        round. All are compared, each in constant time.
+        """
+        digest = digest_of(shown)
+        self._look()
+        if (found := self._matching(digest, need)) is None and need != INTERNAL:
+            self._look(now=True)  # it may just have been made
+            found = self._matching(digest, need)
+        return found
+
+    def _matching(self, digest: bytes, need: Need) -> NamedKey | None:
+        found = None
+        for key in (self._internal,) if need == INTERNAL else (*self._named, self._api):
+            if key is not None and hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def is_for_good(self, key: NamedKey) -> bool:
+        """Whether a key is one that the service was started with, which nothing takes away while it runs."""
+        return key is self._api or key is self._internal
+
+    def allows(self, key: NamedKey, need: Need) -> bool:
+        """Whether a named key that was found earlier still opens what needs ``need``."""
+        self._look()
+        now = next((known for known in self._named if known.digest == key.digest), None)
+        return now is not None and not now.has_expired() and need in now.scopes
+
+    def is_file_broken(self) -> bool:
+        """Whether the keys file cannot be read now, so that keys which were read earlier are in force."""
+        self._look()
+        return self._is_broken
+
+    def _look(self, *, now: bool = False) -> None:
+        """Read the file again if it is not what it was. Called by the event loop, and by the thread of the metrics."""
+        if self._file is None or not (now or time.monotonic() - self._looked_at >= self._look_every_s):
+            return
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            self._looked_at = time.monotonic()
+            mark = _mark_of(self._file)
+            if mark != self._mark:
+                self._mark = mark
+                self._read_again(self._file)
+        finally:
+            self._looking.release()
+
+    def _read_again(self, file: Path) -> None:
+        try:
+            named = read_keys_file(file)
+        except KeysFileError as error:
+            self._is_broken = True
+            log.error(  # noqa: TRY400  a sentence
+                "%s: %s. The %d keys that were read last stay in force, also one that was to be revoked: mend the file",
+                VARIABLE,
+                error,
+                len(self._named),
+            )
+            return
+        audit_log.info("%s was read again: %s", VARIABLE, _what_changed(self._named, named))
+        self._named, self._is_broken = named, False
+
+
+def keys_file_gauge(registry: CollectorRegistry) -> Gauge:
+    """Return the metric that says whether a keys file is broken; set it to ``Keyring.is_file_broken``."""
+    return Gauge(
+        "headrace_keys_file_broken",
+        "1 while HEADRACE_API_KEYS_FILE cannot be read, so that keys which were read earlier stay in force",
+        registry=registry,
+    )
+
+
+def _mark_of(path: Path) -> _Mark | None:
+    """Return what changes when a file does; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _what_changed(before: Sequence[NamedKey], now: Sequence[NamedKey]) -> str:
+    old, new = {key.name: key for key in before}, {key.name: key for key in now}
+    changed = [name for name in new if name in old and new[name] != old[name]]
+    parts = (("new", new.keys() - old.keys()), ("changed", changed), ("gone", old.keys() - new.keys()))
+    said = [f"{what}: {', '.join(sorted(names))}" for what, names in parts if names]
+    return f"{len(now)} keys" + (f"; {'; '.join(said)}" if said else "")

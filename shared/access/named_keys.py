@@ -1,0 +1,170 @@
+"""The keys file: named keys with scopes, one a line. Keys themselves are not in it, only their sha256.
+
+    # NAME     SHA256 OF THE KEY            SCOPES          EXPIRES
+    ci         sha256:9f86d081884c7d65...   read,submit
+    notebook   sha256:2c26b46b68ffc68f...   read,infer      2027-01-01
+
+EXPIRES may be left out. It is a day or a time of ISO 8601, in UTC unless it says otherwise; the key ends when that
+begins. A key is made by ``headrace keys add``, or is any long random text: a hash without salt hides nothing short.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from shared.access.route_table import INTERNAL, SCOPES, Need, Scope
+
+API_KEY_NAME, INTERNAL_KEY_NAME = "api-key", "internal-key"
+"""Names of the two keys that a service is started with."""
+MAX_KEYS = 1000
+"""All of them are compared at every request."""
+_MAX_BYTES = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
+_TAKEN = frozenset({API_KEY_NAME, INTERNAL_KEY_NAME, "nobody"})
+
+
+class KeysFileError(ValueError):
+    """The keys file, or what shall become a line of it, is wrong. A sentence, without any key."""
+
+
+@dataclass(frozen=True)
+class NamedKey:
+    """One key.
+
+    Args:
+        name: Stands in logs.
+        digest: sha256 of the key.
+        scopes: What it is for.
+        expires_at: When it ends; None if it does not.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    scopes: frozenset[Need]
+    expires_at: datetime | None = None
+
+    def has_expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires_at is not None and datetime.now(UTC) >= self.expires_at
+
+    def line(self) -> str:
+        """Return its line of a keys file."""
+        scopes = ",".join(scope for scope in SCOPES if scope in self.scopes)
+        expires = self.expires_at.isoformat() if self.expires_at is not None else ""
+        return f"{self.name}  sha256:{self.digest.hex()}  {scopes}  {expires}".rstrip()
+
+
+def digest_of(key: bytes) -> bytes:
+    """Return what stands for a key wherever it is kept."""
+    return hashlib.sha256(key).digest()
+
+
+def api_key(key: str) -> NamedKey:
+    """Return the key that may do everything a user may: the one-key form."""
+    return NamedKey(API_KEY_NAME, digest_of(key.encode()), frozenset(SCOPES))
+
+
+def internal_key(key: str) -> NamedKey:
+    """Return the key between services."""
+    return NamedKey(INTERNAL_KEY_NAME, digest_of(key.encode()), frozenset({INTERNAL}))
+
+
+def read_keys_file(path: Path) -> tuple[NamedKey, ...]:
+    """Return the keys of a file; there may be none in it.
+
+    Raises:
+        KeysFileError: It cannot be read, or a line is wrong; the line is numbered and not quoted.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        text = data.decode()
+    except OSError as error:
+        raise KeysFileError(f"{path} cannot be read: {error.strerror or type(error).__name__}") from error
+    except UnicodeDecodeError as error:
+        raise KeysFileError(f"{path} is not text") from error
+    if len(data) > _MAX_BYTES:
+        raise KeysFileError(f"{path} is larger than {_MAX_BYTES} bytes")
+    return tuple(_checked(path, text))
+
+
+def _checked(path: Path, text: str) -> Iterator[NamedKey]:
+    names, digests = set[str](), dict[bytes, str]()
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        where = f"{path}, line {number}"
+        try:
+            key = _key(words)
+        except KeysFileError as error:
+            raise KeysFileError(f"{where}: {error}") from error
+        if key.name in names:
+            raise KeysFileError(f"{where}: there are two keys {key.name}")
+        if key.digest in digests:
+            raise KeysFileError(f"{where}: {key.name} is the same key as {digests[key.digest]}")
+        names.add(key.name)
+        digests[key.digest] = key.name
+        if len(names) > MAX_KEYS:
+            raise KeysFileError(f"{path} has more than {MAX_KEYS} keys")
+        yield key
+
+
+def _key(words: Sequence[str]) -> NamedKey:
+    if not 3 <= len(words) <= 4:
+        raise KeysFileError("write NAME sha256:HEX SCOPES, and perhaps when the key ends, with spaces between them")
+    matched = _DIGEST.fullmatch(words[1])
+    if matched is None:
+        # Not quoted: it may be the key itself.
+        raise KeysFileError("after the name comes sha256: and 64 hexadecimal digits, the hash of the key")
+    return NamedKey(
+        name=checked_name(words[0]),
+        digest=bytes.fromhex(matched[1]),
+        scopes=frozenset[Need](parse_scopes(words[2])),
+        expires_at=parse_expiry(words[3]) if len(words) > 3 else None,
+    )
+
+
+def checked_name(name: str) -> str:
+    """Return a name that a key may have.
+
+    Raises:
+        KeysFileError: It may not.
+    """
+    if not _NAME.fullmatch(name):
+        raise KeysFileError("a name has 1 to 64 letters, digits, dots, dashes, underscores and @")
+    if name in _TAKEN:
+        raise KeysFileError(f"{name} is not the name of a key here: it stands for something else in logs")
+    return name
+
+
+def parse_scopes(text: str) -> frozenset[Scope]:
+    """Return the scopes in a list with commas.
+
+    Raises:
+        KeysFileError: One of them is unknown, or there is none.
+    """
+    names = [name for name in text.split(",") if name]
+    unknown = sorted(set(names) - set(SCOPES))
+    if unknown or not names:
+        what = f"there is no scope {unknown[0][:40]!r}" if unknown else "a key needs a scope"
+        raise KeysFileError(f"{what}; there are {', '.join(SCOPES)}")
+    return frozenset(cast("list[Scope]", names))
+
+
+def parse_expiry(text: str) -> datetime:
+    """Return when a key ends.
+
+    Raises:
+        KeysFileError: It is no time.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise KeysFileError("when a key ends is written 2027-01-31, or 2027-01-31T18:00Z") from error
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,183 @@
+"""Every route of every service: closed without a key, closed to a key of another scope, open to one of its own."""
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+from starlette.routing import Route as AppRoute
+
+from services.generator.app import make_app
+from services.generator.engine_check import EngineChecker
+from services.generator.engine_check_route import make_check_router
+from services.generator.openai_routes import OpenAiRoutes
+from services.generator.service_state import ServiceState
+from services.generator.settings import GeneratorSettings
+from services.generator.weight_receiver import WeightReceiver
+from services.generator.weight_routes import make_router
+from services.rewarder.service import RewarderService
+from services.rewarder.settings import RewarderSettings
+from services.trainer.run_api.api import create_app, guarded
+from services.trainer.run_api.trainer_api import make_api
+from services.trainer.settings import TrainerSettings
+from shared.access.named_keys import NamedKey, digest_of
+from shared.access.route_table import GENERATOR, REWARDER, SCOPES, TRAINER, Route, RouteTable
+from shared.http_guard import App
+from shared.redis_connection import Redis
+
+TABLES = {"trainer": TRAINER, "rewarder": REWARDER, "generator": GENERATOR}
+INTERNAL_KEY, API_KEY = "the key between services", "the key with every scope"
+
+
+def key_of(scope: str) -> str:
+    return f"the key for {scope} alone"
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    path = tmp_path / "api-keys"
+    keys = [NamedKey(scope, digest_of(key_of(scope).encode()), frozenset({scope})) for scope in SCOPES]
+    path.write_text("".join(f"{key.line()}\n" for key in keys))
+    return path
+
+
+@pytest.fixture
+async def apps(keys_file: Path, redis: Redis, redis_url: str, tmp_path: Path) -> AsyncIterator[dict[str, App]]:
+    """Return all services as they are served; each with all routes that its process has."""
+    common: dict[str, Any] = {
+        "redis_url": SecretStr(redis_url),
+        "api_key": SecretStr(API_KEY),
+        "api_keys_file": keys_file,
+        "internal_key": SecretStr(INTERNAL_KEY),
+    }
+    api = make_api(TrainerSettings(**common, runs_dir=tmp_path / "runs"), redis, stopping=asyncio.Event())
+    rewarder_settings = RewarderSettings(**common)
+    rewarder = RewarderService(rewarder_settings)
+    settings = GeneratorSettings(**common)
+    receiver = WeightReceiver(replica_id="generator-0")
+    state = ServiceState(receiver)
+    generator = make_app(
+        settings,
+        keyring=settings.keyring(),
+        state=state,
+        openai=OpenAiRoutes(state.why_policy_closed, policy_version=lambda: 0),
+        weight_routes=make_router(receiver),
+        engine_check=make_check_router(EngineChecker({}, timeout_s=1)),
+    )
+    yield {
+        "trainer": guarded(create_app(api), api.keyring),
+        "rewarder": rewarder.guarded(rewarder_settings.keyring()),
+        "generator": generator,
+    }
+    assert await rewarder.let_go()
+    await rewarder.close()
+
+
+def inside(app: Any) -> FastAPI:
+    """Return the application that the doors are in front of."""
+    while not isinstance(app, FastAPI):
+        app = app._app
+    return app
+
+
+async def ask(app: App, method: str, path: str, key: str = "") -> httpx.Response:
+    url = re.sub(r"\{\w+\}", "some-name", path)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    transport = httpx.ASGITransport(app=cast("Any", app), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        return await client.request(method, url, headers=headers, json={} if method == "POST" else None)
+
+
+@pytest.mark.parametrize("service", TABLES)
+def test_the_table_of_a_service_has_all_routes_of_its_application_and_no_other(
+    service: str, apps: dict[str, App]
+) -> None:
+    routes = [cast("AppRoute", route) for route in inside(apps[service]).routes]
+    has = {(method, route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
+    assert len(has) > 10
+    assert has == {(route.method, route.path) for route in TABLES[service].routes}
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_every_route_is_closed_without_its_key(service: str, apps: dict[str, App]) -> None:
+    for route in TABLES[service].routes:
+        other_kind = API_KEY if route.needs == "internal" else INTERNAL_KEY
+        for key in ("", "nonsense", other_kind) if route.needs is not None else ():
+            refused = await ask(apps[service], route.method, route.path, key)
+            assert refused.status_code == 401, (route, key)
+            assert refused.headers["content-type"] == "application/problem+json"
+            assert refused.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_every_route_is_closed_to_keys_of_other_scopes_which_are_told_what_they_lack(
+    service: str, apps: dict[str, App]
+) -> None:
+    for route, scope in itertools.product(TABLES[service].routes, SCOPES):
+        if route.needs in (None, scope):
+            continue
+        refused = await ask(apps[service], route.method, route.path, key_of(scope))
+        if route.needs == "internal":
+            assert refused.status_code == 401, (route, "no named key is one between services")
+            continue
+        assert refused.status_code == 403, (route, scope)
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert refused.json()["missing_scope"] == route.needs
+        assert refused.json()["detail"].startswith(f"This needs a key with the scope {route.needs}; the key {scope} ")
+        assert key_of(scope) not in refused.text
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_every_route_is_open_to_its_scope_and_to_the_key_that_has_all(service: str, apps: dict[str, App]) -> None:
+    for route in TABLES[service].routes:
+        right = {"internal": [INTERNAL_KEY], None: [""]}.get(route.needs, [API_KEY, key_of(str(route.needs))])
+        for key in right:
+            answer = await ask(apps[service], route.method, route.path, key)
+            assert answer.status_code not in (401, 403, 405), (route, answer.text)
+            is_missing_thing = answer.status_code == 404 and answer.json()["type"] != "/problems/not-found"
+            assert answer.status_code != 404 or is_missing_thing, (route, answer.text)
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_a_route_that_was_forgotten_in_the_table_is_closed(service: str, apps: dict[str, App]) -> None:
+    app = inside(apps[service])
+
+    async def forgotten() -> str:
+        return "open"
+
+    app.add_api_route("/v1/forgotten", forgotten)
+    app.add_api_route("/internal/v1/forgotten", forgotten)
+    assert (await ask(apps[service], "GET", "/v1/forgotten")).status_code == 401
+    assert (await ask(apps[service], "GET", "/v1/forgotten", API_KEY)).status_code == 404
+    assert (await ask(apps[service], "GET", "/internal/v1/forgotten", API_KEY)).status_code == 401
+    assert (await ask(apps[service], "GET", "/internal/v1/forgotten", INTERNAL_KEY)).status_code == 404
+
+
+@pytest.mark.parametrize("service", TABLES)
+@pytest.mark.parametrize("path", ["/v1/about%0A", "/v1/about/", "//v1/about", "/v1/%2e%2e/v1/about", "/V1/about"])
+async def test_a_path_that_is_nearly_one_of_a_route_is_not_that_route(
+    service: str, path: str, apps: dict[str, App]
+) -> None:
+    assert (await ask(apps[service], "GET", path)).status_code == 401
+    assert (await ask(apps[service], "GET", path, key_of("score"))).status_code == 404
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_another_method_is_refused_with_those_that_there_are(service: str, apps: dict[str, App]) -> None:
+    assert (await ask(apps[service], "DELETE", "/v1/about")).status_code == 401
+    refused = await ask(apps[service], "DELETE", "/v1/about", key_of("infer"))
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+
+
+def test_a_path_without_a_part_that_varies_comes_first() -> None:
+    one, many = Route("POST", "/v1/rewards/check", "score"), Route("POST", "/v1/rewards/{name}", "operate")
+    for table in (RouteTable(one, many), RouteTable(many, one)):
+        assert table.find("POST", "/v1/rewards/check").route == one
+        found = table.find("POST", "/v1/rewards/judge")
+        assert (found.route, found.subject) == (many, "judge")

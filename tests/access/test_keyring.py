@@ -1,0 +1,147 @@
+"""Which keys a service takes: those it was started with, and those of a file that changes under it."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shared.access.keyring import Keyring, keys_file_gauge
+from shared.access.named_keys import NamedKey, digest_of
+from shared.access.route_table import SCOPES, Scope
+from shared.errors import UserError
+
+
+def line(name: str, *scopes: Scope, expires: str = "") -> str:
+    key = NamedKey(name, digest_of(f"key of {name}".encode()), frozenset(scopes))
+    return f"{key.line()} {expires}\n"
+
+
+def name_of(keyring: Keyring, shown: str) -> str | None:
+    key = keyring.find(shown.encode(), "read")
+    return None if key is None else key.name
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "api-keys"
+    path.write_text(line("ci", "read", "submit"))
+    return path
+
+
+def test_one_key_is_a_keyring_of_one_with_every_scope() -> None:
+    keyring = Keyring(api="the one")
+    key = keyring.find(b"the one", "operate")
+    assert key is not None
+    assert (key.name, set(key.scopes)) == ("api-key", set(SCOPES))
+    assert keyring.find(b"the on", "operate") is None
+    assert not keyring.is_open_to_all("read")
+    assert keyring.is_open_to_all("internal"), "there is no internal key to ask for"
+
+
+def test_named_keys_stand_beside_the_one(file: Path) -> None:
+    keyring = Keyring(api="the one", file=file)
+    assert name_of(keyring, "key of ci") == "ci"
+    assert name_of(keyring, "the one") == "api-key"
+    assert name_of(keyring, "key of nobody") is None
+
+
+def test_a_keys_file_closes_a_service_that_has_no_other_key(file: Path) -> None:
+    file.write_text("")
+    assert not Keyring(file=file).is_open_to_all("read")
+    assert Keyring().is_open_to_all("read")
+
+
+def test_a_key_between_services_opens_nothing_else_unless_both_are_the_same() -> None:
+    keyring = Keyring(api="public", internal="secret")
+    assert keyring.find(b"secret", "read") is None
+    assert keyring.find(b"public", "internal") is None
+    same = Keyring(api="one", internal="one")
+    assert same.find(b"one", "read") is not None
+    assert same.find(b"one", "internal") is not None
+
+
+def test_a_file_that_changes_is_read_again_and_what_changed_is_said(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring = Keyring(api="the one", file=file, look_every_s=0)
+    ci = keyring.find(b"key of ci", "read")
+    assert ci is not None
+    assert keyring.allows(ci, "submit")
+    with caplog.at_level(logging.INFO):
+        file.write_text(line("ci", "read") + line("notebook", "infer"))
+        assert name_of(keyring, "key of notebook") == "notebook"
+    assert caplog.messages == ["HEADRACE_API_KEYS_FILE was read again: 2 keys; new: notebook; changed: ci"]
+    assert not keyring.allows(ci, "submit"), "its scope was taken away"
+    assert keyring.allows(ci, "read")
+    file.write_text(line("notebook", "infer"))
+    assert name_of(keyring, "key of ci") is None
+    assert not keyring.allows(ci, "read")
+
+
+def test_a_file_that_is_replaced_by_another_is_read_again(file: Path, tmp_path: Path) -> None:
+    """As Kubernetes and editors do it: the path then leads to another file, perhaps of the same size."""
+    keyring = Keyring(file=file, look_every_s=0)
+    aside = tmp_path / "aside"
+    aside.write_text(line("me", "read", "submit"))
+    assert aside.stat().st_size == file.stat().st_size
+    os.utime(aside, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    aside.replace(file)
+    assert (name_of(keyring, "key of ci"), name_of(keyring, "key of me")) == (None, "me")
+
+
+def test_the_file_is_looked_at_no_more_often_than_it_says_but_for_a_key_that_is_new(file: Path) -> None:
+    keyring = Keyring(file=file, look_every_s=3600)
+    file.write_text(line("notebook", "read"))
+    assert name_of(keyring, "key of ci") == "ci"
+    assert name_of(keyring, "key of notebook") == "notebook"
+    assert name_of(keyring, "key of ci") is None
+
+
+@pytest.mark.parametrize("broken", ["ci sha256:no read\n", None, "directory"])
+def test_a_file_that_breaks_keeps_the_keys_that_were_read_and_says_so(
+    broken: str | None, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyring, registry = Keyring(file=file, look_every_s=0), CollectorRegistry()
+    keys_file_gauge(registry).set_function(keyring.is_file_broken)
+    assert registry.get_sample_value("headrace_keys_file_broken") == 0
+    file.unlink()
+    if broken == "directory":
+        file.mkdir()
+    elif broken is not None:
+        file.write_text(broken)
+    for _ in range(3):
+        assert name_of(keyring, "key of ci") == "ci"
+    (said,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "The 1 keys that were read last stay in force" in said.getMessage(), "once, and not at every request"
+    assert str(file) in said.getMessage()
+    assert registry.get_sample_value("headrace_keys_file_broken") == 1
+    file.rmdir() if broken == "directory" else file.unlink(missing_ok=True)
+    file.write_text(line("notebook", "read"))
+    assert (name_of(keyring, "key of ci"), name_of(keyring, "key of notebook")) == (None, "notebook")
+    assert registry.get_sample_value("headrace_keys_file_broken") == 0
+
+
+def test_a_service_does_not_start_with_a_broken_file(file: Path) -> None:
+    file.write_text("ci read\n")
+    with pytest.raises(UserError, match=r"^HEADRACE_API_KEYS_FILE: .*api-keys, line 1: write NAME"):
+        Keyring(api="the one", file=file)
+    with pytest.raises(UserError, match="No such file"):
+        Keyring(file=file.with_name("missing"))
+
+
+def test_a_key_whose_time_is_over_is_known_and_opens_nothing(file: Path) -> None:
+    file.write_text(line("ci", "read", expires="2020-01-01"))
+    keyring = Keyring(file=file)
+    key = keyring.find(b"key of ci", "read")
+    assert key is not None
+    assert key.has_expired()
+    assert not keyring.allows(key, "read")
+
+
+def test_nothing_that_shows_a_key_shows_its_hash(file: Path) -> None:
+    key = Keyring(file=file).find(b"key of ci", "read")
+    assert key is not None
+    assert digest_of(b"key of ci").hex()[:12] not in repr(key)
+    assert repr(digest_of(b"key of ci"))[2:20] not in repr(key)
