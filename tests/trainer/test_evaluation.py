@@ -43,6 +43,12 @@ def evaluations(tmp_path: Path) -> list[dict[str, Any]]:
     return json_lines(tmp_path / "run" / "evaluations.jsonl")
 
 
+async def logged_events(redis: Redis) -> list[str]:
+    """Return what the run said to whoever watches it."""
+    entries: Any = await redis.xrange(RunKeys("run-test").events)
+    return [json.loads(fields[b"data"])["message"] for _, fields in entries if fields[b"kind"] == b"log"]
+
+
 async def test_an_evaluation_is_reported_under_trls_names_with_the_versions_that_sampled_it(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
@@ -98,6 +104,15 @@ async def test_training_goes_on_while_an_evaluation_is_under_way_and_a_later_one
     assert ending == "finished"
     assert [line["step"] for line in evaluations(tmp_path)] in ([0, 5, 6], [0, 6])
     assert evaluations(tmp_path)[0]["eval_groups/done"] == 4
+
+    # Whoever waits for the evaluations of steps 2 and 4 is told what became of them.
+    at, due, num_skipped = (5, "2 and 4", 1) if len(evaluations(tmp_path)) == 3 else (6, "2, 4 and 6", 2)
+    assert [line["eval_skipped"] for line in evaluations(tmp_path)][:2] == [0, num_skipped]
+    (said,) = [message for message in await logged_events(redis) if message.startswith("the evaluation")]
+    assert said == (
+        f"the evaluations of steps {due} are made as one at step {at}, on the policy of then: that of step 0 was under "
+        "way. Raise eval_steps, or lower max_eval_prompts or num_generations_eval"
+    )
 
 
 async def test_a_group_of_an_evaluation_that_is_buried_is_counted_as_missing(

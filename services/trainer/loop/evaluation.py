@@ -5,8 +5,9 @@
 
 An evaluation begins when the policy version passes a multiple of ``eval_steps``, right after that version was pushed,
 and is sampled by that version or, while it lasts, by newer ones; which ones is reported. Its groups never meet ledger,
-batches or checkpoints and are acked as they arrive. One evaluation runs at a time; what becomes due meanwhile is
-begun after it, on the policy of then. A restart begins an evaluation anew whose result was not written down.
+batches or checkpoints and are acked as they arrive. One evaluation runs at a time. Those that fall due meanwhile are
+made as one after it, on the policy of then, and the run says so: the weights of their steps are gone. A restart begins
+an evaluation anew whose result was not written down.
 """
 
 import logging
@@ -53,6 +54,8 @@ class _Running:
 
     step: int
     num_prompts: int
+    num_skipped: int
+    """Evaluations that were due since the one before and that this one stands for, itself not counted."""
     began_at: float
     next_index: int = 0
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
@@ -100,6 +103,8 @@ class Evaluations:
         # Before the first evaluation: as if there had been one at step 0, unless that one is wanted too.
         self._last_step = last_step if last_step is not None else (-1 if config.eval_on_start else 0)
         self._running: _Running | None = None
+        self._fell_into: int | None = None
+        """Step of the evaluation that was under way when the next one fell due."""
 
     @property
     def is_running(self) -> bool:
@@ -115,23 +120,46 @@ class Evaluations:
 
     def is_due(self, policy_version: int) -> bool:
         """Whether an evaluation is to begin on this version."""
-        if self._rows is None or self._running is not None:
+        if self._rows is None:
+            return False
+        if self._running is not None:
+            if self._passed_a_multiple(policy_version):
+                self._fell_into = self._running.step
             return False
         if self._last_step < 0:
             return policy_version == 0 or self._passed_a_multiple(policy_version)
         return self._passed_a_multiple(policy_version)
 
     def _passed_a_multiple(self, policy_version: int) -> bool:
-        every = self._config.eval_steps
-        return every is not None and policy_version // every > max(self._last_step, 0) // every
+        return bool(self._multiples_passed(policy_version))
 
-    def begin(self, policy_version: int) -> None:
-        """Begin an evaluation; ``go_on`` does the rest."""
+    def _multiples_passed(self, policy_version: int) -> range:
+        """Return the steps since the last evaluation after which one was due."""
+        every = self._config.eval_steps
+        if every is None:
+            return range(0)
+        return range((max(self._last_step, 0) // every + 1) * every, policy_version + 1, every)
+
+    def begin(self, policy_version: int) -> str:
+        """Begin an evaluation; ``go_on`` does the rest.
+
+        Returns:
+            What is to be said of those that were due and are not made at their steps; empty if there are none.
+        """
         assert self._rows is not None
         now = time.monotonic()
         num_prompts = min(len(self._rows), self._config.max_eval_prompts)
-        self._running = _Running(step=policy_version, num_prompts=num_prompts, began_at=now, last_sign_at=now)
+        due = self._multiples_passed(policy_version)
+        fell_into, self._fell_into = self._fell_into, None
+        self._running = _Running(
+            step=policy_version,
+            num_prompts=num_prompts,
+            num_skipped=max(0, len(due) - 1),
+            began_at=now,
+            last_sign_at=now,
+        )
         self._last_step = policy_version
+        return "" if fell_into is None else _moved(due, to=policy_version, fell_into=fell_into)
 
     async def go_on(self, arrived: Sequence[ScoredGroup]) -> "EvaluationResult | None":
         """Take in what arrived, send off more prompts, and return the result once it is complete or its time is over.
@@ -256,6 +284,20 @@ class EvaluationResult:
     groups: tuple[TrainedGroup, ...]
 
 
+def _moved(due: range, *, to: int, fell_into: int) -> str:
+    these = f"evaluation of step {due[0]} is" if len(due) == 1 else f"evaluations of steps {_listed(due)} are"
+    return (
+        f"the {these} made {'as one ' if len(due) > 1 else ''}at step {to}, on the policy of then: that of step "
+        f"{fell_into} was under way. Raise eval_steps, or lower max_eval_prompts or num_generations_eval"
+    )
+
+
+def _listed(steps: range) -> str:
+    if len(steps) > 3:
+        return f"{steps[0]}, {steps[1]}, ... and {steps[-1]}"
+    return " and ".join([", ".join(map(str, steps[:-1])), str(steps[-1])])
+
+
 def _evaluated(index: int, group: ScoredGroup) -> TrainedGroup:
     rewards_G = combined_rewards([rollout.rewards for rollout in group.rollouts])
     return TrainedGroup(
@@ -286,6 +328,7 @@ def _metrics(running: _Running, config: RunConfig) -> dict[str, float]:
         "groups/done": float(len(groups)),
         "groups/missing": float(running.num_missing),
         "groups/unusable": float(running.num_unusable),
+        "skipped": float(running.num_skipped),
         "runtime": time.monotonic() - running.began_at,
     }
     return {f"eval_{name}": value for name, value in metrics.items()}

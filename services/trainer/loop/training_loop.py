@@ -217,8 +217,9 @@ class TrainingLoop:
         """Begin an evaluation that is due, and bring the one under way forward."""
         parts = self._parts
         arrived = parts.scored.take_evaluated()
-        if self._is_evaluation_due():
-            parts.evaluations.begin(parts.core.policy_version)
+        note = parts.evaluations.begin(parts.core.policy_version) if self._is_evaluation_due() else ""
+        if note:
+            await parts.report.note(note)
         result = await parts.evaluations.go_on(arrived)
         if result is not None:
             await parts.report.evaluation(result)

@@ -177,6 +177,12 @@ METRICS = (
     Metric("eval_policy_version/min", "", "Oldest policy version that sampled its completions", when=_EVALUATION),
     Metric("eval_policy_version/mean", "", "Mean over its groups of the oldest", when=_EVALUATION),
     Metric("eval_policy_version/max", "", "Newest over its groups of the oldest", when=_EVALUATION),
+    Metric(
+        "eval_skipped",
+        "evaluations",
+        "Evaluations that were due since the one before and that this one stands for, itself not counted",
+        when=_EVALUATION,
+    ),
     Metric("eval_groups/done", "groups", "Prompts whose completions were scored", when=_EVALUATION),
     Metric("eval_groups/missing", "groups", "Prompts that never came back", when=_EVALUATION),
     Metric("eval_groups/unusable", "groups", "Prompts that cannot be used, or are too long", when=_EVALUATION),

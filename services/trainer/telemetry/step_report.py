@@ -6,6 +6,7 @@ rollout log             in the first pass over a minibatch; a later pass trains 
 """
 
 import asyncio
+import logging
 import time
 
 import numpy as np
@@ -28,6 +29,8 @@ from shared.keys import RunKeys
 from shared.messages import Stamp
 from shared.redis_connection import Redis, patiently
 from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
 
 
 class StepReport:
@@ -116,6 +119,11 @@ class StepReport:
         rows = rollout_rows(result.groups, step=result.step, policy_version=result.step, trained=stamp)
         await self._log.evaluation(evaluation_line(result), rows)
         await asyncio.to_thread(self._reports.evaluation, result.step, result.metrics)
+
+    async def note(self, message: str) -> None:
+        """Say something to the log and to whoever watches the run."""
+        log.warning("%s", message)
+        await self._log.event("log", {"message": message})
 
     def _of_rollouts(self, batch: Batch, trained: TrainedStep) -> dict[str, float]:
         if trained.planned.is_first:
