@@ -179,22 +179,34 @@ async def test_a_test_that_shrugs_things_off_is_not_passed_by_leaving(scorer: Sc
     assert await values(scorer, *codes, tests=tests) == [0.0, 0.5, 1.0]
 
 
-async def test_code_that_takes_everything_from_its_judge_has_passed_nothing(scorer: Scorer) -> None:
-    kinds = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_FSIZE")
-    starve = "import resource\nresource.prlimit(1, resource.{0}, (0, 0))\ndef add(a, b): return 7"
-    judged = await outcomes(scorer, *map(starve.format, kinds), "def add(a, b): return a + b", tests=ADD)
-    assert judged[-1].value == 1.0
-    assert {outcome.value for outcome in judged[:-1]} <= {0.0, None}
-    assert {outcome.outcome for outcome in judged[:-1]} <= {"scored", "error"}
+@pytest.mark.parametrize("tests", [ADD, ECHO], ids=["asserts", "cases"])
+async def test_code_that_takes_everything_from_its_judge_is_wrong(scorer: Scorer, tests: Any) -> None:
+    kinds = ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_FSIZE", "RLIMIT_NPROC")
+    starve = "import os, resource\nresource.prlimit(1, resource.{0}, (0, 0))\n"
+    answers_wrongly = "def add(a, b): return 7"
+    leaves = "def add(a, b): os._exit(1)"
+    codes = [starve.format(kind) + code for kind in kinds for code in (answers_wrongly, leaves)]
+    assert await values(scorer, *codes, tests=tests) == [0.0] * len(codes)
 
 
-async def test_without_a_process_for_the_code_there_is_no_verdict(scorer: Scorer) -> None:
+async def test_code_that_makes_its_judge_compute_for_ever_is_wrong(scorer: Scorer) -> None:
+    code = "def exponent(): return 10**11"
+    (judged,) = await outcomes(scorer, code, tests=["assert 3 ** exponent() > 0"], timeout_s=1.0, cpu_s=1)
+    assert (judged.outcome, judged.value) == ("scored", 0.0)
+
+
+async def test_code_cannot_make_a_test_look_unfit(scorer: Scorer) -> None:
+    cheat = "import math as square\ndef apply(f, items): return [f(item) for item in items]"
+    honest = "def square(x): return x * x\ndef apply(f, items): return [f(item) for item in items]"
+    assert await values(scorer, cheat, honest, tests=["assert apply(square, [2]) == [4]"]) == [0.0, 1.0]
+
+
+async def test_code_runs_with_one_thread_of_numpy_s_and_is_what_the_kernel_kills_first(scorer: Scorer) -> None:
     code = (
-        "import os, resource\ndef add(a, b):\n    resource.prlimit(1, resource.RLIMIT_NPROC, (0, 0))\n    os._exit(1)"
+        "import os\n"
+        "def asked(): return [os.environ.get('OPENBLAS_NUM_THREADS'), open('/proc/self/oom_score_adj').read()]"
     )
-    (judged,) = await outcomes(scorer, code, tests=ADD)
-    assert (judged.outcome, judged.value) == ("error", None)
-    assert judged.detail.startswith("the sandbox gave no verdict: no process could be started for the code: ")
+    assert await values(scorer, code, tests=["assert asked() == ['1', '1000\\n']"]) == [1.0]
 
 
 async def test_a_name_that_a_test_has_made_its_own_stays_the_tests_when_the_code_is_started_again(
@@ -244,6 +256,48 @@ def test_code_whose_time_is_up_because_others_had_the_processor_is_not_judged(bw
         choose(SandboxChoice())
     assert (judged.outcome, judged.value) == ("error", None)
     assert judged.detail.startswith("the sandbox gave no verdict: the machine was too busy: of 1.5 s its processes")
+
+
+FORKS_QUIETLY = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+BOMBS = {
+    "forks": "import os\nwhile True: os.fork()",
+    "forks quietly": FORKS_QUIETLY,
+    "forks quietly when called": f"def add(a, b):\n    {FORKS_QUIETLY.replace(chr(10), chr(10) + '    ')}",
+    "forks and sleeps": "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.01)",
+    "forks and ends": "import os\nwhile True:\n    if os.fork() == 0: os._exit(0)\n    os.wait()",
+    "forks and takes memory": (
+        "import os\nkept = []\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
+        "    try: kept.append(bytearray(1 << 20))\n    except MemoryError: pass"
+    ),
+    "makes threads": (
+        "import threading, time\nwhile True:\n    try: threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "    except RuntimeError: pass"
+    ),
+    "leaves orphans": (
+        "import os\ndef add(a, b):\n    while True:\n        try:\n            if os.fork() == 0:\n"
+        "                os.setsid()\n                os.closerange(0, 64)\n                while True: pass\n"
+        "        except OSError: os._exit(1)"
+    ),
+    "takes memory": "kept = [0] * 10**10",
+    "takes files": "kept = []\nwhile True: kept.append(open('/dev/null'))",
+    "takes the disk": "while True: open(str(len(__import__('os').listdir())), 'wb').write(bytes(1 << 20))",
+    "floods": "print('x' * (2 << 20))\nraise SystemExit(1)",
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_code_that_takes_all_that_it_may_is_wrong_on_a_busy_machine_too(bwrap: str, crowd: None, bomb: str) -> None:
+    choose(SandboxChoice(bwrap=bwrap))
+    try:
+        judged = [
+            verdict
+            for tests in (ADD, ECHO)
+            for verdict in code_execution_reward([fenced(BOMBS[bomb])], tests=[tests], timeout_s=2.0, cpu_s=100)
+        ]
+    finally:
+        choose(SandboxChoice())
+    assert [(verdict.outcome, verdict.value) for verdict in judged] == [("scored", 0.0)] * 2, judged
 
 
 def test_each_worker_runs_so_many_programs_that_all_of_them_have_a_processor_each() -> None:

@@ -179,9 +179,13 @@ async def _judge(
     except SandboxUnavailableError as error:
         return Verdict("error", None, printable(f"no sandbox to run code in: {error}"))
     said = _said(finished.stdout, nonce)
-    if said is None:
+    if said is None or said.keys() == {"nonce", "begun"}:
+        signal = max(0, -(finished.exit_code or 0))  # which ended bwrap itself, and comes from outside
+        how = f"signal {signal}" if signal else finished.ended
+        if said is not None and not signal:
+            return Verdict("scored", 0.0, f"it brought down its judge ({how})", _components(0, len(tests.tests)))
         complaint = " ".join(finished.stderr.decode("utf-8", "replace").split())
-        return Verdict("error", None, printable(f"the sandbox ended without a verdict ({finished.ended}): {complaint}"))
+        return Verdict("error", None, printable(f"the sandbox ended without a verdict ({how}): {complaint}"))
     if "unfit" in said:
         return Verdict("error", None, printable(f"the row's tests cannot be used: {said['unfit']}"))
     if "unjudged" in said:
@@ -196,15 +200,16 @@ def _components(num_passed: int, num_tests: int) -> dict[str, float]:
 
 
 def _said(stdout: bytes, nonce: str) -> dict[str, Any] | None:
-    """Return what the judge said, which alone knows the nonce."""
+    """Return what the judge said last, which alone knows the nonce: that the code runs, or the verdict."""
+    last: dict[str, Any] | None = None
     for line in stdout.splitlines():
         try:
             said: Any = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(said, dict) and cast("dict[str, Any]", said).get("nonce") == nonce:
-            return cast("dict[str, Any]", said)
-    return None
+            last = cast("dict[str, Any]", said)
+    return last
 
 
 def _program(*names: str) -> str:

@@ -63,7 +63,7 @@ async def run_bounded(
             # Both at once: in Python 3.11 wait() returns only when all pipes are disconnected, and a StreamReader that
             # holds more than 128 KiB stops reading its pipe. Whoever waits first and drains then waits for ever.
             async with asyncio.timeout(_DRAIN_S):
-                await asyncio.gather(process.wait(), *beside, _read(process.stdout, bytearray(), 0))
+                await asyncio.gather(process.wait(), *beside, _read(process.stdout, stdout, output_bytes))
         except TimeoutError:
             log.warning("the pipes of a program in the sandbox were open %g s after its end: closed here", _DRAIN_S)
         finally:

@@ -19,4 +19,5 @@ from services.rewarder.sandbox.inside.judge import was_too_busy
 def test_time_is_no_fault_of_code_that_waited_for_a_processor_and_had_time_of_it_left(
     used_s: float, waited_s: float, *, is_too_busy: bool
 ) -> None:
-    assert was_too_busy(used_s=used_s, allowed_s=3.0, waited_s=waited_s, timeout_s=10.0) == is_too_busy
+    assert was_too_busy(used_s=used_s, allowed_s=3.0, waited_s=waited_s, timeout_s=10.0, num_made=15) == is_too_busy
+    assert not was_too_busy(used_s=used_s, allowed_s=3.0, waited_s=waited_s, timeout_s=10.0, num_made=16)

@@ -18,12 +18,20 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 from typing import Any
 
-from services.rewarder.sandbox.inside.processor_time import note_waiting, num_noted, used_s, waited_s
+from services.rewarder.sandbox.inside.processor_time import (
+    last_number,
+    note_waiting,
+    num_noted,
+    num_tasks,
+    used_s,
+    waited_s,
+)
 from services.rewarder.sandbox.inside.remote_code import CodeGoneError, TestedCode, UnfitTestError, how_it_ended, start
 
 _PR_SET_DUMPABLE = 4
@@ -33,6 +41,9 @@ _RUN_PROGRAM = (
     "import resource, runpy; resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0} + 1)); del resource; "
     "runpy.run_path('program.py', run_name='__main__')"
 )
+_LOOK_EVERY_S = 0.2
+_MANY_TASKS = 16
+"""Processes and threads that the code has made. A program of so many waits for itself."""
 
 
 class Verdicts:
@@ -41,12 +52,26 @@ class Verdicts:
     def __init__(self, nonce: str, num_tests: int) -> None:
         self._nonce = nonce
         self._lock = threading.Lock()
+        self._has_begun = False
         self.passed = [False] * num_tests
         self.why = ""
+
+    def begin(self) -> None:
+        """Say that the code runs from now on. Should the judge fall silent after that, it is the code's doing."""
+        if not self._has_begun:
+            self._has_begun = True
+            os.write(1, json.dumps({"nonce": self._nonce, "begun": True}).encode() + b"\n")
 
     def note(self, index: int, why: str) -> None:
         """Remember why a test failed, if it is the first."""
         self.why = self.why or f"test {index + 1} of {len(self.passed)}: {why}"[:250]
+
+    def give_up(self, why: str) -> None:
+        """Say that there is no verdict; or, once the code runs, which tests it had passed when it made judging fail."""
+        if not self._has_begun:
+            self.say(unjudged=why[:200])
+        self.why = self.why or why[:250]
+        self.say()
 
     def say(self, **more: Any) -> None:
         """Say it, and end the sandbox."""
@@ -112,10 +137,12 @@ def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
 
 def _started(payload: dict[str, Any], verdicts: Verdicts) -> TestedCode:
     try:
-        return TestedCode(payload["tested_code"], payload["code"], payload["cpu_s"])
-    except OSError as error:  # not the code's doing: whatever it had started is gone
-        verdicts.say(unjudged=f"no process could be started for the code: {error}")
+        process = start([sys.executable, "-I", "-c", payload["tested_code"]], stdin=subprocess.PIPE)
+    except OSError as error:
+        verdicts.give_up(f"no process could be started for the code: {error}")
         raise
+    verdicts.begin()
+    return TestedCode(process, payload["code"], payload["cpu_s"])
 
 
 def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
@@ -128,11 +155,20 @@ def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
             verdicts.note(index, f"its program left no room for the next: {error}")
             continue
         with given:
-            process = start([sys.executable, "-I", "-c", _RUN_PROGRAM.format(payload["cpu_s"])], stdin=given)
+            try:
+                process = start([sys.executable, "-I", "-c", _RUN_PROGRAM.format(payload["cpu_s"])], stdin=given)
+            except OSError as error:
+                verdicts.give_up(f"no process could be started for the code: {error}")
+                raise
+        verdicts.begin()
         assert process.stdout is not None
         output = process.stdout.read(_MAX_OUTPUT_BYTES)
-        how = how_it_ended(process)
-        if how != " with exit code 0":
+        is_too_much = len(output) == _MAX_OUTPUT_BYTES
+        # It may take its time to end where others want the processor too. All of the tests' time bounds it.
+        how = "" if is_too_much else how_it_ended(process, within_s=None)
+        if is_too_much:
+            verdicts.note(index, f"it printed {_MAX_OUTPUT_BYTES >> 20} MiB and more")
+        elif how != " with exit code 0":
             verdicts.note(index, f"its process ended{how}")
         elif _lines(output.decode("utf-8", "replace")) != _lines(case["output"]):
             verdicts.note(index, "another output")
@@ -158,31 +194,36 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
 
 
-def was_too_busy(*, used_s: float, allowed_s: float, waited_s: float, timeout_s: float) -> bool:
+def was_too_busy(*, used_s: float, allowed_s: float, waited_s: float, timeout_s: float, num_made: int) -> bool:
     """Whether a time that is up says nothing of the code: it had processor time left, and waited for a processor.
 
-    Code that sleeps does not wait for one. Code that fills the processors itself uses up what it may.
+    Code that sleeps does not wait for one. Code that fills the processors itself uses up what it may. Code that has
+    made many processes or threads waited for those.
     """
-    return used_s < allowed_s and waited_s > timeout_s / 2
+    return used_s < allowed_s and waited_s > timeout_s / 2 and num_made < _MANY_TASKS
 
 
 def _end_in_time(payload: dict[str, Any], verdicts: Verdicts) -> None:
     """Say the verdict when the time is up, if nobody has said it before."""
     note_waiting(1)
     waited_before_s, timeout_s = waited_s(), payload["timeout_s"]
-    time.sleep(timeout_s)
+    ends_at, last = time.monotonic() + timeout_s, 0
+    while (left_s := ends_at - time.monotonic()) > 0:
+        time.sleep(min(left_s, _LOOK_EVERY_S))
+        last = max(last, last_number())  # the kernel begins again with low numbers at its highest
     waited = waited_s() - waited_before_s
     try:
-        used = used_s()
+        used, num_made = used_s(), max(last, num_tasks()) - num_noted() - 1  # without this thread
     except OSError:  # the code has taken the judge's files away
-        used = float("inf")
+        used, num_made = float("inf"), _MANY_TASKS
     allowed_s = payload["cpu_s"] * num_noted()
-    if was_too_busy(used_s=used, allowed_s=allowed_s, waited_s=waited, timeout_s=timeout_s):
+    if was_too_busy(used_s=used, allowed_s=allowed_s, waited_s=waited, timeout_s=timeout_s, num_made=num_made):
         verdicts.say(
             unjudged=f"the machine was too busy: of {timeout_s:g} s its processes waited {waited:.1f} s for a "
             f"processor and used one for {used:.1f} s"
         )
-    verdicts.why = verdicts.why or f"its tests took longer than {timeout_s:g} s"
+    made = f", and it made {num_made} processes or threads" if num_made >= _MANY_TASKS else ""
+    verdicts.why = verdicts.why or f"its tests took longer than {timeout_s:g} s{made}"
     verdicts.say()
 
 
@@ -197,8 +238,8 @@ def main() -> None:
     threading.Thread(target=_end_in_time, args=(payload, verdicts), daemon=True).start()
     try:
         (_run_asserts if payload["kind"] == "asserts" else _run_cases)(payload, verdicts)
-    except BaseException as error:  # noqa: BLE001  ours, or the machine's
-        verdicts.say(unjudged=f"{type(error).__name__}: {error}"[:200])
+    except BaseException as error:  # noqa: BLE001  ours, or the machine's, until the code runs
+        verdicts.give_up(f"{type(error).__name__}: {error}")
     verdicts.say()
 
 

@@ -20,6 +20,8 @@ from services.rewarder.sandbox.inside.plain_data import decode, encode
 from services.rewarder.sandbox.inside.processor_time import note_waiting
 
 _MAX_REPLY_BYTES = 4 << 20
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Numpy would make a thread for each processor, and there may be more processors than the code may have threads."""
 
 
 class CodeGoneError(BaseException):
@@ -89,9 +91,10 @@ class RemoteObject:
 class TestedCode:
     """The process of the code, and what it has defined."""
 
-    def __init__(self, program: str, code: str, cpu_s: int) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", code: str, cpu_s: int) -> None:
         self.gone: CodeGoneError | None = None
-        self.process = start([sys.executable, "-I", "-c", program], stdin=subprocess.PIPE)
+        self.process = process
+        self.names: dict[str, Any] = {}
         reply = self._exchange({"code": code, "cpu_s": cpu_s})
         if "raised" in reply:
             raise CodeGoneError(": ".join(str(part) for part in reply["raised"]))
@@ -102,8 +105,8 @@ class TestedCode:
         request = {
             "do": do,
             "of": number,
-            "args": [encode(item, _number_of) for item in args],
-            "kwargs": {name: encode(item, _number_of) for name, item in kwargs.items()},
+            "args": [encode(item, self._number_of) for item in args],
+            "kwargs": {name: encode(item, self._number_of) for name, item in kwargs.items()},
         }
         reply = self._exchange(request)
         if "raised" in reply:
@@ -149,6 +152,13 @@ class TestedCode:
     def _object_of(self, number: int) -> RemoteObject:
         return RemoteObject(self, number)
 
+    def _number_of(self, value: Any) -> int:
+        if isinstance(value, RemoteObject):
+            return int(value.__dict__["_number"])
+        if any(value is given for given in self.names.values()):
+            raise TypeError(f"the code gives the test {type(value).__name__} where it wants something to pass back")
+        raise UnfitTestError(f"passes {type(value).__name__} to the code; only plain data can be passed")
+
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -162,12 +172,6 @@ class TestedCode:
         if not isinstance(reply, dict):
             raise self._lost(f"its process ended{how_it_ended(self.process)}")
         return cast("dict[str, Any]", reply)
-
-
-def _number_of(value: Any) -> int:
-    if isinstance(value, RemoteObject):
-        return int(value.__dict__["_number"])
-    raise UnfitTestError(f"passes {type(value).__name__} to the code; only plain data can be passed")
 
 
 def _rebuilt(kind: str, message: str) -> Exception:
@@ -195,17 +199,21 @@ def _take_over(given: Any, changed: Any) -> None:
 def start(command: list[str], stdin: Any) -> "subprocess.Popen[bytes]":
     """Return a process whose output is read, and which leads a session of its own; raises OSError."""
     process = subprocess.Popen(
-        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, start_new_session=True
-    )
+        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_ENVIRONMENT,
+        start_new_session=True,
+    )  # fmt: skip
     note_waiting(process.pid)
+    # Where memory runs out, the code ends and not its judge.
+    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w", encoding="utf-8") as file:
+        file.write("1000")
     return process
 
 
-def how_it_ended(process: "subprocess.Popen[bytes]") -> str:
+def how_it_ended(process: "subprocess.Popen[bytes]", *, within_s: float | None = 1.0) -> str:
     """Return how a process ended, to follow "its process ended"; empty if it has not."""
     note_waiting(process.pid)
     try:
-        code = process.wait(timeout=1)
+        code = process.wait(timeout=within_s)
     except subprocess.TimeoutExpired:
         return ""
     if code == -signal.SIGXCPU:
