@@ -194,11 +194,13 @@ class StateDir:
 
 
 def write_privately(path: Path, text: str) -> None:
-    """Replace a file in one step; nobody but its owner can read it at any moment."""
+    """Replace a file in one step that a power loss does not halve; nobody but its owner can read it at any moment."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)
 
 

@@ -43,6 +43,20 @@ def test_what_is_written_privately_is_private_from_the_first_moment(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
 
+def test_what_is_written_privately_is_on_the_disk_before_it_takes_the_place_of_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endpoint.json").write_text("old")
+    seen: list[tuple[str, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        seen.append(((tmp_path / "endpoint.json").read_text(), os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_privately(tmp_path / "endpoint.json", "longer")
+    assert seen == [("old", 6)]
+
+
 def test_a_second_lock_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.make()
