@@ -1,6 +1,7 @@
 """Checkpoints that are written while the run goes on: on a real Redis, with a core that writes when it is told to."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from services.trainer.checkpoints.checkpoint import (
     CheckpointError,
     CheckpointWriter,
+    PendingCheckpoint,
     newest_valid,
     remove_leftovers,
 )
@@ -80,15 +82,16 @@ class Rig:
             max_deliveries=None,
         )
         self.scored = ScoredGroups(redis, keys=keys, ledger=self.ledger, epoch=epoch, consumer=consumer)
+        self.writer, self.log = CheckpointWriter(self.root, keep=2), RunLog(redis, keys=keys, run_dir=run_dir)
         self.saver = CheckpointSaver(
-            CheckpointWriter(self.root, keep=2),
+            self.writer,
             redis=redis,
             keys=keys,
             epoch=epoch,
             core=cast(Any, self.core),
             tokenizer=None,
             scored=self.scored,
-            run_log=RunLog(redis, keys=keys, run_dir=run_dir),
+            run_log=self.log,
             replica_id="trainer-0",
         )
         self.torch_thread = ThreadPoolExecutor(max_workers=1)
@@ -134,6 +137,41 @@ async def test_exactly_the_groups_of_the_moment_of_the_copy_are_in_the_checkpoin
     assert checkpoint.extra["ledger"]["trained"] == [[0, 1]]
     assert await rig.num_entries() == 1, "group 2 waits for the next checkpoint"
     assert rig.saver.metrics()["checkpoint/total_s"] >= rig.saver.metrics()["checkpoint/standstill_s"] > 0
+
+
+async def test_what_was_logged_of_its_steps_is_on_the_disk_before_a_checkpoint_has_its_name(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promised: dict[int, int] = {}
+    fsync, publish = os.fsync, rig.writer.publish
+    seen: dict[str, tuple[int, int | None]] = {}
+
+    def witnessed(descriptor: int) -> None:
+        fsync(descriptor)
+        promised[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+    def look_then_publish(pending: PendingCheckpoint) -> Path:
+        for path in rig.root.parent.rglob("*.jsonl"):
+            name, found = path.relative_to(rig.root.parent).as_posix(), path.stat()
+            seen[name] = (found.st_size, promised.get(found.st_ino))
+        return publish(pending)
+
+    monkeypatch.setattr(os, "fsync", witnessed)
+    monkeypatch.setattr(rig.writer, "publish", look_then_publish)
+    async with asyncio.TaskGroup() as tasks:
+        for step in (1, 2):
+            await rig.train(step - 1)
+            await rig.log.metrics({"step": step})
+            await rig.log.rollouts(step, [{"group_id": group_id(step - 1)}])
+        await rig.log.evaluation({"step": 2}, [{"group_id": "eval"}])
+        await rig.begin(tasks)
+        rig.core.write()
+        await rig.saver.finish()
+    assert sorted(seen) == [
+        "evaluations.jsonl", "evaluations/step_00000002.jsonl", "metrics.jsonl",
+        "rollouts/step_00000001.jsonl", "rollouts/step_00000002.jsonl",
+    ]  # fmt: skip
+    assert {name: size for name, (size, _) in seen.items()} == {name: synced for name, (_, synced) in seen.items()}
 
 
 async def test_the_next_checkpoint_waits_for_the_one_before(rig: Rig) -> None:

@@ -2,7 +2,7 @@
 
     batch trained --> [copy weights, ledger] --> training goes on
                                 |
-                                +--> written, still our run? --> renamed --> exactly its groups are acked
+                                +--> written, logs synced, still our run? --> renamed --> exactly its groups are acked
 
 The ledger and the entries to ack are those of the moment at which the weights were copied: a group that is trained
 while the checkpoint is written is not in it, and keeps its entry until the next. One checkpoint is written at a time.
@@ -128,6 +128,7 @@ class CheckpointSaver:
     async def _complete(self, pending: PendingCheckpoint, settled: list[Delivery]) -> None:
         try:
             await self._in_thread(lambda: self._writer.wait(pending))
+            await self._log.sync()
             # The run may have been taken over during the minutes that a large checkpoint takes.
             await self._check_not_fenced()
             path = await self._in_thread(lambda: self._writer.publish(pending))

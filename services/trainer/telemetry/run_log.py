@@ -9,7 +9,7 @@
     headrace:{RUN}:events                 the same metrics, pushes and progress, trimmed; never the authority
 
 After a resume all but settled.jsonl and pushes.jsonl are cut back to the checkpoint, so that they describe the weights
-that survive.
+that survive. `sync` comes before a checkpoint gets its name: a power loss cannot take the lines of steps that survive.
 """
 
 import asyncio
@@ -49,6 +49,7 @@ class RunLog:
         self._rollouts = run_dir / "rollouts"
         self._evaluations = run_dir / "evaluations.jsonl"
         self._evaluated = run_dir / "evaluations"
+        self._unsynced: set[Path] = set()
         try:
             self._rollouts.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -61,6 +62,7 @@ class RunLog:
                 lines = [line for line in log_of_steps.read_text("utf-8").splitlines() if _step_of(line) <= step]
                 aside = log_of_steps.with_suffix(".tmp")
                 aside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+                _sync(aside)  # or a power loss leaves an empty file under the name of the old one
                 os.replace(aside, log_of_steps)
         for path in (*self._rollouts.glob("step_*.jsonl"), *self._evaluated.glob("step_*.jsonl")):
             if int(path.stem.removeprefix("step_")) > step:
@@ -77,6 +79,7 @@ class RunLog:
         """Append one step's metrics; NaN and infinity are written as null, which JSON has."""
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
         await asyncio.to_thread(_append, self._metrics, line)
+        self._unsynced.add(self._metrics)
         await self.event("metrics", line)
 
     async def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -84,6 +87,7 @@ class RunLog:
         path = self._rollouts / f"step_{step:08d}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
         await asyncio.to_thread(_write_whole, path, text)
+        self._unsynced.add(path)
 
     async def evaluation(self, metrics: Mapping[str, float], rows: Iterable[Mapping[str, Any]]) -> None:
         """Append an evaluation, and write what was sampled in it; ``step`` in the metrics is where it began."""
@@ -92,7 +96,13 @@ class RunLog:
         await asyncio.to_thread(_write_whole, path, "".join(json.dumps(row) + "\n" for row in rows))
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
         await asyncio.to_thread(_append, self._evaluations, line)
+        self._unsynced |= {path, self._evaluations}
         await self.event("evaluation", line)
+
+    async def sync(self) -> None:
+        """Bring what was logged so far to the disk."""
+        unsynced, self._unsynced = self._unsynced, set()
+        await asyncio.to_thread(_sync, *unsynced, *{path.parent for path in unsynced})
 
     async def settled(self, step: int, group_ids: list[str], *, by: str) -> None:
         """Note when groups left their stream for good, after the checkpoint of ``step``."""
@@ -125,6 +135,16 @@ def _write_whole(path: Path, text: str) -> None:
     aside = path.with_suffix(".tmp")
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, path)
+
+
+def _sync(*paths: Path) -> None:
+    """Bring files, and the names in directories, to the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _step_of(line: str) -> float:
