@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder policy-scan release
+.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder chaos policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -83,6 +83,9 @@ bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the s
 
 bench-rewarder: $(FULL_WITH_TOOLS) ## concurrency, overhead, math-verify, hostile answers, a slow reward in a whole run; fifteen minutes
 	@.venv/bin/python -m benchmarks.bench_rewarder $(ARGS)
+
+chaos: $(FULL) ## faults at random over the whole stack, and whether anything was lost; ARGS="--minutes 10 --seed 1"
+	@.venv/bin/python -m benchmarks.chaos $(ARGS)
 
 policy-scan: $(FULL_WITH_TOOLS) .venv-policy/.installed ## checkov on what the Helm chart renders, against a list of findings with reasons; `make test` does it too
 	@.venv/bin/python deploy/helm/policy_scan.py .venv-policy/bin/checkov

@@ -1,0 +1,118 @@
+"""`python -m benchmarks.chaos`: faults at random over a whole `headrace up`, and whether anything slipped.
+
+Prints progress, and at the end a table by victim and fault; writes one JSON file a seed. Exit status: 0, or 1 if a
+promise was broken, a run stood, or a process was left behind.
+"""
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.chaos import record, schedule, state_disk, table, workload
+from benchmarks.chaos.trial import STAND_S, Plan, Trial
+from shared.version import VERSION
+
+_UNLIMITED = 1 << 30
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what was asked for."""
+    arguments = _parser().parse_args(argv)
+    if arguments.table:
+        print(table.tables(record.read_all(arguments.table)))
+        return 0
+    own_disk = state_disk.enter("benchmarks.chaos", sys.argv[1:] if argv is None else argv)
+    cells = _cells(arguments.only, engine=arguments.engine, own_disk=own_disk)
+    left_out = [] if own_disk else ["disk full: this user may not make a mount namespace"]
+    for what in left_out:
+        print(f"left out: {what}", flush=True)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    trials: list[record.TrialRecord] = []
+    for seed in arguments.seeds:
+        found = record.TrialRecord(seed, arguments.engine, _release(), left_out=left_out)
+        trials.append(found)
+        with tempfile.TemporaryDirectory(prefix=f"headrace-chaos-{seed}-", ignore_cleanup_errors=True) as directory:
+            plan = Plan(
+                seed=seed,
+                engine=arguments.engine,
+                seconds=arguments.minutes * 60,
+                num_faults=arguments.faults,
+                max_steps=arguments.max_steps,
+                cells=cells,
+                own_disk=own_disk,
+                directory=Path(directory),
+                results=arguments.results.resolve(),
+                stand_s=arguments.stand_s,
+            )
+            print(f"seed {seed}: {arguments.engine} generators, {len(cells)} kinds of faults", flush=True)
+            try:
+                Trial(plan, found, say=_say).run()
+            finally:
+                found.write(arguments.results / f"chaos-{arguments.engine}-seed-{seed}.json")
+    print(table.tables(trials))
+    return 1 if any(trial.is_broken for trial in trials) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of strikes, a seed (10)")
+    parser.add_argument("--faults", type=int, default=_UNLIMITED, metavar="N", help="end a seed after so many")
+    parser.add_argument(
+        "--seed", type=_seeds, dest="seeds", default=[0], metavar="N", help="the schedule follows it (0)"
+    )
+    parser.add_argument("--seeds", type=_seeds, metavar="A-B", help="one after the other, both ends included")
+    parser.add_argument("--engine", choices=(workload.SIMULATED, workload.VLLM), default=workload.SIMULATED)
+    parser.add_argument("--max-steps", type=int, default=400, metavar="N", help="of a run; then the next begins (400)")
+    parser.add_argument("--stand-s", type=float, default=STAND_S, metavar="S", help=f"then a run stands ({STAND_S:g})")
+    parser.add_argument(
+        "--results", type=Path, default=Path("chaos"), metavar="DIR", help="JSON, and what stood (chaos)"
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="faults that have it in VICTIM: FAULT; may be repeated"
+    )
+    parser.add_argument(
+        "--table", type=Path, nargs="+", metavar="JSON", help="add up earlier trials, and strike nothing"
+    )
+    return parser
+
+
+def _seeds(text: str) -> list[int]:
+    first, _, last = text.partition("-")
+    return list(range(int(first), int(last or first) + 1))
+
+
+def _cells(only: list[str] | None, *, engine: str, own_disk: bool) -> list[tuple[str, str]]:
+    cells = [
+        (victim, kind)
+        for victim, kind in schedule.CELLS
+        if (engine == workload.VLLM or victim != schedule.ENGINE) and (own_disk or kind != schedule.DISK_FULL)
+    ]
+    chosen = [cell for cell in cells if only is None or any(text in ": ".join(cell) for text in only)]
+    if not chosen:
+        raise SystemExit(f"no fault has {only}; there are: {', '.join(': '.join(cell) for cell in cells)}")
+    return chosen
+
+
+def _release() -> str:
+    """Return the release, with the commit where there is one."""
+    repository = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(repository), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return f"{VERSION} {found}".strip()
+
+
+def _end_in_order(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
+def _say(line: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end_in_order)
+    sys.exit(main())

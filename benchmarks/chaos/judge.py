@@ -1,0 +1,157 @@
+"""Says which promises a run broke: a pure function over its history.
+
+admitted = trained + dropped(reason)   at the end of a run, each number once
+rollout log = ledger                   written independently of each other: the same groups, each in one step
+staleness <= max_staleness             of every token that was trained
+versions rise                          in a completion, and from push to push of one incarnation
+no step is lost below a checkpoint     that was whole
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.chaos.history import RunHistory, numbers
+
+_EPOCH_BITS = 20
+"""A push's epoch is the trainer's incarnation above so many bits (docs/weight-push.md)."""
+_MAX_NAMED = 8
+
+
+@dataclass
+class Verdict:
+    """What came of a run.
+
+    Attributes:
+        lost: Admitted groups of which the ledger does not say what became of them.
+        twice: Groups that the weights hold twice, or that were trained and dropped.
+        broken: Sentences; empty if every promise was kept.
+    """
+
+    run_id: str
+    status: str
+    steps: int = 0
+    admitted: int = 0
+    trained: int = 0
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    lost: list[int] = field(default_factory=list[int])
+    twice: list[int] = field(default_factory=list[int])
+    max_staleness: int = 0
+    broken: list[str] = field(default_factory=list[str])
+
+
+def judge(history: RunHistory, *, has_ended: bool = True) -> Verdict:
+    """Return the verdict.
+
+    Args:
+        history: Of the run.
+        has_ended: False for a run that was given up while it stood: its groups under way are not lost.
+    """
+    verdict = Verdict(history.run_id, history.status)
+    broken = verdict.broken
+    if has_ended and history.status not in ("finished", "stopped"):
+        broken.append(f"the run {history.status}: {history.reason}")
+    broken += [f"{place} is no JSON" for place in history.unreadable]
+    if history.ledger is None:
+        broken.append("there is no checkpoint, and so no ledger")
+        return verdict
+    ended_well = has_ended and history.status in ("finished", "stopped")
+    trained = _judge_ledger(history.ledger, verdict, must_be_settled=ended_well)
+    _judge_rollouts(history, trained, verdict)
+    _judge_steps(history, verdict)
+    _judge_staleness(history, verdict)
+    broken += _falling_versions(history)
+    broken += _steps_lost_below_a_checkpoint(history)
+    if verdict.lost:
+        broken.append(f"{len(verdict.lost)} groups lost: {_named(verdict.lost)}")
+    if verdict.twice:
+        broken.append(f"{len(verdict.twice)} groups trained or settled twice: {_named(verdict.twice)}")
+    return verdict
+
+
+def _judge_ledger(ledger: Mapping[str, Any], verdict: Verdict, *, must_be_settled: bool) -> set[int]:
+    """Account for every admission number; return those that were trained."""
+    trained = numbers(ledger["trained"])
+    dropped = {str(reason): numbers(runs) for reason, runs in ledger["dropped"].items()}
+    admitted = int(ledger["admitted"])
+    settled = Counter([*trained, *(number for group in dropped.values() for number in group)])
+    verdict.admitted = admitted
+    verdict.trained = len(trained)
+    verdict.dropped = {reason: len(group) for reason, group in sorted(dropped.items()) if group}
+    verdict.twice = sorted(number for number, times in settled.items() if times > 1)
+    if must_be_settled:
+        verdict.lost = [number for number in range(admitted) if number not in settled]
+    if never := sorted(number for number in settled if not 0 <= number < admitted):
+        verdict.broken.append(f"groups were settled that were never admitted: {_named(never)}")
+    return set(trained)
+
+
+def _judge_rollouts(history: RunHistory, trained: set[int], verdict: Verdict) -> None:
+    """Compare the rollout log with the ledger, as far as the checkpoint goes."""
+    steps = {step: rows for step, rows in history.rollouts.items() if step <= history.ledger_step}
+    groups = {step: {int(row["group_id"]) for row in rows} for step, rows in steps.items()}
+    times = Counter(number for found in groups.values() for number in found)
+    again = sorted(number for number, count in times.items() if count > 1)
+    verdict.twice = sorted({*verdict.twice, *again})
+    expected = range(1, history.ledger_step + 1)
+    if missing := sorted(set(expected) - steps.keys()):
+        verdict.broken.append(f"no rollouts of steps {_named(missing)}")
+    if uneven := sorted(step for step, found in groups.items() if len(found) != history.groups_per_step):
+        verdict.broken.append(f"steps {_named(uneven)} did not train {history.groups_per_step} groups")
+    if unlogged := sorted(trained - times.keys()):
+        verdict.broken.append(f"the ledger holds groups that no step trained: {_named(unlogged)}")
+    if unknown := sorted(times.keys() - trained):
+        verdict.broken.append(f"steps trained groups that the ledger does not hold: {_named(unknown)}")
+
+
+def _judge_steps(history: RunHistory, verdict: Verdict) -> None:
+    """Each step of the surviving weights has one line of metrics, in order."""
+    steps = [int(row["step"]) for row in history.metrics]
+    verdict.steps = max(steps, default=0)
+    survived = [step for step in steps if step <= history.ledger_step]
+    if survived != list(range(1, history.ledger_step + 1)):
+        odd = sorted({*range(1, history.ledger_step + 1)} ^ {*survived})
+        what = f"steps {_named(odd)} are missing" if odd else "they are out of order or repeated"
+        verdict.broken.append(f"metrics of {history.ledger_step} steps: {what}")
+
+
+def _judge_staleness(history: RunHistory, verdict: Verdict) -> None:
+    """Compare with the bound what the metrics say, and what each rollout's own spans say."""
+    said = [int(row["staleness/max"]) for row in history.metrics if row.get("staleness/max") is not None]
+    counted = [
+        step - 1 - int(span[0])
+        for step, rows in history.rollouts.items()
+        for row in rows
+        for span in row["policy_versions"]
+    ]
+    verdict.max_staleness = max([*said, *counted], default=0)
+    if verdict.max_staleness > history.max_staleness:
+        verdict.broken.append(f"staleness {verdict.max_staleness} was trained, above {history.max_staleness}")
+
+
+def _falling_versions(history: RunHistory) -> Iterable[str]:
+    """Yield where a version falls: within a completion, or among the pushes of one incarnation."""
+    for step, rows in history.rollouts.items():
+        for row in rows:
+            versions = [(int(span[3]), int(span[0])) for span in row["policy_versions"]]
+            if versions != sorted(versions):
+                yield f"step {step}, group {row['group_id']}: policy versions fall: {versions}"
+    last: tuple[int, int] | None = None
+    for push in history.pushes:
+        version = (int(push["epoch"]) >> _EPOCH_BITS, int(push["policy_version"]))
+        if last is not None and version < last:
+            yield f"a push of version {version[1]} by incarnation {version[0]} came after {last[1]} by {last[0]}"
+        last = version
+
+
+def _steps_lost_below_a_checkpoint(history: RunHistory) -> Iterable[str]:
+    """Yield where a run fell back further than to its newest checkpoint, unless that was damaged."""
+    for earlier, later in itertools.pairwise(history.sightings):
+        if later.step < earlier.saved_step:
+            yield f"the run fell from step {earlier.step} to {later.step}, below its checkpoint {earlier.saved_step}"
+
+
+def _named(found: list[int]) -> str:
+    return ", ".join(map(str, found[:_MAX_NAMED])) + (", ..." if len(found) > _MAX_NAMED else "")

@@ -1,0 +1,67 @@
+"""What a trial found, as it is written to a JSON file a seed and added up over seeds."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos.judge import Verdict
+
+
+@dataclass
+class FaultRecord:
+    """A fault that struck.
+
+    Attributes:
+        recovery_s: From the fault to the training step that ended the longest pause between steps which followed it:
+            the next one, unless what was under way allowed a few more. None if none came.
+        stood: Whether no step came in time after everything was healed.
+    """
+
+    victim: str
+    kind: str
+    held_s: float
+    at_s: float
+    note: str = ""
+    is_one_of_a_pair: bool = False
+    recovery_s: float | None = None
+    stood: bool = False
+
+
+@dataclass
+class TrialRecord:
+    """All of one seed."""
+
+    seed: int
+    engine: str
+    release: str
+    seconds: float = 0.0
+    faults: list[FaultRecord] = field(default_factory=list[FaultRecord])
+    runs: list[Verdict] = field(default_factory=list[Verdict])
+    orphans: list[str] = field(default_factory=list[str])
+    stood: list[str] = field(default_factory=list[str])
+    left_out: list[str] = field(default_factory=list[str])
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a promise was broken, something stood, or something was left behind."""
+        return bool(self.stood or self.orphans or any(verdict.broken for verdict in self.runs))
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> TrialRecord:
+    """Return what ``write`` wrote."""
+    data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    data["faults"] = [FaultRecord(**fault) for fault in data["faults"]]
+    data["runs"] = [Verdict(**run) for run in data["runs"]]
+    return TrialRecord(**data)
+
+
+def read_all(paths: Iterable[Path]) -> list[TrialRecord]:
+    """Return several, by seed."""
+    return sorted((read(path) for path in paths), key=lambda trial: trial.seed)

@@ -1,0 +1,145 @@
+"""`headrace up` as a user's service manager runs it: started, and started again whenever it ends.
+
+Everything that faults hit is below one launcher, which is this process's child. Orphans come to this process.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from headrace import process_table
+from headrace.client import HeadraceClient
+from headrace.state_dir import ProcessMark, StateDir
+from shared.errors import HeadraceError
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_RESTART_PAUSE_S = 1.0
+_API_TIMEOUT_S = 5.0
+_DOWN_PATIENCE_S = 90.0
+WITNESS = "CHAOS_FSYNCS"
+
+
+class Stack:
+    """One launcher at a time on one state directory.
+
+    Args:
+        state: Its state directory.
+        directory: Where it stands: reward modules are found there, and its output is ``up.log``.
+        generators: The arguments that say which generators it runs.
+        environment: Added to this process's.
+        witness: File of fsync_witness.
+    """
+
+    def __init__(
+        self,
+        state: StateDir,
+        *,
+        directory: Path,
+        generators: Sequence[str],
+        environment: Mapping[str, str],
+        witness: Path,
+    ) -> None:
+        self.state = state
+        self.witness = witness
+        self.log = directory / "up.log"
+        self._directory = directory
+        path = os.pathsep.join([str(_REPOSITORY), str(Path(__file__).parent / "fsync_witness")])
+        self._environment = {**os.environ, **environment, "PYTHONPATH": path, WITNESS: str(witness)}
+        self._command = [sys.executable, "-m", "headrace", "up", "--state-dir", str(state.path), *generators]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ended_at: float | None = None
+        self._client: HeadraceClient | None = None
+        process_table.adopt_orphans()
+
+    def supervise(self) -> None:
+        """Start the launcher if none runs; call it often."""
+        self._reap()
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None and self._ended_at is None:
+            self._ended_at = time.monotonic()
+        if self._ended_at is not None and time.monotonic() - self._ended_at < _RESTART_PAUSE_S:
+            return
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=self._directory, env=self._environment,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self._ended_at = None
+
+    @property
+    def launcher(self) -> int | None:
+        """The pid of a living launcher."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def everybody(self) -> list[ProcessMark]:
+        """Return the launcher and all below it."""
+        if self.launcher is None:
+            return []
+        own = process_table.mark(self.launcher)
+        return [*([own] if own is not None else []), *process_table.descendants(self.launcher)]
+
+    def client(self) -> HeadraceClient | None:
+        """Return a client of the run API, or None while nobody has said where it is."""
+        try:
+            endpoint = self.state.endpoint()
+            if endpoint is None:
+                return None
+            if self._client is None or self._client.base_url != endpoint.api_url:
+                if self._client is not None:
+                    self._client.close()
+                self._client = HeadraceClient(endpoint.api_url, self.state.keys().api_key, timeout_s=_API_TIMEOUT_S)
+        except (HeadraceError, OSError):
+            return None
+        return self._client
+
+    def end(self) -> None:
+        """End it as Ctrl-C does, and kill what does not end."""
+        if self.launcher is not None and self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(timeout=_DOWN_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                kill(self.everybody())
+                self._process.wait()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._reap()
+
+    def said(self) -> list[str]:
+        """Return the launcher's words so far."""
+        return self.log.read_text("utf-8", errors="replace").splitlines() if self.log.exists() else []
+
+    def _reap(self) -> None:
+        """Take the exit statuses of orphans that were left to this process."""
+        known = None if self._process is None else self._process.pid
+        with contextlib.suppress(OSError):
+            for name in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                if int(name) != known:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(int(name), os.WNOHANG)
+
+
+def kill(processes: Sequence[ProcessMark]) -> None:
+    """Kill processes at the same moment, as far as nobody can see another one's end: stopped first, then killed."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            send(process, number)
+    process_table.wait_until_gone(processes, timeout_s=10.0)
+
+
+def send(process: ProcessMark, number: signal.Signals) -> bool:
+    """Send a signal to that very process; return whether it was there."""
+    if not process_table.is_alive(process):
+        return False
+    try:
+        os.kill(process.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

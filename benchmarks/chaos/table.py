@@ -1,0 +1,63 @@
+"""Makes the tables of a trial, and of many: what docs/reliability.md shows."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from benchmarks.chaos.record import FaultRecord, TrialRecord
+
+
+def tables(trials: Sequence[TrialRecord]) -> str:
+    """Return the sums, and a line for each victim and fault, as Markdown."""
+    return f"{totals(trials)}\n\n{by_victim_and_fault(fault for trial in trials for fault in trial.faults)}"
+
+
+def totals(trials: Sequence[TrialRecord]) -> str:
+    """Return what was struck, and what became of the groups."""
+    runs = [run for trial in trials for run in trial.runs]
+    faults = [fault for trial in trials for fault in trial.faults]
+    dropped = Counter[str]()
+    for run in runs:
+        dropped.update(run.dropped)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "0"
+    rows = {
+        "seeds": ", ".join(str(trial.seed) for trial in trials),
+        "hours": f"{sum(trial.seconds for trial in trials) / 3600:.1f}",
+        "faults": f"{len(faults)}, of them {sum(fault.is_one_of_a_pair for fault in faults)} in pairs",
+        "runs": ", ".join(f"{count} {status}" for status, count in sorted(Counter(run.status for run in runs).items())),
+        "steps that survived": f"{sum(run.steps for run in runs)}",
+        "groups admitted": f"{sum(run.admitted for run in runs)}",
+        "groups trained": f"{sum(run.trained for run in runs)}",
+        "groups dropped, by reason": reasons,
+        "groups lost": f"{sum(len(run.lost) for run in runs)}",
+        "groups trained twice": f"{sum(len(run.twice) for run in runs)}",
+        "highest staleness": f"{max((run.max_staleness for run in runs), default=0)}",
+        "other promises broken": f"{sum(len(run.broken) for run in runs)}",
+        "runs that stood": f"{sum(len(trial.stood) for trial in trials)}",
+        "processes left behind": f"{sum(len(trial.orphans) for trial in trials)}",
+    }
+    return "\n".join(["| what | number |", "|---|---|", *(f"| {what} | {number} |" for what, number in rows.items())])
+
+
+def by_victim_and_fault(faults: Iterable[FaultRecord]) -> str:
+    """Return how long it took from each fault until the run trained again, lone faults and pairs apart."""
+    cells: dict[tuple[str, str], list[FaultRecord]] = {}
+    for fault in faults:
+        cells.setdefault((fault.victim, fault.kind), []).append(fault)
+    lines = [
+        "| victim | fault | number | recovery, median, s | worst, s | worst in a pair, s | stood |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for (victim, kind), found in sorted(cells.items()):
+        lone = [fault.recovery_s for fault in found if not fault.is_one_of_a_pair and fault.recovery_s is not None]
+        paired = [fault.recovery_s for fault in found if fault.is_one_of_a_pair and fault.recovery_s is not None]
+        lines.append(
+            f"| {victim} | {kind} | {len(found)} | {_shown(statistics.median(lone) if lone else None)} "
+            f"| {_shown(max(lone, default=None))} | {_shown(max(paired, default=None))} "
+            f"| {sum(fault.stood for fault in found)} |"
+        )
+    return "\n".join(lines)
+
+
+def _shown(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.1f}"

@@ -1,0 +1,76 @@
+"""The run that is struck: a tiny model, sixty prompts, two reward functions, steps of a fraction of a second.
+
+With simulated generators, weights travel over gloo for real and tokens are random; all else is as in any run.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SIMULATED, VLLM = "simulated", "vllm"
+MAX_STALENESS = 2
+GROUPS_PER_STEP = 4
+_REWARDS = '''
+"""One function in a reward worker, one on the rewarder's loop."""
+import asyncio
+
+
+def length(completion_ids, **columns):
+    return [float(len(ids) % 7) for ids in completion_ids]
+
+
+async def slow(completion_ids, **columns):
+    await asyncio.sleep(0.1)
+    return [float(sum(ids) % 5) for ids in completion_ids]
+'''
+_NUM_SIMULATED = 2
+_SIMULATION = {"TRANSPORT": "gloo", "SPEED_UP": "0.5", "COMPLETION_TOKENS": "12", "FIRST_TOKEN_S": "0.02"}
+
+
+def prepare(directory: Path) -> None:
+    """Write model, data set and reward functions."""
+    _write_model(directory / "model")
+    rows = [json.dumps({"prompt": f"reverse {'abcdefghijkl'[number % 12]} ="}) for number in range(60)]
+    (directory / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (directory / "chaos_rewards.py").write_text(_REWARDS, encoding="utf-8")
+
+
+def run_config(directory: Path, *, engine: str, max_steps: int) -> dict[str, Any]:
+    """Return the run to submit."""
+    config: dict[str, Any] = {
+        "model": str(directory / "model"),
+        "dataset_name": str(directory / "train.jsonl"),
+        "reward_funcs": ["chaos_rewards:length", "chaos_rewards:slow"],
+        "num_generations": 4,
+        "groups_per_step": GROUPS_PER_STEP,
+        "max_steps": max_steps,
+        "max_completion_length": 24,
+        "max_staleness": MAX_STALENESS,
+        "save_steps": 5,
+        "learning_rate": 1e-5,
+        "push_timeout_s": 20.0,
+    }
+    return config if engine == VLLM else {**config, "push_probe_tolerance": None}  # nothing computes a probe
+
+
+def generators(engine: str) -> list[str]:
+    """Return the arguments of `headrace up`."""
+    return ["--generators", "1"] if engine == VLLM else ["--simulate", str(_NUM_SIMULATED)]
+
+
+def environment() -> Mapping[str, str]:
+    """Return what the services are told beside what `headrace up` tells them."""
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **{f"HEADRACE_SIMULATED_{name}": value for name, value in _SIMULATION.items()},
+    }
+
+
+def _write_model(path: Path) -> None:
+    from headrace.demo.model import make_model, make_tokenizer
+
+    tokenizer = make_tokenizer()
+    make_model(tokenizer, seed=0).save_pretrained(path)
+    tokenizer.save_pretrained(path)

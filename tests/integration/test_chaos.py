@@ -1,0 +1,32 @@
+"""A few faults of benchmarks/chaos over a whole `headrace up`; `make chaos` strikes as many as one likes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos import record
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# A power cut, a full disk, a cut append-only file, and kill -9 of rank, reward worker and launcher are among them.
+SEED, NUM_FAULTS = 2641, 8
+
+
+def test_random_faults_over_the_whole_stack_break_no_promise(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.chaos", "--seed", str(SEED), "--faults", str(NUM_FAULTS)]
+    done = subprocess.run(
+        [*command, "--minutes", "12", "--results", str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=880,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (trial,) = record.read_all(tmp_path.glob("*.json"))
+    assert len(trial.faults) >= NUM_FAULTS
+    assert all(fault.recovery_s is not None for fault in trial.faults)
+    assert [run.status for run in trial.runs][-1] == "stopped"
+    assert sum(run.trained for run in trial.runs) > 0
