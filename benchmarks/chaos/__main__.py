@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
                 own_disk=own_disk,
                 directory=Path(directory),
                 results=arguments.results.resolve(),
-                stand_s=arguments.stand_s,
+                stand_s=arguments.stand_s or STAND_S[arguments.engine],
             )
             print(f"seed {seed}: {arguments.engine} generators, {len(cells)} kinds of faults", flush=True)
             try:
@@ -67,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=_seeds, metavar="A-B", help="one after the other, both ends included")
     parser.add_argument("--engine", choices=(workload.SIMULATED, workload.VLLM), default=workload.SIMULATED)
     parser.add_argument("--max-steps", type=int, default=400, metavar="N", help="of a run; then the next begins (400)")
-    parser.add_argument("--stand-s", type=float, default=STAND_S, metavar="S", help=f"then a run stands ({STAND_S:g})")
+    limits = ", ".join(f"{seconds:g} with {engine}" for engine, seconds in STAND_S.items())
+    parser.add_argument("--stand-s", type=float, metavar="S", help=f"no step for so long: the run stands ({limits})")
     parser.add_argument(
         "--results", type=Path, default=Path("chaos"), metavar="DIR", help="JSON, and what stood (chaos)"
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace import process_table
+from headrace import guarded_exec, process_table
 from headrace.client import HeadraceClient
 from headrace.state_dir import ProcessMark, StateDir
 from shared.errors import HeadraceError
@@ -50,7 +50,9 @@ class Stack:
         self._directory = directory
         path = os.pathsep.join([str(_REPOSITORY), str(Path(__file__).parent / "fsync_witness")])
         self._environment = {**os.environ, **environment, "PYTHONPATH": path, WITNESS: str(witness)}
-        self._command = [sys.executable, "-m", "headrace", "up", "--state-dir", str(state.path), *generators]
+        # It ends with this process, whatever ends that.
+        up = [sys.executable, "-m", "headrace", "up", "--state-dir", str(state.path), *generators]
+        self._command = [*guarded_exec.guard(), *up]
         self._process: subprocess.Popen[bytes] | None = None
         self._ended_at: float | None = None
         self._client: HeadraceClient | None = None

@@ -22,8 +22,8 @@ from benchmarks.chaos.schedule import Fault, Strike
 from benchmarks.chaos.stack import kill
 from headrace.state_dir import ProcessMark
 
-STAND_S = 120.0
-"""A run stands if it makes no step for so long after its last fault has healed."""
+STAND_S = {workload.SIMULATED: 120.0, workload.VLLM: 300.0}
+"""A run stands if it makes no step for so long after its last fault has healed; a vLLM takes longer to start."""
 _STEPS_AFTER = workload.MAX_STALENESS + 2
 _VICTIM_PATIENCE_S = 15.0
 _ORPHAN_PATIENCE_S = 30.0
@@ -51,7 +51,7 @@ class Plan:
     own_disk: bool
     directory: Path
     results: Path
-    stand_s: float = STAND_S
+    stand_s: float
 
 
 class _StandstillError(Exception):
