@@ -4,6 +4,7 @@
     submit, runs, show, watch, rollouts,             cli_runs.py                  HTTP, wherever the service is
     pause, resume, stop                              cli_runs.py                  the same
     rewards check, rewards list                      cli_rewards.py, reward_check/  a function on rows of a data set
+    keys add, keys list, keys revoke                 keys/                        a file that services read
     export                                           cli_export.py                files on this machine
     doctor                                           doctor/                      a deployment, from the outside
     plan                                             plan/                        numbers, before there is one
@@ -54,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_up(commands.add_parser)
     _add_run_commands(commands.add_parser)
     _add_rewards(commands.add_parser)
+    _add_keys(commands.add_parser)
     _add_export(commands.add_parser)
     _add_doctor(commands.add_parser)
     _add_plan(commands.add_parser)
@@ -169,6 +171,24 @@ def _add_rewards(add_parser: AddParser) -> None:
     listed.add_argument("--rewarder-url", metavar="URL", help="a rewarder elsewhere; its key: HEADRACE_API_KEY[_FILE]")
     service_finder.add_state_dir_argument(listed)
     listed.set_defaults(command=_rewards_list)
+
+
+def _add_keys(add_parser: AddParser) -> None:
+    from headrace.keys.options import add_key_commands
+
+    keys = add_parser("keys", help="add, list and revoke named keys, each with the scopes that it is for")
+    for name, command in add_key_commands(keys).items():
+        command.set_defaults(command=_keys_command(name))
+
+
+def _keys_command(name: str) -> Command:
+    def command(arguments: argparse.Namespace) -> int:
+        from headrace.keys import command
+
+        chosen: Command = getattr(command, name)
+        return chosen(arguments)
+
+    return command
 
 
 def _add_export(add_parser: AddParser) -> None:

@@ -71,7 +71,7 @@ def service_specs(
     settings: UpSettings, state: StateDir, *, keys: Keys, ports: LaunchPorts, redis_url: str
 ) -> list[ServiceSpec]:
     """Return the services in the order in which they are ended: the trainer's ranks save first."""
-    common = _common_environment(keys, redis_url)
+    common = _common_environment(state, keys, redis_url)
     _, for_trainer = _placement(settings.num_generator_processes)
     trainer_environment = {
         "HEADRACE_REPLICA_ID": "trainer-0",
@@ -129,7 +129,7 @@ def generator_spec(
     return ServiceSpec(
         name=name,
         command=settings.commands["generator"],
-        environment={**_common_environment(keys, redis_url), **own},
+        environment={**_common_environment(state, keys, redis_url), **own},
         listeners=doors.listeners,
         log_path=state.logs / f"{name}.log",
         is_essential=False,
@@ -149,13 +149,14 @@ def importable_environment() -> dict[str, str]:
     }
 
 
-def _common_environment(keys: Keys, redis_url: str) -> dict[str, str]:
+def _common_environment(state: StateDir, keys: Keys, redis_url: str) -> dict[str, str]:
     inherited = {name: value for name, value in importable_environment().items() if name not in _SECRET_FILES}
     return {
         **inherited,
         "HEADRACE_REDIS_URL": redis_url,
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_API_KEY": keys.api_key,
+        "HEADRACE_API_KEYS_FILE": str(state.api_keys_file),
         "HEADRACE_INTERNAL_KEY": keys.internal_key,
         # `my_rewards:function` is looked for where the user stands.
         "HEADRACE_REWARD_PATH": _joined_path(os.environ.get("HEADRACE_REWARD_PATH"), os.getcwd()),

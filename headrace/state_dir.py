@@ -1,7 +1,7 @@
 """The directory in which a launcher keeps what it must find again.
 
     .headrace/         0700   one launcher at a time
-      keys/            0600   api_key, internal_key, redis_password: made once, used ever after
+      keys/            0600   api_key, internal_key, redis_password: made once, used ever after; api_keys: named keys
       lock                    held by the launcher for as long as it lives
       endpoint.json    0600   where the services are; there only while they run
       redis_url        0600   where their Redis is, with its password; the same
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from shared.access.named_keys import HEADER
 from shared.errors import UserError
 
 STATE_DIR_VARIABLE = "HEADRACE_STATE_DIR"
@@ -82,6 +83,7 @@ class StateDir:
         self.redis_url_file = path / "redis_url"
         self.generators_file = path / "generators"
         self.api_key_file = self.key_file("api_key")
+        self.api_keys_file = self.key_file("api_keys")
 
     def make(self) -> None:
         """Create what is missing; others on this machine may not look inside.
@@ -95,6 +97,8 @@ class StateDir:
             self.path.chmod(0o700)
             # What is in here is never for a repository, wherever a user's project keeps its own ignore file.
             (self.path / ".gitignore").write_text("*\n", encoding="utf-8")
+            if not self.api_keys_file.exists():
+                write_privately(self.api_keys_file, f"{HEADER}\n")
         except OSError as error:
             raise UserError(
                 f"the state directory {self.path} cannot be used ({error.strerror}); name another one with --state-dir"

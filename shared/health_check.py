@@ -1,8 +1,8 @@
 """Asks the service in this container how it is: ``python -m shared.health_check``, for HEALTHCHECK and for probes.
 
-Healthy is: /readyz says so, and the service takes the key that is mounted here. A generator also is while it only waits
-for a run, a model or weights (``--or-waiting``): it has come up, and what it waits for is not its own to bring. More
-strictly, only while there is no run (``--or-idle``), for which no weights are needed.
+Healthy is: /readyz says so, and the service takes the key that is mounted here, if there is one. A generator also is
+while it only waits for a run, a model or weights (``--or-waiting``): it has come up, and what it waits for is not its
+own to bring. More strictly, only while there is no run (``--or-idle``), for which no weights are needed.
 
 The key is read inside the container and shown to the service alone. Nothing but the standard library is imported: this
 runs every few seconds.
@@ -46,6 +46,8 @@ def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
     is_well = (or_waiting and body.get("status") == "waiting") or (or_idle and body.get("reason") == NO_RUN)
     if status != 200 and not is_well:
         return str(body.get("reason") or body.get("detail") or f"/readyz: HTTP {status}")
+    if not key:  # there may be named keys only, of which no container has one
+        return None
     # Any path behind the door tells whether the key opens it; this one has nothing behind it.
     status, _ = _get("/v1/", key, deadline)
     return "the service does not take the key that is mounted here; start it again" if status == 401 else None

@@ -27,11 +27,12 @@ LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], B
 
 ACCESS_LOGGER, AUDIT_LOGGER = "headrace.access", "headrace.audit"
 """Of access/request_log.py: a line for each HTTP request, and one for each that changes something."""
+_ABOUT_REQUESTS = frozenset({ACCESS_LOGGER, AUDIT_LOGGER})
 
 _run_of_task: ContextVar[str] = ContextVar("run_id", default="")
 _group_of_task: ContextVar[str] = ContextVar("group_id", default="")
 _run_of_process = ""
-_TEXT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ [\w.]+(?: \[[^\]]*\])? (?P<message>.*)")
+_TEXT = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z]+ (?P<logger>[\w.]+)(?: \[[^\]]*\])? (?P<message>.*)")
 
 
 class JsonLines(logging.Formatter):
@@ -112,13 +113,19 @@ def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
 
 
 def message_of(line: str) -> str:
-    """Return what a line of a log says, in either format; a line of anybody else as it is."""
+    """Return what a line of a log says, in either format; a line of anybody else as it is.
+
+    A line about a request says nothing of the process that answered it: empty.
+    """
     line = line.strip()
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         event: Any = json.loads(line)
-        return str(event["message"])
+        said = str(event["message"])
+        return "" if event.get("logger") in _ABOUT_REQUESTS else said
     found = _TEXT.fullmatch(line)
-    return found["message"] if found else line
+    if found is None:
+        return line
+    return "" if found["logger"] in _ABOUT_REQUESTS else found["message"]
 
 
 def _what_it_is_about(record: logging.LogRecord) -> dict[str, str]:

@@ -41,6 +41,8 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
     listed = await asker.get(f"{api_url}/v1/runs?limit=1000", key=key)
     if listed.status == HTTPStatus.UNAUTHORIZED:
         return LookedAtRuns([note("runs", "list", "not looked at: the trainer refuses doctor's API key")])
+    if listed.status == HTTPStatus.FORBIDDEN:
+        return LookedAtRuns([note("runs", "list", f"not looked at: {listed.detail}")])
     if listed.status != HTTPStatus.OK or not isinstance(listed.get("runs"), list):
         do = "mend what it says; the trainer's log says more"
         return LookedAtRuns([problem("runs", "list", f"GET /v1/runs{_what(listed)}", do)])

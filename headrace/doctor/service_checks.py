@@ -184,6 +184,9 @@ def _tried(service: Service, key: str, told: Answer, *, path: str, refused: str)
         return problem(service.name, key, f"with the {key}: {told.why}", "look into its log")
     if told.status == HTTPStatus.UNAUTHORIZED:
         return problem(service.name, key, f"does not take the {key} that doctor was given", refused)
+    if told.status == HTTPStatus.FORBIDDEN and (scope := told.get("missing_scope")):
+        says = f"takes the {key}, which lacks the scope {scope}: {told.detail}"
+        return unknown(service.name, key, says, f"give doctor a key with the scope {scope}")
     if told.status == HTTPStatus.OK and _parsed(told) is not None:
         return ok(service.name, key, f"takes the {key}")
     answers = f"{path} answers {told.status}" + (f": {told.detail}" if told.detail else "")

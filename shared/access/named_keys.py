@@ -20,6 +20,8 @@ from shared.access.route_table import INTERNAL, SCOPES, Need, Scope
 
 API_KEY_NAME, INTERNAL_KEY_NAME = "api-key", "internal-key"
 """Names of the two keys that a service is started with."""
+HEADER = "# NAME  SHA256 OF THE KEY  SCOPES  EXPIRES"
+"""Begins a keys file that is made."""
 MAX_KEYS = 1000
 """All of them are compared at every request."""
 _MAX_BYTES = 1024 * 1024
@@ -52,11 +54,14 @@ class NamedKey:
         """Whether its time is over."""
         return self.expires_at is not None and datetime.now(UTC) >= self.expires_at
 
+    def scope_list(self) -> str:
+        """Return its scopes as a keys file has them."""
+        return ",".join(scope for scope in SCOPES if scope in self.scopes)
+
     def line(self) -> str:
         """Return its line of a keys file."""
-        scopes = ",".join(scope for scope in SCOPES if scope in self.scopes)
         expires = self.expires_at.isoformat() if self.expires_at is not None else ""
-        return f"{self.name}  sha256:{self.digest.hex()}  {scopes}  {expires}".rstrip()
+        return f"{self.name}  sha256:{self.digest.hex()}  {self.scope_list()}  {expires}".rstrip()
 
 
 def digest_of(key: bytes) -> bytes:
@@ -93,10 +98,19 @@ def read_keys_file(path: Path) -> tuple[NamedKey, ...]:
     return tuple(_checked(path, text))
 
 
+def name_on(line: str) -> str:
+    """Return the name of the key on a line of a keys file; empty if there is none."""
+    return next(iter(_words_on(line)), "")
+
+
+def _words_on(line: str) -> list[str]:
+    return line.partition("#")[0].split()
+
+
 def _checked(path: Path, text: str) -> Iterator[NamedKey]:
     names, digests = set[str](), dict[bytes, str]()
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
+        words = _words_on(line)
         if not words:
             continue
         where = f"{path}, line {number}"

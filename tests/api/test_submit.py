@@ -193,7 +193,10 @@ async def test_a_rewarder_that_is_away_is_a_503_that_says_what_to_do(
     assert await redis.zcard(RUNS) == 0
 
 
-@pytest.mark.parametrize(("status", "sentence"), [(401, "same HEADRACE_API_KEY"), (500, "it answered 500")])
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [(401, "same HEADRACE_API_KEY"), (403, "gives this trainer: broken for this test"), (500, "it answered 500")],
+)
 async def test_a_rewarder_that_cannot_answer_is_a_503_that_says_why(
     client: httpx.AsyncClient, run: Run, rewarder: FakeRewarder, status: int, sentence: str
 ) -> None:

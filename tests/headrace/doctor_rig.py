@@ -36,7 +36,7 @@ def service(kind: str, answers: Answers | None = None, **about: Any) -> Generato
         wanted = INTERNAL_KEY if path.startswith("/internal/") else API_KEY
         if asked.headers.get("authorization") != f"Bearer {wanted}":
             return problem(401, "Send the header 'Authorization: Bearer KEY'.")
-        if path in (ABOUT_PATH, INTERNAL_ABOUT_PATH):
+        if path in (ABOUT_PATH, INTERNAL_ABOUT_PATH) and path not in (answers or {}):
             return {"service": kind, **ABOUT, **about}
         return (answers or {}).get(path, {"runs": []} if path == "/v1/runs" else problem(404, "Not found."))
 

@@ -1,5 +1,6 @@
 """`headrace doctor` on deployments with one thing wrong each: real sockets, scripted services."""
 
+import json
 import time
 from typing import Any
 
@@ -232,6 +233,21 @@ async def test_a_key_counts_as_taken_only_where_a_headrace_service_answers(
     other = "API key" if key == "internal key" else "internal key"
     assert level(found, "trainer", other) == "ok"
     assert exit_status(found.findings) != FINE
+
+
+async def test_a_key_without_the_scope_to_look_is_told_from_one_that_is_refused() -> None:
+    detail = "This needs a key with the scope read; the key ci has infer. Use one that has it."
+    refused = Answer(403, json.dumps({"status": 403, "detail": detail, "missing_scope": "read"}).encode())
+    with service("trainer", {"/v1/runs": refused, "/v1/about": refused}) as trainer:
+        found = await examine(targets(api_url=trainer.url))
+    assert not wrong(found)
+    assert exit_status(found.findings) == CANNOT_LOOK
+    assert level(found, "trainer", "API key") == "unknown"
+    (one,) = [finding for finding in found.findings if (finding.where, finding.check) == ("trainer", "API key")]
+    assert one.says == f"takes the API key, which lacks the scope read: {detail}"
+    assert one.do == "give doctor a key with the scope read"
+    (runs,) = [finding for finding in found.findings if finding.where == "runs"]
+    assert runs.says == f"not looked at: {detail}"
 
 
 async def test_without_an_api_key_doctor_cannot_look_and_says_so() -> None:

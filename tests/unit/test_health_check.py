@@ -71,6 +71,12 @@ def test_a_key_that_was_changed_under_a_running_service_is_noticed_and_not_shown
     assert "another-key" not in said
 
 
+def test_where_no_key_is_mounted_none_is_tried(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stack may have named keys only, of which no container holds one."""
+    monkeypatch.delenv("HEADRACE_API_KEY_FILE")
+    assert main([]) == 0
+
+
 def test_a_service_that_is_not_ready_says_why(service: Service, capsys: pytest.CaptureFixture[str]) -> None:
     service.ready = (503, {"title": "Not ready", "detail": "Redis does not answer."})
     assert main(["--or-waiting"]) == 1

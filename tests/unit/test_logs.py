@@ -169,6 +169,16 @@ def test_who_quotes_a_log_quotes_the_sentence_in_either_format(
     assert message_of(capsys.readouterr().err) == "the GPU is gone: [error] 79"
 
 
+@pytest.mark.parametrize("log_format", ["json", "text"])
+@pytest.mark.parametrize("logger", ["headrace.access", "headrace.audit"])
+def test_a_line_about_a_request_says_nothing_of_why_a_process_ended(
+    capsys: pytest.CaptureFixture[str], log_format: LogFormat, logger: str
+) -> None:
+    configure_logging("info", log_format=log_format)
+    logging.getLogger(logger).info("GET /livez 200")
+    assert message_of(capsys.readouterr().err) == ""
+
+
 @pytest.mark.parametrize("line", ["Killed", '{"no": "message"}', "[1, 2]", "2026 was a good year"])
 def test_a_line_of_anybody_else_is_quoted_as_it_is(line: str) -> None:
     assert message_of(f"{line}\n") == line

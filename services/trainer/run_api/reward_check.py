@@ -57,7 +57,10 @@ async def check_rewards(config: RunConfig, *, rewarder_url: str, api_key: str, t
         errors = [("reward_funcs", message) for message in _messages(answer)] or [("reward_funcs", detail)]
         raise Problem(422, "Invalid run", f"reward_funcs: {detail}", errors=errors)
     if response.status_code == HTTPStatus.UNAUTHORIZED:
-        raise _unusable(url, "it refuses the key; start both services with the same HEADRACE_API_KEY")
+        why = "it refuses the key" if api_key else "it asks for a key, and this trainer was started without one"
+        raise _unusable(url, f"{why}; start both services with the same HEADRACE_API_KEY")
+    if response.status_code == HTTPStatus.FORBIDDEN and answer is not None:
+        raise _unusable(url, f"it refuses the key that HEADRACE_API_KEY gives this trainer: {answer.get('detail')}")
     if response.status_code != HTTPStatus.OK or answer is None:
         raise _unusable(url, f"it answered {response.status_code}")
     return _needs(answer)

@@ -1,0 +1,1 @@
+"""`headrace keys`: named keys in the file that services read them from."""

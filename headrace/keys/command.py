@@ -1,0 +1,174 @@
+"""`headrace keys`: adds, lists and revokes named keys in the file that services read them from.
+
+--file                           any file, such as the one that a stack mounts
+--state-dir                      that of the services that `headrace up` runs there
+HEADRACE_API_KEYS_FILE           the file that services on this machine are told
+HEADRACE_STATE_DIR, ./.headrace  as --state-dir
+
+The first that is there counts. Services read the file again by themselves. A key is shown once, on stdout, and only
+its hash is kept.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import secrets
+import sys
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from headrace import terminal
+from headrace.state_dir import StateDir, choose_state_dir
+from shared.access.keyring import VARIABLE
+from shared.access.named_keys import (
+    HEADER,
+    KeysFileError,
+    NamedKey,
+    checked_name,
+    digest_of,
+    name_on,
+    parse_expiry,
+    parse_scopes,
+    read_keys_file,
+)
+from shared.errors import UserError
+
+_KEY_BYTES = 24
+_NEW_FILE_MODE = 0o600
+_PIPE_WIDTH = 120
+
+
+def add(arguments: argparse.Namespace) -> int:
+    """Make a key, put its hash into the file, and print the key."""
+    with _told_in_words():
+        shown = secrets.token_urlsafe(_KEY_BYTES)
+        key = NamedKey(
+            name=checked_name(arguments.name),
+            digest=digest_of(shown.encode()),
+            scopes=frozenset(parse_scopes(arguments.scopes)),
+            expires_at=parse_expiry(arguments.expires) if arguments.expires else None,
+        )
+        path = keys_file(arguments)
+        if key.has_expired():
+            raise UserError(f"--expires {arguments.expires}: that is over already")
+        with _editing(path) as lines:
+            if any(name_on(line) == key.name for line in lines):
+                raise UserError(f"{path} has a key {key.name}: revoke it first, or choose another name")
+            lines.append(key.line())
+    sys.stdout.write(f"{shown}\n")
+    sys.stdout.flush()
+    _say(f"this is the key {key.name}, shown only now. Services that read {path} take it at once")
+    return 0
+
+
+def revoke(arguments: argparse.Namespace) -> int:
+    """Take a key out of the file."""
+    with _told_in_words():
+        path = keys_file(arguments)
+        with _editing(path) as lines:
+            left = [line for line in lines if name_on(line) != arguments.name]
+            if len(left) == len(lines):
+                raise UserError(
+                    f"{path} has no key {terminal.printable(arguments.name)}; `headrace keys list` shows all"
+                )
+            lines[:] = left
+    _say(f"{arguments.name} opens nothing from now on, and streams that run under it end within two seconds")
+    return 0
+
+
+def list_keys(arguments: argparse.Namespace) -> int:
+    """Show the keys of the file, each with what it is for; never a key, which nobody knows."""
+    with _told_in_words():
+        path = keys_file(arguments)
+        keys = read_keys_file(path) if path.exists() else ()
+    if not keys:
+        _say(f"there are no named keys in {path}: `headrace keys add NAME --scopes read,submit` makes one")
+        return 0
+    view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("name", "scopes", "ends"):
+        view.add_column(column, overflow="fold")
+    for key in keys:
+        view.add_row(key.name, key.scope_list(), _end_of(key))
+    terminal.console(pipe_width=_PIPE_WIDTH).print(view)
+    return 0
+
+
+def keys_file(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the file that is meant.
+
+    Raises:
+        UserError: None is named, and `headrace up` has made none here.
+    """
+    if arguments.file:
+        return Path(arguments.file).expanduser().absolute()
+    if not arguments.state_dir and (named := environment.get(VARIABLE)):
+        return Path(named).absolute()
+    state = StateDir(choose_state_dir(arguments.state_dir))
+    if not state.api_keys_file.parent.is_dir():
+        raise UserError(
+            f"`headrace up` was never started on {state.path}: start it, or name the keys file of another deployment "
+            f"with --file or in {VARIABLE}"
+        )
+    return state.api_keys_file
+
+
+@contextlib.contextmanager
+def _editing(path: Path) -> Generator[list[str]]:
+    """Yield the lines of a keys file, and put what they are then in its place in one step.
+
+    Nobody else edits it meanwhile: a lost edit could bring a revoked key back.
+
+    Raises:
+        KeysFileError: It is not a keys file, or would not be one.
+        OSError: It cannot be read or written.
+    """
+    path = path.resolve()
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        is_there = path.exists()
+        if is_there:
+            read_keys_file(path)
+        lines = path.read_text(encoding="utf-8").splitlines() if is_there else [HEADER]
+        yield lines
+        mode = path.stat().st_mode & 0o777 if is_there else _NEW_FILE_MODE
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.unlink(missing_ok=True)
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write("".join(f"{line}\n" for line in lines))
+            read_keys_file(aside)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _told_in_words() -> Generator[None]:
+    try:
+        yield
+    except KeysFileError as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be used: {error.strerror}") from error
+
+
+def _end_of(key: NamedKey) -> Text:
+    if key.expires_at is None:
+        return Text("-")
+    at = f"{key.expires_at:%Y-%m-%d %H:%M %Z}"
+    return Text(f"{at}, which is over", style="red") if key.has_expired() else Text(at)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"headrace: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,141 @@
+"""`headrace keys`: keys are made, listed and revoked in a file that a service takes as it is."""
+
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import cli
+from headrace.state_dir import StateDir
+from shared.access.keyring import Keyring
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in an empty directory, with nothing in the environment that names a file."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADRACE_STATE_DIR", "HEADRACE_API_KEYS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "api-keys"
+
+
+def add(capsys: pytest.CaptureFixture[str], name: str, *more: str) -> str:
+    """Return the key that was printed."""
+    assert cli.main(["keys", "add", name, *more]) == 0
+    return capsys.readouterr().out.strip()
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return the sentence with which a command is refused."""
+    assert cli.main(["keys", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert not captured.out
+    return captured.err
+
+
+def test_a_key_that_is_added_opens_what_it_is_for_until_it_is_revoked(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("# of the team\n")
+    keyring = Keyring(file=file, look_every_s=0)
+    shown = add(capsys, "ci", "--scopes", "read,submit", "--file", str(file))
+    assert len(shown) == 32
+    key = keyring.find(shown.encode(), "read")
+    assert key is not None
+    assert (key.name, set(key.scopes), key.expires_at) == ("ci", {"read", "submit"}, None)
+    assert shown not in file.read_text(), "only its hash is kept"
+    another = add(capsys, "notebook", "--scopes", "infer", "--expires", "2999-01-01", "--file", str(file))
+
+    assert cli.main(["keys", "list", "--file", str(file)]) == 0
+    listed = capsys.readouterr().out
+    assert [line.split() for line in listed.splitlines() if line.strip().startswith(("ci", "notebook"))] == [
+        ["ci", "read,submit", "-"],
+        ["notebook", "infer", "2999-01-01", "00:00", "UTC"],
+    ]
+
+    assert cli.main(["keys", "revoke", "ci", "--file", str(file)]) == 0
+    assert keyring.find(shown.encode(), "read") is None
+    assert keyring.find(another.encode(), "read") is not None
+    assert file.read_text().startswith("# of the team\n"), "what else is there stays"
+
+
+def test_a_file_is_made_for_its_owner_alone_and_keeps_the_mode_that_it_is_given(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(capsys, "ci", "--scopes", "read", "--file", str(file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o444)  # as a container reads it
+    add(capsys, "me", "--scopes", "read", "--file", str(file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o444
+    assert [path.name for path in file.parent.iterdir()] == ["api-keys"], "nothing is left lying about"
+
+
+def test_headrace_up_has_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"was never started on {tmp_path}/.headrace" in said(capsys, "list")
+    state = StateDir(tmp_path / ".headrace")
+    state.make()
+    shown = add(capsys, "ci", "--scopes", "read")
+    state.make()
+    assert Keyring(file=state.api_keys_file).find(shown.encode(), "read") is not None, "it is made once"
+
+
+def test_the_file_that_the_environment_names_counts_unless_an_option_names_another(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEYS_FILE", str(file))
+    StateDir(tmp_path / "state").make()
+    add(capsys, "of-environment", "--scopes", "read")
+    add(capsys, "of-state", "--scopes", "read", "--state-dir", "state")
+    assert "of-environment" in file.read_text()
+    assert "of-state" in StateDir(tmp_path / "state").api_keys_file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["add", "ci", "--scopes", "read"], "has a key ci: revoke it first, or choose another name"),
+        (["add", "x", "--scopes", "write"], "there is no scope 'write'; there are read, infer, score, submit, operate"),
+        (["add", "a b", "--scopes", "read"], "a name has 1 to 64 letters"),
+        (["add", "api-key", "--scopes", "read"], "api-key is not the name of a key here"),
+        (["add", "x", "--scopes", "read", "--expires", "soon"], "when a key ends is written 2027-01-31"),
+        (["add", "x", "--scopes", "read", "--expires", "2020-01-01"], "that is over already"),
+        (["revoke", "nobodys"], "has no key nobodys; `headrace keys list` shows all"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_changes_nothing(
+    arguments: list[str], sentence: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(capsys, "ci", "--scopes", "read", "--file", str(file))
+    before = file.read_bytes()
+    assert sentence in said(capsys, *arguments, "--file", str(file))
+    assert file.read_bytes() == before
+
+
+def test_a_file_that_is_broken_is_not_edited_and_its_line_is_named(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("# keys\nci read\n")
+    for arguments in (["add", "x", "--scopes", "read"], ["revoke", "ci"], ["list"]):
+        assert f"{file}, line 2: write NAME sha256:HEX SCOPES" in said(capsys, *arguments, "--file", str(file))
+    assert file.read_text() == "# keys\nci read\n"
+    assert "cannot be used: No such file" in said(capsys, "add", "x", "--scopes", "read", "--file", "no/where")
+
+
+def test_two_who_edit_a_file_at_once_lose_nothing(file: Path) -> None:
+    commands = [
+        [sys.executable, "-m", "headrace", "keys", "add", f"k{number}", "--scopes", "read", "--file", str(file)]
+        for number in range(6)
+    ]
+    adding = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for command in commands]
+    keys = [process.communicate(timeout=60)[0].strip() for process in adding]
+    assert [process.returncode for process in adding] == [0] * 6
+    keyring = Keyring(file=file)
+    assert all(keyring.find(key.encode(), "read") for key in keys)
