@@ -52,7 +52,7 @@ def _check(arguments: argparse.Namespace) -> int:
             try_function(
                 named.name,
                 read.groups,
-                reward_path=named.reward_path,
+                places=named.places,
                 timeout_s=arguments.timeout_s,
                 kwargs=kwargs,
                 say=_say,

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 
 from headrace import guarded_exec, launcher, process_table
 from headrace.known_keys import secret_of
@@ -89,8 +90,10 @@ def scale(arguments: argparse.Namespace) -> int:
     raise UserError(f"the launcher did not scale in {_SCALE_PATIENCE_S:.0f} s; its words are where it was started")
 
 
-def start_detached(settings: UpSettings, *, outlives_us: bool) -> "subprocess.Popen[bytes]":
-    """Start a launcher in a session of its own; its words go to logs/launcher.log."""
+def start_detached(
+    settings: UpSettings, *, outlives_us: bool, variables: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a launcher in a session of its own, with these variables; its words go to logs/launcher.log."""
     state = StateDir(settings.state_dir)
     state.make()
     command = [] if outlives_us else guarded_exec.guard()
@@ -104,7 +107,7 @@ def start_detached(settings: UpSettings, *, outlives_us: bool) -> "subprocess.Po
     with (state.logs / "launcher.log").open("wb") as log_file:
         return subprocess.Popen(
             command,
-            env=importable_environment(),
+            env={**importable_environment(), **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,

@@ -18,6 +18,7 @@ from benchmarks.bench_rewarder.groups import Problem
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
@@ -34,7 +35,7 @@ async def scorer(num_workers: int) -> AsyncGenerator[Scorer]:
     """Start workers as the rewarder does."""
     settings = RewarderSettings.model_construct()
     metrics = RewarderMetrics()
-    loop_functions = LoopFunctions(reward_path=(), import_timeout_s=settings.import_timeout_s)
+    loop_functions = LoopFunctions(places=RewardPlaces(), import_timeout_s=settings.import_timeout_s)
     async with WorkerPool(
         num_workers=num_workers,
         limits=Limits(settings.worker_memory_mib << 20, settings.worker_open_files),

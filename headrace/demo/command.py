@@ -92,7 +92,9 @@ def _directory(named: str | None, seed: int) -> Path:
 @contextlib.contextmanager
 def _services(settings: UpSettings, *, keep: bool, console: Console) -> "Generator[subprocess.Popen[bytes]]":
     """Start the launcher and end it, whatever happens in between."""
-    process = cli_up.start_detached(settings, outlives_us=keep)
+    # A user's reward would lie in the directory that this is started in; the demo's comes with headrace.
+    allowed = {"HEADRACE_REWARD_MODULES": REWARD.partition(":")[0]}
+    process = cli_up.start_detached(settings, outlives_us=keep, variables=allowed)
     try:
         yield process
     except BaseException:

@@ -1,7 +1,8 @@
 """Turns what a person writes for a reward function into its name, and the directories it is looked for in.
 
 my_rewards.py:judge, some/where/my_rewards.py:judge    the file's own directory
-package.module:judge, accuracy_reward                  where `headrace up` would look: HEADRACE_REWARD_PATH and here
+package.module:judge, accuracy_reward                  where `headrace up` would look: HEADRACE_REWARD_PATH and here,
+                                                       and the installed modules of HEADRACE_REWARD_MODULES
 
 Nothing is imported here: that may hang or crash, and is a worker's business.
 """
@@ -12,9 +13,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.rewarder.reward_places import RewardPlaces, parse_modules
 from shared.errors import UserError
 
 REWARD_PATH_VARIABLE = "HEADRACE_REWARD_PATH"
+REWARD_MODULES_VARIABLE = "HEADRACE_REWARD_MODULES"
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,12 @@ class NamedFunction:
 
     Args:
         name: ``module:function``, or a built-in.
-        reward_path: Directories with reward modules.
+        places: Where it may come from, as a rewarder that is started here would have it.
         file: The file that was named; None if a module was.
     """
 
     name: str
-    reward_path: tuple[str, ...]
+    places: RewardPlaces
     file: Path | None = None
 
 
@@ -50,7 +53,11 @@ def named_function(text: str) -> NamedFunction:
         )
     if not is_file:
         directories = [part for part in os.environ.get(REWARD_PATH_VARIABLE, "").split(os.pathsep) if part]
-        return NamedFunction(text, (*directories, os.getcwd()))
+        try:
+            packages = parse_modules(os.environ.get(REWARD_MODULES_VARIABLE, ""))
+        except ValueError as error:
+            raise UserError(f"{REWARD_MODULES_VARIABLE}: {error}") from error
+        return NamedFunction(text, RewardPlaces((*directories, os.getcwd()), packages))
     file = Path(place).expanduser().absolute()
     if not file.is_file():
         raise UserError(f"there is no file {file}")
@@ -62,7 +69,7 @@ def named_function(text: str) -> NamedFunction:
             f"{''.join(c if c.isalnum() else '_' for c in file.stem)}.py"
         )
     _refuse_hidden(file)
-    return NamedFunction(f"{file.stem}:{function}", (str(file.parent),), file)
+    return NamedFunction(f"{file.stem}:{function}", RewardPlaces((str(file.parent),)), file)
 
 
 def _refuse_hidden(file: Path) -> None:

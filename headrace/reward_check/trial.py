@@ -20,6 +20,7 @@ from headrace.service_specs import importable_environment
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.sandbox.chosen import SandboxChoice
@@ -60,7 +61,7 @@ async def try_function(
     name: str,
     groups: Sequence[RowGroup],
     *,
-    reward_path: tuple[str, ...],
+    places: RewardPlaces,
     timeout_s: float,
     kwargs: Mapping[str, Any] | None = None,
     say: Callable[[str], None],
@@ -74,9 +75,9 @@ async def try_function(
     """
     settings = RewarderSettings.model_construct()  # the defaults, whatever the environment says of a service
     num_workers = min(len(groups), max(2, os.cpu_count() or 1))
-    limits = Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path, _sandbox(num_workers))
+    limits = Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, places, _sandbox(num_workers))
     metrics = RewarderMetrics()
-    loop_functions = LoopFunctions(reward_path=reward_path, import_timeout_s=settings.import_timeout_s)
+    loop_functions = LoopFunctions(places=places, import_timeout_s=settings.import_timeout_s)
     with _Heard() as heard, _environment_of_a_service():
         async with WorkerPool(
             num_workers=num_workers,

@@ -1,5 +1,7 @@
 """Turns ``package.module:function`` into the function, or into a sentence that says why not.
 
+    name --is it one?--> module --reward_places.py--> imported --function_home.py--> function
+
 Importing runs the user's code, which may hang, crash or exit: it happens in a worker process first, and in the
 service itself only for an async function that a worker has imported before.
 """
@@ -7,20 +9,20 @@ service itself only for an async function that a worker has imported before.
 import difflib
 import importlib
 import inspect
-import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
 from services.rewarder.built_in_rewards import built_in, unknown_name
+from services.rewarder.function_home import foreign_home
 from services.rewarder.module_sources import Sources, complete, finder
 from services.rewarder.reward_call import RewardFunction, describe
+from services.rewarder.reward_places import RewardPlaces
 from shared.errors import UserError
 
-_NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*$")
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def check_name(name: str) -> None:
@@ -29,16 +31,16 @@ def check_name(name: str) -> None:
         return
     if ":" not in name:
         raise unknown_name(name)
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise UserError(f"'{name}' is no 'package.module:function'")
 
 
-def load_function(name: str, *, reward_path: Sequence[str], sources: Sources | None = None) -> RewardFunction:
+def load_function(name: str, *, places: RewardPlaces, sources: Sources | None = None) -> RewardFunction:
     """Return the function called ``name``.
 
     Args:
         name: ``package.module:function``, or a built-in.
-        reward_path: Directories to look in after all others.
+        places: Where it may come from.
         sources: The version of its module; as the files are now if left out.
 
     Raises:
@@ -48,14 +50,16 @@ def load_function(name: str, *, reward_path: Sequence[str], sources: Sources | N
     known = built_in(name)
     if known is not None:
         return known.load()
-    _extend_path(reward_path)
-    if sources is not None:
-        finder().use(sources)
     module_name, _, attribute = name.partition(":")
-    return _function(_import(module_name, reward_path), attribute)
+    if sources is None or sources.module != module_name:
+        finder().choose(places.specs(module_name))
+    else:
+        finder().use(sources)
+    _extend_path(places)
+    return _function(_import(module_name), attribute, places)
 
 
-def read_function(name: str, *, reward_path: Sequence[str]) -> tuple[RewardFunction, Sources | None]:
+def read_function(name: str, *, places: RewardPlaces) -> tuple[RewardFunction, Sources | None]:
     """Return the function as its files are now, and the version that they are; for a process that has none of them yet.
 
     Raises:
@@ -63,31 +67,37 @@ def read_function(name: str, *, reward_path: Sequence[str]) -> tuple[RewardFunct
     """
     check_name(name)
     if built_in(name) is not None:
-        return load_function(name, reward_path=reward_path), None
-    _extend_path(reward_path)
+        return load_function(name, places=places), None
     module_name, _, attribute = name.partition(":")
-    with finder().recording(module_name, reward_path) as recorded:
-        function = _function(_import(module_name, reward_path), attribute)
-    return function, complete(module_name, recorded, reward_path) if module_name in recorded else None
+    finder().choose(places.specs(module_name))
+    _extend_path(places)
+    with finder().recording(module_name, places) as recorded:
+        function = _function(_import(module_name), attribute, places)
+    return function, complete(module_name, recorded, places) if module_name in recorded else None
 
 
-def _extend_path(reward_path: Sequence[str]) -> None:
+def _extend_path(places: RewardPlaces) -> None:
     # After everything that is importable already: a user's file never shadows a library, or us.
-    sys.path.extend(directory for directory in reward_path if directory not in sys.path)
+    sys.path.extend(directory for directory in places.directories if directory not in sys.path)
 
 
-def _function(module: ModuleType, attribute: str) -> RewardFunction:
-    function = getattr(module, attribute, None)
+def _function(module: ModuleType, attribute: str, places: RewardPlaces) -> RewardFunction:
+    function = None if attribute.startswith("__") else getattr(module, attribute, None)
     if function is None:
         raise UserError(_no_such_function(module, attribute))
     if not callable(function) or inspect.isclass(function):
         raise UserError(
             f"'{attribute}' in module {module.__name__} is no function; its type is {type(function).__name__}"
         )
+    if (home := foreign_home(attribute, module, places)) is not None:
+        raise UserError(
+            f"{module.__name__} only imports {attribute}, which belongs to {home}: write a function in "
+            f"{module.__name__} that calls it, or name it in the __all__ of {module.__name__}"
+        )
     return function  # type: ignore[no-any-return]
 
 
-def _import(module_name: str, reward_path: Sequence[str]) -> ModuleType:
+def _import(module_name: str) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(module_name)
@@ -97,20 +107,14 @@ def _import(module_name: str, reward_path: Sequence[str]) -> ModuleType:
             raise UserError(
                 f"module {module_name} imports {missing}, which is not installed where the rewarder runs"
             ) from error
-        raise UserError(_no_such_module(module_name, reward_path)) from error
+        raise UserError(
+            f"HEADRACE_REWARD_MODULES allows {module_name}, but no module of this name is installed where the rewarder "
+            "runs"
+        ) from error
     except UserError:
         raise
     except Exception as error:
         raise UserError(f"importing {module_name} failed: {describe(error)}{_where(error)}") from error
-
-
-def _no_such_module(module_name: str, reward_path: Sequence[str]) -> str:
-    file = f"{module_name.split('.', maxsplit=1)[0]}.py"
-    if reward_path:
-        where = f"put {file} into one of the directories of HEADRACE_REWARD_PATH ({os.pathsep.join(reward_path)})"
-    else:
-        where = f"set HEADRACE_REWARD_PATH to the directory that holds {file} and start the rewarder again"
-    return f"no module named {module_name}: {where}"
 
 
 def _no_such_function(module: ModuleType, attribute: str) -> str:

@@ -9,7 +9,6 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 from services.rewarder.function_loading import load_function
@@ -26,6 +25,7 @@ from services.rewarder.reward_call import (
     judge,
     users_trace,
 )
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.worker_frames import Answer
 from services.rewarder.worker_pool import RewardFailure
 from shared.errors import UserError
@@ -34,8 +34,8 @@ from shared.errors import UserError
 class LoopFunctions:
     """The async functions that were imported into this process; a worker has imported each of them before."""
 
-    def __init__(self, *, reward_path: Sequence[str], import_timeout_s: float) -> None:
-        self._reward_path = tuple(reward_path)
+    def __init__(self, *, places: RewardPlaces, import_timeout_s: float) -> None:
+        self._places = places
         self._import_timeout_s = import_timeout_s
         self._functions: dict[tuple[str, str], RewardFunction] = {}
         self._loops = ModuleLoops(self._import_anew)
@@ -134,7 +134,7 @@ class LoopFunctions:
 
         def load() -> None:
             try:
-                loading.set_result(load_function(name, reward_path=self._reward_path, sources=sources))
+                loading.set_result(load_function(name, places=self._places, sources=sources))
             except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
                 loading.set_exception(error)
 

@@ -24,11 +24,11 @@ from types import CodeType, ModuleType
 
 import msgspec
 
+from services.rewarder.reward_places import RewardPlaces, is_reserved, places_of
 from shared.errors import UserError
 
 VERSION_CHARACTERS = 12
 MAX_SOURCE_BYTES = 16 * 1024 * 1024
-_OURS = frozenset({"services", "shared", "headrace"})
 
 
 class SourceFile(msgspec.Struct, frozen=True):
@@ -103,7 +103,8 @@ class SourceFinder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._files: dict[str, SourceFile] = {}
         self._used: dict[str, str] = {}  # by module: the version of it that was imported last
-        self._recording: tuple[str, Sequence[str], dict[str, SourceFile]] | None = None
+        self._chosen: dict[str, ModuleSpec] = {}
+        self._recording: tuple[str, RewardPlaces, dict[str, SourceFile]] | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -113,13 +114,17 @@ class SourceFinder(importlib.abc.MetaPathFinder):
             file = self._record(fullname, path, *self._recording)
         else:
             file = self._files.get(fullname)
-        return None if file is None else _MemoryLoader(file).spec()
+        return self._chosen.get(fullname) if file is None else _MemoryLoader(file).spec()
+
+    def choose(self, specs: Mapping[str, ModuleSpec]) -> None:
+        """Have these modules, where no version of them is in memory, imported from there and from nowhere else."""
+        self._chosen |= specs
 
     @contextlib.contextmanager
-    def recording(self, module: str, reward_path: Sequence[str]) -> Generator[dict[str, SourceFile]]:
+    def recording(self, module: str, places: RewardPlaces) -> Generator[dict[str, SourceFile]]:
         """Yield what is filled with ``module`` and the modules of the reward path as they are imported."""
         recorded: dict[str, SourceFile] = {}
-        self._recording = (module, reward_path, recorded)
+        self._recording = (module, places, recorded)
         try:
             yield recorded
         finally:
@@ -143,15 +148,15 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         name: str,
         path: Sequence[str] | None,
         module: str,
-        reward_path: Sequence[str],
+        places: RewardPlaces,
         into: dict[str, SourceFile],
     ) -> SourceFile | None:
         if name in sys.builtin_module_names:
             return None
-        spec = PathFinder.find_spec(name, path)
+        spec = self._chosen.get(name) or PathFinder.find_spec(name, path)
         if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
             return None
-        if name != module and not is_on_reward_path(name, spec.origin, reward_path):
+        if name != module and not places.holds(name, spec.origin):
             return None
         is_package = spec.submodule_search_locations is not None
         into[name] = SourceFile(name, spec.origin, is_package, _read(Path(spec.origin)))
@@ -184,16 +189,6 @@ def finder() -> SourceFinder:
     return _finder
 
 
-def is_on_reward_path(module: str, path: str, reward_path: Sequence[str]) -> bool:
-    """Whether the module's file lies where its name says below a directory of the reward path, and is not ours.
-
-    A virtual environment that lies there too is not on the path: its modules have other names.
-    """
-    if module.partition(".")[0] in _OURS:
-        return False
-    return any(Path(path) in _places(module, directory) for directory in reward_path)
-
-
 def is_on_disk(files: Iterable[SourceFile]) -> bool:
     """Whether the files hold what was read from them."""
     try:
@@ -202,7 +197,7 @@ def is_on_disk(files: Iterable[SourceFile]) -> bool:
         return False
 
 
-def complete(module: str, recorded: Mapping[str, SourceFile], reward_path: Sequence[str]) -> Sources:
+def complete(module: str, recorded: Mapping[str, SourceFile], places: RewardPlaces) -> Sources:
     """Return the version of ``module`` that was recorded, with what it imports only when its functions are called.
 
     Raises:
@@ -212,7 +207,7 @@ def complete(module: str, recorded: Mapping[str, SourceFile], reward_path: Seque
     unread = list(files.values())
     while unread:
         for name in _imports(unread.pop()):
-            path = None if name in files else _find(name, reward_path)
+            path = None if name in files else _find(name, places)
             if path is not None:
                 files[name] = SourceFile(name, str(path), path.name == "__init__.py", _read(path))
                 unread.append(files[name])
@@ -223,20 +218,15 @@ def complete(module: str, recorded: Mapping[str, SourceFile], reward_path: Seque
     return Sources(module, version_of(ordered), tuple(ordered))
 
 
-def _places(module: str, directory: str) -> tuple[Path, Path]:
-    stem = Path(directory, *module.split("."))
-    return stem.parent / f"{stem.name}.py", stem / "__init__.py"
-
-
-def _find(module: str, reward_path: Sequence[str]) -> Path | None:
+def _find(module: str, places: RewardPlaces) -> Path | None:
     """Return the file of a module on the reward path, without importing anything."""
     top = module.partition(".")[0]
-    if top in _OURS or top in sys.builtin_module_names:
+    if is_reserved(top):
         return None
     spec = PathFinder.find_spec(top)
-    if spec is None or (spec.origin is not None and not is_on_reward_path(top, spec.origin, reward_path)):
+    if spec is None or (spec.origin is not None and not places.holds(top, spec.origin)):
         return None  # a library, which comes first
-    candidates = (path for directory in reward_path for path in reversed(_places(module, directory)))
+    candidates = (path for directory in places.directories for path in reversed(places_of(module, directory)))
     return next((path for path in candidates if path.is_file()), None)
 
 

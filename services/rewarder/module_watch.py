@@ -13,8 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.rewarder.module_sources import SourceFile, Sources, is_on_disk, is_on_reward_path
+from services.rewarder.module_sources import SourceFile, Sources, is_on_disk
 from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.reward_places import RewardPlaces
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +31,13 @@ class ModuleWatch:
 
     Args:
         functions: Whose modules are watched.
-        reward_path: Directories whose files are watched.
+        places: Files of its directories are watched.
         every_s: Between two looks.
     """
 
-    def __init__(self, functions: PythonFunctions, *, reward_path: Sequence[str], every_s: float) -> None:
+    def __init__(self, functions: PythonFunctions, *, places: RewardPlaces, every_s: float) -> None:
         self._functions = functions
-        self._reward_path = tuple(reward_path)
+        self._places = places
         self._every_s = every_s
         self._last: dict[str, _State] = {}
         self._handled: dict[str, tuple[_State, str]] = {}  # what was looked at, and the version then in force
@@ -69,7 +70,7 @@ class ModuleWatch:
                 self._looks[module] = asyncio.create_task(self._look_at(module, sources), name=f"look at {module}")
 
     async def _look_at(self, module: str, sources: Sources) -> None:
-        files = [file for file in sources.files if is_on_reward_path(file.module, file.path, self._reward_path)]
+        files = [file for file in sources.files if self._places.holds(file.module, file.path)]
         state = await asyncio.to_thread(_state, files)
         is_settled = state == self._last.get(module)
         self._last[module] = state

@@ -36,6 +36,7 @@ from services.rewarder.reward_call import (
     required_columns,
     users_trace,
 )
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.sandbox.chosen import SandboxChoice, choose
 from services.rewarder.worker_frames import (
     Answer,
@@ -58,11 +59,11 @@ _SPARE_CPU_S = 5
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a worker may use, where it finds reward modules, and where generated code runs."""
+    """What a worker may use, where reward modules may come from, and where generated code runs."""
 
     memory_bytes: int
     open_files: int
-    reward_path: tuple[str, ...] = ()
+    places: RewardPlaces = RewardPlaces()
     sandbox: SandboxChoice = SandboxChoice()
 
 
@@ -133,9 +134,9 @@ def _inspect(request: Inspect, limits: Limits) -> Inspected | Refused:
     known = built_in(name)
     try:
         if sources is not None:
-            function = load_function(name, reward_path=limits.reward_path, sources=sources)
+            function = load_function(name, places=limits.places, sources=sources)
         else:
-            function, sources = read_function(name, reward_path=limits.reward_path)
+            function, sources = read_function(name, places=limits.places)
     except UserError as error:
         return Refused(str(error))
     except BaseException as error:  # noqa: BLE001  user code: a module may call sys.exit when imported
@@ -169,7 +170,7 @@ def _serve(
         if (task.function, task.version) not in loaded:
             _limit_cpu(task.import_timeout_s)
             loaded[task.function, task.version] = load_function(
-                task.function, reward_path=limits.reward_path, sources=versions.get(task.version)
+                task.function, places=limits.places, sources=versions.get(task.version)
             )
     except UserError as error:
         _send(channel, Started())

@@ -59,20 +59,20 @@ class RewarderService:
     def __init__(self, settings: RewarderSettings) -> None:
         self._settings = settings
         self._replica_id = settings.replica_id or socket.gethostname()
-        reward_path = tuple(str(path) for path in settings.reward_path)
+        places = settings.reward_places()
         self._metrics = RewarderMetrics()
         self._metrics.name_replica(self._replica_id)
         self._redis = connect(settings.redis_url.get_secret_value())
         self._pool = WorkerPool(
             num_workers=settings.num_reward_workers,
             limits=Limits(
-                settings.worker_memory_mib * MIB, settings.worker_open_files, reward_path, settings.sandbox_choice()
+                settings.worker_memory_mib * MIB, settings.worker_open_files, places, settings.sandbox_choice()
             ),
             queue_timeout_s=settings.queue_timeout_s,
             import_timeout_s=settings.import_timeout_s,
             metrics=self._metrics,
         )
-        self._loop_functions = LoopFunctions(reward_path=reward_path, import_timeout_s=settings.import_timeout_s)
+        self._loop_functions = LoopFunctions(places=places, import_timeout_s=settings.import_timeout_s)
         self._functions = PythonFunctions(
             self._pool,
             loop_functions=self._loop_functions,
@@ -83,7 +83,7 @@ class RewarderService:
             ),
             in_use=lambda: self._reward_loop.names_in_use(),
         )
-        self._watch = ModuleWatch(self._functions, reward_path=reward_path, every_s=settings.reward_reload_every_s)
+        self._watch = ModuleWatch(self._functions, places=places, every_s=settings.reward_reload_every_s)
         self._endpoints = Endpoints.from_settings(settings, redis=self._redis, metrics=self._metrics)
         self._models = RewardModels(
             ModelSettings(

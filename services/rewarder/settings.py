@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from services.rewarder.endpoints.outbound_rules import OutboundRules, parse_hosts, parse_networks, parse_ports
 from services.rewarder.rate_limits import CallLimits, check_names, read_limits
+from services.rewarder.reward_places import RewardPlaces, parse_modules
 from services.rewarder.sandbox.chosen import DEFAULT_IMAGE, Kind, SandboxChoice
 from shared.settings import ServiceSettings
 
@@ -36,6 +37,10 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
 
     reward_path: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(), description="Directories with users' reward modules, separated like PATH; appended to sys.path"
+    )
+    reward_modules: str = Field(
+        default="",
+        description="Installed modules whose functions may be rewards, each with all below it, separated by commas",
     )
     num_reward_workers: int = Field(
         default_factory=lambda: max(1, (os.cpu_count() or 1) // 2),
@@ -105,6 +110,10 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         check_names(limits)
         return limits
 
+    def reward_places(self) -> RewardPlaces:
+        """Return where reward functions may come from."""
+        return RewardPlaces(tuple(map(str, self.reward_path)), parse_modules(self.reward_modules))
+
     def sandbox_choice(self) -> SandboxChoice:
         """Return the sandbox of each worker."""
         return self.choice_for(self.num_reward_workers)
@@ -138,6 +147,12 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         if path is not None and not path.is_dir():
             raise ValueError(f"{path} is no directory; name one with one file a secret")
         return path
+
+    @field_validator("reward_modules")
+    @classmethod
+    def _modules_can_be_named(cls, text: str) -> str:
+        parse_modules(text)
+        return text
 
     @field_validator("reward_path")
     @classmethod

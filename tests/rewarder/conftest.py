@@ -17,6 +17,7 @@ import pytest
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer
@@ -26,7 +27,7 @@ from tests.rewarder.bwrap_binary import find_or_fetch
 
 USER_CODE = Path(__file__).parent / "user_code"
 ROOT = Path(__file__).parent.parent.parent
-LIMITS = Limits(4 << 30, 256, (str(USER_CODE),))
+LIMITS = Limits(4 << 30, 256, RewardPlaces((str(USER_CODE),)))
 MODULE = "rewards_under_test"
 
 
@@ -110,7 +111,7 @@ async def pool_and_scorer(
     metrics: RewarderMetrics, limits: Limits = LIMITS
 ) -> AsyncGenerator[tuple[WorkerPool, Scorer]]:
     """Start two workers and a scorer; afterwards nothing of them is left."""
-    loop_functions = LoopFunctions(reward_path=limits.reward_path, import_timeout_s=20.0)
+    loop_functions = LoopFunctions(places=limits.places, import_timeout_s=20.0)
     async with WorkerPool(
         num_workers=2, limits=limits, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
     ) as pool:

@@ -30,7 +30,7 @@ ECHO = [{"input": "3\n", "output": "6"}, {"input": "5\n", "output": "10\n"}]
 
 
 def limits_with(choice: SandboxChoice) -> Limits:
-    return Limits(LIMITS.memory_bytes, LIMITS.open_files, LIMITS.reward_path, choice)
+    return Limits(LIMITS.memory_bytes, LIMITS.open_files, LIMITS.places, choice)
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def test_each_worker_runs_so_many_programs_that_all_of_them_have_a_processor_eac
 async def test_more_memory_than_a_worker_has_is_refused_with_both_settings(
     metrics: RewarderMetrics, bwrap: str
 ) -> None:
-    limits = Limits(600 << 20, LIMITS.open_files, LIMITS.reward_path, SandboxChoice(bwrap=bwrap))
+    limits = Limits(600 << 20, LIMITS.open_files, LIMITS.places, SandboxChoice(bwrap=bwrap))
     async with pool_and_scorer(metrics, limits) as (_, scorer):
         refused = (await scorer.check([NAME], {NAME: {"memory_mib": 601}}))[NAME]
         says = (

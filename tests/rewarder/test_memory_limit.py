@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction
@@ -17,7 +18,7 @@ async def test_a_function_that_runs_out_of_memory_is_told_the_limit_and_its_sett
     metrics: RewarderMetrics, tmp_path: Path
 ) -> None:
     (tmp_path / "hogging_rewards.py").write_text(HOG)
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(tmp_path),))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
     async with pool_and_scorer(metrics, limits) as (_, scorer):
         functions = [WeightedFunction("hogging_rewards:hog")]
         ((outcome,),) = await scorer.score(call_with("a"), functions, timeout_s=60, lane="test")

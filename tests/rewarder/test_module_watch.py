@@ -11,6 +11,7 @@ import pytest
 
 from services.rewarder.module_watch import ModuleWatch
 from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
@@ -43,7 +44,7 @@ class Edited:
         self.pool = pool
         self.scorer = scorer
         self.functions: PythonFunctions = scorer._functions  # pyright: ignore[reportPrivateUsage]
-        self.watch = ModuleWatch(self.functions, reward_path=[str(directory)], every_s=1.0)
+        self.watch = ModuleWatch(self.functions, places=RewardPlaces((str(directory),)), every_s=1.0)
 
     def write(self, name: str, text: str) -> None:
         """Write a file as editors do: beside it, then renamed over it."""
@@ -76,7 +77,7 @@ class Edited:
 
 @pytest.fixture
 async def edited(metrics: RewarderMetrics, tmp_path: Path) -> AsyncIterator[Edited]:
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(tmp_path),))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
     async with pool_and_scorer(metrics, limits) as (pool, scorer):
         files = Edited(tmp_path, pool, scorer)
         files.write("edited_parts/__init__.py", "")

@@ -216,6 +216,20 @@ async def test_a_reward_that_vanished_after_submit_is_an_error_outcome_and_no_cr
         assert rollout.rewards[0].detail.startswith("no module named vanished")
 
 
+async def test_a_run_that_names_a_library_gets_an_error_outcome_and_nothing_is_called(
+    redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics, tmp_path: Path
+) -> None:
+    mark = tmp_path / "ran"
+    kwargs = {"os:system": {"command": f"touch {mark}"}}
+    keys = await make_run(redis, run_config, reward_funcs=["os:system"], reward_kwargs=kwargs)
+    await add(redis, keys, completed_group("00000001"))
+    async with scoring(redis, scorer, metrics):
+        (scored,) = await wait_for_scored(redis, keys, 1)
+    details = {rollout.rewards[0].detail for rollout in scored.rollouts}
+    assert all(detail.startswith("reward functions cannot come from os") for detail in details)
+    assert not mark.exists()
+
+
 async def test_a_group_that_was_scored_already_is_not_published_again(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
 ) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction
@@ -223,7 +224,7 @@ async def test_a_changed_file_runs_its_new_code_after_the_next_check(metrics: Re
     file = tmp_path / "changing_rewards.py"
     sync, on_loop = "changing_rewards:sync", "changing_rewards:on_loop"
     source = "def sync(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(tmp_path),))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
     async with pool_and_scorer(metrics, limits) as (_, scorer):
         file.write_text(source.format("1.0"))
         assert all(what.__class__.__name__ == "Inspected" for what in (await scorer.check([sync, on_loop])).values())
@@ -244,7 +245,7 @@ async def test_an_edited_file_is_imported_by_nobody_before_a_check_and_by_all_af
         "import os\ndef sync(**_): return [{0}]\ndef crashes(**_): os._exit(7)\n"
         "def late(**_): return [{0}]\nasync def on_loop(**_): return [{0}]\n"
     )
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(tmp_path),))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(tmp_path),)))
     versions = [hashlib.sha256(source.format(value).encode()).hexdigest()[:12] for value in ("1.0", "3.0625")]
 
     async with pool_and_scorer(metrics, limits) as (_, scorer):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from services.rewarder.reward_call import RewardCall, TrainerState
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import WeightedFunction, weighted_sum
@@ -81,7 +82,7 @@ def from_recipe(directory: Path, function: str) -> str:
 
 async def score(directory: Path, *names: str, completions: list[Any], **more: Any) -> list[tuple[RewardOutcome, ...]]:
     """Score with the real thing: workers, event loop, outcomes."""
-    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, (str(USER_CODE), str(directory)))
+    limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(USER_CODE), str(directory)), ("trl",)))
     prompts = more.pop("prompts", ["The sky is", "The sun is"])
     ids = [pack_ids(found) for found in more.pop("completion_ids")] if "completion_ids" in more else None
     call = RewardCall(prompts, completions, more, completion_ids=ids, trainer_state=TrainerState(1, 2))

@@ -32,7 +32,7 @@ from tests.rewarder.test_reward_loop import add, make_run, scoring, wait_for_sco
 @contextlib.asynccontextmanager
 async def scorer_with(endpoints: Endpoints, metrics: RewarderMetrics) -> AsyncGenerator[Scorer]:
     """Start a worker and a scorer that knows endpoints too."""
-    loop_functions = LoopFunctions(reward_path=LIMITS.reward_path, import_timeout_s=20.0)
+    loop_functions = LoopFunctions(places=LIMITS.places, import_timeout_s=20.0)
     async with WorkerPool(
         num_workers=1, limits=LIMITS, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
     ) as pool:

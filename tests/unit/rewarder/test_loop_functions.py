@@ -9,6 +9,7 @@ import pytest
 
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.worker_pool import RewardFailure
 from tests.eventually import eventually
 
@@ -43,7 +44,7 @@ async def value(functions: LoopFunctions, name: str) -> float | None:
 
 
 async def test_an_imported_function_answers_while_the_import_of_another_hangs(directory: Path) -> None:
-    functions = LoopFunctions(reward_path=[str(directory)], import_timeout_s=60.0)
+    functions = LoopFunctions(places=RewardPlaces((str(directory),)), import_timeout_s=60.0)
     assert await value(functions, "loop_quick:quick") == 1.0
     given_up, slow = (asyncio.create_task(value(functions, "loop_slow:slow")) for _ in range(2))
     await eventually(lambda: (directory / "started").exists())
@@ -56,7 +57,7 @@ async def test_an_imported_function_answers_while_the_import_of_another_hangs(di
 
 
 async def test_an_import_that_is_overdue_is_not_waited_for_again_and_is_used_once_it_ends(directory: Path) -> None:
-    functions = LoopFunctions(reward_path=[str(directory)], import_timeout_s=0.2)
+    functions = LoopFunctions(places=RewardPlaces((str(directory),)), import_timeout_s=0.2)
     with pytest.raises(RewardFailure, match=r"importing its module took longer than 0\.2 s"):
         await value(functions, "loop_slow:slow")
     for _ in range(3):

@@ -14,6 +14,7 @@ from services.rewarder import module_loops
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.module_sources import SourceFile, Sources, version_of
 from services.rewarder.reward_call import RewardCall
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.worker_pool import RewardFailure
 from tests.eventually import eventually
 
@@ -77,7 +78,7 @@ async def functions(tmp_path: Path) -> AsyncIterator[LoopFunctions]:
     """Return those of modules with the same code, and end what they block."""
     for module in MODULES:
         (tmp_path / f"{module}.py").write_text(REWARDS)
-    functions = LoopFunctions(reward_path=[str(tmp_path)], import_timeout_s=60.0)
+    functions = LoopFunctions(places=RewardPlaces((str(tmp_path),)), import_timeout_s=60.0)
     yield functions
     (tmp_path / "go").touch()
     await eventually(functions.close)

@@ -11,9 +11,9 @@ from services.rewarder.module_sources import (
     MAX_SOURCE_BYTES,
     SourceFile,
     complete,
-    is_on_reward_path,
     version_of,
 )
+from services.rewarder.reward_places import RewardPlaces
 from shared.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -42,12 +42,12 @@ def test_several_files_make_one_version_whatever_their_order_and_wherever_they_l
 
 
 def test_a_module_is_on_the_path_only_where_its_name_says() -> None:
-    path = ["/rewards"]
-    assert is_on_reward_path("mine", "/rewards/mine.py", path)
-    assert is_on_reward_path("mine", "/rewards/mine/__init__.py", path)
-    assert is_on_reward_path("mine.part", "/rewards/mine/part.py", path)
-    assert not is_on_reward_path("numpy", "/rewards/.venv/lib/python3.11/site-packages/numpy/__init__.py", path)
-    assert not is_on_reward_path("shared.errors", "/rewards/shared/errors.py", path)
+    places = RewardPlaces(("/rewards",))
+    assert places.holds("mine", "/rewards/mine.py")
+    assert places.holds("mine", "/rewards/mine/__init__.py")
+    assert places.holds("mine.part", "/rewards/mine/part.py")
+    assert not places.holds("numpy", "/rewards/.venv/lib/python3.11/site-packages/numpy/__init__.py")
+    assert not places.holds("shared.errors", "/rewards/shared/errors.py")
 
 
 def test_what_is_imported_in_a_function_belongs_to_the_version_however_it_is_written(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def f():
     written(tmp_path, "lazy_pack/deeper.py", "from ..outside import x")
     sys.path.append(str(tmp_path))
     try:
-        sources = complete("main", recorded, [str(tmp_path)])
+        sources = complete("main", recorded, RewardPlaces((str(tmp_path),)))
     finally:
         sys.path.remove(str(tmp_path))
     assert [item.module for item in sources.files] == [
@@ -87,27 +87,29 @@ def f():
 def test_more_source_than_a_worker_is_sent_is_refused() -> None:
     code = "#" * (MAX_SOURCE_BYTES + 1)
     with pytest.raises(UserError, match="main and what it imports have 16777217 bytes of source"):
-        complete("main", {"main": file("main", code)}, [])
+        complete("main", {"main": file("main", code)}, RewardPlaces())
 
 
 MIXED = """
 import sys
 from pathlib import Path
 from services.rewarder.function_loading import load_function, read_function
+from services.rewarder.reward_places import RewardPlaces
 
 directory = sys.argv[1]
+places = RewardPlaces((directory,))
 main, part = Path(directory, "main.py"), Path(directory, "pack", "part.py")
 main.write_text("from pack import part\\ndef f(**_): return part.VALUE")
 versions = []
 for value in (1, 2):
     part.write_text(f"VALUE = {value}")
-    function, sources = read_function("main:f", reward_path=[directory])
+    function, sources = read_function("main:f", places=places)
     versions.append(sources)
     for name in ("main", "pack", "pack.part"):
         sys.modules.pop(name, None)
 part.unlink()
 first, second, again = (
-    load_function("main:f", reward_path=[directory], sources=sources) for sources in (*versions, versions[0])
+    load_function("main:f", places=places, sources=sources) for sources in (*versions, versions[0])
 )
 print(first(), second(), again(), first(), [file.module for file in versions[0].files])
 """

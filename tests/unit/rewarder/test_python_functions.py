@@ -11,6 +11,7 @@ from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.module_sources import SourceFile, Sources, version_of
 from services.rewarder.module_watch import ModuleWatch
 from services.rewarder.python_functions import PythonFunctions
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.worker_frames import Inspected, Refused
 from tests.eventually import eventually
 
@@ -50,7 +51,7 @@ class Files:
         self.pool = FakePool(directory)
         self.functions = PythonFunctions(
             cast("Any", self.pool),
-            loop_functions=LoopFunctions(reward_path=[str(directory)], import_timeout_s=60.0),
+            loop_functions=LoopFunctions(places=RewardPlaces((str(directory),)), import_timeout_s=60.0),
             import_timeout_s=60.0,
             check_timeout_s=60.0,
             in_use=lambda: in_use,
@@ -139,7 +140,7 @@ async def test_a_file_that_is_saved_while_an_edit_of_it_is_imported_waits_for_th
         files.write("m", ONE + " # third")
 
     files.pool.after_reading = [save]
-    watch = ModuleWatch(files.functions, reward_path=[str(files.directory)], every_s=60.0)
+    watch = ModuleWatch(files.functions, places=RewardPlaces((str(files.directory),)), every_s=60.0)
     for _ in range(2):
         await watch.look()
     assert files.in_force("m") == ONE, "nobody imported the third, and the second is not there any more"
@@ -154,7 +155,7 @@ async def test_an_edit_that_takes_for_ever_to_import_holds_up_no_other_module(fi
         await files.functions.inspect(f"{module}:one")
     files.pool.held["hanging"] = asyncio.Event()
     files.write("hanging", ONE + " # hangs")
-    watch = ModuleWatch(files.functions, reward_path=[str(files.directory)], every_s=0.001)
+    watch = ModuleWatch(files.functions, places=RewardPlaces((str(files.directory),)), every_s=0.001)
     watching = asyncio.create_task(watch.run())
     try:
         await eventually(lambda: files.pool.num_held)

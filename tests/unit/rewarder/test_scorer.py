@@ -9,6 +9,7 @@ import pytest
 from services.rewarder.loop_functions import LoopFunctions
 from services.rewarder.python_functions import PythonFunctions
 from services.rewarder.reward_call import RewardCall, Verdict
+from services.rewarder.reward_places import RewardPlaces
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.worker_frames import Answer, Inspected
@@ -42,7 +43,7 @@ class FakeSource:
 def scorer(source: FakeSource, metrics: RewarderMetrics) -> Scorer:
     functions = PythonFunctions(
         cast("Any", None),
-        loop_functions=LoopFunctions(reward_path=(), import_timeout_s=60),
+        loop_functions=LoopFunctions(places=RewardPlaces(), import_timeout_s=60),
         import_timeout_s=60,
         check_timeout_s=60,
     )

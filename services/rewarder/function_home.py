@@ -1,0 +1,77 @@
+"""Whether a function that stands in a reward module is that module's, or was only imported there.
+
+    from os import system               os's: a key would be a shell
+    from .formats import think_format   of another module that reward functions may come from: fine
+    brevity = make_brevity(0.5)         made here, whoever wrote make_brevity: fine
+    quick = functools.partial(system)   os's, in a wrapper
+
+What a module imports is its author's tool, and nothing that whoever has a key may call. An author who wants it to be a
+reward function names it in the module's ``__all__``.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType, ModuleType, WrapperDescriptorType
+from typing import Any, cast
+
+from services.rewarder.reward_places import RewardPlaces
+
+_MAX_WRAPPERS = 16
+
+
+def foreign_home(name: str, module: ModuleType, places: RewardPlaces) -> str | None:
+    """Return the module or package that ``name`` in ``module`` was only imported from, None if it may be called."""
+    exported: Any = getattr(module, "__all__", None)
+    if isinstance(exported, (list, tuple)) and name in cast("list[object]", exported):
+        return None
+    return _foreign(getattr(module, name), places, depth=0)
+
+
+def _foreign(function: Any, places: RewardPlaces, depth: int) -> str | None:
+    if depth > _MAX_WRAPPERS:
+        return "a wrapper in too many wrappers"
+    if isinstance(function, functools.partial):
+        return _foreign(function.func, places, depth + 1)
+    if isinstance(function, MethodType):
+        return _foreign(function.__func__, places, depth + 1)
+    if isinstance(function, BuiltinFunctionType | MethodWrapperType | WrapperDescriptorType):
+        home = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+        return None if _may_come_from(home, places) else home
+    if isinstance(function, FunctionType):
+        return _foreign_function(function, places, depth)
+    if _may_come_from(type(function).__module__, places):
+        return None
+    wrapped = getattr(function, "__wrapped__", None)
+    return _foreign(wrapped, places, depth + 1) if callable(wrapped) else _library_with(function, places)
+
+
+def _foreign_function(function: FunctionType, places: RewardPlaces, depth: int) -> str | None:
+    home: Any = function.__globals__.get("__name__")
+    if _may_come_from(home, places):
+        return None
+    if isinstance(home, str) and "<locals>" not in function.__code__.co_qualname:
+        return home
+    # Made by a call of a library's function: a decorator, or a factory. Its code's name, as wraps() changes its own.
+    wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
+    if wrapped is not None:
+        return _foreign(wrapped, places, depth + 1)
+    return _library_with(function, places)
+
+
+def _may_come_from(module: object, places: RewardPlaces) -> bool:
+    if not isinstance(module, str):
+        return False
+    if places.names(module):
+        return True
+    origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
+    return isinstance(origin, str) and places.holds(module, origin)
+
+
+def _library_with(value: object, places: RewardPlaces) -> str | None:
+    """Return the module outside of the reward places in which a name stands for this very object."""
+    for name, module in list(sys.modules.items()):
+        contents = getattr(module, "__dict__", {})
+        if any(found is value for found in list(contents.values())) and not _may_come_from(name, places):
+            return name
+    return None

@@ -1,0 +1,182 @@
+"""Where reward functions may come from: directories of the operator's, and packages that the operator names.
+
+    module --specs--> in HEADRACE_REWARD_MODULES?   imported as Python finds it
+                      in HEADRACE_REWARD_PATH?      the file found there, and no other of that name
+                      else                          refused
+
+Whoever has a key may name any module, and importing one runs it. So this is decided by looking at files only, before
+anything is imported. The standard library, installed packages and headrace's own are not in a reward path, whatever
+lies there: a file of their name is refused too, and so is a link that leads out.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from pathlib import Path
+
+import msgspec
+
+from shared.errors import UserError
+
+_OURS = frozenset({"services", "shared", "headrace", "__main__", "__mp_main__"})
+_LOADERS = (
+    (ExtensionFileLoader, EXTENSION_SUFFIXES),
+    (SourceFileLoader, SOURCE_SUFFIXES),
+    (SourcelessFileLoader, BYTECODE_SUFFIXES),
+)
+
+
+class RewardPlaces(msgspec.Struct, frozen=True):
+    """Where reward functions may come from.
+
+    Args:
+        directories: Of HEADRACE_REWARD_PATH, absolute.
+        packages: Of HEADRACE_REWARD_MODULES: modules by their dotted names, each with all below it.
+    """
+
+    directories: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def names(self, module: str) -> bool:
+        """Whether the operator has named the module, or a package that it is in."""
+        return any(module == package or module.startswith(f"{package}.") for package in self.packages)
+
+    def holds(self, module: str, path: str) -> bool:
+        """Whether the module's file lies where its name says below one of the directories, and is not ours.
+
+        A virtual environment that lies there too is not in the reward path: its modules have other names.
+        """
+        if module.partition(".")[0] in _OURS:
+            return False
+        return any(Path(path) in places_of(module, directory) for directory in self.directories)
+
+    def specs(self, module: str) -> Mapping[str, ModuleSpec]:
+        """Return what is to be imported for the module and the packages it is in; nothing if the operator named it.
+
+        Raises:
+            UserError: Reward functions may not come from there; nothing has been imported.
+        """
+        if self.names(module):
+            return {}
+        top = module.partition(".")[0]
+        if is_reserved(top):
+            whose = "headrace itself" if top in _OURS else "Python's standard library"
+            raise UserError(
+                f"reward functions cannot come from {module}: {top} is part of {whose}. Write a function of your own, "
+                "in a module with another name"
+            )
+        specs: dict[str, ModuleSpec] = {}
+        found: ModuleSpec | None = None
+        places: Sequence[str] = self.directories
+        name = ""
+        for part in module.split("."):
+            name = f"{name}.{part}" if name else part
+            found = _find(name, places)
+            if found is None:
+                raise UserError(self._no_such_module(module))
+            specs[name] = found
+            places = found.submodule_search_locations or ()
+        if found is None or found.origin is None:  # a folder without __init__.py has no functions
+            raise UserError(self._no_such_module(module))
+        for spec in specs.values():
+            self._require_inside(module, spec)
+        if (hidden_by := _hidden_by(specs[top], self.directories)) is not None:
+            raise UserError(
+                f"{module} of HEADRACE_REWARD_PATH is hidden by {hidden_by}, which Python finds first: rename it, for "
+                f"example to my_{top}"
+            )
+        return specs
+
+    def _require_inside(self, module: str, spec: ModuleSpec) -> None:
+        roots = [os.path.realpath(directory) for directory in self.directories]
+        files = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or ())
+        if not all(_is_below(os.path.realpath(file), roots) for file in files):
+            raise UserError(
+                f"reward functions cannot come from {module}: {spec.name} is a link that leads out of the directories "
+                "of HEADRACE_REWARD_PATH. Add the directory that it leads to, or copy the file"
+            )
+
+    def _no_such_module(self, module: str) -> str:
+        file = f"{module.partition('.')[0]}.py"
+        if self.directories:
+            directories = os.pathsep.join(self.directories)
+            where = f"put {file} into one of the directories of HEADRACE_REWARD_PATH ({directories})"
+        else:
+            where = f"set HEADRACE_REWARD_PATH to the directory that holds {file} and start the rewarder again"
+        return (
+            f"no module named {module}: {where}. If it is an installed module, the operator must name it in "
+            f"HEADRACE_REWARD_MODULES (now: {', '.join(self.packages) or 'none'})"
+        )
+
+
+def parse_modules(text: str) -> tuple[str, ...]:
+    """Return the modules that HEADRACE_REWARD_MODULES names, separated by commas.
+
+    Raises:
+        ValueError: One of them is no module's name, or part of Python itself.
+    """
+    names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"'{name}' is no name of a module; write such as my_package.rewards, separated by commas")
+        if name.partition(".")[0] in sys.stdlib_module_names:
+            raise ValueError(
+                f"{name} is part of Python's standard library, and anyone with a key could call all of it; write a "
+                "module of your own that calls it"
+            )
+    return names
+
+
+def is_reserved(top: str) -> bool:
+    """Whether no module of a reward path may have this name, because Python's library or headrace has it."""
+    return top in sys.stdlib_module_names or top in sys.builtin_module_names or top in _OURS
+
+
+def places_of(module: str, directory: str) -> tuple[Path, Path]:
+    """Return where the source of a module would be below a directory: as a file, and as a package."""
+    stem = Path(directory, *module.split("."))
+    return stem.parent / f"{stem.name}.py", stem / "__init__.py"
+
+
+def _find(name: str, places: Iterable[str]) -> ModuleSpec | None:
+    """Return what Python would import for ``name`` from these directories; a finder of its own has no cache."""
+    portions: list[str] = []
+    for place in places:
+        found = FileFinder(place, *_LOADERS).find_spec(name)
+        if found is not None and found.loader is not None:
+            return found
+        if found is not None:
+            portions += found.submodule_search_locations or ()
+    if not portions:
+        return None
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = portions
+    return spec
+
+
+def _hidden_by(spec: ModuleSpec, directories: Sequence[str]) -> str | None:
+    """Return the library that Python takes for a module of this name, None if there is none."""
+    own = {os.path.realpath(directory) for directory in directories}
+    others = [place for place in sys.path if os.path.realpath(place) not in own]
+    known = getattr(sys.modules.get(spec.name), "__spec__", None)
+    for found in (known, PathFinder.find_spec(spec.name, others)):
+        if found is None or found.origin is None:  # folders without __init__.py hide nothing
+            continue
+        if spec.origin is None or os.path.realpath(found.origin) != os.path.realpath(spec.origin):
+            return f"the installed package {spec.name}"
+    return None
+
+
+def _is_below(path: str, roots: Iterable[str]) -> bool:
+    return any(path == root or path.startswith(f"{root.rstrip(os.sep)}{os.sep}") for root in roots)
