@@ -31,13 +31,15 @@ class EngineLoad:
         kv_usage: Highest share of the KV cache in use, from 0 to 1.
         num_running: Requests being decoded; a group is several.
         num_waiting: Requests in the engine that are not.
-        num_preempted: How often a request lost its place in the cache, whether for want of room or for a push.
+        num_preempted: How often a request lost its place in the cache for want of room.
+        num_recomputed: How often one lost it for a push that has the cache computed again.
     """
 
     kv_usage: float = 0.0
     num_running: int = 0
     num_waiting: int = 0
     num_preempted: int = 0
+    num_recomputed: int = 0
 
 
 class InflightWindow:
@@ -64,7 +66,7 @@ class InflightWindow:
         in_engine = load.num_running + load.num_waiting
         num_idle = num_inflight * load.num_waiting / in_engine if in_engine else 0.0
         self._num_idle = num_idle if self._num_idle is None else min(self._num_idle, num_idle)
-        if load.num_preempted and self._peak > HIGH:  # else they were for a push
+        if load.num_preempted:
             self._shrink(num_inflight, need=_OVERFULL)
         elif load.kv_usage > HIGH:
             self._shrink(num_inflight, need=load.kv_usage)

@@ -31,7 +31,12 @@ class GeneratorMetrics:
         )
         self.preempted = Counter(
             "headrace_requests_preempted",
-            "Completions whose KV cache was given up, for want of room or for a push, and computed again",
+            "Completions whose KV cache was given up for want of room, and computed again",
+            registry=self.registry,
+        )
+        self.recomputed = Counter(
+            "headrace_requests_recomputed",
+            "Completions whose KV cache was computed again with the weights of a push",
             registry=self.registry,
         )
         self.policy_version = Gauge(
@@ -54,3 +59,4 @@ class GeneratorMetrics:
         self.running.set(load.num_running)
         self.waiting.set(load.num_waiting)
         self.preempted.inc(load.num_preempted)
+        self.recomputed.inc(load.num_recomputed)

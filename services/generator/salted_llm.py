@@ -9,6 +9,9 @@ the engine from then on find nothing of before; completions of one prompt share 
 policy version alone would not do: a trainer that was resumed may push other weights under a number seen before.
 """
 
+import math
+import time
+from collections import deque
 from typing import Any
 
 from vllm.v1.engine import EngineCoreEventType
@@ -16,6 +19,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from services.generator.inflight_window import EngineLoad
+
+_REMEMBERED_HOLDS = 16
+"""A request that waits in the engine says late that a push took its place in the cache."""
 
 
 class SaltedLLM(AsyncLLM):
@@ -48,9 +54,15 @@ class SaltedLLM(AsyncLLM):
 
         AsyncLLM waits 20 ms longer for the last outputs, which have their version already.
         """
+        self._recorder.hold_begins(time.monotonic())
         await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
         # Not before: a request with the new salt could still have been read by the old weights.
         self._num_holds += 1
+
+    async def resume_generation(self) -> None:
+        """Let decoding go on."""
+        await super().resume_generation()
+        self._recorder.hold_ends(time.monotonic())
 
     async def update_weight_version(self, new_version: str) -> None:
         """Name the weights."""
@@ -75,6 +87,18 @@ class LoadRecorder(PrometheusStatLogger):
         self._running: dict[int, int] = {}
         self._waiting: dict[int, int] = {}
         self._num_preempted = 0
+        self._num_recomputed = 0
+        self._holds: deque[list[float]] = deque(maxlen=_REMEMBERED_HOLDS)
+
+    def hold_begins(self, at_s: float) -> None:
+        """Take note that decoding is held from now on; a hold within a hold is a part of it."""
+        if not self._holds or self._holds[-1][1] < math.inf:
+            self._holds.append([at_s, math.inf])
+
+    def hold_ends(self, at_s: float) -> None:
+        """Take note that decoding goes on."""
+        if self._holds:
+            self._holds[-1][1] = at_s
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -89,8 +113,14 @@ class LoadRecorder(PrometheusStatLogger):
 
     def look_at(self, _request: Any, output: Any, *_: Any) -> None:
         """Take note of what happened to one request."""
-        if output.events:
-            self._num_preempted += sum(event.type == EngineCoreEventType.PREEMPTED for event in output.events)
+        for event in output.events or ():
+            if event.type != EngineCoreEventType.PREEMPTED:
+                continue
+            # The engine core has the same monotonic clock, being on this machine.
+            if any(begin <= event.timestamp <= end for begin, end in self._holds):
+                self._num_recomputed += 1
+            else:
+                self._num_preempted += 1
 
     def log_engine_initialized(self) -> None:
         """Say nothing."""
@@ -108,6 +138,7 @@ class LoadRecorder(PrometheusStatLogger):
             num_running=sum(self._running.values()),
             num_waiting=sum(self._waiting.values()),
             num_preempted=self._num_preempted,
+            num_recomputed=self._num_recomputed,
         )
-        self._peaks, self._num_preempted = dict(self._usages), 0
+        self._peaks, self._num_preempted, self._num_recomputed = dict(self._usages), 0, 0
         return load

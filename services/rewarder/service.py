@@ -187,7 +187,8 @@ class RewarderService:
         await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
         self._starting = "starting: reward workers"
         async with self._pool:
-            await self_test(self._scorer)
+            # Its verdicts are on nobody's dashboard.
+            await self_test(Scorer(self._functions, metrics=RewarderMetrics()))
             await take_back(self._redis, "rewarder", self._replica_id, run_id=None)
             self._starting = None
             _collect_seldom()

@@ -29,7 +29,9 @@ async def small_engine(tiny_model: Path, vllm_environment: None) -> AsyncIterato
 
     Whole blocks of a prompt are shared, and on CPU they have 128 tokens if nothing else is said.
     """
-    config = a_config(tiny_model, vllm={"max_num_seqs": 4, "block_size": BLOCK}, max_prompt_length=100)
+    config = a_config(
+        tiny_model, vllm={"max_num_seqs": 4, "block_size": BLOCK}, max_prompt_length=100, max_completion_length=800
+    )
     engine = await start_engine(spec_for(config, has_cuda=False), extra_args={}, has_cuda=False, timeout_s=600)
     await engine.client.update_weight_version("0")
     yield engine
@@ -107,3 +109,24 @@ async def check_queued(
             assert (logprobs - before.logprobs(LONG_PROMPT, ids))[start:end].abs().max() < 1e-4
         whole[label == "2"] += 1
     assert whole[1] > 0, "no completion began after the push"
+
+
+@pytest.mark.parametrize(("clear_cache", "num_recomputed"), [(True, 3), (False, 0)])
+async def test_what_a_push_has_computed_again_is_not_taken_for_a_want_of_room(
+    small_engine: Engine, *, clear_cache: bool, num_recomputed: int
+) -> None:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    async def sample() -> None:
+        params = SamplingParams(n=3, max_tokens=800, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+        async for _ in small_engine.client.generate({"prompt_token_ids": LONG_PROMPT}, params, "across-a-hold"):
+            pass
+
+    small_engine.take_load()
+    sampling = asyncio.create_task(sample(), name="sample across a hold")
+    await eventually(lambda: small_engine.take_load().num_running == 3)
+    await small_engine.client.pause_generation(mode="keep", clear_cache=clear_cache)
+    await small_engine.client.resume_generation()
+    await sampling
+    load = small_engine.take_load()
+    assert (load.num_preempted, load.num_recomputed) == (0, num_recomputed)

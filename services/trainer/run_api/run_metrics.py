@@ -28,6 +28,7 @@ from services.trainer.run_api.training_gauges import TrainingGauges
 from services.trainer.run_api.whole_registry import WholeRegistry
 from shared.access.keyring import Keyring, keys_file_gauge
 from shared.errors import HeadraceError, UnavailableError
+from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_store import RunRecord, RunStore
 
@@ -50,6 +51,9 @@ class RunMetrics:
         self._runs = self._gauge("headrace_runs", "Runs by status", "status")
         self._rank_up = self._gauge("headrace_rank_up", "1 while a training rank runs")
         self._restarts = self._gauge("headrace_rank_restarts_total", "Restarts of training ranks by this process")
+        self._starts = self._gauge(
+            "headrace_run_rank_starts", "Starts of its training rank, whatever ended the one before", "run_id"
+        )
         self._step = self._gauge("headrace_run_step", "Optimizer steps done", "run_id")
         self._max_steps = self._gauge("headrace_run_max_steps", "Optimizer steps of the whole run", "run_id")
         self._version = self._gauge("headrace_run_policy_version", "Newest policy version", "run_id")
@@ -78,9 +82,9 @@ class RunMetrics:
         self._training = TrainingGauges()
         self.registry.register(self._training)
         self._of_the_current_run = (
-            self._step, self._max_steps, self._version, self._groups, self._pushes, self._probes_failed, self._depth,
-            self._max_staleness, self._generators, self._serving, self._left_out, self._rewarders, self._paused,
-            self._paused_s, self._disk_free, self._disk_size,
+            self._starts, self._step, self._max_steps, self._version, self._groups, self._pushes, self._probes_failed,
+            self._depth, self._max_staleness, self._generators, self._serving, self._left_out, self._rewarders,
+            self._paused, self._paused_s, self._disk_free, self._disk_size,
         )  # fmt: skip
 
     def watch_keys(self, keyring: Keyring) -> None:
@@ -121,10 +125,12 @@ class RunMetrics:
         around = await look_around(self._redis, record, current_run=current)
         newest = await asyncio.to_thread(_newest_metrics, record)
         disk = await asyncio.to_thread(_disk_of, Path(record.run_dir))
+        num_starts = int(await self._redis.get(RunKeys(record.run_id).epoch) or 0)
         config = record.parsed_config()
         with self.registry.changing():
             self._forget_the_run()
             self._show_progress(record)
+            self._starts.labels(record.run_id).set(num_starts)
             self._max_staleness.labels(record.run_id).set(config.max_staleness)
             self._show_surroundings(record, around)
             if disk is not None:
