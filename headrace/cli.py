@@ -84,6 +84,11 @@ def _add_up(add_parser: AddParser) -> None:
         help="N simulated generators (1) instead of vLLM, in one process: random tokens at drawn times, for benchmarks "
         "and planning; HEADRACE_SIMULATED_* sets the distributions (docs/simulated-generator.md)",
     )
+    up.add_argument(
+        "--repair-redis",
+        action="store_true",
+        help="first cut a damaged file of the embedded Redis where the damage begins; a copy of it is kept",
+    )
     up.add_argument("--port", type=port, help="port of the run API (8400, or the next free one)")
     up.add_argument("--detach", action="store_true", help="return once it is up; `headrace down` ends it")
     up.set_defaults(command=_up)

@@ -31,7 +31,10 @@ def up(arguments: argparse.Namespace) -> int:
         api_port=arguments.port,
         metrics_port=_metrics_port(),
         redis_url=_redis_url(),
+        repairs_redis=arguments.repair_redis,
     )
+    if settings.repairs_redis and settings.redis_url is not None:
+        raise UserError("--repair-redis is for the Redis that comes along, and HEADRACE_REDIS_URL names another one")
     if arguments.detach:
         return _up_detached(settings)
     return launcher.run(settings, say=say)
@@ -104,6 +107,8 @@ def start_detached(
         command += ["--generators", str(settings.num_generators)]
     if settings.api_port is not None:
         command += ["--port", str(settings.api_port)]
+    if settings.repairs_redis:
+        command.append("--repair-redis")
     with (state.logs / "launcher.log").open("wb") as log_file:
         return subprocess.Popen(
             command,

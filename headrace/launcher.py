@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from headrace import embedded_redis, process_table
+from headrace import embedded_redis, process_table, redis_repair
 from headrace.launch_ports import hold_generators, hold_ports
 from headrace.rearrangement import rearrange
 from headrace.service_specs import (
@@ -48,12 +48,14 @@ def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
     """Run until SIGINT or SIGTERM; return the exit status.
 
     Raises:
-        UserError: Another launcher runs on this state directory, or it cannot be used.
+        UserError: Another launcher runs on this state directory, or it cannot be used or repaired.
     """
     state = StateDir(settings.state_dir)
     state.make()
     with state.lock():
         _end_leftovers(state, say)
+        if settings.repairs_redis:
+            say(redis_repair.repair(state.redis))
         process_table.adopt_orphans()
         return asyncio.run(Launcher(settings, state, say=say).run())
 

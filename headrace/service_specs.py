@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace import cpu_placement, embedded_redis
+from headrace import cpu_placement, embedded_redis, redis_repair
 from headrace.held_port import HeldPort
 from headrace.launch_ports import Doors, LaunchPorts
 from headrace.state_dir import Keys, StateDir
@@ -45,6 +45,7 @@ class UpSettings:
     api_port: int | None = None
     metrics_port: int = 0
     redis_url: str | None = field(default=None, repr=False)
+    repairs_redis: bool = False
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=default_commands)
 
     @property
@@ -64,6 +65,7 @@ def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec
         log_path=state.logs / "redis.log",
         is_essential=True,
         stop_timeout_s=15.0,
+        why_hopeless=lambda last_words: redis_repair.why_unreadable(state.redis, last_words=last_words),
     )
 
 

@@ -39,6 +39,8 @@ class ServiceSpec:
     stop_timeout_s: float
     listeners: Mapping[str, HeldPort] = field(default_factory=dict[str, HeldPort])
     """The ports that it is handed, by name; a service that is down refuses callers."""
+    why_hopeless: Callable[[str], str] = lambda _: ""
+    """Given the last words of one that failed, returns why it would fail again; empty if it may not."""
 
 
 class SupervisedProcess:
@@ -72,6 +74,11 @@ class SupervisedProcess:
                 if code in (USER_ERROR, FENCED):
                     self._say(f"{self.spec.name} gave up: {self.last_words()} (log: {self.spec.log_path})")
                     return code
+                if code not in (-signal.SIGKILL, -signal.SIGTERM):
+                    reason = await asyncio.to_thread(self.spec.why_hopeless, self.last_words())
+                    if reason:
+                        self._say(f"{self.spec.name} gave up: {reason} (log: {self.spec.log_path})")
+                        return USER_ERROR
                 if time.monotonic() - started_at > _HEALTHY_AFTER_S:
                     pause_s = _FIRST_PAUSE_S
                 last_words = f" ({self.last_words()})" if code > 0 else ""

@@ -57,15 +57,16 @@ class LauncherRig:
         """Tell a stand-in what to do at its next start."""
         (self._directory / f"{name}.orders").write_text(json.dumps(orders))
 
-    def launch(self, *, num_generators: int = 1) -> "subprocess.Popen[bytes]":
+    def launch(self, *, num_generators: int = 1, repairs_redis: bool = False) -> "subprocess.Popen[bytes]":
         """Start a launcher."""
         script = Path(__file__).with_name("run_launcher.py")
         command = [sys.executable, str(script), str(self.state.path), str(self._directory), str(num_generators)]
         command += self._stand_ins
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if repairs_redis:
+            environment["HEADRACE_TEST_REPAIRS_REDIS"] = "1"
         with (self._directory / "output").open("ab") as output:
-            process = subprocess.Popen(
-                command, cwd=self._directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=output, stderr=output
-            )
+            process = subprocess.Popen(command, cwd=self._directory, env=environment, stdout=output, stderr=output)
         self._processes.append(process)
         return process
 

@@ -4,6 +4,7 @@ python run_launcher.py STATE_DIR DIRECTORY NUM_GENERATORS STAND_IN...
 """
 
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def main() -> int:
     settings = UpSettings(
         state_dir=Path(state_dir),
         num_generators=int(num_generators),
+        repairs_redis="HEADRACE_TEST_REPAIRS_REDIS" in os.environ,
         commands=commands,
     )
     try:

@@ -24,12 +24,19 @@ class Stack:
     """`headrace up` on a state directory of its own; rewards are importable from ``directory``."""
 
     def __init__(
-        self, directory: Path, *, num_generators: int = 1, num_simulated: int = 0, launcher: list[str] | None = None
+        self,
+        directory: Path,
+        *,
+        num_generators: int = 1,
+        num_simulated: int = 0,
+        launcher: list[str] | None = None,
+        options: tuple[str, ...] = (),
     ) -> None:
         self.state = StateDir(directory / "state")
         self._directory = directory
         generators = ["--simulate", str(num_simulated)] if num_simulated else ["--generators", str(num_generators)]
-        self._command = launcher or ["-m", "headrace", "up", "--state-dir", str(self.state.path), *generators]
+        up = ["-m", "headrace", "up", "--state-dir", str(self.state.path), *generators, *options]
+        self._command = launcher or up
         self.said: list[str] = []
         self._output = directory / "up.log"
 
@@ -48,7 +55,8 @@ class Stack:
             if line.startswith("Next:"):  # the last line of the announcement
                 break
         else:
-            raise AssertionError("headrace up ended before it was up")
+            self._launcher.communicate()
+            raise AssertionError(f"headrace up ended before it was up: {''.join(self.said)}")
         endpoint = self.state.endpoint()
         assert endpoint is not None
         self.client = HeadraceClient(endpoint.api_url, self.state.keys().api_key, timeout_s=60)

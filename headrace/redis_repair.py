@@ -1,0 +1,139 @@
+"""What to do about an append-only file that the embedded Redis cannot read: on request, cut it where the damage begins.
+
+    base.rdb   incr.1.aof   incr.2.aof      replayed in this order, which the manifest has
+                 ....X...                   damaged at X: what stands before is kept, the rest and incr.2 are lost
+
+The server's binary is its own checker, under another name. All files are kept aside before one is cut. An end that was
+torn off by a crash is no damage: the server cuts it by itself.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.embedded_redis import server_binary
+from shared.errors import UserError
+
+_APPEND_ONLY = "appendonlydir"
+_MANIFEST = "appendonly.aof.manifest"
+_ENTRY = re.compile(r"file (\S+) seq \d+ type ([bi])")
+_OK_UP_TO = re.compile(r"ok_up_to=(\d+)")
+_BAD_FORMAT = "Bad file format reading the append only file"
+"""What the server says last of a file that is damaged and not only torn."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """The first file that is damaged.
+
+    Attributes:
+        num_good_bytes: What stands before the damage; of a base there is nothing to be kept.
+        later: Names of the files that are replayed after it.
+    """
+
+    file: Path
+    is_base: bool
+    num_good_bytes: int
+    later: tuple[str, ...]
+
+    def __str__(self) -> str:
+        size = self.file.stat().st_size
+        where = "damaged" if self.is_base else f"damaged at byte {self.num_good_bytes} of {size}"
+        return f"{self.file} is {where}"
+
+
+def why_unreadable(directory: Path, *, last_words: str) -> str:
+    """Return what a server that ended could not read, and what to do; nothing if its files are not the reason.
+
+    Args:
+        directory: Its data.
+        last_words: Of its log.
+    """
+    damage = find_damage(directory)
+    if damage is None or not (damage.is_base or _BAD_FORMAT in last_words):
+        return ""
+    command = f"`headrace up --repair-redis --state-dir {shlex.quote(str(directory.parent))}`"
+    kept = (
+        "starts with an empty Redis. The records of all runs are lost"
+        if damage.is_base
+        else "goes on with what was written before. What Redis was told after that is lost: runs submitted since then, "
+        "and what others have come to since; those go on from their checkpoints, and what is missing of their prompts "
+        "is sampled again"
+    )
+    return f"{damage}. {command} keeps a copy of the files and {kept}. Checkpoints and models stay"
+
+
+def repair(directory: Path) -> str:
+    """Cut damaged files, and return what was done.
+
+    Raises:
+        UserError: The files cannot be read or written.
+    """
+    try:
+        damage = find_damage(directory)
+        return "the files of Redis are not damaged" if damage is None else _cut(damage)
+    except OSError as error:
+        raise UserError(f"the files of Redis in {directory} cannot be repaired: {error}") from error
+
+
+def find_damage(directory: Path) -> Damage | None:
+    """Check all files of a server that does not run, in the order in which it replays them."""
+    manifest = directory / _APPEND_ONLY / _MANIFEST
+    if not manifest.exists():
+        return None
+    entries = _ENTRY.findall(manifest.read_text(encoding="utf-8"))
+    for place, (name, kind) in enumerate(entries):
+        file = manifest.with_name(name)
+        num_good_bytes = _num_good_bytes(file, is_snapshot=file.suffix == ".rdb")
+        if num_good_bytes is not None:
+            later = tuple(later_name for later_name, _ in entries[place + 1 :])
+            return Damage(file, kind == "b", num_good_bytes, later)
+    return None
+
+
+def _num_good_bytes(file: Path, *, is_snapshot: bool) -> int | None:
+    """Return how much of a damaged file can be read; None if it is whole."""
+    checker = "valkey-check-rdb" if is_snapshot else "valkey-check-aof"
+    done = subprocess.run(
+        [checker, str(file)],
+        executable=server_binary(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == 0:
+        return None
+    found = _OK_UP_TO.search(done.stdout)
+    return int(found[1]) if found else 0
+
+
+def _cut(damage: Damage) -> str:
+    said = str(damage)
+    live = damage.file.parent
+    aside = live.with_name(f"{_APPEND_ONLY}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+    aside.mkdir(mode=0o700)
+    for file in live.iterdir():
+        os.link(file, aside / file.name)
+    if damage.is_base:
+        for file in live.iterdir():
+            file.unlink()
+        return f"{said}: Redis starts empty; its files are kept in {aside}"
+    # Other files under the same names: those kept aside stay as they are.
+    shorter = live / ".shorter"
+    shutil.copy(damage.file, shorter)
+    os.truncate(shorter, damage.num_good_bytes)
+    shorter.replace(damage.file)
+    manifest = live / _MANIFEST
+    lines = manifest.read_text(encoding="utf-8").splitlines(keepends=True)
+    shorter.write_text("".join(line for line in lines if line.split()[1] not in damage.later), encoding="utf-8")
+    shorter.replace(manifest)
+    for name in damage.later:
+        (live / name).unlink(missing_ok=True)
+    return f"{said}, and was cut there; the files as they were are kept in {aside}"

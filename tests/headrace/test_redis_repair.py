@@ -1,0 +1,162 @@
+"""A damaged append-only file of the embedded Redis: the person is told what to do, and it works."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import redis
+
+from headrace import cli, process_table
+from headrace.redis_repair import find_damage, repair, why_unreadable
+from tests.conftest import RedisServer
+from tests.headrace.launcher_rig import PATIENCE_S, LauncherRig, wait_for
+
+BAD_FORMAT = "Bad file format reading the append only file appendonly.aof.1.incr.aof: make a backup"
+
+
+@contextlib.contextmanager
+def server(directory: Path) -> Generator["redis.Redis"]:
+    """Run a server on a directory, which makes append-only files in it."""
+    directory.mkdir(exist_ok=True)
+    running = RedisServer(directory)
+    running.start()
+    try:
+        with redis.Redis.from_url(running.url) as client:
+            yield client
+    finally:
+        running.kill()
+
+
+def write(client: "redis.Redis", name: str, *, count: int) -> None:
+    for number in range(count):
+        client.set(f"{name}-{number}", os.urandom(50))
+
+
+def damage(file: Path, *, at: float) -> int:
+    """Write zeros over a piece of a file and return where it begins."""
+    content = bytearray(file.read_bytes())
+    begin = int(len(content) * at)
+    content[begin : begin + 200] = bytes(200)
+    file.write_bytes(content)
+    return begin
+
+
+def newest(directory: Path, pattern: str) -> Path:
+    (found,) = (directory / "appendonlydir").glob(pattern)
+    return found
+
+
+def test_a_launcher_whose_redis_file_is_damaged_says_what_to_do_and_that_brings_it_up(rig: LauncherRig) -> None:
+    launcher = rig.launch_until_ready()
+    with redis.Redis.from_url(rig.state.redis_url()) as client:
+        write(client, "early", count=100)
+        write(client, "late", count=300)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=PATIENCE_S) == 0
+    file = newest(rig.state.redis, "*.incr.aof")
+    begin, as_it_was = damage(file, at=0.5), file.read_bytes()
+
+    refused = rig.launch()
+    assert refused.wait(timeout=PATIENCE_S) == 1
+    said = rig.output()
+    assert f"redis gave up: {file} is damaged at byte" in said
+    assert f"`headrace up --repair-redis --state-dir {rig.state.path}` keeps a copy of the files" in said
+    assert "headrace cannot run without redis" in said
+    assert "starting it again" not in said
+
+    repaired = rig.launch(repairs_redis=True)
+    rig.wait_until_ready(repaired)
+    assert f"{file} is damaged at byte" in rig.output()
+    assert "and was cut there; the files as they were are kept in" in rig.output()
+    with redis.Redis.from_url(rig.state.redis_url()) as client:
+        assert client.exists(*(f"early-{number}" for number in range(100))) == 100
+        assert client.exists("late-299") == 0
+    (aside,) = rig.state.redis.glob("appendonlydir.damaged-*")
+    assert (aside / file.name).read_bytes() == as_it_was
+    assert begin - 200 < int(rig.output().rpartition("damaged at byte ")[2].split()[0]) <= begin
+
+
+def test_a_redis_that_dies_on_a_damaged_file_while_all_runs_ends_the_launcher_with_what_to_do(
+    rig: LauncherRig,
+) -> None:
+    launcher = rig.launch_until_ready()
+    with redis.Redis.from_url(rig.state.redis_url()) as client:
+        write(client, "key", count=300)
+    damage(newest(rig.state.redis, "*.incr.aof"), at=0.5)
+    processes = rig.processes_of(launcher)
+    os.kill(rig.endpoint().processes["redis"].pid, signal.SIGKILL)
+    assert launcher.wait(timeout=PATIENCE_S) == 1
+    assert "`headrace up --repair-redis" in rig.output()
+    assert not [process for process in processes if process_table.is_alive(process)]
+
+
+def test_a_torn_end_is_left_to_the_server_which_starts_on_it(tmp_path: Path) -> None:
+    with server(tmp_path / "redis") as client:
+        write(client, "key", count=300)
+    file = newest(tmp_path / "redis", "*.incr.aof")
+    os.truncate(file, file.stat().st_size - 20)
+    assert why_unreadable(tmp_path / "redis", last_words="Failed listening on port 6379") == ""
+    with server(tmp_path / "redis") as client:
+        assert client.exists("key-298", "key-299") == 1
+
+
+def test_what_is_replayed_after_the_damage_is_left_out_and_kept_aside(tmp_path: Path) -> None:
+    """A rewrite that did not come to its end leaves two incremental files."""
+    directory = tmp_path / "redis"
+    with server(directory) as client:
+        write(client, "first", count=300)
+    first = newest(directory, "*.incr.aof")
+    second = first.with_name("appendonly.aof.2.incr.aof")
+    second.write_bytes(b"*3\r\n$3\r\nSET\r\n$6\r\nsecond\r\n$1\r\n1\r\n")
+    manifest = first.with_name("appendonly.aof.manifest")
+    manifest.write_text(manifest.read_text() + f"file {second.name} seq 2 type i\n")
+    with server(directory) as client:
+        assert client.get("second") == b"1"
+    damage(first, at=0.9)
+    found = find_damage(directory)
+    assert found is not None
+    assert (found.file, found.later) == (first, (second.name,))
+    assert "go on from their checkpoints" in why_unreadable(directory, last_words=BAD_FORMAT)
+
+    assert "was cut there" in repair(directory)
+    with server(directory) as client:
+        assert client.exists("first-0", "first-299", "second") == 1
+    (aside,) = directory.glob("appendonlydir.damaged-*")
+    assert (aside / second.name).exists()
+
+
+def test_of_a_damaged_base_nothing_is_kept_but_the_copy_and_the_person_knows_it_before(tmp_path: Path) -> None:
+    directory = tmp_path / "redis"
+    with server(directory) as client:
+        write(client, "key", count=300)
+        client.bgrewriteaof()
+        wait_for(lambda: list((directory / "appendonlydir").glob("*.2.base.rdb")), "the rewrite")
+        wait_for(lambda: len(list((directory / "appendonlydir").glob("*.rdb"))) == 1, "the old base to go")
+    damage(newest(directory, "*.base.rdb"), at=0.5)
+    assert "starts with an empty Redis. The records of all runs are lost" in why_unreadable(directory, last_words="")
+    assert "Redis starts empty" in repair(directory)
+    with server(directory) as client:
+        assert client.dbsize() == 0
+    (aside,) = directory.glob("appendonlydir.damaged-*")
+    assert newest(aside.parent, "../appendonlydir.damaged-*/*.2.base.rdb").stat().st_size > 300 * 50
+
+
+def test_whole_files_are_left_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "redis"
+    assert repair(directory) == "the files of Redis are not damaged"
+    with server(directory) as client:
+        write(client, "key", count=3)
+    before = newest(directory, "*.incr.aof").read_bytes()
+    assert repair(directory) == "the files of Redis are not damaged"
+    assert newest(directory, "*.incr.aof").read_bytes() == before
+
+
+def test_a_redis_of_one_s_own_is_not_repaired(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADRACE_REDIS_URL", "redis://127.0.0.1:1/0")
+    assert cli.main(["up", "--repair-redis"]) == 1
+    assert "--repair-redis is for the Redis that comes along" in capsys.readouterr().err
