@@ -13,13 +13,13 @@ import pytest
 
 from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.lost_writes import LostWrites
-from shared.keys import RunKeys
+from shared.keys import GENERATORS, RunKeys
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.conftest import RedisServer
 from tests.eventually import eventually
-from tests.fundamentals.test_accounting import FakeEncoder, FakeRows, Trainer, generate, score
+from tests.fundamentals.test_accounting import FakeEncoder, FakeRows, Trainer, consumer, generate, score
 from tests.stream_view import entries
 
 
@@ -66,7 +66,13 @@ async def running(server: RedisServer, run_config: RunConfig) -> AsyncIterator[R
         last_step=None,
     )
     lost_writes = LostWrites(
-        redis, keys=keys, ledger=trainer.ledger, admission=trainer.admission, evaluations=evaluations, every_s=0.0
+        redis,
+        keys=keys,
+        ledger=trainer.ledger,
+        scored=trainer.scored,
+        admission=trainer.admission,
+        evaluations=evaluations,
+        every_s=0.0,
     )
     await lost_writes.make_up()
     yield Running(redis, keys, trainer, evaluations, lost_writes)
@@ -141,3 +147,61 @@ async def test_prompts_of_an_evaluation_that_redis_forgot_are_sent_off_again(
     result = await running.evaluations.go_on(running.trainer.scored.take_evaluated())
     assert result is not None
     assert (result.metrics["eval_groups/done"], result.metrics["eval_groups/missing"]) == (3, 0)
+
+
+async def test_prompts_of_an_evaluation_that_are_in_hand_when_redis_is_killed_are_not_sent_off_again(
+    server: RedisServer, running: Running
+) -> None:
+    redis, keys = running.redis, running.keys
+    running.evaluations.begin(0)
+    await running.evaluations.go_on([])
+    await generate(redis, keys)
+    await score(redis, keys)
+    await running.trainer.receive()  # which acks them
+    file, size = await file_of(redis, server)
+
+    start_without_what_came_after(server, file, size)
+    await wait_until_ready(redis, timeout_s=10)
+    await running.lost_writes.make_up()
+
+    assert await entries(redis, keys.prompts) == []
+    result = await running.evaluations.go_on(running.trainer.scored.take_evaluated())
+    assert result is not None
+    assert (result.metrics["eval_groups/done"], result.metrics["eval_groups/missing"]) == (3, 0)
+
+
+async def test_a_buried_prompt_of_an_evaluation_is_not_sent_off_again(server: RedisServer, running: Running) -> None:
+    redis, keys = running.redis, running.keys
+    running.evaluations.begin(0)
+    await running.evaluations.go_on([])
+    for delivery in await consumer(redis, keys, keys.prompts, GENERATORS, "generator-0").read(count=3, block_s=0.05):
+        await delivery.bury("it kills whoever samples it")
+    file, size = await file_of(redis, server)
+
+    start_without_what_came_after(server, file, size)
+    await wait_until_ready(redis, timeout_s=10)
+    await running.lost_writes.make_up()
+    assert await entries(redis, keys.prompts) == []
+
+
+async def test_a_group_in_hand_whose_entry_redis_forgot_is_trained_and_not_sampled_again(
+    server: RedisServer, running: Running, run_config: RunConfig
+) -> None:
+    redis, keys, trainer = running.redis, running.keys, running.trainer
+    await trainer.admission.admit(2)
+    await generate(redis, keys)
+    file, size = await file_of(redis, server)
+    await score(redis, keys)
+    await trainer.receive()
+    await file_of(redis, server)
+
+    start_without_what_came_after(server, file, size)
+    await wait_until_ready(redis, timeout_s=10)
+    await redis.xtrim(keys.completions, maxlen=0)  # nobody scores them again
+    await running.lost_writes.make_up()
+    assert trainer.admission.num_unadmitted == 0
+    assert await trainer.step() == [0, 1]
+
+    # Of a trainer that dies before its next checkpoint no trace of them is left.
+    resumed = await Trainer.start(redis, keys, run_config, checkpoint={"admitted": 2, "trained": [], "dropped": {}})
+    assert resumed.admission.num_unadmitted == 2

@@ -92,10 +92,12 @@ async def assemble(
         replica_id=replica_id,
         last_step=run_log.last_evaluated_step(),
     )
-    lost_writes = LostWrites(redis, keys=keys, ledger=ledger, admission=admission, evaluations=evaluations)
+    scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
+    lost_writes = LostWrites(
+        redis, keys=keys, ledger=ledger, scored=scored, admission=admission, evaluations=evaluations
+    )
     await lost_writes.make_up()  # knows the server from here on: what it loses after the next line is noticed
     admission.admit_again(await missing_groups(redis, keys, ledger))
-    scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
     traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
     batches = BatchBuilder(config, scored=scored, ledger=ledger, traces=traces)
     reports = Reports(config, run_id=keys.run_id, run_dir=files.run_dir, resumed_step=core.policy_version)

@@ -12,7 +12,7 @@ an evaluation anew whose result was not written down.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from services.trainer.loop.admission import Encoder, Row, UnusableRowError, prompt_payload, send_off
 from services.trainer.loop.group_ids import evaluation_id
-from services.trainer.loop.reconcile import groups_in_flight
+from services.trainer.loop.reconcile import buried, groups_in_flight
 from services.trainer.loop.schedule import BatchShape
 from services.trainer.loop.scored_groups import WaitingGroup
 from services.trainer.loop.staleness import window
@@ -193,8 +193,11 @@ class Evaluations:
             self._running.num_missing += 1
             self._running.last_sign_at = time.monotonic()
 
-    async def admit_again(self) -> None:
+    async def admit_again(self, *, in_hand: Collection[str]) -> None:
         """Send off again what Redis has lost of the evaluation under way.
+
+        Args:
+            in_hand: Ids of groups that have arrived, and whose results are not taken in yet.
 
         Raises:
             FencedError: A newer incarnation owns the run.
@@ -202,9 +205,9 @@ class Evaluations:
         """
         if self._running is None:
             return
-        on_streams = await groups_in_flight(self._redis, self._keys)
+        known = {*in_hand, *await groups_in_flight(self._redis, self._keys), *await buried(self._redis, self._keys)}
         for label, index in self._running.in_flight.items():
-            if label not in on_streams:
+            if label not in known:
                 log.warning("prompt %d of the evaluation is sent off again: no trace of it is left", index)
                 payload = self._payload(label, index)
                 await send_off(self._redis, self._keys, self._epoch, label, payload, is_again=True)

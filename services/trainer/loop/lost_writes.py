@@ -1,8 +1,9 @@
 """Notices that Redis was started again, or another one took its place, and admits again what it has lost.
 
 A server that is killed may have acknowledged, a moment before, what it had not yet written to its file. A group whose
-entry was among that would be waited for without an end. What others lost there is theirs to find: they read again what
-they have not settled.
+entry was among that would be waited for without an end. Not so one that the trainer has in hand: that is trained, or
+its result taken, although no stream holds it. What others lost there is theirs to find: they read again what they have
+not settled.
 """
 
 import logging
@@ -12,6 +13,7 @@ from services.trainer.loop.admission import Admission
 from services.trainer.loop.evaluation import Evaluations
 from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.reconcile import missing_groups
+from services.trainer.loop.scored_groups import ScoredGroups
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, patiently
 
@@ -27,6 +29,7 @@ class LostWrites:
         redis: Client of redis_connection.py.
         keys: Keys of the run.
         ledger: Of what was admitted and settled.
+        scored: Has what the trainer has in hand.
         admission: Told of groups of which no trace is left.
         evaluations: Likewise.
         every_s: How often to look.
@@ -38,6 +41,7 @@ class LostWrites:
         *,
         keys: RunKeys,
         ledger: Ledger,
+        scored: ScoredGroups,
         admission: Admission,
         evaluations: Evaluations,
         every_s: float = _EVERY_S,
@@ -45,6 +49,7 @@ class LostWrites:
         self._redis = redis
         self._keys = keys
         self._ledger = ledger
+        self._scored = scored
         self._admission = admission
         self._evaluations = evaluations
         self._every_s = every_s
@@ -66,5 +71,7 @@ class LostWrites:
         if before in (None, self._server):
             return
         log.info("Redis was started again: looking for groups that it has lost")
-        self._admission.admit_again(await missing_groups(self._redis, self._keys, self._ledger))
-        await self._evaluations.admit_again()
+        missing = await missing_groups(self._redis, self._keys, self._ledger)
+        in_hand = self._scored.numbers()
+        self._admission.admit_again(number for number in missing if number not in in_hand)
+        await self._evaluations.admit_again(in_hand=self._scored.evaluated_ids())

@@ -47,10 +47,10 @@ async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:
     """Advance ``ledger.admitted`` past everything Redis knows and return the groups that exist nowhere any more."""
     in_flight = _numbers(await groups_in_flight(redis, keys))
-    buried = _numbers(await _groups_on(redis, keys.dead))
-    for number in buried:
+    dead = _numbers(await buried(redis, keys))
+    for number in dead:
         ledger.record_dropped(number, DEAD_LETTER)
-    ledger.admitted = max([ledger.admitted, *(number + 1 for number in in_flight | buried)])
+    ledger.admitted = max([ledger.admitted, *(number + 1 for number in in_flight | dead)])
     missing = [number for number in ledger.in_flight() if number not in in_flight]
     if missing:
         log.warning("admitting %d groups again of which no trace is left", len(missing))
@@ -66,6 +66,11 @@ async def groups_in_flight(redis: Redis, keys: RunKeys) -> set[str]:
     for stream in (keys.prompts, keys.completions, keys.scored):
         found |= await _groups_on(redis, stream)
     return found
+
+
+async def buried(redis: Redis, keys: RunKeys) -> set[str]:
+    """Return the ids of all dead letters, those of evaluations too."""
+    return await _groups_on(redis, keys.dead)
 
 
 async def _groups_on(redis: Redis, stream: str) -> set[str]:

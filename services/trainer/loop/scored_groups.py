@@ -128,6 +128,10 @@ class ScoredGroups:
         evaluated, self._evaluated = self._evaluated, []
         return evaluated
 
+    def evaluated_ids(self) -> set[str]:
+        """Return the ids of the groups of evaluations that `take_evaluated` will return."""
+        return {group.prompt.group_id for group in self._evaluated}
+
     def take_arrived_tokens(self) -> int:
         """Return the number of sampled tokens that arrived since the last call."""
         arrived, self._num_arrived_tokens = self._num_arrived_tokens, 0
