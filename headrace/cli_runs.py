@@ -67,11 +67,14 @@ def runs(arguments: argparse.Namespace) -> int:
             _took(watch),
         )
     _console().print(table)
+    waiting: dict[str, list[str]] = {}
     for watch in map(RunWatch, found):
         if watch.is_paused:
             _out(f"{watch.run_id} is paused: {watch.reason}")
         if watch.waiting_for:
-            _out(f"{watch.run_id} waits for {watch.waiting_for}")
+            waiting.setdefault(watch.waiting_for, []).append(watch.run_id)
+    for what, run_ids in waiting.items():  # hundreds of a sweep wait for the same
+        _out(f"{run_ids[0]} waits for {what}" if len(run_ids) == 1 else f"{len(run_ids)} runs wait for {what}")
     return 0
 
 

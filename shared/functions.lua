@@ -7,7 +7,10 @@
 --   settle      ack and delete           fenced by the trainer's epoch
 --   take_over   a new epoch: whoever holds an older one is fenced
 --   require     the version generators must hold, fenced by the trainer's epoch
---   write_run   fields of the run's record, fenced by the trainer's epoch
+--   write_run   fields of the run's record; what a trainer writes is fenced by its epoch
+--   ask         what is wanted of the run
+--   point       the run that the generator fleet serves
+--   list_run    a run on a list of runs
 --   bury        a stream -> dead         only by whoever still owns the entry
 --   replay      dead -> the stream it died on
 --   renew / alive / reclaim              leases: an entry is reclaimed because its consumer is dead, not slow
@@ -17,7 +20,8 @@
 -- because the second result of a group is dropped by hand_off.
 --
 -- A full server lets through settle, which makes room; take_over and write_run, without which no trainer gets to it, and
--- which overwrite; renew, which keeps those alive who wait; and alive, which reads.
+-- which overwrite; ask, point and list_run, by which a run is paused, stopped or given its turn; renew, which keeps those
+-- alive who wait; and alive, which reads.
 
 local function fence(epoch_key, mine)
   local current = tonumber(redis.call('GET', epoch_key) or '0')
@@ -99,12 +103,33 @@ redis.register_function('headrace_require', function(keys, args)
   return 1
 end)
 
--- keys: epoch run   args: epoch (field value)...
+-- keys: run epoch   args: epoch (field value)...     of the run API, which nothing fences, the epoch is ''
 redis.register_function{function_name='headrace_write_run', flags={'allow-oom'}, callback=function(keys, args)
-  local refused = fence(keys[1], args[1]) or gone(keys[1]) or gone(keys[2])
+  local refused = gone(keys[1])
+  if args[1] ~= '' then refused = refused or fence(keys[2], args[1]) or gone(keys[2]) end
   if refused then return refused end
-  for i = 2, #args, 2 do redis.call('HSET', keys[2], args[i], args[i + 1]) end
+  for i = 2, #args, 2 do redis.call('HSET', keys[1], args[i], args[i + 1]) end
   return 1
+end}
+
+-- keys: run   args: desired          counts the requests to go on
+redis.register_function{function_name='headrace_ask', flags={'allow-oom'}, callback=function(keys, args)
+  local refused = gone(keys[1])
+  if refused then return refused end
+  redis.call('HSET', keys[1], 'desired', args[1])
+  if args[1] == 'run' then redis.call('HINCRBY', keys[1], 'num_resumes', 1) end
+  return 1
+end}
+
+-- keys: current_run   args: run_id
+redis.register_function{function_name='headrace_point', flags={'allow-oom'}, callback=function(keys, args)
+  redis.call('SET', keys[1], args[1])
+  return 1
+end}
+
+-- keys: list   args: run_id created_at_s
+redis.register_function{function_name='headrace_list_run', flags={'allow-oom'}, callback=function(keys, args)
+  return redis.call('ZADD', keys[1], args[2], args[1])
 end}
 
 -- keys: stream dead   args: consumer_group consumer entry_id group_id reason payload

@@ -1,6 +1,8 @@
 """Names of everything headrace keeps in Redis.
 
     headrace:runs                      sorted set: run id by creation time
+    headrace:runs:queued               sorted set: those of them that wait for their turn (run_lists.py)
+    headrace:runs:served               sorted set: those of them that are running or paused
     headrace:current_run               the run the generator fleet serves now
     headrace:fleet                     hash: every generator replica, run or no run -> address
     headrace:leases:fleet              sorted set: the same by lease expiry (ms, server clock)
@@ -28,6 +30,8 @@ The run id is the hash tag, so that everything of one run lies on one node and o
 from dataclasses import dataclass
 
 RUNS = "headrace:runs"
+QUEUED_RUNS = "headrace:runs:queued"
+SERVED_RUNS = "headrace:runs:served"
 CURRENT_RUN = "headrace:current_run"
 SUBMIT = "headrace:submit"
 FLEET = "headrace:fleet"

@@ -41,10 +41,13 @@ NO_ROOM = OutOfMemoryError
 """Of them, what a server says that answers and has no room: neither memory, nor a disk that takes its file."""
 BLOCK_S = 2.0
 """Longest blocking read. The socket time-out below is well above it."""
+MAX_CONNECTIONS = 16
+"""Of one client: of a trainer's run API, a training rank, a rewarder, a generator replica. One more call waits."""
 _SOCKET_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 2.0
 _FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 1.0
 _LOG_NO_ROOM_EVERY_S = 60.0
+_NO_FUNCTION = "Function not found"
 
 
 class _FullDiskError(OutOfMemoryError):
@@ -82,8 +85,8 @@ class _CancellableTlsWrites(_CancellableWrites, aioredis.SSLConnection):
 
 
 def connect(url: str) -> Redis:
-    """Return a client for ``url``; nothing is sent yet. Replies are bytes."""
-    pool: Any = aioredis.ConnectionPool.from_url(
+    """Return a client for ``url`` with at most MAX_CONNECTIONS; nothing is sent yet. Replies are bytes."""
+    pool: Any = aioredis.BlockingConnectionPool.from_url(
         url,
         retry=Retry(NoBackoff(), 0),
         socket_timeout=_SOCKET_TIMEOUT_S,
@@ -91,7 +94,8 @@ def connect(url: str) -> Redis:
         socket_keepalive=True,
         health_check_interval=0,
         protocol=2,
-        max_connections=64,
+        max_connections=MAX_CONNECTIONS,
+        timeout=_SOCKET_TIMEOUT_S,
     )
     pool.connection_class = _CancellableTlsWrites if url.startswith("rediss:") else _CancellableWrites
     return aioredis.Redis.from_pool(pool)
@@ -126,7 +130,7 @@ async def wait_until_back(client: Redis, *, timeout_s: float) -> None:
             f"Redis evicts keys when memory is short (maxmemory-policy {policy}) and would throw rollouts away. "
             "Set maxmemory-policy noeviction."
         )
-    code = importlib.resources.files("shared").joinpath("functions.lua").read_text(encoding="utf-8")
+    code = _our_functions()
     try:
         await patiently(lambda: _load(client, code), what="FUNCTION LOAD", timeout_s=timeout_s)
     except NoPermissionError:
@@ -155,11 +159,29 @@ async def _ping(client: Redis) -> None:
         raise UserError("what answers at HEADRACE_REDIS_URL is no Redis: it speaks another protocol") from error
 
 
+def _our_functions() -> str:
+    return importlib.resources.files("shared").joinpath("functions.lua").read_text(encoding="utf-8")
+
+
 async def _load(client: Redis, code: str) -> None:
     """Load our library unless it is there: a server without room refuses even what changes nothing."""
     libraries: Any = await client.function_list(library="headrace", withcode=True)
     if not any(code.encode() in library for library in libraries):
         await client.function_load(code, replace=True)
+
+
+async def _load_into_wiped(client: Redis) -> bool:
+    """Return whether a server that was wiped has our functions again; one with another release's is left alone."""
+    try:
+        if await client.function_list(library="headrace"):
+            return False
+        await client.function_load(_our_functions())
+    except NO_ROOM:
+        raise
+    except ResponseError as error:  # this user may not
+        return "already exists" in str(error)
+    log.warning("Redis was wiped or replaced by an empty server: headrace's functions were loaded again")
+    return True
 
 
 async def _wait_for_functions(client: Redis, code: str, *, timeout_s: float) -> None:
@@ -223,6 +245,8 @@ async def call(
 ) -> Any:
     """Run one of functions.lua, again after a lost reply: applied twice, each does no more than once.
 
+    A server that was wiped is given the functions again, if this user may, and then asked again.
+
     But their second answer may differ from the lost first one, and a group that is readmitted twice is generated twice,
     of which one result is dropped.
 
@@ -232,13 +256,21 @@ async def call(
         UnavailableError: Redis did not answer within ``timeout_s``.
         NoRoomError: It has no room, and ``waits_for_room`` is False.
     """
+
+    async def ask() -> Any:
+        return await client.fcall(function, len(keys), *keys, *cast("Sequence[str]", args))
+
+    async def ask_whole_server() -> Any:
+        try:
+            return await ask()
+        except ResponseError as error:
+            if _NO_FUNCTION in str(error) and await _load_into_wiped(client):
+                return await ask()
+            raise
+
+    what = f"Redis function {function}"
     try:
-        return await patiently(
-            lambda: client.fcall(function, len(keys), *keys, *cast("Sequence[str]", args)),
-            what=f"Redis function {function}",
-            timeout_s=timeout_s,
-            waits_for_room=waits_for_room,
-        )
+        return await patiently(ask_whole_server, what=what, timeout_s=timeout_s, waits_for_room=waits_for_room)
     except ResponseError as error:
         raise translate(error) from error
 
@@ -266,6 +298,6 @@ def translate(error: RedisError) -> HeadraceError:
         return StateLostError(
             f"Redis no longer holds this run's streams ({message}). It was wiped or replaced by an empty server."
         )
-    if "Function not found" in message:
+    if _NO_FUNCTION in message:
         return StateLostError("Redis lost headrace's functions: it was wiped or replaced by an empty server")
     return UnavailableError(f"Redis refused: {message}")

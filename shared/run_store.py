@@ -3,13 +3,14 @@
     POST /v1/runs --create--> queued --> running <-> paused     (desired: pause, or its rewards fail; pause.py)
                                  |          |------> finished
                                  |          |------> stopped    (desired: stop)
-                                 +----------+------> failed     (with the reason)
+                                 +----------+------> failed     (with the reason) --asked to go on--> queued
 
 ``status`` is written by the trainer service alone; generators and rewarders only read. The run's directory outlives
 this record: of what was trained, the checkpoint is the authority.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -21,10 +22,13 @@ from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.pause import Desired, Pause, Wishes
 from shared.redis_connection import Redis, call, patiently
 from shared.run_config import RunConfig, parse_run_config
+from shared.run_lists import RunLists
 
 Status = Literal["queued", "running", "paused", "finished", "stopped", "failed"]
 TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
 _PATIENCE_S = 60.0
+_MAX_READ = 100
+"""Records in one round trip."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -91,6 +95,7 @@ class RunStore:
     """Reads and writes run records."""
 
     def __init__(self, redis: Redis) -> None:
+        self.lists = RunLists(redis)
         self._redis = redis
         self._incarnation: int | None = None
 
@@ -136,6 +141,7 @@ class RunStore:
         }
         # Listed first: a run whose creation was cut short here is skipped by readers, and creating it again mends it.
         await self._asked(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
+        await self.lists.enter(run_id, "queued", waits_for_room=False)
         await self._asked(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
 
     async def _remove_half(self, run_id: str, cause: NoRoomError) -> None:
@@ -147,66 +153,105 @@ class RunStore:
     async def get(self, run_id: str) -> RunRecord | None:
         """Return the record, or None if there is no such run."""
         fields = await self._patiently(lambda: self._redis.hgetall(RunKeys(run_id).run), "reading the run record")
-        if not fields or b"config" not in fields:
-            return None
-        text = {name.decode(): value for name, value in fields.items()}
-        status = text["status"].decode()
+        return _record(run_id, fields)
 
-        def seconds(name: str) -> float | None:
-            return float(text[name]) if name in text else None
-
-        return RunRecord(
-            run_id=run_id,
-            config=msgspec.json.decode(text["config"]),
-            status=status,
-            desired=text["desired"].decode(),
-            reason=text["reason"].decode(),
-            created_at_s=float(text["created_at_s"]),
-            started_at_s=seconds("started_at_s"),
-            ended_at_s=seconds("ended_at_s"),
-            run_dir=text["run_dir"].decode(),
-            progress=msgspec.json.decode(text["progress"], type=Progress),
-            pause=msgspec.json.decode(text["pause"], type=Pause) if status == "paused" else None,
-        )
+    async def get_all(self, run_ids: Sequence[str]) -> list[RunRecord]:
+        """Return the records of those of the runs that there are, in the same order."""
+        found: list[RunRecord | None] = []
+        for start in range(0, len(run_ids), _MAX_READ):
+            some = run_ids[start : start + _MAX_READ]
+            read = [("HGETALL", RunKeys(run_id).run) for run_id in some]
+            found += map(_record, some, await self._read_each(read))
+        return [record for record in found if record is not None]
 
     async def list_ids(self) -> list[str]:
         """Return all run ids, oldest first."""
         names = await self._patiently(lambda: self._redis.zrange(RUNS, 0, -1), "listing runs")
         return [name.decode() for name in names]
 
-    async def active(self) -> list[RunRecord]:
-        """Return the runs that have not ended, oldest first."""
-        records = [await self.get(run_id) for run_id in await self.list_ids()]
-        return [record for record in records if record is not None and record.status not in TERMINAL]
+    async def statuses(self, run_ids: Sequence[str]) -> dict[str, Status]:
+        """Return the status of those of the runs that there are: less to read than their records."""
+        found: dict[str, Status] = {}
+        for start in range(0, len(run_ids), _MAX_READ):
+            some = run_ids[start : start + _MAX_READ]
+            read = [("HGET", RunKeys(run_id).run, "status") for run_id in some]
+            answers = zip(some, await self._read_each(read), strict=True)
+            found |= {run_id: status.decode() for run_id, status in answers if status is not None}
+        return found
 
-    async def set_status(self, run_id: str, status: Status, *, reason: str = "") -> None:
-        """Write the status and the moment it was reached."""
+    async def ending(self, run_id: str) -> tuple[str, str] | None:
+        """Return how the run ended, ``deleted`` among the ways, and the reason; None while it goes on."""
+        status, reason = await self._patiently(
+            lambda: self._redis.hmget(RunKeys(run_id).run, ["status", "reason"]), "reading the status"
+        )
+        if status is None:
+            return "deleted", ""
+        return (status.decode(), reason.decode()) if status.decode() in TERMINAL else None
+
+    async def page(self, *, limit: int, before: tuple[float, str] | None = None) -> list[tuple[float, str]]:
+        """Return when runs were created and their ids, newest first: those created before ``before``."""
+        start, found = 0, list[tuple[float, str]]()
+        newest = "+inf" if before is None else repr(before[0])
+        while len(found) < limit:
+            some = await self._patiently(
+                lambda first=start: self._redis.zrange(
+                    RUNS, newest, "-inf", desc=True, byscore=True, offset=first, num=limit, withscores=True
+                ),
+                "listing runs",
+            )
+            pairs = [(float(created_at_s), name.decode()) for name, created_at_s in some]
+            found += [pair for pair in pairs if before is None or pair < before]
+            if len(pairs) < limit:
+                break
+            start += limit
+        return found[:limit]
+
+    async def served(self) -> list[RunRecord]:
+        """Return the runs that are running or paused, oldest first."""
+        records = await self.get_all(await self.lists.served())
+        return [record for record in records if record.status in ("running", "paused")]
+
+    async def queued(self) -> list[RunRecord]:
+        """Return the runs that wait for their turn, oldest first."""
+        records = await self.get_all(await self.lists.queued())
+        return [record for record in records if record.status == "queued"]
+
+    async def mend_lists(self) -> None:
+        """Make the lists of runs agree with their records: a crash, or an older release, may have left them apart."""
+        statuses = await self.statuses(await self.list_ids())
+        await self.lists.mend(statuses)
+
+    async def set_status(self, run_id: str, status: Status, *, reason: str = "", waits_for_room: bool = True) -> None:
+        """Write the status and the moment it was reached.
+
+        Raises:
+            NoRoomError: Redis has no room, and ``waits_for_room`` is False.
+        """
         fields: dict[Any, Any] = {"status": status, "reason": reason}
         if status == "running":
             fields["started_at_s"] = repr(time.time())
-        if status in TERMINAL:
-            fields["ended_at_s"] = repr(time.time())
-        await self._write(run_id, fields, what="writing the status")
+        fields["ended_at_s"] = repr(time.time()) if status in TERMINAL else ""
+        await self.lists.enter(run_id, status, waits_for_room=waits_for_room)
+        await self._write(run_id, fields, waits_for_room=waits_for_room)
+        await self.lists.leave_others(run_id, status, waits_for_room=waits_for_room)
 
     async def write_pause(self, run_id: str, pause: Pause | None) -> None:
         """Write that the run is paused and why, or that it goes on."""
         fields: dict[Any, Any] = {"status": "running", "reason": ""}
         if pause is not None:
             fields = {"status": "paused", "reason": pause.reason, "pause": msgspec.json.encode(pause)}
-        await self._write(run_id, fields, what="writing the pause")
+        await self._write(run_id, fields)
 
     async def ask_to(self, run_id: str, desired: Desired) -> None:
         """Write what is wanted of the run; its training rank sees it between two batches."""
-        key = RunKeys(run_id).run
-
-        async def write() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hset(key, "desired", desired)
-                if desired == "run":
-                    pipe.hincrby(key, "num_resumes", 1)
-                await pipe.execute()
-
-        await self._asked(write, f"asking the run to {'go on' if desired == 'run' else desired}")
+        await call(
+            self._redis,
+            "headrace_ask",
+            keys=(RunKeys(run_id).run,),
+            args=(desired,),
+            timeout_s=_PATIENCE_S,
+            waits_for_room=False,
+        )
 
     async def wishes(self, run_id: str) -> Wishes:
         """Return what is wanted of the run. A vanished record is an error, not a wish."""
@@ -219,7 +264,7 @@ class RunStore:
 
     async def write_progress(self, run_id: str, progress: Progress) -> None:
         """Overwrite the progress of the run."""
-        await self._write(run_id, {"progress": msgspec.json.encode(progress)}, what="writing progress")
+        await self._write(run_id, {"progress": msgspec.json.encode(progress)})
 
     async def write_starting(self, record: RunRecord, doing: str) -> None:
         """Say what the run's training rank does before it trains; what was done before stays."""
@@ -232,11 +277,22 @@ class RunStore:
         return None if run_id is None else str(run_id.decode())
 
     async def set_current_run(self, run_id: str | None) -> None:
-        """Point the generator fleet at a run, or at none."""
+        """Point the generator fleet at a run, or at none.
+
+        Raises:
+            NoRoomError: The disk of Redis is full.
+        """
         if run_id is None:
-            await self._patiently(lambda: self._redis.delete(CURRENT_RUN), "clearing the current run")
+            await self._asked(lambda: self._redis.delete(CURRENT_RUN), "clearing the current run")
         else:
-            await self._patiently(lambda: self._redis.set(CURRENT_RUN, run_id), "setting the current run")
+            await call(
+                self._redis,
+                "headrace_point",
+                keys=(CURRENT_RUN,),
+                args=(run_id,),
+                timeout_s=_PATIENCE_S,
+                waits_for_room=False,
+            )
 
     async def required_version(self, run_id: str) -> LineageVersion:
         """Return what a generator must hold to take prompts; NO_WEIGHTS before the first push."""
@@ -248,21 +304,32 @@ class RunStore:
     async def delete(self, run_id: str) -> None:
         """Forget the run: its streams and its record. Its directory stays."""
         await self._asked(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
+        await self.lists.leave_others(run_id, "deleted", waits_for_room=False)
         await self._asked(lambda: self._redis.delete(*RunKeys(run_id).everything()), "deleting the run's keys")
 
-    async def _write(self, run_id: str, fields: dict[Any, Any], *, what: str) -> None:
+    async def _write(self, run_id: str, fields: dict[Any, Any], *, waits_for_room: bool = True) -> None:
         keys = RunKeys(run_id)
-        if self._incarnation is None:
-            await self._patiently(lambda: self._redis.hset(keys.run, mapping=fields), what)
-            return
         flat = (part for field in fields.items() for part in field)
         await call(
             self._redis,
             "headrace_write_run",
-            keys=(keys.epoch, keys.run),
-            args=(self._incarnation, *flat),
+            keys=(keys.run, keys.epoch),
+            args=("" if self._incarnation is None else self._incarnation, *flat),
             timeout_s=_PATIENCE_S,
+            waits_for_room=waits_for_room,
         )
+
+    async def _read_each(self, commands: Sequence[tuple[str, ...]]) -> list[Any]:
+        """Return the answers to several commands that only read, in one round trip."""
+
+        async def read() -> list[Any]:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                return await pipe.execute()
+
+        found: list[Any] = await self._patiently(read, "reading run records")
+        return found
 
     async def _make_consumer_group(self, stream: str, consumer_group: str) -> None:
         async def make() -> None:
@@ -280,3 +347,28 @@ class RunStore:
     async def _asked(self, make: Any, what: str) -> Any:
         """Do what a request is for: it is told if there is no room."""
         return await patiently(make, what=what, timeout_s=_PATIENCE_S, waits_for_room=False)
+
+
+def _record(run_id: str, fields: Mapping[bytes, bytes]) -> RunRecord | None:
+    if not fields or b"config" not in fields:
+        return None
+    text = {name.decode(): value for name, value in fields.items()}
+    status: Any = text["status"].decode()
+    desired: Any = text["desired"].decode()
+
+    def seconds(name: str) -> float | None:
+        return float(text[name]) if text.get(name) else None
+
+    return RunRecord(
+        run_id=run_id,
+        config=msgspec.json.decode(text["config"]),
+        status=status,
+        desired=desired,
+        reason=text["reason"].decode(),
+        created_at_s=float(text["created_at_s"]),
+        started_at_s=seconds("started_at_s"),
+        ended_at_s=seconds("ended_at_s"),
+        run_dir=text["run_dir"].decode(),
+        progress=msgspec.json.decode(text["progress"], type=Progress),
+        pause=msgspec.json.decode(text["pause"], type=Pause) if status == "paused" else None,
+    )

@@ -48,7 +48,9 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
         return LookedAtRuns([problem("runs", "list", f"GET /v1/runs{_what(listed)}", do)])
     runs = listed.objects("runs")
     failed = [finding for run in runs if (finding := _failed(run)) is not None]
-    lasting = [str(run.get("run_id")) for run in runs if run.get("status") not in ENDED]
+    not_ended = [run for run in runs if run.get("status") not in ENDED]
+    not_ended.sort(key=lambda run: run.get("status") == "queued")  # generators and rewarders are there for the others
+    lasting = [str(run.get("run_id")) for run in not_ended]
     run_ids = frozenset(str(run.get("run_id")) for run in runs)
     if not lasting:
         return LookedAtRuns([ok("runs", "list", "no run is queued, running or paused"), *failed], run_ids)

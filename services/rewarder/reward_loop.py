@@ -1,11 +1,11 @@
-"""Reads completed groups of every active run, scores them, and hands them on.
+"""Reads completed groups of every run that is served, scores them, and hands them on.
 
     completions --> [in flight: <= max_inflight_groups a run] --> scored
                       every function of the run at once, each under reward_timeout_s
 
 A slow group holds up no other: each is a task of its own. A group is acked in the same step that publishes its
 scores, so a rewarder that dies loses none, and a group that was scored twice is published once. Malformed entries are
-buried.
+buried. A run that waits for its turn has no groups, and costs nothing.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class _Slots:
 
 
 class RewardLoop:
-    """Scores the groups of every active run until it is told to stop.
+    """Scores the groups of every run that is running or paused until it is told to stop.
 
     Args:
         redis: Ready, with headrace's functions.
@@ -120,24 +120,24 @@ class RewardLoop:
         serving: dict[str, asyncio.Task[None]] = {}
         try:
             while not self._stopping.is_set():
-                await self._follow(await store.active(), serving)
+                await self._follow(await store.served(), serving)
                 await self._pause()
             if serving:
                 await asyncio.wait(serving.values(), timeout=self._drain_s)
         finally:
             await _cancel(*serving.values())
 
-    async def _follow(self, active: list[RunRecord], serving: dict[str, asyncio.Task[None]]) -> None:
+    async def _follow(self, served: list[RunRecord], serving: dict[str, asyncio.Task[None]]) -> None:
         for run_id in [run_id for run_id, task in serving.items() if task.done()]:
             serving.pop(run_id).result()
-        for run_id in serving.keys() - {record.run_id for record in active}:
+        for run_id in serving.keys() - {record.run_id for record in served}:
             log.info("run %s is over", run_id, extra={"run_id": run_id})
             await _cancel(serving.pop(run_id))
         # Also of runs that ended by themselves, because Redis lost them.
-        for run_id in (self._states.keys() | self._reward_names.keys()) - {record.run_id for record in active}:
+        for run_id in (self._states.keys() | self._reward_names.keys()) - {record.run_id for record in served}:
             self._states.pop(run_id, None)
             self._reward_names.pop(run_id, None)
-        for record in active:
+        for record in served:
             self._states[record.run_id] = TrainerState(record.progress.step, record.progress.max_steps)
             if record.run_id not in serving:
                 serving[record.run_id] = asyncio.create_task(self._serve(record), name=f"rewards of {record.run_id}")

@@ -50,6 +50,7 @@ class TrainerSettings(ServiceSettings):
     )
     request_body_timeout_s: float = Field(default=30.0, gt=0, description="Deadline of receiving a request body")
 
+    max_queued_runs: int = Field(default=1000, ge=1, description="Runs that may wait for their turn")
     heartbeat_s: float = Field(default=15.0, gt=0, description="Longest silence on an event stream")
     max_event_streams: int = Field(default=64, ge=1, description="Watchers at a time")
     progress_is_stale_after_s: float = Field(default=30.0, gt=0, description="Then a silent rank is reported as silent")

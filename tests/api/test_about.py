@@ -66,6 +66,7 @@ async def test_the_trainer_says_how_much_room_the_next_checkpoint_has(
         (run_dir / "checkpoints" / name / "manifest.json").write_bytes(b"x" * 10)
         (run_dir / "checkpoints" / name / "model" / "shard").write_bytes(b"x" * size)
     await api.store.create("run-a", run_config, run_dir=str(run_dir))
+    await api.store.set_status("run-a", "running")
     after = About.model_validate((await client.get(ABOUT_PATH)).json())
     assert before.runs_disk is not None
     assert after.runs_disk is not None

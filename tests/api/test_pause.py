@@ -12,14 +12,16 @@ from prometheus_client import generate_latest
 from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
+from shared.errors import NoRoomError
 from shared.keys import GENERATORS, RunKeys
 from shared.lease import renew
 from shared.pause import Pause, Wishes
-from shared.redis_connection import Redis
+from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import Progress, RunStore
 from tests.api.api_rig import supervising, wait_until
 from tests.api.rank_rig import RankPlan
+from tests.conftest import RedisServer, write_until_refused
 
 Run = dict[str, Any]
 FAILING = Pause(
@@ -109,8 +111,8 @@ async def test_a_run_that_its_rewards_paused_is_shown_with_the_function_and_what
 
 
 @pytest.mark.parametrize("wish", ["pause", "resume", "stop"])
-async def test_on_a_full_redis_a_person_is_told_at_once_what_goes_on_and_what_makes_room(
-    client: httpx.AsyncClient, run_id: str, redis: Redis, wish: str
+async def test_a_run_is_paused_resumed_and_stopped_although_redis_is_full(
+    client: httpx.AsyncClient, run_id: str, redis: Redis, store: RunStore, wish: str
 ) -> None:
     """The client of these tests waits for 20 s, and Redis has no room for longer."""
     await redis.config_set("maxmemory", "1kb")
@@ -118,13 +120,41 @@ async def test_on_a_full_redis_a_person_is_told_at_once_what_goes_on_and_what_ma
         reply = await client.post(f"/v1/runs/{run_id}/{wish}")
     finally:
         await redis.config_set("maxmemory", "0")
-    assert reply.status_code == 503
-    says = reply.json()["detail"]
-    asked = "go on" if wish == "resume" else wish
-    assert says.startswith(f"asking the run to {asked} failed: Redis is full")
-    assert "Runs go on with what they hold" in says
-    assert "higher maxmemory" in says
-    assert not any(wrong in says for wrong in ("Command #", "OOM", "in a moment")), says
+    assert reply.status_code == 202
+    assert (await store.wishes(run_id)).desired == {"resume": "run"}.get(wish, wish)
+
+
+async def test_a_queued_run_is_stopped_although_redis_is_full(
+    client: httpx.AsyncClient, run: Run, redis: Redis
+) -> None:
+    run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
+    await redis.config_set("maxmemory", "1kb")
+    try:
+        reply = await client.post(f"/v1/runs/{run_id}/stop")
+    finally:
+        await redis.config_set("maxmemory", "0")
+    assert (reply.status_code, reply.json()["status"]) == (202, "stopped")
+
+
+async def test_while_redis_cannot_write_to_its_disk_a_person_is_told_so_at_once(
+    run_config: RunConfig, settings: TrainerSettings, tmp_path: Path
+) -> None:
+    """Not even the supervisor, which has a run to begin, keeps the request waiting."""
+    server = RedisServer(tmp_path)
+    server.start()
+    redis = connect(server.url)
+    try:
+        await wait_until_ready(redis, timeout_s=10)
+        await RunStore(redis).create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+        server.fill_disk()
+        await write_until_refused(redis)
+        async with supervising(settings, redis) as api, asyncio.timeout(20):
+            with pytest.raises(NoRoomError, match="Redis cannot write to its disk"):
+                await api.supervisor.pause_run("run-a")
+        server.free_disk()
+    finally:
+        await redis.aclose()
+        server.kill()
 
 
 async def test_a_run_that_was_asked_to_stop_or_has_ended_refuses_to_be_paused_or_resumed(

@@ -348,7 +348,7 @@ async def test_a_run_whose_creation_was_cut_short_is_not_seen_and_can_be_created
         patched.setattr(redis, "hset", die)
         with pytest.raises(KeyboardInterrupt):
             await store.create("run-cut", run_config, run_dir="/runs/run-cut")
-    assert await store.active() == []
+    assert await store.queued() == []
 
     await store.create("run-cut", run_config, run_dir="/runs/run-cut")
-    assert [record.run_id for record in await store.active()] == ["run-cut"]
+    assert [record.run_id for record in await store.queued()] == ["run-cut"]

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from shared.errors import UnavailableError, UserError
-from shared.redis_connection import Redis, connect, patiently, wait_until_back, wait_until_ready
+from shared.errors import StateLostError, UnavailableError, UserError
+from shared.redis_connection import MAX_CONNECTIONS, Redis, call, connect, patiently, wait_until_back, wait_until_ready
 
 
 async def test_a_task_that_talks_to_redis_ends_whenever_it_is_cancelled(redis: Redis) -> None:
@@ -90,3 +90,26 @@ async def test_a_redis_that_evicts_keys_is_refused_with_what_to_change(redis: Re
             await wait_until_ready(redis, timeout_s=5)
     finally:
         await redis.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_more_calls_at_once_than_connections_wait_for_one_and_none_fails(redis: Redis, redis_url: str) -> None:
+    client = connect(redis_url)
+    before = (await redis.info("clients"))["connected_clients"]
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*(client.xread({"nothing": "$"}, block=20) for _ in range(5 * MAX_CONNECTIONS)))
+    assert not any(answers)
+    assert (await redis.info("clients"))["connected_clients"] - before == MAX_CONNECTIONS
+    await client.aclose()
+
+
+async def test_a_call_to_a_server_that_was_wiped_brings_our_functions_back(redis: Redis) -> None:
+    await redis.function_flush()
+    assert await call(redis, "headrace_alive", keys=("nothing",)) == []
+
+
+async def test_functions_of_another_release_are_left_alone_by_a_call(redis: Redis) -> None:
+    other = "#!lua name=headrace\nredis.register_function('old', function() return 1 end)"
+    await redis.function_load(other, True)
+    with pytest.raises(StateLostError, match="lost headrace's functions"):
+        await call(redis, "headrace_alive", keys=("nothing",))
+    assert await redis.fcall("old", 0) == 1

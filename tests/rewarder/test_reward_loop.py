@@ -18,7 +18,7 @@ from services.rewarder.scoring import Scorer
 from shared.keys import REWARDERS, RunKeys
 from shared.lease import alive
 from shared.messages import CompletedGroup, ScoredGroup, decode_scored_group, encode
-from shared.redis_connection import Redis
+from shared.redis_connection import Redis, connect
 from shared.run_config import RunConfig
 from shared.run_store import Progress, RunStore
 from tests.groups import completed_group
@@ -52,6 +52,7 @@ async def scoring(
 
 async def make_run(redis: Redis, config: RunConfig, **changes: object) -> RunKeys:
     await RunStore(redis).create("run-test", config.model_copy(update=changes), run_dir="unused")
+    await RunStore(redis).set_status("run-test", "running")
     return RunKeys("run-test")
 
 
@@ -288,9 +289,31 @@ async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
         await until(is_unused, what="the run to be forgotten")
         await store.delete("run-test")
         await store.create("run-two", run_config.model_copy(update={"reward_funcs": [user("one")]}), run_dir="unused")
+        await store.set_status("run-two", "running")
         second = RunKeys("run-two")
         await add(redis, second, completed_group("00000001"))
         await wait_for_scored(redis, second, 1)
+
+
+async def test_eighty_queued_runs_take_nothing_from_the_one_that_trains(
+    redis: Redis, redis_url: str, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    store = RunStore(redis)
+    keys = await make_run(redis, run_config, reward_funcs=[user("one")])
+    queued = [f"run-queued-{number}" for number in range(80)]
+    for name in queued:
+        await store.create(name, run_config, run_dir="unused")
+    client = connect(redis_url)
+    num_before = (await redis.info("clients"))["connected_clients"]
+    async with scoring(client, scorer, metrics):
+        for number in range(10):
+            await add(redis, keys, completed_group(f"{number:08d}"))
+            await wait_for_scored(redis, keys, number + 1)
+        num_clients = (await redis.info("clients"))["connected_clients"] - num_before
+        leases = [await alive(redis, leases=RunKeys(name).leases(REWARDERS)) for name in queued]
+    await client.aclose()
+    assert leases == [set()] * 80
+    assert num_clients <= 4, "of the loop: one reads, one hands off, one renews its lease, one looks for runs"
 
 
 async def test_nothing_is_kept_of_a_run_that_ended_because_redis_lost_it(metrics: RewarderMetrics) -> None:

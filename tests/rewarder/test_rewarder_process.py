@@ -38,6 +38,7 @@ async def a_run_that_waits(redis: Redis, config: RunConfig, directory: Path) -> 
     """Make a run with one group whose reward waits for the file ``go``."""
     changed = config.model_copy(update={"reward_funcs": [user("waits_for_go")]})
     await RunStore(redis).create("run-test", changed, run_dir="unused")
+    await RunStore(redis).set_status("run-test", "running")
     keys = RunKeys("run-test")
     group = completed_group("00000001")
     group = msgspec.structs.replace(

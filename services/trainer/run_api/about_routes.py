@@ -27,7 +27,7 @@ async def about_trainer(api: Annotated[TrainerApi, Depends(trainer_api)]) -> Abo
     run_dirs: list[Path] = []
     with contextlib.suppress(TimeoutError, HeadraceError):  # who asks has little time, and all else is known without
         async with asyncio.timeout(_REDIS_TIMEOUT_S):
-            run_dirs = [Path(record.run_dir) for record in await api.store.active()]
+            run_dirs = [Path(record.run_dir) for record in await api.store.served()]
     disk = await asyncio.to_thread(_runs_disk, api.settings.runs_dir, run_dirs)
     return about(
         "trainer",

@@ -20,7 +20,7 @@ from services.trainer.run_api.problems import Problem
 from services.trainer.run_api.stream_ids import parse_stream_id
 from shared.keys import RunKeys
 from shared.redis_connection import Redis, patiently
-from shared.run_store import TERMINAL, RunStore
+from shared.run_store import RunStore
 
 FROM_THE_START = "0-0"
 _KIND = re.compile(r"[^a-z0-9_.-]")
@@ -81,17 +81,16 @@ class EventStreams:
             yield b"retry: 2000\n\n"
             sent_at = time.monotonic()
             while not self._stopping.is_set():
-                # The record is read before the events: what was written before the end is sent before the end.
-                record = await self._store.get(run_id)
+                # The status is read before the events: what was written before the end is sent before the end.
+                ending = await self._store.ending(run_id)
                 entries = await self._read(run_id, after=after)
                 for entry_id, fields in entries:
                     after = entry_id.decode()
                     yield _event(_text(fields, b"kind"), _text(fields, b"data"), event_id=after)
                 if entries:
                     sent_at = time.monotonic()
-                elif record is None or record.status in TERMINAL:
-                    status, reason = ("deleted", "") if record is None else (record.status, record.reason)
-                    final = {"run_id": run_id, "status": status, "reason": reason, "final": True}
+                elif ending is not None:
+                    final = {"run_id": run_id, "status": ending[0], "reason": ending[1], "final": True}
                     yield _event("status", json.dumps(final))
                     return
                 elif await self._nothing_new():

@@ -30,13 +30,31 @@ from shared.access.keyring import Keyring, keys_file_gauge
 from shared.errors import HeadraceError, UnavailableError
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
-from shared.run_store import RunRecord, RunStore
+from shared.run_store import TERMINAL, RunRecord, RunStore, Status
 
 log = logging.getLogger(__name__)
 
 _REFRESH_S = 5.0
 DROPS_TO_WATCH = ("dead_letter", "stale", "unscorable")
 """Shown from the start, so that the first of them is an increase and not a new series."""
+
+
+class RunCounts:
+    """How many runs have which status; of those that have ended it is read once."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._ended: dict[str, Status | None] = {}
+
+    async def refreshed(self) -> Counter[Status]:
+        """Return how many runs have each status now."""
+        lists = self._store.lists
+        not_ended = {*await lists.queued(), *await lists.served()}  # a failed run may go on
+        every_id = await self._store.list_ids()
+        found = await self._store.statuses([it for it in every_id if it in not_ended or it not in self._ended])
+        known: dict[str, Status | None] = {run_id: found.get(run_id) or self._ended.get(run_id) for run_id in every_id}
+        self._ended = {run_id: status for run_id, status in known.items() if status in TERMINAL}
+        return Counter(status for status in known.values() if status is not None)
 
 
 class RunMetrics:
@@ -46,6 +64,7 @@ class RunMetrics:
         self._redis = redis
         self._store = store
         self._supervisor = supervisor
+        self._counts = RunCounts(store)
         self.registry = WholeRegistry()
         self._keys_file_broken = keys_file_gauge(self.registry)
         self._runs = self._gauge("headrace_runs", "Runs by status", "status")
@@ -112,12 +131,11 @@ class RunMetrics:
         await self._redis_gauges.refresh(self._redis)
         self._rank_up.set(0 if self._supervisor.rank is None else 1)
         self._restarts.set(self._supervisor.num_restarts)
-        records = [await self._store.get(run_id) for run_id in await self._store.list_ids()]
-        counts = Counter(record.status for record in records if record is not None)
+        counts = await self._counts.refreshed()
         for status in ("queued", "running", "paused", "finished", "stopped", "failed"):
             self._runs.labels(status).set(counts[status])
         current = await self._store.current_run()
-        record = next((record for record in records if record is not None and record.run_id == current), None)
+        record = None if current is None else await self._store.get(current)
         if record is None:
             with self.registry.changing():
                 self._forget_the_run()

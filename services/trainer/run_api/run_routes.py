@@ -5,6 +5,7 @@ import base64
 import binascii
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 import time
@@ -33,8 +34,6 @@ from services.trainer.run_api.waiting import waiting_for
 from shared.access.current_request import name_subject
 from shared.errors import NoRoomError
 from shared.json_body import decode_json, require_json
-from shared.keys import RUNS
-from shared.redis_connection import patiently
 from shared.run_config import RunConfig
 from shared.run_store import TERMINAL, RunRecord
 
@@ -63,7 +62,7 @@ class RunList(BaseModel):
     "",
     status_code=202,
     response_model=SubmittedRun,
-    responses=documented(400, 408, 409, 415, 422) | {200: {"model": SubmittedRun, "description": "A dry run"}},
+    responses=documented(400, 408, 409, 415, 422, 429) | {200: {"model": SubmittedRun, "description": "A dry run"}},
     openapi_extra={
         "requestBody": {"required": True, "content": {"application/json": {"schema": RunConfig.model_json_schema()}}}
     },
@@ -111,6 +110,26 @@ async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
 
 
 async def _create(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
+    async with api.creating:  # one after the other, or two would take the last place
+        await refuse_if_queue_is_full(api)
+        return await _create_there(api, valid, run_id)
+
+
+async def refuse_if_queue_is_full(api: TrainerApi) -> None:
+    """Raise a Problem if as many runs wait for their turn as may."""
+    most = api.settings.max_queued_runs
+    if await api.store.lists.num_queued() < most:
+        return
+    raise Problem(
+        429,
+        "Too many queued runs",
+        f"{most} runs wait for their turn already. Submit this one when some have ended, stop queued runs that are no "
+        "longer wanted, or raise HEADRACE_MAX_QUEUED_RUNS.",
+        headers={"Retry-After": "60"},
+    )
+
+
+async def _create_there(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
     run_dir = api.settings.runs_dir / run_id
     try:
         await asyncio.to_thread(_write_config, run_dir, valid.config)
@@ -135,17 +154,13 @@ async def list_runs(
     cursor: Annotated[str | None, Query(max_length=200, description="next_cursor of the page before")] = None,
 ) -> RunList:
     """List runs, newest first."""
-    pairs = await patiently(lambda: api.redis.zrange(RUNS, 0, -1, withscores=True), what="listing runs", timeout_s=10.0)
-    newest_first = sorted(((score, name.decode()) for name, score in pairs), reverse=True)
-    if cursor is not None:
-        below = _parse_cursor(cursor)
-        newest_first = [pair for pair in newest_first if pair < below]
-    page = newest_first[:limit]
-    records = [await api.store.get(run_id) for _, run_id in page]
+    found = await api.store.page(limit=limit + 1, before=None if cursor is None else _parse_cursor(cursor))
+    page = found[:limit]
+    records = await api.store.get_all([run_id for _, run_id in page])
     current_run = await api.store.current_run()
     return RunList(
-        runs=[await _listed(api, record, current_run) for record in records if record is not None],
-        next_cursor=_cursor(*page[-1]) if len(newest_first) > limit else None,
+        runs=[await _listed(api, record, current_run) for record in records],
+        next_cursor=_cursor(*page[-1]) if len(found) > limit else None,
     )
 
 
@@ -277,6 +292,9 @@ def _cursor(created_at_s: float, run_id: str) -> str:
 def _parse_cursor(cursor: str) -> tuple[float, str]:
     try:
         created_at_s, _, run_id = base64.urlsafe_b64decode(cursor).decode().partition(" ")
-        return float(created_at_s), run_id
-    except (ValueError, binascii.Error) as error:
-        raise Problem(400, "Bad cursor", "cursor must be the next_cursor of an earlier page.") from error
+        before = float(created_at_s)
+    except (ValueError, binascii.Error):
+        before, run_id = math.nan, ""
+    if not math.isfinite(before):
+        raise Problem(400, "Bad cursor", "cursor must be the next_cursor of an earlier page.")
+    return before, run_id

@@ -24,7 +24,7 @@ from services.trainer.run_api.rank_command import rank_command
 from services.trainer.run_api.rank_process import RankProcess, last_line
 from services.trainer.run_api.restarts import Restarts
 from services.trainer.settings import TrainerSettings
-from shared.errors import UserError
+from shared.errors import NoRoomError, UserError
 from shared.logs import about
 from shared.run_config import parse_run_config
 from shared.run_store import TERMINAL, RunRecord, RunStore
@@ -54,6 +54,7 @@ class RunSupervisor:
         self._changing = asyncio.Lock()
         self._notes: dict[str, str] = {}
         self._fenced: set[str] = set()
+        self._has_mended_lists = False
         self.num_restarts = 0
         self.rank: RankProcess | None = None
 
@@ -73,7 +74,7 @@ class RunSupervisor:
                 return
             await self._store.ask_to(run_id, "stop")
             if record.status == "queued":
-                await self._store.set_status(run_id, "stopped", reason="stopped before it started")
+                await self._stop_queued(run_id)
         self.wake()
 
     async def pause_run(self, run_id: str) -> bool:
@@ -120,20 +121,37 @@ class RunSupervisor:
 
     async def _next_run(self) -> RunRecord | None:
         """Return the run the fleet is given to, having written so, or None."""
-        async with self._changing:
-            active = await self._store.active()
-            current = next((record for record in active if record.status != "queued"), None)
-            for record in [] if current else active:
-                if record.desired == "stop":
-                    await self._store.set_status(record.run_id, "stopped", reason="stopped before it started")
-                elif record.desired == "run":
-                    current = record
-                    break
-            if await self._store.current_run() != (current.run_id if current else None):
-                await self._store.set_current_run(current.run_id if current else None)
-            if current is not None and current.status == "queued":
-                await self._store.set_status(current.run_id, "running")
-            return current
+        try:
+            # A request must not wait for this lock for as long as Redis has no room.
+            async with self._changing:
+                return await self._give_fleet_away()
+        except NoRoomError as error:
+            log.warning("no run is begun now: %s", error)
+            return None
+
+    async def _give_fleet_away(self) -> RunRecord | None:
+        if not self._has_mended_lists:
+            await self._store.mend_lists()
+            self._has_mended_lists = True
+        served = await self._store.served()
+        current = served[0] if served else await self._first_queued()
+        if await self._store.current_run() != (current.run_id if current else None):
+            await self._store.set_current_run(current.run_id if current else None)
+        if current is not None and current.status == "queued":
+            await self._store.set_status(current.run_id, "running", waits_for_room=False)
+        return current
+
+    async def _first_queued(self) -> RunRecord | None:
+        """Return the run that has waited longest, of those that nobody asked to pause."""
+        for record in await self._store.queued():
+            if record.desired == "stop":
+                await self._stop_queued(record.run_id)
+            elif record.desired == "run":
+                return record
+        return None
+
+    async def _stop_queued(self, run_id: str) -> None:
+        await self._store.set_status(run_id, "stopped", reason="stopped before it started", waits_for_room=False)
 
     async def _serve(self, record: RunRecord) -> None:
         """Keep the rank of one run alive until the run ends, vanishes, or this process is asked to stop."""
@@ -203,6 +221,7 @@ class RunSupervisor:
             return False
         if now.status in TERMINAL:
             log.info("run %s %s %s", run_id, now.status, now.reason)
+            await self._store.lists.leave_others(run_id, now.status, waits_for_room=True)  # its rank may not have
             return False
         if status == FENCED:
             log.warning("run %s: a newer trainer has taken it over; its rank is not started again here", run_id)

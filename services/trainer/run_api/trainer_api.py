@@ -1,7 +1,7 @@
 """What the routes of the run API work with, wired up once."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from fastapi import Request
@@ -30,6 +30,8 @@ class TrainerApi:
     idempotency: IdempotencyKeys
     keyring: Keyring
     stopping: asyncio.Event
+    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by who adds to the queue."""
 
 
 def make_api(

@@ -63,6 +63,7 @@ async def test_a_run_and_v1_score_use_a_reward_model_by_its_name(
 
     changed = run_config.model_copy(update={"reward_funcs": [name]})
     await RunStore(redis).create("run-test", changed, run_dir="unused")
+    await RunStore(redis).set_status("run-test", "running")
     keys = RunKeys("run-test")
     await redis.xadd(keys.completions, {"group_id": "00000001", "payload": encode(completed_group("00000001"))})
 

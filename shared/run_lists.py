@@ -1,0 +1,81 @@
+"""Which runs have not ended: those that wait for their turn, and those that the fleet serves.
+
+    created --> queued --> served (running, paused) --> on no list
+
+So that whoever follows runs looks at those it has to do with, however many wait or have ended. A list may hold a run
+too many for a moment, or after a crash until the trainer starts again, and never one too few: a run is listed before
+its record says so, and taken off after. Readers go by the record.
+"""
+
+from collections.abc import Mapping
+
+from shared.keys import QUEUED_RUNS, RUNS, SERVED_RUNS
+from shared.redis_connection import Redis, call, patiently
+
+_LIST_OF = {"queued": QUEUED_RUNS, "running": SERVED_RUNS, "paused": SERVED_RUNS}
+_PATIENCE_S = 60.0
+
+
+class RunLists:
+    """The lists of one Redis."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def queued(self) -> list[str]:
+        """Return the ids of the runs that wait for their turn, oldest first."""
+        return await self._members(QUEUED_RUNS)
+
+    async def served(self) -> list[str]:
+        """Return the ids of the runs that are running or paused, oldest first."""
+        return await self._members(SERVED_RUNS)
+
+    async def num_queued(self) -> int:
+        """Return how many runs wait for their turn."""
+        return int(await patiently(lambda: self._redis.zcard(QUEUED_RUNS), what="counting queued runs", timeout_s=60))
+
+    async def enter(self, run_id: str, status: str, *, waits_for_room: bool) -> None:
+        """List a run that is about to have this status."""
+        if (to := _LIST_OF.get(status)) is None:
+            return
+        created_at_s = await patiently(
+            lambda: self._redis.zscore(RUNS, run_id), what="reading when the run was created", timeout_s=_PATIENCE_S
+        )
+        if created_at_s is not None:  # else it was deleted
+            await call(
+                self._redis,
+                "headrace_list_run",
+                keys=(to,),
+                args=(run_id, repr(created_at_s)),
+                waits_for_room=waits_for_room,
+            )
+
+    async def leave_others(self, run_id: str, status: str, *, waits_for_room: bool) -> None:
+        """Take a run that has this status now off the lists of others."""
+        for other in {QUEUED_RUNS, SERVED_RUNS} - {_LIST_OF.get(status)}:
+            await self._remove(other, run_id, waits_for_room=waits_for_room)
+
+    async def mend(self, statuses: Mapping[str, str]) -> None:
+        """List each of these runs where its status says, and nowhere else.
+
+        Raises:
+            NoRoomError: The disk of Redis is full.
+        """
+        for name in (QUEUED_RUNS, SERVED_RUNS):
+            for run_id in await self._members(name):
+                if run_id in statuses and _LIST_OF.get(statuses[run_id]) != name:
+                    await self._remove(name, run_id, waits_for_room=False)
+        for run_id, status in statuses.items():
+            await self.enter(run_id, status, waits_for_room=False)
+
+    async def _members(self, name: str) -> list[str]:
+        members = await patiently(lambda: self._redis.zrange(name, 0, -1), what="listing runs", timeout_s=_PATIENCE_S)
+        return [member.decode() for member in members]
+
+    async def _remove(self, name: str, run_id: str, *, waits_for_room: bool) -> None:
+        await patiently(
+            lambda: self._redis.zrem(name, run_id),
+            what="unlisting the run",
+            timeout_s=_PATIENCE_S,
+            waits_for_room=waits_for_room,
+        )
