@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-generator bench-push bench-rewarder chaos policy-scan release
+.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-queue bench-generator bench-push bench-rewarder chaos policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -74,6 +74,9 @@ bench-staleness: $(FULL_WITH_TOOLS) ## the demo task at several staleness bounds
 
 bench-fleet: $(FULL_WITH_TOOLS) ## 1 to 200 simulated generators on real streams: rate at the trainer, what Redis holds
 	@.venv/bin/python -m benchmarks.bench_simulated $(ARGS)
+
+bench-queue: $(FULL_WITH_TOOLS) ## the steps of a run with and without 500 that wait beside it, on a simulated generator; minutes
+	@.venv/bin/python -m benchmarks.bench_queue $(ARGS)
 
 bench-generator: $(FULL_WITH_TOOLS) ## tokens/s from prompts stream to completions stream beside bare vLLM; ten minutes
 	@.venv/bin/python -m benchmarks.bench_generator $(ARGS)

@@ -1,0 +1,1 @@
+"""What runs that wait for their turn take from the one that trains."""

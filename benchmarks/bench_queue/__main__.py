@@ -1,0 +1,165 @@
+"""``python -m benchmarks.bench_queue``: the steps of a run, with and without 500 that wait beside it.
+
+`headrace up` with a simulated generator trains the demo's model, with a real trainer, rewarder and Redis. Rounds take
+turns, so that a slow moment of the machine hits both: nobody waits; then so many runs do, written into Redis as a
+submit writes them. Prints the median time from one step to the next in each round, and both medians. The last line is
+one JSON object. Ends with 1 if a step takes more than ``--limit`` longer, or if a service was started again.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from headrace.client import HeadraceClient
+from headrace.demo import model, task
+from headrace.demo.settings import RUN_OPTIONS
+from headrace.process_table import descendants
+from headrace.state_dir import StateDir
+from shared.redis_connection import connect
+from shared.run_config import parse_run_config
+from shared.run_store import RunStore
+
+_READY_S = 300.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, and print; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_queue", description=__doc__)
+    parser.add_argument("--queued", type=int, default=500, help="runs that wait (500)")
+    parser.add_argument("--rounds", type=int, default=5, help="of each (5)")
+    parser.add_argument("--steps", type=int, default=40, help="measured in each round (40)")
+    parser.add_argument("--limit", type=float, default=0.05, help="how much longer a step may take (0.05)")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
+        result = _measure(Path(directory), arguments)
+    print(json.dumps(result))
+    return 0 if result["slower"] <= arguments.limit and not result["restarts"] else 1
+
+
+def _measure(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    state = StateDir(directory / "state")
+    config = _run(directory)
+    times: dict[str, list[float]] = {"alone": [], "queued": []}
+    with _stack(directory, state) as (client, launcher):
+        run_id = client.submit(config).run_id
+        log = Path(client.get(run_id)["run_dir"]) / "metrics.jsonl"
+        _wait_for_steps(log, 20)
+        processes = _processes(launcher)
+        for number in range(arguments.rounds):
+            for name, count in (("alone", 0), ("queued", arguments.queued)):
+                asyncio.run(_fill_queue(state.redis_url(), config, directory, count=count))
+                first = _wait_for_steps(log, 5)
+                times[name] += (found := _step_times(log, first, _wait_for_steps(log, arguments.steps)))
+                median_ms = 1000 * statistics.median(found)
+                print(f"round {number + 1}, {count} queued: {median_ms:.1f} ms a step", file=sys.stderr, flush=True)
+        status = client.get(run_id)["status"]
+        is_same = _processes(launcher) == processes
+        client.stop(run_id)
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    return {
+        "queued": arguments.queued,
+        "steps": {name: len(found) for name, found in times.items()},
+        "median_step_ms": {name: round(1000 * median, 1) for name, median in medians.items()},
+        "slower": round(medians["queued"] / medians["alone"] - 1, 4),
+        "restarts": not is_same or status != "running",
+    }
+
+
+def _run(directory: Path) -> dict[str, Any]:
+    tokenizer = model.make_tokenizer()
+    model.make_model(tokenizer, seed=0).save_pretrained(directory / "model")
+    tokenizer.save_pretrained(directory / "model")  # pyright: ignore[reportUnknownMemberType]
+    task.write_jsonl(directory / "train.jsonl", task.make_splits(0).train)
+    return {
+        **RUN_OPTIONS,
+        "model": str(directory / "model"),
+        "dataset_name": str(directory / "train.jsonl"),
+        "reward_funcs": ["repetition_penalty_reward"],
+        "max_steps": 100_000,
+        "save_steps": 50,
+        "log_rollouts_every_steps": 50,
+    }
+
+
+@contextlib.contextmanager
+def _stack(directory: Path, state: StateDir) -> Generator[tuple[HeadraceClient, int]]:
+    command = [sys.executable, "-m", "headrace", "up", "--simulate", "1", "--state-dir", str(state.path)]
+    environment = os.environ | {"HEADRACE_SIMULATED_SPEED_UP": "100", "HF_HUB_OFFLINE": "1"}
+    with (
+        (directory / "up.log").open("wb") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as up,
+    ):
+        try:
+            deadline = time.monotonic() + _READY_S
+            while b"Next:" not in (directory / "up.log").read_bytes():
+                if up.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"headrace did not come up: {(directory / 'up.log').read_text()}")
+                time.sleep(0.1)
+            endpoint = state.endpoint()
+            assert endpoint is not None
+            with HeadraceClient(endpoint.api_url, state.keys().api_key, timeout_s=60) as client:
+                yield client, up.pid
+        finally:
+            up.send_signal(signal.SIGINT)
+
+
+async def _fill_queue(redis_url: str, config: dict[str, Any], directory: Path, *, count: int) -> None:
+    """Make so many runs wait for their turn, and no others."""
+    redis = connect(redis_url)
+    store, run_config = RunStore(redis), parse_run_config(config)
+    for run_id in await store.lists.queued():
+        await store.delete(run_id)
+    for number in range(count):
+        await store.create(f"run-queued-{number:04d}", run_config, run_dir=str(directory / "queued"))
+    await redis.aclose()
+
+
+def _processes(launcher: int) -> set[int]:
+    """Return the services and the rank; not the reward workers, which come and go."""
+    found: set[int] = set()
+    for process in descendants(launcher):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+            if any(part.startswith(b"services.") for part in command):
+                found.add(process.pid)
+    return found
+
+
+def _wait_for_steps(log: Path, count: int) -> int:
+    """Return the newest step once ``count`` more than now are made."""
+    first = _newest_step(log)
+    deadline = time.monotonic() + _READY_S
+    while (step := _newest_step(log)) < first + count:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the run stands at step {step}")
+        time.sleep(0.05)
+    return step
+
+
+def _newest_step(log: Path) -> int:
+    return int(_lines(log)[-1]["step"]) if log.exists() and _lines(log) else 0
+
+
+def _lines(log: Path) -> list[dict[str, Any]]:
+    whole = log.read_text(encoding="utf-8").rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _step_times(log: Path, first: int, last: int) -> list[float]:
+    at = {int(line["step"]): float(line["at_s"]) for line in _lines(log)}
+    return [at[step] - at[step - 1] for step in range(first + 1, last + 1)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
