@@ -15,7 +15,7 @@ from shared.keys import RunKeys
 from tests.api.api_rig import KEY, FakeRewarder
 from tests.api.rank_rig import RankPlan, is_alive
 from tests.api.service_rig import ROOT, Run, Service, Start, wait_until
-from tests.conftest import free_port
+from tests.conftest import RedisServer, free_port
 
 
 def test_sigterm_ends_streams_and_rank_and_the_run_goes_on_at_the_next_start(
@@ -45,22 +45,32 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(start: Sta
     assert not is_alive(plan.pids()[0])
 
 
+def takes_writes(server: redis.Redis) -> bool:
+    try:
+        server.set("filler", "x" * 64)
+    except redis.RedisError:  # its file may not grow
+        return False
+    return True
+
+
 def test_sigterm_ends_a_service_that_waits_for_room_in_redis_and_its_run_stays_as_it_is(
-    start: Start, run: Run, plan: RankPlan, environment: dict[str, str]
+    start: Start, run: Run, plan: RankPlan, redis_server: RedisServer, environment: dict[str, str]
 ) -> None:
     service = start(FAKE_RANK_PLAN="stubborn", HEADRACE_MAX_RESTARTS_WITHOUT_PROGRESS="0")
     run_id = service.submit(run)
     wait_until(plan.is_at_work)
     with redis.Redis.from_url(environment["HEADRACE_REDIS_URL"]) as admin:
-        admin.config_set("maxmemory", "1kb")
+        redis_server.fill_disk()
         try:
+            wait_until(lambda: not takes_writes(admin))
             os.kill(plan.pids()[0], signal.SIGKILL)
             wait_until(lambda: "waits until Redis has room" in service.log())  # to write that the run failed
             service.process.send_signal(signal.SIGTERM)
             assert service.process.wait(timeout=60) == 0
             assert cast("Any", admin).hget(RunKeys(run_id).run, "status") == b"running"
         finally:
-            admin.config_set("maxmemory", "0")
+            redis_server.free_disk()
+            wait_until(lambda: takes_writes(admin))
     assert "Traceback" not in service.log()
 
 
