@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import httpx
 
+from shared.tls import PUBLIC_TLS, PeerTls, trouble_with
+
 MAX_BYTES = 4 * 1024 * 1024
 """Of an answer; what is longer is broken off, and no JSON."""
 
@@ -101,17 +103,20 @@ class Asker:
 
 
 @asynccontextmanager
-async def asking(*, timeout_s: float, is_abroad: bool = False) -> AsyncGenerator[Asker]:
+async def asking(*, timeout_s: float, is_abroad: bool = False, tls: PeerTls = PUBLIC_TLS) -> AsyncGenerator[Asker]:
     """Return an asker whose connections are closed afterwards.
 
     Args:
         timeout_s: Longest wait for one answer.
         is_abroad: Whether to go through the proxies of the environment and to follow redirects.
+        tls: How services of ours are called over https.
+
+    Raises:
+        UserError: The file with CAs holds none.
     """
     limits = httpx.Limits(max_connections=100)
-    async with httpx.AsyncClient(
-        trust_env=is_abroad, follow_redirects=is_abroad, timeout=timeout_s, limits=limits
-    ) as http:
+    options: dict[str, Any] = {"trust_env": True} if is_abroad else tls.for_async_client()
+    async with httpx.AsyncClient(follow_redirects=is_abroad, timeout=timeout_s, limits=limits, **options) as http:
         yield Asker(http, timeout_s=timeout_s)
 
 
@@ -139,12 +144,7 @@ def _parsed(data: bytes) -> Any:
 
 
 def _why_not_connected(error: httpx.ConnectError) -> str:
-    reason = _reason(error)
-    if "CERTIFICATE_VERIFY_FAILED" in reason:
-        return f"its certificate is not trusted here ({reason})"
-    if "SSL" in reason:
-        return f"what listens there does not speak TLS: write http://, if that is meant ({reason})"
-    return f"nothing can be reached there ({reason})"
+    return trouble_with(error) or f"nothing can be reached there ({_reason(error)})"
 
 
 def _why_no_http(error: httpx.TransportError) -> str:

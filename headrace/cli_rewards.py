@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
@@ -31,8 +32,8 @@ def list_known(arguments: argparse.Namespace) -> int:
     """List the reward functions that a running rewarder knows by name."""
     from headrace import reward_list
 
-    url, key = _rewarder(arguments)
-    _console().print(reward_list.table(reward_list.known_rewards(url, key)))
+    url, key, ca_file = _rewarder(arguments)
+    _console().print(reward_list.table(reward_list.known_rewards(url, key, ca_file=ca_file)))
     return SCORED
 
 
@@ -113,11 +114,11 @@ def _data_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _rewarder(arguments: argparse.Namespace) -> tuple[str, str]:
-    if arguments.rewarder_url:
-        return arguments.rewarder_url, service_finder.key_elsewhere(arguments.rewarder_url)
+def _rewarder(arguments: argparse.Namespace) -> tuple[str, str, Path | None]:
+    if url := arguments.rewarder_url:
+        return url, service_finder.key_elsewhere(url), service_finder.ca_file_elsewhere()
     state, endpoint = service_finder.local_service(arguments)
-    return endpoint.rewarder_url, state.keys().api_key
+    return endpoint.rewarder_url, state.keys().api_key, endpoint.ca_file
 
 
 def _console() -> Console:

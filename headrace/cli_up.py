@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from headrace import guarded_exec, launcher, process_table
 from headrace.known_keys import secret_of
@@ -14,6 +16,7 @@ from headrace.service_specs import UpSettings, importable_environment
 from headrace.state_dir import Endpoint, StateDir, choose_state_dir
 from shared.errors import UserError
 from shared.secret_files import with_password
+from shared.tls import ServerCertificate, trusted, why_refused
 
 _DETACHED_START_TIMEOUT_S = 120.0
 _DOWN_PATIENCE_S = 75.0
@@ -32,6 +35,7 @@ def up(arguments: argparse.Namespace) -> int:
         metrics_port=_metrics_port(),
         redis_url=_redis_url(),
         repairs_redis=arguments.repair_redis,
+        **_tls(),
     )
     if settings.repairs_redis and settings.redis_url is not None:
         raise UserError("--repair-redis is for the Redis that comes along, and HEADRACE_REDIS_URL names another one")
@@ -156,6 +160,22 @@ def _redis_url() -> str | None:
         return with_password(url, password)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def _tls() -> dict[str, Any]:
+    """Return what the environment says of TLS, for UpSettings, once it is known that our own commands will take it."""
+    cert, key, ca = (os.environ.get(f"HEADRACE_TLS_{name}_FILE", "") for name in ("CERT", "KEY", "CA"))
+    if not (cert or key):
+        return {}
+    if not (cert and key):
+        raise UserError("HEADRACE_TLS_CERT_FILE and HEADRACE_TLS_KEY_FILE belong together; one of them is not set")
+    ca_file = Path(ca).absolute() if ca else None
+    server = ServerCertificate(Path(cert), Path(key)).context
+    if why := why_refused(server, trusted(ca_file), host="127.0.0.1"):
+        raise UserError(
+            f"HEADRACE_TLS_CERT_FILE: the services on 127.0.0.1 could not call each other with {cert}: {why}"
+        )
+    return {"scheme": "https", "ca_file": ca_file}
 
 
 def _metrics_port() -> int:

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import quote
@@ -22,6 +23,7 @@ import httpx
 
 from headrace.event_stream import Event, parse_events
 from shared.errors import HeadraceError
+from shared.tls import trusted, why_away
 
 Run = dict[str, Any]
 Rows = list[dict[str, Any]]
@@ -79,17 +81,29 @@ class HeadraceClient:
         key: Its API key; ``headrace up`` prints where it is.
         timeout_s: Longest wait for an answer.
         submit_timeout_s: For that to a submit or a check, which read model and dataset.
+        ca_file: Certificates of the CAs that are trusted, of an ``https://`` API whose own is not one for everybody.
+
+    Raises:
+        UserError: The file holds no certificates.
     """
 
     def __init__(
-        self, base_url: str, key: str, *, timeout_s: float = 120.0, submit_timeout_s: float | None = None
+        self,
+        base_url: str,
+        key: str,
+        *,
+        timeout_s: float = 120.0,
+        submit_timeout_s: float | None = None,
+        ca_file: Path | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._key = key
         self._timeout_s = timeout_s
         self._submit_timeout_s = timeout_s if submit_timeout_s is None else submit_timeout_s
+        self._ca_file = ca_file
         self._http = httpx.Client(
             base_url=self.base_url,
+            verify=trusted(ca_file),
             headers={"Authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
             trust_env=False,
@@ -106,7 +120,11 @@ class HeadraceClient:
     def another(self) -> "HeadraceClient":
         """Return a client of the same API with connections of its own, for another thread."""
         return HeadraceClient(
-            self.base_url, self._key, timeout_s=self._timeout_s, submit_timeout_s=self._submit_timeout_s
+            self.base_url,
+            self._key,
+            timeout_s=self._timeout_s,
+            submit_timeout_s=self._submit_timeout_s,
+            ca_file=self._ca_file,
         )
 
     def close(self) -> None:
@@ -265,9 +283,10 @@ class HeadraceClient:
             return HeadraceApiError(
                 f"the trainer at {self.base_url} does not answer within {waited_s:g} s; `headrace doctor` says more"
             )
-        return HeadraceApiError(
-            f"the run API at {self.base_url} cannot be reached ({error}); is `headrace up` running?"
-        )
+        why = why_away(error, url=self.base_url)
+        if why != str(error):
+            return HeadraceApiError(f"the run API at {self.base_url} cannot be used: {why}")
+        return HeadraceApiError(f"the run API at {self.base_url} cannot be reached ({why}); is `headrace up` running?")
 
 
 def _submission(body: Mapping[str, Any]) -> Submission:

@@ -19,13 +19,14 @@ class Doors:
     Args:
         http: Its port.
         metrics_port: 0 is none.
+        scheme: What it speaks on that port.
 
     Raises:
         UserError: The port for metrics is taken.
     """
 
-    def __init__(self, http: HeldPort, *, metrics_port: int) -> None:
-        self.url = http.url
+    def __init__(self, http: HeldPort, *, metrics_port: int, scheme: str = "http") -> None:
+        self.url = f"{scheme}://127.0.0.1:{http.number}"
         self.listeners = {HTTP: http}
         """What the service is handed."""
         if metrics_port:
@@ -66,29 +67,30 @@ class LaunchPorts:
             doors.close()
 
 
-def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int) -> LaunchPorts:
+def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int, scheme: str = "http") -> LaunchPorts:
     """Pick a port for everyone.
 
     Args:
         api_port: Of the run API; None takes 8400 or the next free one.
         metrics_port: The first of as many as services run; 0 is none.
         num_generators: Processes that generate.
+        scheme: What services speak: http, or https.
 
     Raises:
         UserError: A port that was asked for is taken.
     """
     for_metrics = range(metrics_port, metrics_port + _FIRST_GENERATOR + num_generators) if metrics_port else range(0)
     with contextlib.ExitStack() as held:
-        trainer = _doors(_api_port(api_port, for_metrics), metrics_port, _TRAINER)
+        trainer = _doors(_api_port(api_port, for_metrics), metrics_port, _TRAINER, scheme)
         held.callback(trainer.close)
-        rewarder = _doors(HeldPort(), metrics_port, _REWARDER)
+        rewarder = _doors(HeldPort(), metrics_port, _REWARDER, scheme)
         held.callback(rewarder.close)
-        generators = hold_generators(range(num_generators), metrics_port=metrics_port)
+        generators = hold_generators(range(num_generators), metrics_port=metrics_port, scheme=scheme)
         held.pop_all()
     return LaunchPorts(HeldPort(), trainer, rewarder, generators)
 
 
-def hold_generators(indices: range, *, metrics_port: int) -> list[Doors]:
+def hold_generators(indices: range, *, metrics_port: int, scheme: str = "http") -> list[Doors]:
     """Pick ports for these generators.
 
     Raises:
@@ -97,14 +99,14 @@ def hold_generators(indices: range, *, metrics_port: int) -> list[Doors]:
     with contextlib.ExitStack() as held:
         found: list[Doors] = []
         for index in indices:
-            found.append(_doors(HeldPort(), metrics_port, _FIRST_GENERATOR + index))
+            found.append(_doors(HeldPort(), metrics_port, _FIRST_GENERATOR + index, scheme))
             held.callback(found[-1].close)
         held.pop_all()
     return found
 
 
-def _doors(http: HeldPort, first_metrics_port: int, place: int) -> Doors:
-    return Doors(http, metrics_port=first_metrics_port + place if first_metrics_port else 0)
+def _doors(http: HeldPort, first_metrics_port: int, place: int, scheme: str) -> Doors:
+    return Doors(http, metrics_port=first_metrics_port + place if first_metrics_port else 0, scheme=scheme)
 
 
 def _api_port(wanted: int | None, for_metrics: range) -> HeldPort:

@@ -35,6 +35,7 @@ from headrace.state_dir import Endpoint, StateDir
 from headrace.supervised_process import USER_ERROR, ServiceSpec, SupervisedProcess
 from shared.errors import HeadraceError, UserError
 from shared.redis_connection import connect, wait_until_ready
+from shared.tls import PeerTls
 
 _REDIS_START_TIMEOUT_S = 60.0
 _READY_EVERY_S = 0.1
@@ -78,7 +79,9 @@ class Launcher:
             api_port=settings.api_port,
             metrics_port=settings.metrics_port,
             num_generators=settings.num_generator_processes,
+            scheme=settings.scheme,
         )
+        self._tls = PeerTls(settings.ca_file)
         self._running: list[SupervisedProcess] = []
         self._is_ready = False
         self._scaled = asyncio.Event()
@@ -162,7 +165,7 @@ class Launcher:
     async def _announce_when_ready(self) -> None:
         """Wait for the run API, and a while for the rewarder, which a submit needs; then say where everything is."""
         slow_at = time.monotonic() + _SLOW_START_S
-        async with httpx.AsyncClient(base_url=self._ports.trainer.url, trust_env=False, timeout=2.0) as client:
+        async with self._asking(self._ports.trainer.url) as client:
             while not await _answers(client):
                 await asyncio.sleep(_READY_EVERY_S)
                 if time.monotonic() > slow_at:
@@ -186,7 +189,11 @@ class Launcher:
                 continue
             doors = self._ports.generators
             try:
-                more = hold_generators(range(len(doors), wanted), metrics_port=self._settings.metrics_port)
+                more = hold_generators(
+                    range(len(doors), wanted),
+                    metrics_port=self._settings.metrics_port,
+                    scheme=self._settings.scheme,
+                )
             except UserError as error:
                 self._say(f"generators: {len(doors)}, as before: {error}")
                 continue
@@ -219,7 +226,7 @@ class Launcher:
 
     async def _place(self, specs: Sequence[ServiceSpec], tasks: asyncio.TaskGroup) -> None:
         """Start those generators again whose cores are others now that there are as many as there are."""
-        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+        async with self._asking() as client:
             places = [
                 _Place(spec, doors.url, client, functools.partial(self._replace, spec, tasks))
                 for spec, doors in zip(specs, self._ports.generators, strict=True)
@@ -241,11 +248,14 @@ class Launcher:
         """Wait until it answers, crashes, or has had its time; whoever watches it says what became of it."""
         give_up_at = time.monotonic() + _REWARDER_START_S
         (rewarder,) = (service for service in self._running if service.spec.name == REWARDER)
-        async with httpx.AsyncClient(base_url=self._ports.rewarder.url, trust_env=False, timeout=2.0) as client:
+        async with self._asking(self._ports.rewarder.url) as client:
             while not await _answers(client):
                 if rewarder.num_starts > 1 or time.monotonic() > give_up_at:
                     return
                 await asyncio.sleep(_READY_EVERY_S)
+
+    def _asking(self, base_url: str = "") -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=base_url, timeout=2.0, **self._tls.for_async_client())
 
     def _write_endpoint(self) -> None:
         launcher = process_table.mark(os.getpid())
@@ -257,6 +267,7 @@ class Launcher:
                 api_url=self._ports.trainer.url,
                 rewarder_url=self._ports.rewarder.url,
                 generator_urls=tuple(doors.url for doors in self._ports.generators),
+                ca_file=self._settings.ca_file,
                 num_simulated=self._settings.num_simulated,
                 launcher=launcher,
                 processes={name: process for name, process in processes.items() if process is not None},

@@ -6,6 +6,7 @@ GET /v1/rewards/{name}    of an endpoint: its URL, and whether its breaker leave
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -18,22 +19,24 @@ from headrace.asking import objects
 from headrace.client import HeadraceApiError
 from headrace.terminal import printable
 from shared.errors import HeadraceError
+from shared.tls import trusted, why_away
 
 _TIMEOUT_S = 30.0
 _MAX_ENDPOINTS = 50
 """Asked about one by one; of more, the rest are listed by name."""
 
 
-def known_rewards(url: str, key: str) -> list[dict[str, Any]]:
+def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[dict[str, Any]]:
     """Return what a rewarder knows; an endpoint with what its own route tells.
 
     Raises:
         HeadraceApiError: It does not take the key.
+        UserError: ``ca_file`` holds no certificates.
         HeadraceError: It cannot be reached, or is no rewarder.
     """
     address = f"{url.rstrip('/')}/v1/rewards"
     headers = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(headers=headers, timeout=_TIMEOUT_S, trust_env=False) as client:
+    with httpx.Client(headers=headers, timeout=_TIMEOUT_S, verify=trusted(ca_file), trust_env=False) as client:
         answer = _get(client, address)
         if not isinstance(answer.get("reward_funcs"), list):
             raise HeadraceError(f"{address} does not answer like a rewarder")
@@ -73,7 +76,7 @@ def _get(client: httpx.Client, url: str, *, may_be_gone: bool = False) -> dict[s
     try:
         reply = client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise HeadraceError(f"the rewarder at {url} cannot be reached ({error})") from error
+        raise HeadraceError(f"the rewarder at {url} cannot be reached: {why_away(error, url=url)}") from error
     if reply.status_code == HTTPStatus.UNAUTHORIZED:
         raise HeadraceApiError(f"{url} does not take this key", status=reply.status_code)
     if may_be_gone and reply.status_code == HTTPStatus.NOT_FOUND:

@@ -5,18 +5,22 @@
 HEADRACE_URL                      a service somewhere else
 HEADRACE_STATE_DIR, ./.headrace   the one `headrace up` runs here
 
-The first that is there counts, and its key comes from the same place: known_keys.py.
+The first that is there counts, and its key comes from the same place: known_keys.py. So does the file with the CA of
+its certificate: HEADRACE_TLS_CA_FILE, or what `headrace up` was told.
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 from headrace import process_table
 from headrace.client import HeadraceApiError, HeadraceClient
 from headrace.known_keys import key_of_environment, unused_variables
 from headrace.state_dir import Endpoint, StateDir, choose_state_dir
 from shared.errors import HeadraceError, UserError
+from shared.tls import CA_VARIABLE
 
 _ANSWER_S, _SUBMIT_S = 15.0, 120.0
 """The run API gives Redis 10 s before it says that Redis is away; a submit reads model and dataset."""
@@ -49,12 +53,20 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
         key = key_elsewhere(url)
         if not url.startswith(("http://", "https://")):
             raise UserError(f"{url} is no http:// or https:// address")
-        return HeadraceClient(url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S)
+        return HeadraceClient(url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=ca_file_elsewhere())
     state, endpoint = local_service(arguments)
     if endpoint.num_simulated:
         sys.stderr.write(f"SIMULATED: {endpoint.simulated_note()}\n")
     key = state.keys().api_key
-    return HeadraceClient(endpoint.api_url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S)
+    return HeadraceClient(
+        endpoint.api_url, key, timeout_s=_ANSWER_S, submit_timeout_s=_SUBMIT_S, ca_file=endpoint.ca_file
+    )
+
+
+def ca_file_elsewhere(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return whose certificates a service elsewhere may show; None is everybody's."""
+    named = environment.get(CA_VARIABLE, "")
+    return Path(named) if named else None
 
 
 def key_elsewhere(url: str) -> str:

@@ -37,6 +37,8 @@ class UpSettings:
         num_simulated: Simulated generators, in one process, that take the place of all others; 0 is none.
         metrics_port: Of the trainer's metrics; the rewarder's are on the next one, the generators' on those after it.
             0 is none.
+        scheme: What services speak: https where HEADRACE_TLS_CERT_FILE is set, which they read themselves.
+        ca_file: With the CA of their certificate.
     """
 
     state_dir: Path
@@ -46,6 +48,8 @@ class UpSettings:
     metrics_port: int = 0
     redis_url: str | None = field(default=None, repr=False)
     repairs_redis: bool = False
+    scheme: str = "http"
+    ca_file: Path | None = None
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=default_commands)
 
     @property

@@ -57,6 +57,8 @@ class Endpoint:
     is_ready: bool
     num_simulated: int = 0
     """Simulated generators, which then are all there are."""
+    ca_file: Path | None = None
+    """With the CA of their certificates; None is everybody's, or they speak no TLS."""
 
     def simulated_note(self) -> str:
         """Return the sentence that says what to think of all that simulated generators say."""
@@ -141,6 +143,7 @@ class StateDir:
             "api_url": endpoint.api_url,
             "rewarder_url": endpoint.rewarder_url,
             "generator_urls": list(endpoint.generator_urls),
+            "ca_file": str(endpoint.ca_file) if endpoint.ca_file is not None else "",
             "num_simulated": endpoint.num_simulated,
             "is_ready": endpoint.is_ready,
             "launcher": _mark_to_json(endpoint.launcher),
@@ -159,6 +162,7 @@ class StateDir:
                 launcher=_mark_from_json(body["launcher"]),
                 processes={str(name): _mark_from_json(mark) for name, mark in body["processes"].items()},
                 is_ready=bool(body["is_ready"]),
+                ca_file=Path(body["ca_file"]) if body.get("ca_file") else None,
                 num_simulated=int(body.get("num_simulated", 0)),
             )
         except FileNotFoundError:

@@ -4,13 +4,14 @@ Healthy is: /readyz says so, and the service takes the key that is mounted here,
 while it only waits for a run, a model or weights (``--or-waiting``): it has come up, and what it waits for is not its
 own to bring. More strictly, only while there is no run (``--or-idle``), for which no weights are needed.
 
-The key is read inside the container and shown to the service alone. Nothing but the standard library is imported: this
-runs every few seconds.
+The key is read inside the container and shown to the service only: over TLS, to whoever has the certificate that is
+mounted here, whatever names that is for. Nothing but the standard library is imported: this runs every few seconds.
 """
 
 import http.client
 import json
 import os
+import ssl
 import sys
 import time
 from pathlib import Path
@@ -53,9 +54,20 @@ def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
     return "the service does not take the key that is mounted here; start it again" if status == 401 else None
 
 
-def _get(path: str, key: str, deadline: float) -> tuple[int, dict[str, object]]:
+def _connection(timeout_s: float) -> http.client.HTTPConnection:
     port = int(os.environ.get("HEADRACE_PORT", _DEFAULT_PORT))
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=max(deadline - time.monotonic(), 0.1))
+    certificate = os.environ.get("HEADRACE_TLS_CERT_FILE", "")
+    if not certificate:
+        return http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout_s, context=context)
+
+
+def _get(path: str, key: str, deadline: float) -> tuple[int, dict[str, object]]:
+    connection = _connection(max(deadline - time.monotonic(), 0.1))
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
         response = connection.getresponse()

@@ -17,6 +17,7 @@ from shared.errors import UserError
 from shared.logs import LogFormat, LogLevel
 from shared.redis_url import why_no_redis_url
 from shared.secret_files import read_secret, with_password, without_password
+from shared.tls import ServerCertificate
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -41,6 +42,13 @@ class ServiceSettings(BaseSettings):
     )
     internal_key: SecretStr = Field(default=SecretStr(""), description="Bearer key between the services")
     internal_key_file: Path | None = Field(default=None, description="File with the internal key, instead of the key")
+    tls_cert_file: Path | None = Field(
+        default=None, description="Certificate of the HTTP server, with its chain; read again when it changes"
+    )
+    tls_key_file: Path | None = Field(default=None, description="Key of that certificate")
+    tls_ca_file: Path | None = Field(
+        default=None, description="Certificates of the CAs that are trusted where other services are called over https"
+    )
     replica_id: str = Field(default="", description="Stable name of this replica; host name if empty")
     redis_patience_s: float = Field(
         default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
@@ -93,6 +101,28 @@ class ServiceSettings(BaseSettings):
         if self.metrics_port and self.metrics_port == self.port:
             raise ValueError(f"HEADRACE_METRICS_PORT and HEADRACE_PORT are both {self.port}; each wants one of its own")
         return self
+
+    @model_validator(mode="after")
+    def _a_certificate_has_its_key(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            missing = "KEY" if self.tls_key_file is None else "CERT"
+            raise ValueError(f"HEADRACE_TLS_{missing}_FILE is not set, and a certificate and its key belong together")
+        return self
+
+    @property
+    def scheme(self) -> str:
+        """What addresses of this service begin with."""
+        return "http" if self.tls_cert_file is None else "https"
+
+    def certificate(self) -> ServerCertificate | None:
+        """Return what this service shows to those who connect; None if it speaks no TLS.
+
+        Raises:
+            UserError: Its files cannot be used.
+        """
+        if self.tls_cert_file is None or self.tls_key_file is None:
+            return None
+        return ServerCertificate(self.tls_cert_file, self.tls_key_file)
 
     def keyring(self) -> Keyring:
         """Return the keys that this service takes.

@@ -68,7 +68,8 @@ def demo(arguments: argparse.Namespace) -> int:
     with _services(settings, keep=arguments.keep, console=console) as process:
         prepared = _prepare(directory, overrides, warmed_up=arguments.model, seed=arguments.seed, console=console)
         endpoint = cli_up.wait_until_up(settings, process)
-        with HeadraceClient(endpoint.api_url, StateDir(directory).keys().api_key) as client:
+        key = StateDir(directory).keys().api_key
+        with HeadraceClient(endpoint.api_url, key, ca_file=endpoint.ca_file) as client:
             run_id = _submit(client, prepared, console)
             before = _evaluate(prepared.model_dir, prepared.splits)
             console.print(

@@ -28,6 +28,7 @@ from headrace.doctor.run_checks import LookedAtRuns, look_at_runs
 from headrace.doctor.service_checks import Looked, Service, look_at
 from headrace.doctor.targets import Targets
 from shared.about import About
+from shared.tls import PeerTls
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ class Examination:
 
 async def examine(targets: Targets) -> Examination:
     """Look at everything that the targets name."""
-    async with asking(timeout_s=targets.timeout_s) as asker:
+    of_generators = asking(timeout_s=targets.timeout_s, tls=targets.tls)
+    async with asking(timeout_s=targets.timeout_s, tls=PeerTls(targets.tls.ca_file)) as asker, of_generators as other:
         named = named_services(targets)
-        looking = asyncio.gather(*_looks(named, asker, targets))
+        looking = asyncio.gather(*_looks(named, asker, targets, generators=other))
         redis, runs, endpoints, looked = await asyncio.gather(
             _redis(targets), _runs(targets, asker), _endpoints(targets, named, asker), looking
         )
@@ -51,7 +53,7 @@ async def examine(targets: Targets) -> Examination:
         known_urls = {service.url for service in named}
         found = [_found(member) for member in redis.fleet or () if member.is_alive and member.url]
         unknown = [service for service in found if service.url not in known_urls]
-        looked += await asyncio.gather(*_looks(unknown, asker, targets))
+        looked += await asyncio.gather(*_looks(unknown, asker, targets, generators=other))
     if any(one.is_elsewhere and one.service.kind == "trainer" for one in looked):
         runs = LookedAtRuns()  # what else is there knows of none
     looked, own_keys = own_key_findings(looked, targets)
@@ -124,8 +126,11 @@ async def _endpoints(targets: Targets, services: list[Service], asker: Asker) ->
     return [finding for findings in found for finding in findings]
 
 
-def _looks(services: list[Service], asker: Asker, targets: Targets) -> list[Coroutine[Any, Any, Looked]]:
-    return [look_at(service, asker, targets) for service in services]
+def _looks(
+    services: list[Service], asker: Asker, targets: Targets, *, generators: Asker
+) -> list[Coroutine[Any, Any, Looked]]:
+    """Return the looks at services; ``generators`` asks those, whose certificates may be for another name."""
+    return [look_at(one, generators if one.kind == "generator" else asker, targets) for one in services]
 
 
 def _found(member: FleetMember) -> Service:

@@ -18,6 +18,7 @@ from headrace import service_finder
 from headrace.addresses import redis_address, refuse_unless_http
 from headrace.known_keys import key_of_environment, unused_variables
 from shared.secret_files import without_password
+from shared.tls import PUBLIC_TLS, PeerTls
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Targets:
     api_key_source: str = ""
     internal_key_source: str = ""
     timeout_s: float = 5.0
+    tls: PeerTls = PUBLIC_TLS
+    """How services are called over https; its name is that of generators only."""
     directory: str = ""
     """Of `headrace up`, if all of this is from there."""
     unused: tuple[str, ...] = ()
@@ -63,6 +66,7 @@ def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] =
         api_key_source=api_key.source,
         internal_key_source=internal_key.source,
         timeout_s=arguments.timeout_s,
+        tls=PeerTls(service_finder.ca_file_elsewhere(environment), environment.get("HEADRACE_TLS_GENERATOR_NAME", "")),
     )
 
 
@@ -85,6 +89,7 @@ def _local(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Tar
         api_key_source=str(state.key_file("api_key")),
         internal_key_source=str(state.key_file("internal_key")),
         timeout_s=arguments.timeout_s,
+        tls=PeerTls(endpoint.ca_file),
         directory=str(state.path),
         unused=(
             *unused_variables("api_key", keys.api_key, environment),

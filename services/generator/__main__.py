@@ -20,6 +20,8 @@ Samples completions for the run that is current in Redis. Everything is set by e
   HEADRACE_PUSH_ADDRESS     name or address of this host on the network with the trainer; NCCL uses its interface
   HEADRACE_API_KEY          bearer key of /v1; or HEADRACE_API_KEY_FILE
   HEADRACE_INTERNAL_KEY     bearer key of /internal; or HEADRACE_INTERNAL_KEY_FILE
+  HEADRACE_API_KEYS_FILE    named keys with scopes; read again when it changes
+  HEADRACE_TLS_CERT_FILE    certificate to serve HTTPS with, and HEADRACE_TLS_KEY_FILE its key
   HEADRACE_REPLICA_ID       stable name of this replica (host name)
   HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}; they
                             win over those of a run

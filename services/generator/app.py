@@ -85,9 +85,11 @@ class HttpServer(uvicorn.Server):
     """uvicorn on a socket that is bound before anything slow happens; signals are left to the caller."""
 
     def __init__(self, settings: GeneratorSettings) -> None:
+        certificate = settings.certificate()
         self._socket = listening_socket(settings.host, settings.port)
         self.port: int = self._socket.getsockname()[1]
         super().__init__(uvicorn.Config(_not_yet, log_config=None, access_log=False, lifespan="off", ws="none",
+                                        ssl_context_factory=None if certificate is None else certificate.make_context,
                                         timeout_keep_alive=KEEP_ALIVE_S,
                                         timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S))  # fmt: skip
 

@@ -3,9 +3,9 @@
 import json
 import socket
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
 from shared.settings import ServiceSettings, from_environment
@@ -49,6 +49,15 @@ class GeneratorSettings(ServiceSettings):
             raise ValueError('must be a JSON object such as {"max_num_seqs": 64}')  # noqa: TRY004  pydantic's protocol
         return cast("dict[str, Any]", parsed)
 
+    @model_validator(mode="after")
+    def _it_is_advertised_as_what_it_speaks(self) -> Self:
+        if self.advertise_url and not self.advertise_url.startswith(f"{self.scheme}://"):
+            raise ValueError(
+                f"advertise_url={self.advertise_url}, but this generator speaks {self.scheme}: with "
+                "HEADRACE_TLS_CERT_FILE it begins with https://, without with http://"
+            )
+        return self
+
     @property
     def name(self) -> str:
         """Stable name of this replica, under which it finds its unfinished work again."""
@@ -58,7 +67,7 @@ class GeneratorSettings(ServiceSettings):
         """Return where the trainer reaches this replica, which listens on ``port``."""
         if self.advertise_url:
             return self.advertise_url
-        return f"http://{socket.gethostname() if self.host in _EVERY_ADDRESS else self.host}:{port}"
+        return f"{self.scheme}://{socket.gethostname() if self.host in _EVERY_ADDRESS else self.host}:{port}"
 
 
 def read_settings() -> GeneratorSettings:

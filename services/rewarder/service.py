@@ -115,10 +115,10 @@ class RewarderService:
         """Serve until SIGTERM or SIGINT.
 
         Raises:
-            UserError: A port is taken, or Redis or the keys file cannot be used.
+            UserError: A port is taken, or Redis, the keys file or the certificate cannot be used.
             UnavailableError: Redis stayed away.
         """
-        keyring = self._settings.keyring()
+        keyring, certificate = self._settings.keyring(), self._settings.certificate()
         self._metrics.watch_keys(keyring)
         asked_to_stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -134,6 +134,7 @@ class RewarderService:
                     log_config=None,
                     access_log=False,
                     ws="none",
+                    ssl_context_factory=None if certificate is None else certificate.make_context,
                     timeout_keep_alive=KEEP_ALIVE_S,
                     timeout_graceful_shutdown=_HTTP_SHUTDOWN_S,
                 )
@@ -142,7 +143,7 @@ class RewarderService:
             work = asyncio.create_task(self._work(), name="rewarder work")
             stop = asyncio.create_task(asked_to_stop.wait(), name="signal")
             host, port = door.getsockname()[:2]
-            log.info("rewarder listens on http://%s:%d", host, port)
+            log.info("rewarder listens on %s://%s:%d", self._settings.scheme, host, port)
             try:
                 await asyncio.wait({http, work, stop}, return_when=asyncio.FIRST_COMPLETED)
             finally:

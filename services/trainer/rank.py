@@ -143,6 +143,7 @@ async def _train(
         redis,
         run_id=record.run_id,
         internal_key=settings.internal_key.get_secret_value(),
+        peers=settings.generator_tls(),
         transport=config.weight_transport,
         # Adapters are small, and every element of them changes.
         encoding="full" if config.use_peft else config.push_encoding,

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from shared.settings import ServiceSettings, default_runs_dir
+from shared.tls import PeerTls
 
 
 class TrainerSettings(ServiceSettings):
@@ -40,6 +41,11 @@ class TrainerSettings(ServiceSettings):
 
     push_address: str = Field(
         default="127.0.0.1", description="Address of this host at which generators reach the communicator of the push"
+    )
+
+    tls_generator_name: str = Field(
+        default="",
+        description="Name that generators' certificates must be for; if empty, the host of each one's address",
     )
 
     dataset_check_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of reading a dataset at submit")
@@ -77,6 +83,10 @@ class TrainerSettings(ServiceSettings):
             )
         return self
 
+    def generator_tls(self) -> PeerTls:
+        """Return how generators are called over https."""
+        return PeerTls(self.tls_ca_file, self.tls_generator_name)
+
     def rank_environment(self) -> dict[str, str]:
         """Return the environment of a training rank: ours, these settings, and ``rank_env`` on top."""
         return {
@@ -85,6 +95,8 @@ class TrainerSettings(ServiceSettings):
             "HEADRACE_RUNS_DIR": str(self.runs_dir),
             "HEADRACE_REPLICA_ID": self.replica_id,
             "HEADRACE_PUSH_ADDRESS": self.push_address,
+            "HEADRACE_TLS_CA_FILE": str(self.tls_ca_file.absolute()) if self.tls_ca_file is not None else "",
+            "HEADRACE_TLS_GENERATOR_NAME": self.tls_generator_name,
             "HEADRACE_COLLECTIVE_TIMEOUT_S": str(self.collective_timeout_s),
             "HEADRACE_REDIS_PATIENCE_S": str(self.redis_patience_s),
             "HEADRACE_LOG_LEVEL": self.log_level,

@@ -16,6 +16,7 @@ import httpx
 from headrace.client import ENDED, HeadraceClient
 from headrace.process_table import descendants
 from headrace.state_dir import StateDir
+from shared.tls import trusted
 
 READY_TIMEOUT_S = 90
 
@@ -59,7 +60,9 @@ class Stack:
             raise AssertionError(f"headrace up ended before it was up: {''.join(self.said)}")
         endpoint = self.state.endpoint()
         assert endpoint is not None
-        self.client = HeadraceClient(endpoint.api_url, self.state.keys().api_key, timeout_s=60)
+        self.client = HeadraceClient(
+            endpoint.api_url, self.state.keys().api_key, timeout_s=60, ca_file=endpoint.ca_file
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +78,8 @@ class Stack:
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{endpoint.rewarder_url}/readyz", trust_env=False).is_success:
+                url, verify = f"{endpoint.rewarder_url}/readyz", trusted(endpoint.ca_file)
+                if httpx.get(url, trust_env=False, verify=verify).is_success:
                     return
             time.sleep(0.05)
         raise AssertionError("the rewarder did not come up")

@@ -33,6 +33,7 @@ from shared.keys import GENERATORS, RunKeys
 from shared.redis_connection import Redis, patiently
 from shared.registration import decode_registration
 from shared.run_options.pushing import WantedTransport
+from shared.tls import why_away
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Replica:
         except TimeoutError as error:
             raise UnavailableError(f"{what} did not answer {route or 'who it is'} within {timeout_s:.1f} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UnavailableError(f"{what} cannot be reached: {error or type(error).__name__}") from error
+            raise UnavailableError(f"{what} cannot be reached: {why_away(error, url=self.url)}") from error
         if response.is_error:
             error_type = UnavailableError if _problem(response, "type") == NOT_READY else PushError
             detail = _problem(response, "detail") or f"HTTP {response.status_code}"

@@ -52,6 +52,7 @@ from shared.keys import RunKeys
 from shared.lineage import LineageVersion
 from shared.redis_connection import Redis, call
 from shared.run_options.pushing import PushEncoding, WantedTransport
+from shared.tls import PUBLIC_TLS, PeerTls
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class WeightSender:
         redis: Client of redis_connection.py.
         run_id: The run.
         internal_key: Bearer key of the generators' weight routes.
+        peers: How generators are called over https.
         transport: What the run says; auto is chosen anew at each push.
         encoding: Whether all weights are sent, or what changed.
         weight_dir: For disk: where versions are written.
@@ -79,6 +81,7 @@ class WeightSender:
         *,
         run_id: str,
         internal_key: str,
+        peers: PeerTls = PUBLIC_TLS,
         transport: WantedTransport,
         encoding: PushEncoding = "full",
         weight_dir: str | None = None,
@@ -104,9 +107,8 @@ class WeightSender:
         self._push_timeout_s = push_timeout_s
         self._dtype = dtype
         self._incarnation = incarnation
-        self._client = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {internal_key}"} if internal_key else {}, trust_env=False
-        )
+        headers = {"authorization": f"Bearer {internal_key}"} if internal_key else {}
+        self._client = httpx.AsyncClient(headers=headers, **peers.for_async_client())
         self._abilities = own_abilities()
         self._announced: Announcement | None = None
         self._pushed_version: int | None = None

@@ -28,6 +28,7 @@ from shared.errors import UserError
 from shared.logs import configure_first_logging, configure_logging, log_lines
 from shared.run_config import RunConfig, parse_run_config
 from shared.settings import from_environment
+from shared.tls import PeerTls, trouble_with
 from shared.variable_names import warn_of_unknown_variables
 
 log = logging.getLogger("services.trainer.ranks.node")
@@ -81,7 +82,8 @@ async def _get(api: httpx.AsyncClient, path: str) -> Any:
         answer.raise_for_status()
         return answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        away = RunApiAwayError(f"the run API at {api.base_url} does not answer GET {path}: {error!r}")
+        why = trouble_with(error, host=api.base_url.host) or repr(error)
+        away = RunApiAwayError(f"the run API at {api.base_url} does not answer GET {path}: {why}")
         away.has_no_such_run = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 404
         raise away from error
 
@@ -248,7 +250,7 @@ async def _run(settings: TrainerSettings, api_url: str, *, node_rank: int, heart
         base_url=api_url,
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=_HTTP_TIMEOUT_S,
-        trust_env=False,
+        **PeerTls(settings.tls_ca_file).for_async_client(),
     ) as api:
         await NodeFollower(settings, api, node_rank=node_rank, heartbeat=heartbeat).follow(stopping)
 

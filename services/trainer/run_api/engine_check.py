@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -21,6 +22,7 @@ from shared.keys import FLEET, FLEET_LEASES
 from shared.lease import alive
 from shared.redis_connection import Redis, patiently
 from shared.run_config import RunConfig
+from shared.tls import trouble_with
 
 _PATIENCE_S = 10.0
 
@@ -36,6 +38,7 @@ class GeneratorAsker:
     def __init__(self, redis: Redis, settings: TrainerSettings) -> None:
         self._redis = redis
         self._key = settings.internal_key.get_secret_value()
+        self._peers = settings.generator_tls()
         self._timeout_s = settings.engine_check_timeout_s
 
     async def check(self, config: RunConfig) -> EngineVerdict:
@@ -46,7 +49,7 @@ class GeneratorAsker:
             headers["Authorization"] = f"Bearer {self._key}"
         reasons: list[str] = []
         ends_at = time.monotonic() + self._timeout_s
-        async with httpx.AsyncClient(trust_env=False, headers=headers) as client:
+        async with httpx.AsyncClient(headers=headers, **self._peers.for_async_client()) as client:
             for replica_id, url in sorted((await self._living()).items()):
                 answer = await _ask(client, url, question, timeout_s=max(1.0, ends_at - time.monotonic()))
                 if isinstance(answer, EngineVerdict):
@@ -72,8 +75,10 @@ async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s:
     try:
         async with asyncio.timeout(timeout_s):
             response = await client.post(f"{url.rstrip('/')}{ENGINE_CHECK_PATH}", content=question, timeout=timeout_s)
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+    except TimeoutError as error:
         return f"did not answer ({type(error).__name__})"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"did not answer ({trouble_with(error, host=urlsplit(url).hostname or '') or type(error).__name__})"
     if response.status_code != HTTPStatus.OK:
         return f"answered {response.status_code}"
     try:

@@ -10,11 +10,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import httpx
 
 from services.trainer.run_api.problems import Problem
 from shared.run_config import RunConfig
+from shared.tls import PUBLIC_TLS, PeerTls, trouble_with
 
 _MAX_ANSWER_BYTES = 1024 * 1024
 
@@ -31,7 +33,9 @@ class RewardNeeds:
         return [" or ".join(choice) for choice in self.columns if choice and not set(choice) & set(columns)]
 
 
-async def check_rewards(config: RunConfig, *, rewarder_url: str, api_key: str, timeout_s: float) -> list[RewardNeeds]:
+async def check_rewards(
+    config: RunConfig, *, rewarder_url: str, api_key: str, timeout_s: float, tls: PeerTls = PUBLIC_TLS
+) -> list[RewardNeeds]:
     """Return what each reward function needs.
 
     Raises:
@@ -45,12 +49,13 @@ async def check_rewards(config: RunConfig, *, rewarder_url: str, api_key: str, t
     try:
         async with (
             asyncio.timeout(timeout_s),
-            httpx.AsyncClient(timeout=timeout_s, trust_env=False) as client,
+            httpx.AsyncClient(timeout=timeout_s, **tls.for_async_client()) as client,
             client.stream("POST", url, json=body, headers=headers) as response,
         ):
             content = await _read_bounded(response)
     except (httpx.HTTPError, TimeoutError) as error:
-        raise _unusable(url, f"it did not answer ({type(error).__name__})") from error
+        why = trouble_with(error, host=urlsplit(url).hostname or "")
+        raise _unusable(url, why or f"it did not answer ({type(error).__name__})") from error
     answer = _as_object(content)
     if response.status_code == HTTPStatus.UNPROCESSABLE_ENTITY and answer is not None:
         detail = str(answer.get("detail", "the rewarder refuses these reward functions"))[:2000]

@@ -30,6 +30,7 @@ from shared.errors import UnavailableError, UserError
 from shared.run_config import RunConfig, parse_run_config
 from shared.run_options.data import DatasetSource
 from shared.run_options.reward_kwargs import also_columns
+from shared.tls import PeerTls
 
 _MAX_KEYS = 200
 
@@ -153,6 +154,7 @@ class RunValidator:
                 rewarder_url=self._settings.rewarder_url,
                 api_key=self._settings.api_key.get_secret_value(),
                 timeout_s=self._settings.reward_check_timeout_s,
+                tls=PeerTls(self._settings.tls_ca_file),
             )
         except Problem as error:
             if error.status == 422:

@@ -31,6 +31,7 @@ from shared.logs import configure_first_logging, configure_logging, log_lines
 from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect, wait_until_ready
 from shared.settings import from_environment
+from shared.tls import trusted
 from shared.variable_names import warn_of_unknown_variables
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ async def serve(settings: TrainerSettings) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.set)
     _require_a_directory(settings.runs_dir)
+    trusted(settings.tls_ca_file)  # now, and not when a run needs it
     redis = connect(settings.redis_url.get_secret_value())
     try:
         api = make_api(settings, redis, stopping=stopping)
@@ -121,7 +123,7 @@ async def _serve(api: TrainerApi, metrics: RunMetrics, listener: socket.socket) 
         tasks.create_task(server.serve(sockets=[listener]), name="HTTP server")
         supervising = tasks.create_task(_supervise(api, metrics), name="run supervisor")
         host, port = listener.getsockname()[:2]
-        log.info("the run API listens on http://%s:%d", host, port)
+        log.info("the run API listens on %s://%s:%d", api.settings.scheme, host, port)
         await api.stopping.wait()
         log.info("asked to stop")
         server.should_exit = True
@@ -148,6 +150,7 @@ def http_server(api: TrainerApi) -> uvicorn.Server:
         guarded(create_app(api), api.keyring),
         lifespan="off",
         ws="none",
+        ssl_context_factory=None if api.certificate is None else api.certificate.make_context,
         log_config=None,
         access_log=False,
         server_header=False,

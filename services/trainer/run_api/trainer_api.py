@@ -15,6 +15,7 @@ from services.trainer.settings import TrainerSettings
 from shared.access.keyring import Keyring
 from shared.redis_connection import Redis
 from shared.run_store import RunStore
+from shared.tls import ServerCertificate
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class TrainerApi:
     streams: EventStreams
     idempotency: IdempotencyKeys
     keyring: Keyring
+    certificate: ServerCertificate | None
     stopping: asyncio.Event
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by who adds to the queue."""
@@ -40,7 +42,7 @@ def make_api(
     """Wire everything up; nothing runs yet.
 
     Raises:
-        UserError: The keys file cannot be used.
+        UserError: The keys file or the certificate cannot be used.
     """
     store = RunStore(redis)
     return TrainerApi(
@@ -58,6 +60,7 @@ def make_api(
         ),
         idempotency=IdempotencyKeys(redis),
         keyring=settings.keyring(),
+        certificate=settings.certificate(),
         stopping=stopping,
     )
 

@@ -1,0 +1,250 @@
+"""TLS: the certificate that a service shows, those that it trusts, and what to do where one is refused.
+
+    HEADRACE_TLS_CERT_FILE   the service's certificate, PEM, with those between it and the CA below it
+    HEADRACE_TLS_KEY_FILE    its private key, PEM, without a password
+    HEADRACE_TLS_CA_FILE     CAs that are trusted where a service or a command calls another: these only
+
+A certificate that is renewed is shown from the next handshake on, without a restart: the files are looked at whenever
+somebody connects, once a second at most. Files that do not fit each other, or cannot be read, change nothing and are in
+the log: the certificate that was read last stays.
+"""
+
+import logging
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger(__name__)
+
+CA_VARIABLE = "HEADRACE_TLS_CA_FILE"
+_LOOK_EVERY_S = 1.0
+_Mark = tuple[int, ...]
+_EXPIRED, _NOT_YET_VALID = 10, 9
+_WRONG_NAME = frozenset({62, 64})
+"""Of X509_verify_cert_error_string: host name, IP address."""
+
+
+class ServerCertificate:
+    """What a service shows to those who connect.
+
+    Args:
+        cert_file: The certificate, with its chain.
+        key_file: Its key.
+        look_every_s: How often the files are looked at, at most.
+
+    Raises:
+        UserError: They cannot be used.
+    """
+
+    def __init__(self, cert_file: Path, key_file: Path, *, look_every_s: float = _LOOK_EVERY_S) -> None:
+        self._files = (cert_file, key_file)
+        self._look_every_s = look_every_s
+        self._looked_at = time.monotonic()
+        self._marks = self._marks_now()
+        self._newest = _loaded(cert_file, key_file)
+        self.context = _loaded(cert_file, key_file)
+        """For a server: each handshake shows the certificate that is there by then."""
+        self.context.sni_callback = self._show_newest
+
+    def make_context(self, *_: object) -> ssl.SSLContext:
+        """Return ``context``; for uvicorn, which asks for it with its own configuration."""
+        return self.context
+
+    def _show_newest(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        self._look()
+        handshake.context = self._newest
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked_at < self._look_every_s:
+            return
+        self._looked_at = time.monotonic()
+        marks = self._marks_now()
+        if marks == self._marks:
+            return
+        self._marks = marks
+        try:
+            self._newest = _loaded(*self._files)
+        except UserError as error:
+            log.error("%s. The certificate that was read last is shown on", error)  # noqa: TRY400  a sentence
+            return
+        log.info("the certificate in %s was read again", self._files[0])
+
+    def _marks_now(self) -> list[_Mark | None]:
+        return [_mark_of(file) for file in self._files]
+
+
+@dataclass(frozen=True)
+class PeerTls:
+    """How servers of ours are called over https.
+
+    Args:
+        ca_file: CAs that are trusted, and no others; those of the certifi package if left out.
+        server_name: That certificates must be for; empty is the host of each address.
+    """
+
+    ca_file: Path | None = None
+    server_name: str = ""
+
+    def for_async_client(self) -> dict[str, Any]:
+        """Return arguments of httpx.AsyncClient.
+
+        Raises:
+            UserError: The file holds no certificates.
+        """
+
+        async def name_server(request: "httpx.Request") -> None:
+            request.extensions = {**request.extensions, "sni_hostname": self.server_name}
+
+        hooks = {"request": [name_server]} if self.server_name else {}
+        return {"verify": trusted(self.ca_file), "trust_env": False, "event_hooks": hooks}
+
+
+PUBLIC_TLS = PeerTls()
+"""Whom everybody trusts."""
+
+
+def trusted(ca_file: Path | None) -> ssl.SSLContext:
+    """Return a client's context that trusts the CAs of a file and no others; those of certifi without a file.
+
+    Raises:
+        UserError: The file holds no certificates.
+    """
+    if ca_file is None:
+        import httpx
+
+        return httpx.create_ssl_context(trust_env=False)
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except OSError as error:  # ssl.SSLError is one
+        raise UserError(f"{CA_VARIABLE}: {_why_unreadable(ca_file, error, 'certificates')}") from error
+
+
+def why_refused(server: ssl.SSLContext, client: ssl.SSLContext, *, host: str) -> str:
+    """Return why a client that reaches ``server`` under this name would refuse it; empty if it would not.
+
+    Tried in memory: nothing is sent anywhere.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    ours = client.wrap_bio(to_client, to_server, server_hostname=host)
+    for end in (ours, theirs, ours):
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError as error:
+            return trouble_with(error, host=host) or str(error)
+    return ""
+
+
+def trouble_with(error: BaseException, *, host: str = "") -> str:
+    """Return what is wrong with TLS, and what to do, if that is why a call failed; empty if it is not.
+
+    Args:
+        error: Of httpx, or of the ssl module.
+        host: That was called.
+    """
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return _why_untrusted(cause, host)
+        if isinstance(cause, ssl.SSLError):
+            return _why_no_tls(cause)
+    return ""
+
+
+def why_away(error: "httpx.HTTPError | httpx.InvalidURL", *, url: str) -> str:
+    """Return why a server could not be asked, in words: what httpx says, unless it is about TLS."""
+    import httpx
+
+    if trouble := trouble_with(error, host=urlsplit(url).hostname or ""):
+        return trouble
+    said = str(error) or type(error).__name__
+    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and url.startswith("http:"):
+        return f"{said}; a server that speaks TLS hangs up so: if this is one, write https://"
+    return said
+
+
+def _why_untrusted(error: ssl.SSLCertVerificationError, host: str) -> str:
+    if error.verify_code in _WRONG_NAME:
+        name = f"{host}" if host else "the name that it was called by"
+        return f"its certificate is not for {name}: issue one that names it, or use a name that it has"
+    if error.verify_code == _EXPIRED:
+        return "its certificate has expired: renew it in the files of HEADRACE_TLS_CERT_FILE and HEADRACE_TLS_KEY_FILE"
+    if error.verify_code == _NOT_YET_VALID:
+        return "its certificate is not valid yet: a clock is wrong, here or where it was issued"
+    return (
+        f"its certificate is not trusted here ({error.verify_message}): set {CA_VARIABLE} to a file with the "
+        "certificate of the CA that issued it"
+    )
+
+
+def _why_no_tls(error: ssl.SSLError) -> str:
+    reason = error.reason or str(error)
+    if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNEXPECTED_EOF_WHILE_READING"):
+        return f"what listens there does not speak TLS: write http://, if that is meant ({reason})"
+    return f"TLS failed ({reason})"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _loaded(cert_file: Path, key_file: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for variable, file in (("CERT", cert_file), ("KEY", key_file)):
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise UserError(f"HEADRACE_TLS_{variable}_FILE: {_why_unreadable(file, error, '')}") from error
+    try:
+        context.load_cert_chain(cert_file, key_file, password=_no_password)
+    except _EncryptedError as error:
+        raise UserError(f"HEADRACE_TLS_KEY_FILE: {key_file} has a password: give a key without one") from error
+    except ssl.SSLError as error:
+        raise UserError(_why_not_loaded(cert_file, key_file, error)) from error
+    return context
+
+
+class _EncryptedError(Exception):
+    pass
+
+
+def _no_password() -> str:
+    """Answer instead of a person at a terminal, whom OpenSSL would ask."""
+    raise _EncryptedError
+
+
+def _why_not_loaded(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"HEADRACE_TLS_KEY_FILE: {key_file} is not the key of the certificate in {cert_file}"
+    return (
+        f"HEADRACE_TLS_CERT_FILE, HEADRACE_TLS_KEY_FILE: {cert_file} must hold a certificate and {key_file} its key, "
+        f"both as PEM ({error.reason or error})"
+    )
+
+
+def _why_unreadable(file: Path, error: OSError, what: str) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"{file} holds no {what} as PEM"
+    return f"{file} cannot be read: {error.strerror or type(error).__name__}"
+
+
+def _mark_of(path: Path) -> _Mark | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -1,0 +1,147 @@
+"""Services over TLS, one call at a time: who shows a certificate to whom, and what is said where it is refused."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from services.generator.app import HttpServer
+from services.generator.settings import GeneratorSettings
+from services.trainer.push.replicas import Replica
+from services.trainer.run_api.problems import Problem
+from services.trainer.run_api.reward_check import check_rewards
+from services.trainer.settings import TrainerSettings
+from shared import health_check
+from shared.errors import UnavailableError
+from shared.http_guard import Receive, Scope, Send
+from shared.run_config import RunConfig
+from shared.settings import ServiceSettings
+from shared.tls import PeerTls
+from tests.tls.authority import Authority, Issued
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca")
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "stranger", "another authority")
+
+
+async def answers(scope: Scope, _: Receive, send: Send) -> None:
+    """Be ready, and refuse everything else as a service without that route does."""
+    status, body = (200, b'{"status": "ready"}') if scope["path"] == "/readyz" else (404, b"{}")
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Served:
+    """A generator's server with a certificate."""
+
+    def __init__(self, issued: Issued) -> None:
+        self._server = HttpServer(GeneratorSettings(port=0, tls_cert_file=issued.cert, tls_key_file=issued.key))
+        self.port = self._server.port
+        self.url = f"https://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._server.answer(answers), name="server under test")
+        async with asyncio.timeout(20):
+            while not self._server.started:  # noqa: ASYNC110  uvicorn has no event for it
+                await asyncio.sleep(0.01)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        await self._task
+
+
+async def said_of(url: str, tls: PeerTls) -> str:
+    """Return what the trainer says of a generator that it cannot ask."""
+    async with httpx.AsyncClient(**tls.for_async_client()) as client:
+        with pytest.raises((UnavailableError, Exception)) as raised:
+            await Replica("generator-0", url, client).info(timeout_s=10)
+    return str(raised.value)
+
+
+async def test_the_trainer_calls_generators_over_tls_and_says_why_it_refuses_one(
+    authority: Authority, stranger: Authority
+) -> None:
+    async with Served(authority.issue()) as generator:
+        assert "refused to say who it is: HTTP 404" in await said_of(generator.url, PeerTls(authority.file))
+        untrusted = await said_of(generator.url, PeerTls(stranger.file))
+        assert untrusted.startswith(
+            f"generator generator-0 at {generator.url} cannot be reached: its certificate is not "
+        )
+        assert "set HEADRACE_TLS_CA_FILE to a file with the certificate of the CA that issued it" in untrusted
+        plain = await said_of(generator.url.replace("https", "http"), PeerTls(authority.file))
+        assert "a server that speaks TLS hangs up so: if this is one, write https://" in plain
+
+
+async def test_certificates_of_generators_may_be_for_one_name_whatever_their_addresses_are(
+    authority: Authority,
+) -> None:
+    """Replicas of a Compose service have addresses that nobody knows when the certificate is issued."""
+    async with Served(authority.issue("generator")) as generator:
+        assert "HTTP 404" in await said_of(generator.url, PeerTls(authority.file, "generator"))
+        assert "its certificate is not for 127.0.0.1" in await said_of(generator.url, PeerTls(authority.file))
+        refused = await said_of(generator.url, PeerTls(authority.file, "another"))
+        assert "cannot be reached: its certificate is not for" in refused
+
+
+async def test_a_rewarder_whose_certificate_is_refused_is_a_503_that_says_what_to_do(
+    authority: Authority, stranger: Authority, run_config: RunConfig
+) -> None:
+    async def said(tls: PeerTls) -> str:
+        with pytest.raises(Problem) as raised:
+            await check_rewards(run_config, rewarder_url=rewarder.url, api_key="", timeout_s=10, tls=tls)
+        assert raised.value.status == 503
+        return str(raised.value)
+
+    async with Served(authority.issue()) as rewarder:
+        assert "it answered 404" in await said(PeerTls(authority.file))
+        assert "set HEADRACE_TLS_CA_FILE" in await said(PeerTls(stranger.file))
+
+
+async def test_the_health_check_trusts_the_certificate_that_is_mounted_whatever_names_it_has(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued = authority.issue("generator.example")
+    monkeypatch.delenv("HEADRACE_API_KEY_FILE", raising=False)
+    monkeypatch.setenv("HEADRACE_API_KEY", "a-key")
+    monkeypatch.setenv("HEADRACE_TLS_CERT_FILE", str(issued.cert))
+    async with Served(issued) as service:
+        monkeypatch.setenv("HEADRACE_PORT", str(service.port))
+        assert await asyncio.to_thread(health_check.main, []) == 0
+        monkeypatch.setenv("HEADRACE_TLS_CERT_FILE", str(authority.issue(file="another").cert))
+        assert await asyncio.to_thread(health_check.main, []) == 1, "the key is shown to nobody else"
+
+
+def test_settings_of_tls_that_contradict_each_other_are_refused(authority: Authority) -> None:
+    issued = authority.issue()
+    with pytest.raises(ValidationError, match="HEADRACE_TLS_KEY_FILE is not set"):
+        ServiceSettings(tls_cert_file=issued.cert)
+    with pytest.raises(ValidationError, match="HEADRACE_TLS_CERT_FILE is not set"):
+        ServiceSettings(tls_key_file=issued.key)
+    tls: dict[str, Any] = {"tls_cert_file": issued.cert, "tls_key_file": issued.key}
+    with pytest.raises(
+        ValidationError, match=r"this generator speaks https: with HEADRACE_TLS_CERT_FILE it begins with"
+    ):
+        GeneratorSettings(advertise_url="http://generator:8000", **tls)
+    with pytest.raises(ValidationError, match="this generator speaks http"):
+        GeneratorSettings(advertise_url="https://generator:8000")
+    assert GeneratorSettings(**tls).url(8000) == "https://127.0.0.1:8000"
+
+
+def test_ranks_are_told_whom_to_trust(authority: Authority, tmp_path: Path) -> None:
+    settings = TrainerSettings(
+        tls_ca_file=authority.file, tls_generator_name="generator", internal_key=SecretStr("k"), runs_dir=tmp_path
+    )
+    environment = settings.rank_environment()
+    assert environment["HEADRACE_TLS_CA_FILE"] == str(authority.file)
+    assert environment["HEADRACE_TLS_GENERATOR_NAME"] == "generator"
+    assert settings.generator_tls() == PeerTls(authority.file, "generator")
