@@ -35,7 +35,7 @@ clear_network() { # what dockerd leaves in the kernel
     local table chain policy forwards
     command -v iptables >/dev/null || return 0
     for table in filter nat; do
-        iptables -t "$table" -S | sed -nE 's/^-A (.*(-j DOCKER|-s 10\.21[34]\.))/-D \1/p' |
+        iptables -t "$table" -S | sed -nE 's/^-A (.*(-j DOCKER|-s 10\.21[34]\.|-[io] (docker0|br-[0-9a-f]{12}) ))/-D \1/p' |
             while read -r -a rule; do iptables -t "$table" "${rule[@]}" || true; done
         for chain in $(iptables -t "$table" -S | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do iptables -t "$table" -F "$chain"; done
         for chain in $(iptables -t "$table" -S | sed -n 's/^-N \(DOCKER.*\)/\1/p'); do iptables -t "$table" -X "$chain"; done
