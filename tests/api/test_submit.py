@@ -169,6 +169,11 @@ async def test_what_is_wrong_with_a_data_set_is_said_of_the_setting_that_names_i
     assert errors == {"eval_dataset_name": "there is no file /nowhere/test.jsonl"}
 
 
+async def test_a_bucket_that_the_trainer_has_no_package_for_is_refused(client: httpx.AsyncClient, run: Run) -> None:
+    said = await refusal(client, {**run, "weight_transport": "disk", "weight_dir": "gs://bucket/weights"})
+    assert "install gcsfs" in said["weight_dir"]
+
+
 async def test_an_empty_dataset_is_refused(client: httpx.AsyncClient, run: Run, dataset: DatasetFile) -> None:
     dataset.write("")
     assert "has no rows" in (await refusal(client, run))["dataset_name"]

@@ -24,6 +24,7 @@ from services.trainer.run_api.report_check import check_reports
 from services.trainer.run_api.reward_check import RewardNeeds, check_rewards
 from services.trainer.run_api.surroundings_check import check_surroundings
 from services.trainer.run_api.unread_options import unread_options
+from services.trainer.run_api.weight_dir_check import check_weight_dir
 from services.trainer.settings import TrainerSettings
 from shared.engine_check import EngineVerdict
 from shared.errors import UnavailableError, UserError
@@ -88,12 +89,14 @@ class RunValidator:
             dataset = tasks.create_task(self._check_dataset(config), name="check dataset")
             rewards = tasks.create_task(self._check_rewards(config), name="check rewards")
             engine = tasks.create_task(self._check_engine(config), name="check engine")
+            weight_dir = tasks.create_task(self._check_weight_dir(config), name="check weight_dir")
         base = why_not_4bit(config, self._settings.rank_environment())
         checked = [
             model.result(),
             dataset.result(),
             rewards.result(),
             engine.result(),
+            weight_dir.result(),
             Checked(warnings=what_weakens_learning(config)),
             Checked(errors=check_reports(config.report_to)),
             Checked(errors=what_needs_a_gpu(config, self._settings.rank_environment())),
@@ -125,6 +128,16 @@ class RunValidator:
         except TimeoutError:
             return Checked(warnings=[f"the model was not checked: looking at it took longer than {timeout_s:g} s"])
         return Checked(warnings=warnings)
+
+    async def _check_weight_dir(self, config: RunConfig) -> Checked:
+        if config.weight_dir is None:
+            return Checked()
+        where, timeout_s = config.weight_dir, self._settings.hub_timeout_s
+        try:
+            errors = await in_thread(lambda: check_weight_dir(where), timeout_s=timeout_s, name="check weight_dir")
+        except TimeoutError:
+            return Checked(warnings=[f"weight_dir was not checked: it did not answer within {timeout_s:g} s"])
+        return Checked(errors=errors)
 
     async def _check_dataset(self, config: RunConfig) -> Checked:
         timeout_s = self._settings.dataset_check_timeout_s

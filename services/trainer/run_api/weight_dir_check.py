@@ -1,0 +1,39 @@
+"""Whether weights can be kept where `weight_dir` says, found out at submit by trying it.
+
+    s3://bucket/prefix   an object is written, read back and removed: package, credentials, bucket, permissions
+    /mnt/weights         the directory, or the nearest that is there, can be written
+
+A directory is not tried: a run that is only validated leaves nothing behind.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+from shared.errors import PushError, UserError
+from shared.weight_store import open_store
+
+_CONTENT = b"headrace tried whether it can write here; this may be removed"
+
+
+def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
+    """Return setting and sentence of what is wrong; blocks for as long as the store takes."""
+    path = weight_dir.removeprefix("file://")
+    if "://" not in path:
+        there = next(parent for parent in (Path(path), *Path(path).parents) if parent.exists())
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            return []
+        return [("weight_dir", f"the trainer cannot write to {there}: mend its permissions, or name another place")]
+    name = f"check-{secrets.token_hex(8)}"
+    try:
+        store = open_store(weight_dir)
+        store.write(f"{name}/probe", _CONTENT)
+        content = store.read(f"{name}/probe")
+        store.remove(name)
+    except UserError as error:
+        return [("weight_dir", str(error))]
+    except PushError as error:
+        return [("weight_dir", f"{error}. The trainer writes, reads and removes the weights of this run there")]
+    if content != _CONTENT:
+        return [("weight_dir", f"{weight_dir} does not give back what was written to it")]
+    return []
