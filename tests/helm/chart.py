@@ -21,6 +21,8 @@ SERVICES = ("trainer", "generator", "rewarder")
 Object = dict[str, Any]
 
 EVERYTHING: dict[str, Any] = {
+    "secrets": {"apiKeysSecret": "named-keys"},
+    "tls": {"secretName": "certificate"},
     "images": {"registry": "registry.example.com/rl", "pullSecrets": [{"name": "pull"}]},
     "trainer": {
         "multiNode": {"nodes": 3},

@@ -190,6 +190,46 @@ def test_headrace_doctor_finds_everybody_where_the_page_runs_it(tmp_path: Path) 
     )
 
 
+def test_named_keys_and_a_certificate_are_read_from_directories_that_kubernetes_renews(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is mounted by itself (subPath) would stay as it was."""
+    objects = render({"secrets": {"apiKeysSecret": "named-keys"}, "tls": {"secretName": "certificate"}})
+    for workload in SERVICES:
+        settings = inside(objects, workload, tmp_path / workload).settings(SETTINGS[workload], monkeypatch)
+        secrets = tmp_path / workload / "run/secrets"
+        assert settings.api_keys_file == secrets / "headrace-api-keys/api-keys"
+        assert settings.tls_cert_file == secrets / "headrace-tls/tls.crt"
+        assert settings.tls_key_file == secrets / "headrace-tls/tls.key"
+        assert settings.tls_ca_file == secrets / "headrace-tls/ca.crt"
+        it = container(workloads(objects)[workload])
+        assert it["livenessProbe"]["httpGet"]["scheme"] == "HTTPS"
+        assert not any("subPath" in mount for mount in it["volumeMounts"])
+    trainer = inside(objects, "trainer", tmp_path).settings(TrainerSettings, monkeypatch)
+    generator = inside(objects, "generator", tmp_path).settings(GeneratorSettings, monkeypatch)
+    assert trainer.rewarder_url == "https://headrace-rewarder:8000"
+    assert generator.advertise_url.startswith("https://headrace-generator-0.")
+    assert not [mount for mount in mounts(workloads(render())["trainer"]) if "tls" in mount or "api-keys" in mount]
+
+
+def test_what_only_calls_others_over_tls_has_the_ca_and_no_key(tmp_path: Path) -> None:
+    values = values_of("everything")
+    objects = render(values)
+    node = workloads(objects)["trainer-node"]
+    variables = inside(objects, "trainer-node", tmp_path).variables
+    assert "HEADRACE_TLS_CERT_FILE" not in variables
+    assert "HEADRACE_API_KEYS_FILE" not in variables
+    command = container(node)["command"]
+    assert command[command.index("--api") + 1] == "https://headrace-trainer:8000"
+    (test,) = [it for it in objects if it["kind"] == "Pod"]
+    for spec in (node["spec"]["template"]["spec"], test["spec"]):
+        (tls,) = [volume["secret"] for volume in spec["volumes"] if volume["name"] == "tls"]
+        assert [item["key"] for item in tls["items"]] == ["ca.crt"]
+    (it,) = test["spec"]["containers"]
+    assert {"name": "HEADRACE_TLS_CA_FILE", "value": "/run/secrets/headrace-tls/ca.crt"} in it["env"]
+    assert any(word.startswith("https://") for word in it["command"])
+
+
 def test_what_is_turned_off_is_off(tmp_path: Path) -> None:
     offline = inside(render({"hub": {"enabled": False}}), "trainer", tmp_path).variables
     assert offline["HF_HUB_OFFLINE"] == "1"

@@ -13,6 +13,16 @@
 - {name: HEADRACE_LOG_FORMAT, value: {{ .root.Values.logFormat }}}
 - {name: HEADRACE_API_KEY_FILE, value: /run/secrets/headrace/api-key}
 - {name: HEADRACE_INTERNAL_KEY_FILE, value: /run/secrets/headrace/internal-key}
+{{- if and .root.Values.secrets.apiKeysSecret (ne .component "trainer-node") }}
+- {name: HEADRACE_API_KEYS_FILE, value: /run/secrets/headrace-api-keys/api-keys}
+{{- end }}
+{{- if .root.Values.tls.secretName }}
+{{- if ne .component "trainer-node" }}
+- {name: HEADRACE_TLS_CERT_FILE, value: /run/secrets/headrace-tls/tls.crt}
+- {name: HEADRACE_TLS_KEY_FILE, value: /run/secrets/headrace-tls/tls.key}
+{{- end }}
+- {name: HEADRACE_TLS_CA_FILE, value: /run/secrets/headrace-tls/ca.crt}
+{{- end }}
 - name: HEADRACE_REPLICA_ID
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
@@ -73,7 +83,7 @@
 {{- include "headrace.commonEnv" . }}
 {{- include "headrace.redisEnv" . | nindent 0 }}
 - {name: HEADRACE_RUNS_DIR, value: /runs}
-- {name: HEADRACE_REWARDER_URL, value: "http://{{ include "headrace.fullname" .root }}-rewarder:8000"}
+- {name: HEADRACE_REWARDER_URL, value: "{{ include "headrace.scheme" .root }}://{{ include "headrace.fullname" .root }}-rewarder:8000"}
 - {name: HEADRACE_PUSH_ADDRESS, value: $(POD_IP)}
 {{- include "headrace.rankEnv" . | nindent 0 }}
 {{- if gt (int .of.multiNode.nodes) 1 }}
@@ -103,7 +113,7 @@
 {{- include "headrace.commonEnv" . }}
 {{- include "headrace.redisEnv" . | nindent 0 }}
 # Its name in the headless service, which has it before it is ready: it is pushed to before.
-- {name: HEADRACE_ADVERTISE_URL, value: "http://$(HEADRACE_REPLICA_ID).{{ $service }}:8000"}
+- {name: HEADRACE_ADVERTISE_URL, value: "{{ include "headrace.scheme" .root }}://$(HEADRACE_REPLICA_ID).{{ $service }}:8000"}
 - {name: HEADRACE_ENGINE_ARGS, value: {{ toJson .of.engineArgs | quote }}}
 - {name: HEADRACE_ENGINE_START_TIMEOUT_S, value: {{ .of.engineStartTimeoutSeconds | quote }}}
 {{- include "headrace.gpuEnv" . | nindent 0 }}

@@ -63,6 +63,11 @@ annotations:
 {{- default (printf "%s-keys" (include "headrace.fullname" .)) .Values.secrets.existingSecret -}}
 {{- end -}}
 
+{{/* What the HTTP ports of services speak. Takes the root. */}}
+{{- define "headrace.scheme" -}}
+{{- ternary "https" "http" (ne .Values.tls.secretName "") -}}
+{{- end -}}
+
 {{- define "headrace.serviceAccount" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "headrace.fullname" .) .Values.serviceAccount.name -}}

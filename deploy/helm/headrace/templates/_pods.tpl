@@ -110,6 +110,16 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 - name: redis-ca
   configMap: {name: {{ $values.redis.external.tls.caConfigMap }}}
 {{- end }}
+{{- if and $values.secrets.apiKeysSecret (ne .component "trainer-node") }}
+- name: api-keys
+  secret:
+    secretName: {{ $values.secrets.apiKeysSecret }}
+    defaultMode: 0440
+    items: [{key: api-keys, path: api-keys}]
+{{- end }}
+{{- with include "headrace.tlsVolume" . }}
+{{ . }}
+{{- end }}
 {{- with $values.hub.tokenSecret }}
 - name: hub
   secret:
@@ -124,6 +134,22 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 {{- with .of.extraVolumes }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* The certificate, its key, and its CA; only the CA for what serves no HTTP. Takes a dict of root and component. */}}
+{{- define "headrace.tlsVolume" -}}
+{{- with .root.Values.tls.secretName -}}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items:
+      {{- if has $.component (list "trainer" "generator" "rewarder") }}
+      - {key: tls.crt, path: tls.crt}
+      - {key: tls.key, path: tls.key}
+      {{- end }}
+      - {key: ca.crt, path: ca.crt}
+{{- end -}}
 {{- end -}}
 
 {{/* In place of that cache, a claim for each pod of a StatefulSet. Takes a dict of of. */}}
@@ -151,6 +177,12 @@ volumeClaimTemplates:
 - {name: cache, mountPath: /cache}
 {{- if and (not $values.redis.bundled) $values.redis.external.tls.enabled $values.redis.external.tls.caConfigMap (ne .component "trainer-node") }}
 - {name: redis-ca, mountPath: /etc/headrace/redis-ca, readOnly: true}
+{{- end }}
+{{- if and $values.secrets.apiKeysSecret (ne .component "trainer-node") }}
+- {name: api-keys, mountPath: /run/secrets/headrace-api-keys, readOnly: true}
+{{- end }}
+{{- if $values.tls.secretName }}
+- {name: tls, mountPath: /run/secrets/headrace-tls, readOnly: true}
 {{- end }}
 {{- if $values.hub.tokenSecret }}
 - {name: hub, mountPath: /run/secrets/headrace-hub, readOnly: true}
