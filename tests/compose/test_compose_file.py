@@ -17,6 +17,7 @@ from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
 from shared.run_config import parse_run_config
 from shared.settings import ServiceSettings
+from shared.tls import PeerTls
 from tests.compose.compose_file import (
     DEPLOY,
     HARDWARE,
@@ -148,7 +149,7 @@ def test_the_environment_is_one_that_the_service_takes(
             continue
         field = variable.removeprefix("HEADRACE_").lower()
         assert field in settings_type.model_fields, f"{name} has no setting {variable}"
-        if variable.endswith("_FILE"):
+        if variable.endswith("_FILE") and value:
             secret = tmp_path / mounted.pop(value)
             secret.write_text(f"content-of-{secret.name}\n", encoding="utf-8")
             value = str(secret)
@@ -189,8 +190,26 @@ def test_headrace_doctor_finds_everybody_where_the_page_runs_it(name: str, tmp_p
         internal_key="content-of-internal-key",
         api_key_source=f"HEADRACE_API_KEY_FILE ({tmp_path / 'api-key'})",
         internal_key_source=f"HEADRACE_INTERNAL_KEY_FILE ({tmp_path / 'internal-key'})",
+        tls=PeerTls(server_name="generator"),
     )
     assert "trainer" in {alias for network in networks(ALL[name]) for alias in _aliases(ALL[name], network)}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_page_names_the_files_of_named_keys_and_certificates_where_they_are_mounted(name: str) -> None:
+    page = (ROOT / "docs" / "docker-compose.md").read_text(encoding="utf-8")
+    given = dict(re.findall(r"^(HEADRACE_(?:API_KEYS_FILE|TLS_\w+_FILE|REWARDER_URL))=(\S+)", page, re.M))
+    assert len(given) == 5
+    service = load(given)["services"][name]
+    directories = {volume.split(":")[1] for volume in service["volumes"] if volume.endswith(":ro")}
+    environment = service["environment"]
+    files = [variable for variable in given if variable.endswith("_FILE") and variable in environment]
+    assert len(files) == (4 if kind(name) == "trainer" else 3)
+    for variable in files:
+        assert environment[variable] == given[variable]
+        assert str(Path(given[variable]).parent) in directories, "a directory, and not a file that stays as it was"
+    if kind(name) == "trainer":
+        assert environment["HEADRACE_REWARDER_URL"] == given["HEADRACE_REWARDER_URL"]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -198,7 +217,7 @@ def test_no_secret_stands_in_an_environment(name: str) -> None:
     for variable, value in ALL[name].get("environment", {}).items():
         if re.search("KEY|PASSWORD|SECRET|TOKEN", variable):
             assert variable.endswith(("_FILE", "_PATH")), variable
-            assert str(value).startswith(("/run/secrets/headrace/", "/run/secrets/headrace-")), value
+            assert not value or str(value).startswith(("/run/secrets/headrace/", "/run/secrets/headrace-")), value
         assert not re.search(r"://[^@/]*:[^@/]*@", str(value)), f"a password in {variable}"
 
 
