@@ -20,6 +20,8 @@ from headrace.supervised_process import ServiceSpec
 
 _SECRET_FILES = frozenset({"HEADRACE_API_KEY_FILE", "HEADRACE_INTERNAL_KEY_FILE", "HEADRACE_REDIS_PASSWORD_FILE"})
 """Of the person who starts us: services refuse a secret beside the file of another, and theirs are given to them."""
+_NO_INTERNAL_KEY = {"HEADRACE_INTERNAL_KEY": ""}
+"""Whom the rewarder talks to knows it by the key of users."""
 REDIS, TRAINER, REWARDER, SIMULATED = "redis", "trainer", "rewarder", "simulated"
 
 
@@ -114,7 +116,7 @@ def service_specs(
     return [
         spec(TRAINER, TRAINER, ports.trainer, trainer_environment, 30.0),
         *generators,
-        spec(REWARDER, REWARDER, ports.rewarder, {"HEADRACE_REPLICA_ID": "rewarder-0"}, 15.0),
+        spec(REWARDER, REWARDER, ports.rewarder, {"HEADRACE_REPLICA_ID": "rewarder-0", **_NO_INTERNAL_KEY}, 15.0),
     ]
 
 

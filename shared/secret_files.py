@@ -8,7 +8,7 @@ Read once, at the entry point: a changed file counts from the next start on. No 
 """
 
 from pathlib import Path
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 _MAX_BYTES = 4096
 
@@ -53,6 +53,11 @@ def with_password(url: str, password: str) -> str:
         )
     _, _, host = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{host}"))
+
+
+def password_of(url: str) -> str:
+    """Return the password in a Redis URL; empty if there is none."""
+    return unquote(urlsplit(url).password or "")
 
 
 def without_password(url: str) -> str:

@@ -7,16 +7,17 @@ and never printed; each may come from a file instead (secret_files.py).
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from shared.access.keyring import Keyring
+from shared.child_secrets import SECRETS, in_memory
 from shared.errors import UserError
 from shared.logs import LogFormat, LogLevel
 from shared.redis_url import why_no_redis_url
-from shared.secret_files import read_secret, with_password, without_password
+from shared.secret_files import password_of, read_secret, with_password, without_password
 from shared.tls import ServerCertificate
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -29,6 +30,9 @@ class ServiceSettings(BaseSettings):
     """What all three services share."""
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="forbid", frozen=True)
+
+    takes_internal_key: ClassVar[bool] = True
+    """Whether it has routes for the other services, or calls theirs."""
 
     redis_url: SecretStr = Field(default=SecretStr(_DEFAULT_REDIS_URL))
     redis_password_file: Path | None = Field(default=None, description="File with the password of redis_url")
@@ -88,11 +92,12 @@ class ServiceSettings(BaseSettings):
     @model_validator(mode="after")
     def _a_reachable_service_has_keys(self) -> Self:
         has_public = self.api_key.get_secret_value() or self.api_keys_file is not None
-        if self.host not in _LOOPBACK and not (has_public and self.internal_key.get_secret_value()):
+        has_internal = self.internal_key.get_secret_value() or not self.takes_internal_key
+        if self.host not in _LOOPBACK and not (has_public and has_internal):
+            names = ["HEADRACE_API_KEY", *(["HEADRACE_INTERNAL_KEY"] if self.takes_internal_key else [])]
             raise ValueError(
                 f"binding to {self.host} makes this service reachable from other machines; "
-                "set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY first, or HEADRACE_API_KEY_FILE and "
-                "HEADRACE_INTERNAL_KEY_FILE"
+                f"set {' and '.join(names)} first, or {' and '.join(f'{name}_FILE' for name in names)}"
             )
         return self
 
@@ -137,17 +142,23 @@ class ServiceSettings(BaseSettings):
         )
 
     def secrets_of_a_child(self) -> dict[str, str]:
-        """Return the variables that give a process of ours the same secrets: what came from a file stays in it."""
-        variables: dict[str, str] = {}
-        for name, secret, file in (
-            ("API_KEY", self.api_key, self.api_key_file),
-            ("INTERNAL_KEY", self.internal_key, self.internal_key_file),
-        ):
-            variables[f"HEADRACE_{name}"] = "" if file else secret.get_secret_value()
-            variables[f"HEADRACE_{name}_FILE"] = str(file.absolute()) if file else ""
+        """Return the variables that give a process of ours the internal key and Redis, and none of the users' keys.
+
+        Nothing secret is in them: what came from a file stays in it, and all else is in files in our memory.
+        """
+        key, file = self.internal_key.get_secret_value(), self.internal_key_file
+        variables = dict.fromkeys(SECRETS, "")
+        # It serves nobody; where others can reach it, settings ask for keys.
+        variables["HEADRACE_HOST"] = "127.0.0.1"
+        variables["HEADRACE_INTERNAL_KEY_FILE"] = str(file.absolute()) if file else in_memory(key) if key else ""
         url, file = self.redis_url.get_secret_value(), self.redis_password_file
-        variables["HEADRACE_REDIS_URL"] = without_password(url) if file else url
-        variables["HEADRACE_REDIS_PASSWORD_FILE"] = str(file.absolute()) if file else ""
+        password = password_of(url)
+        if len(password.split()) > 1:  # no file of a secret may hold it
+            return variables | {"HEADRACE_REDIS_URL": url}
+        variables["HEADRACE_REDIS_URL"] = without_password(url)
+        variables["HEADRACE_REDIS_PASSWORD_FILE"] = (
+            str(file.absolute()) if file else in_memory(password) if password else ""
+        )
         return variables
 
 

@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     from services.generator.settings import read_settings
     from services.generator.spawned import watch_children
     from services.generator.vllm_environment import is_cpu_build, set_environment
+    from shared.child_secrets import hide_secrets
     from shared.errors import UserError
     from shared.interfaces import let_nccl_use
     from shared.logs import configure_first_logging, configure_logging, log_lines
@@ -56,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     warn_of_unknown_variables(os.environ)
     try:
         settings = read_settings()
+        hide_secrets(os.environ)
         configure_logging(settings.log_level, log_format=settings.log_format)
         if settings.gpu_claims_dir is not None:
             claim_gpus(settings.gpu_claims_dir, num_gpus=settings.gpus_per_replica, environment=os.environ)

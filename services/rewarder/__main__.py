@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ).parse_args(arguments)
 
     from services.rewarder.settings import RewarderSettings
+    from shared.child_secrets import hide_secrets
     from shared.errors import HeadraceError, UserError
     from shared.logs import configure_first_logging, configure_logging, log_lines
     from shared.settings import from_environment
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         log_lines(log, error)
         return EXIT_USER_ERROR
+    hide_secrets(os.environ)
     configure_logging(settings.log_level, log_format=settings.log_format)
 
     from services.rewarder.service import RewarderService

@@ -3,7 +3,7 @@
 import os
 import ssl
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -34,6 +34,8 @@ class SandboxSettings(BaseSettings):
 
 class RewarderSettings(SandboxSettings, ServiceSettings):
     """What the rewarder needs besides what all services share."""
+
+    takes_internal_key: ClassVar[bool] = False
 
     reward_path: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(), description="Directories with users' reward modules, separated like PATH; appended to sys.path"

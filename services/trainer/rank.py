@@ -26,6 +26,7 @@ from services.trainer.ranks.rank_group import (
 from services.trainer.ranks.rank_words import LastWords, leave_word
 from services.trainer.ranks.ranks import RankLostError
 from services.trainer.settings import TrainerSettings
+from shared.child_secrets import hide_secrets
 from shared.errors import FencedError, HeadraceError, StateLostError, UnavailableError, UserError
 from shared.interfaces import let_nccl_use
 from shared.keys import TRAINERS, RunKeys
@@ -57,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         log_lines(log, error)
         return REFUSED
+    hide_secrets(os.environ)
     configure_logging(settings.log_level, log_format=settings.log_format)
     about_run(arguments[0])
     die_with_launcher()

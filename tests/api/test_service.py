@@ -36,6 +36,22 @@ def test_sigterm_ends_streams_and_rank_and_the_run_goes_on_at_the_next_start(
     assert len(plan.pids()) == 2
 
 
+def test_no_child_of_a_trainer_has_a_key_or_a_password_and_the_rank_works(
+    start: Start, run: Run, plan: RankPlan, environment: dict[str, str]
+) -> None:
+    service = start(HEADRACE_INTERNAL_KEY="canary-of-services", HEADRACE_HOST="127.0.0.1")
+    service.submit(run)
+    wait_until(plan.is_at_work)
+    (pid,) = plan.pids()
+    seen = Path(f"/proc/{pid}/environ").read_text() + Path(f"/proc/{pid}/cmdline").read_text()
+    found = (line.partition("=") for line in seen.split("\0"))
+    variables = {name: value for name, _, value in found}
+    assert KEY not in seen
+    assert "canary" not in seen
+    assert Path(variables["HEADRACE_INTERNAL_KEY_FILE"]).read_text() == "canary-of-services", "it has the key to use"
+    assert variables["HEADRACE_REDIS_URL"] == environment["HEADRACE_REDIS_URL"]
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(start: Start, run: Run, plan: RankPlan) -> None:
     service = start(FAKE_RANK_PLAN="stubborn")
     service.submit(run)

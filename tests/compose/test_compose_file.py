@@ -159,7 +159,7 @@ def test_the_environment_is_one_that_the_service_takes(
     assert not mounted, "a secret that is mounted and not read"
     settings = settings_type()
     assert settings.api_key.get_secret_value() == "content-of-api-key"
-    assert settings.internal_key.get_secret_value() == "content-of-internal-key"
+    assert settings.internal_key.get_secret_value() == ("" if name == "rewarder" else "content-of-internal-key")
     assert settings.redis_url.get_secret_value() == (
         f"redis://{kind(name)}:content-of-redis-password-{kind(name)}@redis:6379/0"
     )

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from shared.child_secrets import SECRETS
 from shared.keys import GENERATORS, REFUSALS, RunKeys
 from shared.lease import alive
 from shared.redis_connection import Redis
@@ -85,6 +86,11 @@ class Generator:
     def engine(self) -> set[int]:
         """Return the process ids of the engine core and its workers."""
         return {pid for pid in self.descendants() if "VLLM::" in _title(pid)}
+
+    def secrets_of_children(self) -> list[str]:
+        """Return the variables of its children, and of theirs, that hold a key or the address of Redis."""
+        lines = [line for pid in self.descendants() for line in _environment(pid).split("\0")]
+        return [line for line in lines if line.partition("=")[0] in SECRETS]
 
     def ended(self, *, within_s: float) -> int:
         """Return the exit code."""
@@ -165,6 +171,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert weights.json()["transports"] == ["gloo", "disk"]
     first_engine = generator.engine()
     assert len(first_engine) == 1, "the engine core, which is its own worker"
+    assert generator.secrets_of_children() == []
 
     # The same model again: the engine stays. Longer completions: it must go.
     await point_fleet_at(redis, "run-3", a_config(model, learning_rate=0.1))
@@ -289,6 +296,12 @@ def _stat(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
+
+
+def _environment(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    return ""
 
 
 def _parent(pid: int) -> int:

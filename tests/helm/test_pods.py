@@ -420,6 +420,7 @@ def test_keys_are_files_of_a_secret_and_each_service_has_its_own_password_only(n
         expected = {
             "test": {"api-key"},
             "trainer-node": {"api-key", "internal-key"},
+            "rewarder": {"api-key", "redis-password-rewarder"},
             "redis": {f"redis-password-{service}" for service in ("trainer", "generator", "rewarder")},
         }.get(workload, {"api-key", "internal-key", f"redis-password-{workload}"})
         assert files == expected

@@ -52,7 +52,7 @@ def test_every_variable_is_a_setting_and_all_together_are_accepted(
     settings = it.settings(SETTINGS[workload], monkeypatch)
 
     assert settings.api_key.get_secret_value() == "content-of-api-key"
-    assert settings.internal_key.get_secret_value() == "content-of-internal-key"
+    assert settings.internal_key.get_secret_value() == ("" if workload == "rewarder" else "content-of-internal-key")
     assert (settings.host, settings.port, settings.metrics_port) == ("0.0.0.0", 8000, 9090)
     assert settings.replica_id == PODS[workload]
     if workload in SERVICES:

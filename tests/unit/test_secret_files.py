@@ -96,9 +96,36 @@ def test_a_child_finds_the_secrets_where_they_are(tmp_path: Path) -> None:
         redis_password_file=secret(tmp_path / "r", "also-in-a-file"),
     )
     variables = settings.secrets_of_a_child()
-    assert variables["HEADRACE_API_KEY"] == "plain"
     assert variables["HEADRACE_INTERNAL_KEY_FILE"] == str(tmp_path / "i")
     assert not [value for value in variables.values() if "in-a-file" in value], "a file stays the only place"
+    assert not [value for value in variables.values() if "plain" in value], "it needs no key of users"
+
+
+def test_a_child_reads_secrets_that_came_by_the_environment_and_has_none_in_its_own(tmp_path: Path) -> None:
+    url = "rediss://trainer:canary-%2Fword@redis:6380/2"
+    ours = {"HEADRACE_REDIS_URL": url, "HEADRACE_INTERNAL_KEY": "canary-key", "HEADRACE_API_KEY": "canary-of-users"}
+    code = """
+import os, subprocess, sys
+from shared.child_secrets import hide_secrets
+from shared.settings import ServiceSettings, from_environment
+settings = from_environment(ServiceSettings)
+if len(sys.argv) > 1:
+    print(settings.redis_url.get_secret_value(), settings.internal_key.get_secret_value(), settings.api_key)
+    print("can" "ary-" in open("/proc/self/environ").read())
+    sys.exit()
+hide_secrets(os.environ)
+for variables in ({}, settings.secrets_of_a_child()):
+    environment = {**os.environ, **variables}
+    subprocess.run([sys.executable, "-c", os.environ["CODE"], "child"], env=environment, check=True)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**environment, **ours, "CODE": code}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["redis://127.0.0.1:6379/0  ", "False", f"{url} canary-key ", "False"], (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("module", SERVICES)

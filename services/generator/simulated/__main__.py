@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from services.generator.settings import read_settings
     from services.generator.simulated.settings import SimulationSettings, read_simulation_settings
+    from shared.child_secrets import hide_secrets
     from shared.errors import UserError
     from shared.logs import configure_first_logging, configure_logging, log_lines
     from shared.variable_names import warn_of_unknown_variables
@@ -40,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     warn_of_unknown_variables(os.environ, simulated=SimulationSettings.model_fields)
     try:
         settings = read_settings()
+        hide_secrets(os.environ)
         simulation = read_simulation_settings()
         configure_logging(settings.log_level, log_format=settings.log_format)
 

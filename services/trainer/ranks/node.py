@@ -24,6 +24,7 @@ from services.trainer.run_api.first_of import first_of
 from services.trainer.run_api.rank_command import ranks_per_node
 from services.trainer.run_api.rank_process import RankProcess
 from services.trainer.settings import TrainerSettings
+from shared.child_secrets import hide_secrets
 from shared.errors import UserError
 from shared.logs import configure_first_logging, configure_logging, log_lines
 from shared.run_config import RunConfig, parse_run_config
@@ -232,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         log_lines(log, error)
         return REFUSED
+    hide_secrets(os.environ)
     configure_logging(settings.log_level, log_format=settings.log_format)
     if not settings.rendezvous_endpoint:
         log.critical("HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT")

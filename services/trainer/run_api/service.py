@@ -24,6 +24,7 @@ from services.trainer.run_api.first_of import first_of
 from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
+from shared.child_secrets import hide_secrets
 from shared.errors import HeadraceError, UserError
 from shared.http_guard import KEEP_ALIVE_S
 from shared.listening import listening_socket
@@ -60,6 +61,7 @@ def run_service() -> int:
     except UserError as error:
         log_lines(log, error)
         return REFUSED
+    hide_secrets(os.environ)
     configure_logging(settings.log_level, log_format=settings.log_format)
     try:
         asyncio.run(serve(settings))

@@ -12,7 +12,9 @@
 {{- end }}
 - {name: HEADRACE_LOG_FORMAT, value: {{ .root.Values.logFormat }}}
 - {name: HEADRACE_API_KEY_FILE, value: /run/secrets/headrace/api-key}
+{{- if ne .component "rewarder" }}
 - {name: HEADRACE_INTERNAL_KEY_FILE, value: /run/secrets/headrace/internal-key}
+{{- end }}
 {{- if and .root.Values.secrets.apiKeysSecret (ne .component "trainer-node") }}
 - {name: HEADRACE_API_KEYS_FILE, value: /run/secrets/headrace-api-keys/api-keys}
 {{- end }}

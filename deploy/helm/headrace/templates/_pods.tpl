@@ -96,7 +96,9 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
     defaultMode: 0440
     items:
       - {key: api-key, path: api-key}
+      {{- if ne .component "rewarder" }}
       - {key: internal-key, path: internal-key}
+      {{- end }}
       {{- if ne .component "trainer-node" }}
       - {key: redis-password-{{ .component }}, path: redis-password-{{ .component }}}
       {{- end }}
