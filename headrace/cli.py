@@ -118,7 +118,10 @@ def _add_run_commands(add_parser: AddParser) -> None:
         ("show", "show one run: where it stands and what it is waiting for"),
         ("watch", "follow a run live; Ctrl-C ends the watching, not the run"),
         ("pause", "pause a run after the batch it is in, until it is resumed; what is under way waits"),
-        ("resume", "let a paused run go on, whether somebody paused it or its rewards did"),
+        (
+            "resume",
+            "let a paused run go on, whoever paused it, or a failed one from its newest checkpoint",
+        ),
         ("stop", "stop a run after the step it is in; it keeps a checkpoint"),
         ("rollouts", "show what the model wrote in a step, with rewards"),
     ):

@@ -112,11 +112,14 @@ def pause(arguments: argparse.Namespace) -> int:
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """Ask a paused run to go on."""
+    """Ask a paused run, or one that failed, to go on."""
     with service_finder.connect(arguments) as client:
         run_id = choose_run(client, arguments.run, purpose="resume")
         before = client.get(run_id)
         run = client.resume(run_id)
+    if before["status"] == "failed":
+        _out(f"{run_id} goes on from its newest checkpoint when its turn has come")
+        return 0
     was_paused = before["status"] == "paused" or before["desired"] == "pause"
     _out(f"{run_id} goes on" if was_paused else f"{run_id} is not paused: it is {run['status']}")
     return 0

@@ -57,6 +57,8 @@ class Progress(msgspec.Struct, frozen=True):
     """Of them, some, each with the reason."""
     paused_s: float = 0.0
     """How long the run was paused so far, over all of its trainers."""
+    disk_full: str = ""
+    """What there is no room for on the disk of the run, to stand after "waiting for"; empty if there is."""
     updated_at_s: float = 0.0
 
 

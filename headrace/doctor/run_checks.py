@@ -17,7 +17,7 @@ from headrace.doctor.findings import Finding, note, ok, problem, unknown
 
 _MAX_RUNS = 20
 _RECENTLY_S = 86_400.0
-_TROUBLE = frozenset({"restarting", "silent_rank", "push_failed"})
+_TROUBLE = frozenset({"restarting", "silent_rank", "push_failed", "disk"})
 """What a run waits for when somebody should look; all else passes by itself, or is looked at here."""
 
 

@@ -11,7 +11,10 @@ import logging
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, cast
+
+import msgspec
 
 from services.trainer.checkpoints.checkpoint import CheckpointError
 from services.trainer.ranks.exit_status import CRASHED, ENDED, FENCED, REFUSED
@@ -137,6 +140,7 @@ async def _train(
     from services.trainer.loop.reconcile import take_over
     from services.trainer.loop.training_loop import TrainingLoop
     from services.trainer.push.weight_sender import WeightSender
+    from services.trainer.room import Room
 
     config = record.parsed_config()
     epoch = await take_over(redis, RunKeys(record.run_id))
@@ -157,7 +161,14 @@ async def _train(
     )
     try:
         parts = await assemble(
-            redis, store, record, sender, epoch=epoch, replica_id=settings.replica_id or "trainer", lead=lead
+            redis,
+            store,
+            record,
+            sender,
+            epoch=epoch,
+            replica_id=settings.replica_id or "trainer",
+            lead=lead,
+            room=Room(terminate),
         )
         ending: Ending = "terminated"
         try:
@@ -182,12 +193,21 @@ async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) 
         log.info("asked to end; the run goes on from its checkpoint when it is started again")
         return CRASHED
     run_id = parts.keys.run_id
+
+    async def tell(disk_full: str) -> None:
+        record = await parts.store.get(run_id)
+        if record is not None:
+            progress = msgspec.structs.replace(record.progress, disk_full=disk_full, updated_at_s=time.time())
+            await parts.store.write_progress(run_id, progress)
+
+    parts.room.tell = tell  # nobody reports progress any more
     warning = await leave_model(
         parts.files,
         parts.config,
         run_id=run_id,
         step=parts.saver.saved_step,
         run_log=parts.log,
+        room=parts.room,
         terminate=terminate,
     )
     if warning is None:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from services.trainer.checkpoints.final_model import leave_model
 from services.trainer.data.prompt_encoder import load_tokenizer
+from services.trainer.room import Room
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.run_log import RunLog
 from shared.keys import RunKeys
@@ -61,6 +62,7 @@ class Run:
             run_id=RUN_ID,
             step=1,
             run_log=self.log,
+            room=Room(),
             terminate=terminate or asyncio.Event(),
         )
 

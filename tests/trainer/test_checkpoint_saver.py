@@ -21,6 +21,7 @@ from services.trainer.loop.group_ids import group_id
 from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.reconcile import take_over
 from services.trainer.loop.scored_groups import ScoredGroups
+from services.trainer.room import Room
 from services.trainer.telemetry.run_log import RunLog
 from shared.errors import FencedError
 from shared.keys import TRAINERS, RunKeys
@@ -28,6 +29,7 @@ from shared.lease import renew
 from shared.messages import encode
 from shared.redis_connection import Redis
 from shared.streams import StreamConsumer
+from tests.eventually import eventually
 from tests.groups import scored_group
 
 
@@ -70,7 +72,7 @@ class Rig:
 
     def __init__(self, redis: Redis, keys: RunKeys, run_dir: Path, *, epoch: int) -> None:
         self.redis, self.keys, self.root = redis, keys, run_dir / "checkpoints"
-        self.core, self.ledger = SlowCore(), Ledger()
+        self.core, self.ledger, self.room = SlowCore(), Ledger(), Room()
         consumer = StreamConsumer(
             redis,
             stream=keys.scored,
@@ -93,6 +95,7 @@ class Rig:
             scored=self.scored,
             run_log=self.log,
             replica_id="trainer-0",
+            room=self.room,
         )
         self.torch_thread = ThreadPoolExecutor(max_workers=1)
 
@@ -200,7 +203,7 @@ async def test_a_write_that_fails_ends_the_rank_leaves_the_older_checkpoint_and_
             rig.core.write()
             await rig.train(1)
             await rig.begin(tasks)
-            rig.core.write(OSError(28, "No space left on device"))
+            rig.core.write(OSError(5, "Input/output error"))
             await asyncio.Event().wait()  # the loop goes on training
 
     with pytest.raises(ExceptionGroup) as raised:
@@ -210,6 +213,46 @@ async def test_a_write_that_fails_ends_the_rank_leaves_the_older_checkpoint_and_
     assert "step 2 could not be written" in str(error)
     assert [path.name for path in rig.root.iterdir()] == ["step_00000001"]
     assert await rig.num_entries() == 1
+
+
+async def test_a_checkpoint_that_finds_no_room_is_written_when_there_is_and_training_waits_for_it_after_a_batch(
+    rig: Rig,
+) -> None:
+    full = OSError(28, "No space left on device")
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        await rig.train(0)
+        await rig.begin(tasks)
+        rig.core.write(full)
+        await eventually(lambda: "which is full" in rig.room.missing)
+        assert (rig.saver.saved_step, list(rig.root.iterdir())) == (0, [])
+        await rig.train(1)  # which goes on meanwhile
+        waiting = tasks.create_task(rig.begin(tasks))
+        for _ in range(2):
+            await rig.core.begun.wait()
+            assert not waiting.done()
+            assert await rig.num_entries() == 2
+            rig.core.write(full)
+        await rig.core.begun.wait()
+        rig.core.write()
+        await waiting
+    assert rig.room.missing == ""
+    checkpoint = newest_valid(rig.root)
+    assert checkpoint is not None
+    assert checkpoint.extra["ledger"]["trained"] == [[0, 1]]
+    assert ([path.name for path in rig.root.iterdir()], await rig.num_entries()) == (["step_00000002"], 0)
+
+
+async def test_a_last_checkpoint_that_finds_no_room_is_waited_for(rig: Rig) -> None:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        await rig.train(0)
+        await rig.begin(tasks)
+        finishing = tasks.create_task(rig.saver.finish())
+        rig.core.write(OSError("training rank 1: No space left on device (os error 28)"))
+        await rig.core.begun.wait()
+        assert not finishing.done()
+        rig.core.write()
+    assert rig.saver.saved_step == 1
+    assert await rig.num_entries() == 0
 
 
 async def test_a_trainer_whose_heir_cleared_its_checkpoint_away_is_superseded_and_not_crashed(rig: Rig) -> None:

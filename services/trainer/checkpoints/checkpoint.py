@@ -90,7 +90,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, root: Path, *, keep: int, incarnation: int = 0) -> None:
-        self._root = root
+        self.root = self._root = root
         self._keep = keep
         self._incarnation = incarnation
         self._known_whole: set[Path] = set()

@@ -16,6 +16,7 @@ from services.trainer.checkpoints.checkpoint import checkpoint_path
 from services.trainer.checkpoints.export import export_checkpoint
 from services.trainer.checkpoints.hub import HubError
 from services.trainer.push.deadline_thread import in_thread
+from services.trainer.room import Room
 from services.trainer.run_api.first_of import first_of
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.run_log import RunLog
@@ -28,7 +29,14 @@ _UPLOAD_DEADLINE_S = 6 * 3600.0
 
 
 async def leave_model(
-    files: RunFiles, config: RunConfig, *, run_id: str, step: int, run_log: RunLog, terminate: asyncio.Event
+    files: RunFiles,
+    config: RunConfig,
+    *,
+    run_id: str,
+    step: int,
+    run_log: RunLog,
+    room: Room,
+    terminate: asyncio.Event,
 ) -> str | None:
     """Export the checkpoint of the last step, written a moment ago, and upload it if the run says so.
 
@@ -38,6 +46,7 @@ async def leave_model(
         run_id: The run's.
         step: Of the checkpoint.
         run_log: Told where the model is, and what went wrong with the upload.
+        room: Waited for where the disk is full.
         terminate: Set when this process was asked to end: an upload is given up, and begun again by the next one.
 
     Returns:
@@ -48,17 +57,23 @@ async def leave_model(
     """
     checkpoint = checkpoint_path(files.checkpoints, step)
     wanted = config.hub_model_id or config.name or run_id
+
+    async def export(title: str) -> None:
+        await room.write(
+            lambda: export_checkpoint(checkpoint, files.model, title=title), what="the final model", where=files.model
+        )
+
     if not config.push_to_hub:
-        await asyncio.to_thread(export_checkpoint, checkpoint, files.model, title=wanted)
+        await export(wanted)
         return ""
     try:
         repo_id = await _bounded(
             lambda: hub.open_repository(wanted, is_private=config.hub_private_repo), timeout_s=_HUB_ANSWERS_S
         )
     except HubError as error:
-        await asyncio.to_thread(export_checkpoint, checkpoint, files.model, title=wanted)
+        await export(wanted)
         return await _warn(run_log, files.model, wanted, config, str(error))
-    await asyncio.to_thread(export_checkpoint, checkpoint, files.model, title=repo_id)
+    await export(repo_id)
     return await _upload(files.model, repo_id, config, run_id=run_id, run_log=run_log, terminate=terminate)
 
 

@@ -31,6 +31,7 @@ from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.push_log import PushLog
 from services.trainer.ranks.lead import Lead
 from services.trainer.ranks.rank_group import make_core
+from services.trainer.room import Room
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
@@ -53,10 +54,13 @@ async def assemble(
     epoch: int,
     replica_id: str = "trainer",
     lead: Lead | None = None,
+    room: Room | None = None,
 ) -> Parts:
     """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
     config, keys = record.parsed_config(), RunKeys(record.run_id)
     files = RunFiles(Path(record.run_dir))
+    room = room or Room()
+    room.tell = lambda says: store.write_starting(record, f"waiting for {says}")
     await store.write_starting(record, "reading the data set")
     rows = await asyncio.to_thread(open_dataset, config)
     eval_rows = await asyncio.to_thread(open_eval_dataset, config)
@@ -67,8 +71,11 @@ async def assemble(
     # Not before: what a newer incarnation is writing is no leftover.
     await check_not_fenced(redis, keys, epoch)
     ledger, num_tokens, considered_to = await _resume(core, files, store, record, incarnation=epoch)
-    run_log = RunLog(redis, keys=keys, run_dir=files.run_dir)
-    await asyncio.to_thread(run_log.cut_back_to, core.policy_version)
+    logs = files.run_dir / "rollouts"
+    await room.write(lambda: logs.mkdir(parents=True, exist_ok=True), what="its logs", where=files.run_dir)
+    run_log = RunLog(redis, keys=keys, run_dir=files.run_dir, room=room)
+    await room.write(lambda: run_log.cut_back_to(core.policy_version), what="its logs", where=files.run_dir)
+    room.tell = None
     encoder = PromptEncoder(tokenizer, chat_template_kwargs=config.chat_template_kwargs)
     if eval_rows is not None:
         await asyncio.to_thread(refuse_without_usable_prompts, eval_rows, config=config, encoder=encoder)
@@ -135,6 +142,7 @@ async def assemble(
             scored=scored,
             run_log=run_log,
             replica_id=replica_id,
+            room=room,
             traces=traces,
         ),
         report=StepReport(
@@ -151,6 +159,7 @@ async def assemble(
         ),
         reports=reports,
         files=files,
+        room=room,
         log=run_log,
         traces=traces,
         tokenizer=tokenizer,

@@ -14,6 +14,7 @@ from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.scored_groups import ScoredGroups
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.push_log import PushLog
+from services.trainer.room import Room
 from services.trainer.run_files import RunFiles
 from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
@@ -49,6 +50,7 @@ class Parts:
     report: StepReport
     reports: Reports
     files: RunFiles
+    room: Room
     log: RunLog
     traces: GroupTraces
     tokenizer: Any

@@ -291,6 +291,7 @@ class TrainingLoop:
             num_left_out=parts.pushes.num_left_out,
             left_out=parts.pushes.left_out(),
             paused_s=parts.pause.total_s(),
+            disk_full=parts.room.missing,
             updated_at_s=time.time(),
         )
         await parts.store.write_progress(parts.keys.run_id, progress)

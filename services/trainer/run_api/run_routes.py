@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
+from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.problems import Problem, documented, no_such_run
 from services.trainer.run_api.run_validation import ValidRun
@@ -31,6 +32,7 @@ from services.trainer.run_api.run_view import (
 )
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from services.trainer.run_api.waiting import waiting_for
+from services.trainer.run_files import RunFiles
 from shared.access.current_request import name_subject
 from shared.errors import NoRoomError
 from shared.json_body import decode_json, require_json
@@ -187,10 +189,20 @@ async def pause_run(run_id: str, api: Api) -> RunDetail:
     return await _detail(api, await existing_run(api, run_id))
 
 
-@router.post("/{run_id}/resume", status_code=202, response_model=RunDetail, responses=documented(404, 409))
+@router.post("/{run_id}/resume", status_code=202, response_model=RunDetail, responses=documented(404, 409, 429))
 async def resume_run(run_id: str, api: Api) -> RunDetail:
-    """Ask a paused run to go on, whether somebody paused it or its rewards did. Another run is as it was."""
-    _refuse_ended(await existing_run(api, run_id))
+    """Ask a paused run to go on, whether somebody paused it or its rewards did, or a failed one from its checkpoint.
+
+    A failed run waits for its turn again. Another run is as it was.
+    """
+    record = await existing_run(api, run_id)
+    if record.status == "failed":
+        async with api.creating:
+            await _refuse_without_checkpoint(record)
+            await refuse_if_queue_is_full(api)
+            await api.supervisor.resume_run(run_id)
+        return await _detail(api, await existing_run(api, run_id))
+    _refuse_ended(record)
     if not await api.supervisor.resume_run(run_id):
         raise _is_stopping(run_id)
     return await _detail(api, await existing_run(api, run_id))
@@ -222,6 +234,18 @@ async def existing_run(api: TrainerApi, run_id: str) -> RunRecord:
 def _refuse_ended(record: RunRecord) -> None:
     if record.status in TERMINAL:
         raise Problem(409, "Run ended", f"The run is {record.status}, and stays so.", run_id=record.run_id)
+
+
+async def _refuse_without_checkpoint(record: RunRecord) -> None:
+    checkpoints = RunFiles(Path(record.run_dir)).checkpoints
+    if await asyncio.to_thread(lambda: any(checkpoints.glob(f"step_*/{MANIFEST_FILE}"))):
+        return
+    raise Problem(
+        409,
+        "No checkpoint",
+        f"The run failed before its first checkpoint: there is none in {checkpoints}. Submit it again.",
+        run_id=record.run_id,
+    )
 
 
 def _is_stopping(run_id: str) -> Problem:

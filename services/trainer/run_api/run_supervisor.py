@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from services.trainer.room import is_disk_full, room_for
 from services.trainer.run_api.first_of import first_of
 from services.trainer.run_api.rank_command import rank_command
 from services.trainer.run_api.rank_process import RankProcess, last_line
@@ -87,8 +88,17 @@ class RunSupervisor:
     async def resume_run(self, run_id: str) -> bool:
         """Ask a run to go on, whoever paused it; return whether it was, for one that shall stop is not.
 
-        Of one that is not paused nothing changes.
+        Of one that is not paused nothing changes. One that has failed waits for its turn again, and goes on from its
+        newest checkpoint; what it was asked before it failed no longer counts.
         """
+        async with self._changing:
+            record = await self._store.get(run_id)
+            if record is not None and record.status == "failed":
+                await self._store.ask_to(run_id, "run")
+                await self._store.set_status(run_id, "queued", waits_for_room=False)
+                self._fenced.discard(run_id)
+                self.wake()
+                return True
         return await self._ask_unless_stopping(run_id, "run")
 
     async def _ask_unless_stopping(self, run_id: str, desired: Literal["run", "pause"]) -> bool:
@@ -168,13 +178,30 @@ class RunSupervisor:
         )
         try:
             while not self._stopping.is_set():
-                status = await self._run_rank(record)
+                status = await self._run_rank_once_there_is_room(record)
+                if status is None:
+                    return
                 if self._stopping.is_set() or not await self._start_again(record, status, restarts):
                     return
         except UserError as error:
             await self._end(run_id, "failed", str(error))
         finally:
             self._notes.pop(run_id, None)
+
+    async def _run_rank_once_there_is_room(self, record: RunRecord) -> int | None:
+        """Run the rank once its log can be written. Returns None if somebody asked to stop the run before."""
+        while True:
+            try:
+                return await self._run_rank(record)
+            except UserError as error:
+                if not is_disk_full(error) or self._stopping.is_set():
+                    raise
+                where = Path(record.run_dir)
+                self._notes[record.run_id] = says = room_for("the log of its training rank", where)
+                log.warning("run %s waits for %s", record.run_id, says)
+                if await self._pause_unless_asked_to_stop(record.run_id, self._settings.last_backoff_s):
+                    await self._end(record.run_id, "stopped", f"stopped while there was no room on the disk of {where}")
+                    return None
 
     async def _run_rank(self, record: RunRecord) -> int:
         """Start the rank and watch it to its end. Returns its exit status."""

@@ -27,7 +27,7 @@ _RECENT_S = 600.0
 
 
 WaitingKind = Literal[
-    "queue", "user", "rank", "restarting", "silent_rank", "generator", "rewarder", "push_failed", "work"
+    "queue", "user", "rank", "restarting", "silent_rank", "generator", "rewarder", "push_failed", "disk", "work"
 ]
 
 
@@ -62,7 +62,7 @@ class ListedRun(RunSummary):
 
     waiting_for: str | None = Field(description="What the run needs to go on, in words; null when nothing is missing")
     waiting_kind: WaitingKind | None = Field(
-        description="The same for programs. restarting, silent_rank and push_failed are for somebody to look at; "
+        description="The same for programs. restarting, silent_rank, push_failed and disk are for somebody to look at; "
         "work: groups, or what else the training rank says"
     )
 

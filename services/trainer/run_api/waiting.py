@@ -52,6 +52,8 @@ def waiting_for(
     if silent_s > stale_after_s:
         says = _silent_rank(record, _more_than(silent_s, at_least_s=stale_after_s))
         return Waiting("rank" if record.progress.starting else "silent_rank", says)  # a large model takes its time
+    if record.progress.disk_full:
+        return Waiting("disk", record.progress.disk_full)
     if record.desired == "stop":
         return Waiting("rank", "its training rank to finish its step and stop")
     if record.pause is not None and record.pause.by == "user":

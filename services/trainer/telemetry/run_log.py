@@ -12,16 +12,17 @@ After a resume all but settled.jsonl and pushes.jsonl are cut back to the checkp
 that survive. `sync` comes before a checkpoint gets its name: a power loss cannot take the lines of steps that survive.
 """
 
-import asyncio
+import contextlib
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from services.trainer.room import Room
 from shared.errors import UserError
 from shared.keys import RunKeys
 from shared.redis_connection import TRANSIENT, Redis
@@ -38,9 +39,12 @@ class RunLog:
         redis: Client of redis_connection.py.
         keys: Keys of the run.
         run_dir: Made if it is not there.
+        room: Waited for where its disk is full.
     """
 
-    def __init__(self, redis: Redis, *, keys: RunKeys, run_dir: Path) -> None:
+    def __init__(self, redis: Redis, *, keys: RunKeys, run_dir: Path, room: Room | None = None) -> None:
+        self._room = room or Room()
+        self._run_dir = run_dir
         self._redis = redis
         self._keys = keys
         self._metrics = run_dir / "metrics.jsonl"
@@ -60,10 +64,8 @@ class RunLog:
         for log_of_steps in (self._metrics, self._evaluations):
             if log_of_steps.exists():
                 lines = [line for line in log_of_steps.read_text("utf-8").splitlines() if _step_of(line) <= step]
-                aside = log_of_steps.with_suffix(".tmp")
-                aside.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-                _sync(aside)  # or a power loss leaves an empty file under the name of the old one
-                os.replace(aside, log_of_steps)
+                # Synced, or a power loss leaves an empty file under the name of the old one.
+                _write_whole(log_of_steps, "".join(f"{line}\n" for line in lines), is_synced=True)
         for path in (*self._rollouts.glob("step_*.jsonl"), *self._evaluated.glob("step_*.jsonl")):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
@@ -78,7 +80,7 @@ class RunLog:
     async def metrics(self, metrics: Mapping[str, float]) -> None:
         """Append one step's metrics; NaN and infinity are written as null, which JSON has."""
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
-        await asyncio.to_thread(_append, self._metrics, line)
+        await self._write(lambda: _append(self._metrics, line), "metrics")
         self._unsynced.add(self._metrics)
         await self.event("metrics", line)
 
@@ -86,34 +88,39 @@ class RunLog:
         """Write the rollouts trained in ``step``, whole or not at all."""
         path = self._rollouts / f"step_{step:08d}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        await asyncio.to_thread(_write_whole, path, text)
+        await self._write(lambda: _write_whole(path, text), "rollouts")
         self._unsynced.add(path)
 
     async def evaluation(self, metrics: Mapping[str, float], rows: Iterable[Mapping[str, Any]]) -> None:
         """Append an evaluation, and write what was sampled in it; ``step`` in the metrics is where it began."""
-        await asyncio.to_thread(self._evaluated.mkdir, parents=True, exist_ok=True)
+        await self._write(lambda: self._evaluated.mkdir(parents=True, exist_ok=True), "an evaluation")
         path = self._evaluated / f"step_{int(metrics['step']):08d}.jsonl"
-        await asyncio.to_thread(_write_whole, path, "".join(json.dumps(row) + "\n" for row in rows))
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        await self._write(lambda: _write_whole(path, text), "an evaluation")
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
-        await asyncio.to_thread(_append, self._evaluations, line)
+        await self._write(lambda: _append(self._evaluations, line), "an evaluation")
         self._unsynced |= {path, self._evaluations}
         await self.event("evaluation", line)
 
     async def sync(self) -> None:
         """Bring what was logged so far to the disk."""
         unsynced, self._unsynced = self._unsynced, set()
-        await asyncio.to_thread(_sync, *unsynced, *{path.parent for path in unsynced})
+        paths = [*unsynced, *{path.parent for path in unsynced}]
+        await self._write(lambda: _sync(*paths), "metrics and rollouts")
 
     async def settled(self, step: int, group_ids: list[str], *, by: str) -> None:
         """Note when groups left their stream for good, after the checkpoint of ``step``."""
         line = json.dumps({"step": step, "at_s": time.time(), "by": by, "group_ids": group_ids})
-        await asyncio.to_thread(_append, self._settled, line)
+        await self._write(lambda: _append(self._settled, line), "the log of settled groups")
 
     async def push(self, numbers: Mapping[str, Any]) -> None:
         """Append what became of a weight push."""
         line = json.dumps({"at_s": time.time(), **numbers})
-        await asyncio.to_thread(_append, self._pushes, line)
+        await self._write(lambda: _append(self._pushes, line), "the log of pushes")
         await self.event("push", line)
+
+    async def _write(self, work: Callable[[], object], what: str) -> None:
+        await self._room.write(work, what=what, where=self._run_dir)
 
     async def event(self, kind: str, data: str | Mapping[str, Any]) -> None:
         """Tell watchers. Telemetry may get lost; the run does not wait for it."""
@@ -127,14 +134,29 @@ class RunLog:
 
 
 def _append(path: Path, line: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    """Append a line, whole or not at all."""
+    left = memoryview(f"{line}\n".encode())
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_whole(path: Path, text: str, *, is_synced: bool = False) -> None:
     aside = path.with_suffix(".tmp")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        if is_synced:
+            _sync(aside)
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def _sync(*paths: Path) -> None:

@@ -1,0 +1,54 @@
+"""A run that has failed goes on from its newest checkpoint when somebody asks it to."""
+
+from pathlib import Path
+
+import httpx
+
+from services.trainer.settings import TrainerSettings
+from shared.redis_connection import Redis
+from shared.run_config import RunConfig
+from tests.api.api_rig import serving, supervising, wait_until
+from tests.api.rank_rig import RankPlan
+from tests.small_disk import fill, free, small_disk
+
+
+async def test_a_failed_run_is_resumed_and_one_that_failed_before_its_first_checkpoint_is_not(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan, tmp_path: Path
+) -> None:
+    async with supervising(plan.settings(settings, "exit=2 finish"), redis) as api, serving(api) as client:
+        await api.store.create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
+        api.supervisor.wake()
+        await wait_until(lambda: has_status(client, "failed"))
+
+        refused = await client.post("/v1/runs/run-a/resume")
+        assert (refused.status_code, refused.json()["type"]) == (409, "/problems/no-checkpoint")
+        assert str(tmp_path / "run-a" / "checkpoints") in refused.json()["detail"]
+
+        checkpoint = tmp_path / "run-a" / "checkpoints" / "step_00000002"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text("{}")
+        resumed = await client.post("/v1/runs/run-a/resume")
+        assert resumed.status_code == 202
+        assert (resumed.json()["reason"], resumed.json()["ended_at_s"]) == ("", None)
+        await wait_until(lambda: has_status(client, "finished"))
+        assert (await client.post("/v1/runs/run-a/resume")).json()["type"] == "/problems/run-ended"
+    assert len(plan.pids()) == 2
+
+
+async def test_a_run_whose_disk_is_full_before_its_rank_starts_waits_for_room(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan
+) -> None:
+    with small_disk(64) as disk:
+        fill(disk)
+        async with supervising(plan.settings(settings, "finish"), redis) as api, serving(api) as client:
+            await api.store.create("run-a", run_config, run_dir=str(disk / "many" / "run-a"))
+            api.supervisor.wake()
+            await wait_until(lambda: "which is full" in api.supervisor.note("run-a"))
+            assert await has_status(client, "running")
+            free(disk)
+            await wait_until(lambda: has_status(client, "finished"))
+
+
+async def has_status(client: httpx.AsyncClient, status: str) -> bool:
+    found: str = (await client.get("/v1/runs/run-a")).json()["status"]
+    return found == status

@@ -1,0 +1,88 @@
+"""A disk without room is waited for: what is half-written goes, the run says why it waits, and nothing is lost."""
+
+import asyncio
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.trainer.room import Room, is_disk_full
+from services.trainer.telemetry.run_log import RunLog
+from shared.errors import UnavailableError
+from shared.keys import RunKeys
+from shared.redis_connection import Redis
+from tests.eventually import eventually
+from tests.small_disk import fill, free, small_disk
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """Return a disk of 256 KiB."""
+    with small_disk(256) as path:
+        yield path
+
+
+def lines(file: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+async def test_what_finds_no_room_is_written_whole_once_there_is(redis: Redis, run_keys: RunKeys, disk: Path) -> None:
+    room = Room()
+    log = RunLog(redis, keys=run_keys, run_dir=disk / "run", room=room)
+    await log.metrics({"step": 1})
+    fill(disk)
+    free_bytes = 4096 - (disk / "run" / "metrics.jsonl").stat().st_size
+    long = {"step": 2, **{f"metric {number}": 0.5 for number in range(free_bytes // 10)}}
+    rows = [{"completion": "x" * 9000}]
+    writing = [
+        asyncio.create_task(log.metrics(long)),
+        asyncio.create_task(log.rollouts(2, rows)),
+        asyncio.create_task(log.evaluation({"step": 2}, rows)),
+        asyncio.create_task(log.settled(2, ["0" * 5000], by="trainer")),
+    ]
+    await eventually(lambda: room.missing)
+    await asyncio.wait(writing, timeout=0.5)
+    assert not any(task.done() for task in writing)
+    assert lines(disk / "run" / "metrics.jsonl") == [{"step": 1}], "no half of a line"
+    assert not list((disk / "run").rglob("*.tmp"))
+    assert str(disk / "run") in room.missing
+    assert "which is full" in room.missing
+
+    free(disk)
+    async with asyncio.timeout(30):
+        await asyncio.gather(*writing)
+    assert room.missing == ""
+    assert lines(disk / "run" / "metrics.jsonl") == [{"step": 1}, long]
+    assert len(lines(disk / "run" / "rollouts" / "step_00000002.jsonl")) == 1
+    assert len(lines(disk / "run" / "settled.jsonl")) == 1
+
+
+async def test_a_trainer_that_is_asked_to_end_waits_no_longer(disk: Path) -> None:
+    terminate = asyncio.Event()
+    room = Room(terminate)
+    fill(disk)
+    writing = asyncio.create_task(room.write(lambda: (disk / "x").write_bytes(b"x"), what="a file", where=disk))
+    await eventually(lambda: room.missing)
+    terminate.set()
+    with pytest.raises(UnavailableError, match="asked to end while there was no room for a file"):
+        await writing
+
+
+async def test_what_fails_for_another_reason_is_not_waited_for(tmp_path: Path) -> None:
+    room = Room()
+    with pytest.raises(FileNotFoundError):
+        await room.write(lambda: (tmp_path / "nowhere" / "x").write_bytes(b"x"), what="a file", where=tmp_path)
+
+
+def test_a_full_disk_is_known_by_its_number_by_its_words_and_by_its_cause() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    wrapped = ValueError("a checkpoint could not be written")
+    wrapped.__cause__ = full
+    assert is_disk_full(full)
+    assert is_disk_full(OSError(errno.EDQUOT, "Disk quota exceeded"))
+    assert is_disk_full(OSError("training rank 1: I/O error: No space left on device (os error 28)"))
+    assert is_disk_full(wrapped)
+    assert not is_disk_full(OSError(errno.EROFS, "Read-only file system"))
+    assert not is_disk_full(ValueError("No space left on device"))
