@@ -105,7 +105,8 @@ def _damaged_checkpoint(fault: Fault, site: Site, dice: random.Random) -> Wound 
     run, rank = site.run(), _pick(schedule.RANK, site, dice)
     if run is None or rank is None or not send(rank, signal.SIGSTOP):
         return None
-    whole = sorted((run.run_dir / "checkpoints").glob("step_*"))
+    found = sorted((run.run_dir / "checkpoints").glob("step_*"))
+    whole = [checkpoint for checkpoint in found if checkpoint.name not in run.damaged]
     files = sorted(path for path in whole[-1].rglob("*") if path.is_file()) if len(whole) > 1 else []
     if not files:  # with no other to fall back on, the run would begin anew
         send(rank, signal.SIGCONT)

@@ -2,7 +2,8 @@
 
     deck: every fault on every victim, once, shuffled --> strikes of one fault or two --> the next deck, shuffled anew
 
-Shuffled decks instead of independent draws: each cell of the table has been struck once before any is struck twice.
+Shuffled decks instead of independent draws: each cell of the table has had its turn before any has a second one. The
+second fault of a pair is the next of the deck, or the first once more, on whatever has taken the victim's place.
 """
 
 import random
@@ -31,10 +32,12 @@ CELLS = (
 """Every victim with every fault that it can suffer."""
 
 _HELD_S = {STOP: (0.2, 4.0), DISK_FULL: (1.0, 10.0), MAXMEMORY: (1.0, 8.0), BROKEN_AOF: (2.0, 5.0)}
-_HELD_LONG_S = {STOP: (17.0, 22.0), DISK_FULL: (30.0, 45.0), MAXMEMORY: (15.0, 25.0), BROKEN_AOF: (5.0, 10.0)}
-"""A stop outlasts a lease (15 s); a full disk outlasts what a rank is started again for at once."""
+_HELD_LONG_S = {STOP: (17.0, 22.0), DISK_FULL: (90.0, 110.0), MAXMEMORY: (15.0, 25.0), BROKEN_AOF: (5.0, 10.0)}
+"""A stop outlasts a lease (15 s); a full disk outlasts five starts of a rank."""
 _LONG_SHARE = 0.15
-_PAIR_SHARE = 0.25
+_PAIR_SHARE = 0.3
+_AGAIN_SHARE = 0.25
+"""Of the pairs."""
 _PAUSE_S = (0.0, 1.5)
 _APART_S = (0.0, 3.0)
 
@@ -88,10 +91,14 @@ def schedule(seed: int, cells: Sequence[tuple[str, str]] = CELLS) -> Iterator[St
     number, hand = 0, list[tuple[str, str]]()
     while True:
         number += 1
-        size = 2 if len(cells) > 1 and dice.random() < _PAIR_SHARE else 1
-        if len(hand) < size:
+        is_pair = dice.random() < _PAIR_SHARE
+        is_again = is_pair and (len(cells) == 1 or dice.random() < _AGAIN_SHARE)
+        num_drawn = 2 if is_pair and not is_again else 1
+        if len(hand) < num_drawn:
             hand += dice.sample(cells, len(cells))
-        drawn, hand = hand[:size], hand[size:]
+        drawn, hand = hand[:num_drawn], hand[num_drawn:]
+        if is_again:
+            drawn = [*drawn, *drawn]
         faults = tuple(_fault(dice, victim, kind) for victim, kind in drawn)
         yield Strike(number, faults, pause_s=dice.uniform(*_PAUSE_S), apart_s=dice.uniform(*_APART_S))
 

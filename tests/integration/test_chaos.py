@@ -10,8 +10,8 @@ from benchmarks.chaos import record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# A power cut, a full disk, a cut append-only file, and kill -9 of rank, reward worker and launcher are among them.
-SEED, NUM_FAULTS = 2641, 8
+# A power cut, a full disk, a cut append-only file; kill -9 of Redis, rank, fork server, launcher and generator.
+SEED, NUM_FAULTS = 3055, 8
 
 
 def test_random_faults_over_the_whole_stack_break_no_promise(tmp_path: Path) -> None:

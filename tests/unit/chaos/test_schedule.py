@@ -15,14 +15,14 @@ def test_a_seed_is_all_that_the_order_depends_on() -> None:
     assert first(200, 7) != first(200, 8)
 
 
-def test_every_victim_suffers_every_fault_before_any_does_so_a_third_time() -> None:
+def test_every_victim_suffers_every_fault_before_any_has_a_second_turn() -> None:
     struck: list[tuple[str, str]] = []
     for strike in schedule.schedule(3):
-        struck += [(fault.victim, fault.kind) for fault in strike.faults]
-        if len(struck) >= 2 * len(CELLS):
+        cells = dict.fromkeys((fault.victim, fault.kind) for fault in strike.faults)  # a fault may strike twice in one
+        struck += cells
+        if len(struck) >= len(CELLS):
             break
-    assert set(struck) == set(CELLS)
-    assert max(struck.count(cell) for cell in CELLS) <= 3
+    assert sorted(struck[: len(CELLS)]) == sorted(CELLS)
 
 
 def test_every_process_is_killed_asked_to_end_and_stopped() -> None:
@@ -44,10 +44,18 @@ def test_some_faults_strike_in_pairs_and_some_outlast_a_lease() -> None:
     assert all(fault.held_s == 0 for strike in strikes for fault in strike.faults if fault.kind == schedule.KILL)
 
 
-def test_with_one_kind_of_fault_there_are_no_pairs() -> None:
+def test_a_pair_is_of_two_faults_or_of_one_that_strikes_again() -> None:
+    pairs = [strike.faults for strike in first(400, 0) if len(strike.faults) == 2]
+    cells = [[(fault.victim, fault.kind) for fault in pair] for pair in pairs]
+    again = [pair for pair in cells if pair[0] == pair[1]]
+    assert 0 < len(again) < len(cells) / 2
+
+
+def test_with_one_kind_of_fault_it_may_strike_again() -> None:
     cells = [(schedule.RANK, schedule.KILL)]
-    strikes = itertools.islice(schedule.schedule(1, cells), 50)
-    assert {(len(strike.faults), str(strike.faults[0])) for strike in strikes} == {(1, "kill -9 of rank")}
+    strikes = list(itertools.islice(schedule.schedule(1, cells), 50))
+    assert {str(fault) for strike in strikes for fault in strike.faults} == {"kill -9 of rank"}
+    assert {len(strike.faults) for strike in strikes} == {1, 2}
 
 
 def test_a_fault_says_what_it_does() -> None:
