@@ -23,6 +23,7 @@ from redis.exceptions import ResponseError
 from shared.errors import MessageError, UnavailableError
 from shared.pipelined_calls import PipelinedCalls
 from shared.redis_connection import BLOCK_S, NO_ROOM, TRANSIENT, Redis, call, patiently, translate
+from shared.redis_restarts import RestartWatch
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class StreamConsumer:
         dead: Key of the dead-letter stream.
         reclaim_every_s: How often to look for entries of dead consumers; None never does.
         max_deliveries: Deliveries after which an entry is buried unread; None never does.
+        look_every_s: How often to look whether Redis was started again.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class StreamConsumer:
         dead: str,
         reclaim_every_s: float | None = 5.0,
         max_deliveries: int | None = MAX_DELIVERIES,
+        look_every_s: float = 5.0,
     ) -> None:
         self.redis = redis
         self.calls = PipelinedCalls(redis)
@@ -115,15 +118,23 @@ class StreamConsumer:
         self._leases = leases
         self._reclaim_every_s = reclaim_every_s
         self._max_deliveries = max_deliveries
+        self._restarts = RestartWatch(redis, every_s=look_every_s)
         self._own_pending_after: str | None = "0"
         self._reclaim_at = time.monotonic()
         self._redelivered: deque[Delivery] = deque()
         self._in_hand: set[str] = set()
         self._has_lost_a_reply = False
 
-    @property
-    def may_have_own(self) -> bool:
-        """Whether entries may be this consumer's already that were not returned: nobody else will take them."""
+    async def may_have_own(self) -> bool:
+        """Return whether entries may be this consumer's already that it does not have: nobody else will take them.
+
+        Of a Redis that was started again, some may be back that were handed off.
+
+        Raises:
+            UnavailableError: Redis did not answer for a minute.
+        """
+        if await self._restarts.has_restarted():
+            self._has_lost_a_reply = True
         return bool(self._redelivered) or self._own_pending_after is not None or self._has_lost_a_reply
 
     async def read_own(self, *, count: int) -> list[Delivery]:
@@ -133,6 +144,8 @@ class StreamConsumer:
             StateLostError: The stream or its consumer group is gone.
             UnavailableError: Redis did not answer for a minute.
         """
+        if not await self.may_have_own():
+            return []
         if not self._redelivered and self._own_pending_after is not None:
             await self._fetch_own_pending(count)
         if not self._redelivered and self._has_lost_a_reply:
@@ -187,7 +200,7 @@ class StreamConsumer:
         await self._redeliver(entries)
 
     async def _fetch_lost_replies(self) -> None:
-        """Find entries that were given to us in a reply that never came.
+        """Find entries that were given to us in a reply that never came, or that are ours again.
 
         Not by reading our pending entries again: that counts as a delivery of those being worked on right now, and a
         few bad moments of the network would bury them.

@@ -148,7 +148,7 @@ class GenerationLoop:
         if num_free <= 0:
             await self._wait_for_place(READ_BLOCK_S)
             return []
-        if self._prompts.may_have_own:
+        if await self._prompts.may_have_own():
             return await self._prompts.read_own(count=num_free)
         claim = self._fair_share.claim(demand, num_inflight=self._num_inflight, now_s=time.monotonic())
         if claim.count == 0:

@@ -54,6 +54,7 @@ def consumer(
     name: str,
     *,
     reclaim_every_s: float | None = None,
+    look_every_s: float = 5.0,
 ) -> StreamConsumer:
     return StreamConsumer(
         redis,
@@ -64,6 +65,7 @@ def consumer(
         dead=keys.dead,
         reclaim_every_s=reclaim_every_s,
         max_deliveries=None,
+        look_every_s=look_every_s,
     )
 
 

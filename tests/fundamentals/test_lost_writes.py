@@ -122,6 +122,28 @@ async def test_groups_whose_admission_redis_forgot_are_admitted_again_and_all_ar
     assert sorted(trained) == [0, 1, 2, 3]
 
 
+async def test_a_group_whose_hand_off_redis_forgot_is_found_by_the_consumer_that_had_settled_it(
+    server: RedisServer, running: Running
+) -> None:
+    redis, keys = running.redis, running.keys
+    await running.trainer.admission.admit(1)
+    replica = consumer(redis, keys, keys.prompts, GENERATORS, "generator-0", look_every_s=0.0)
+    (delivery,) = await replica.read(count=1, block_s=0.1)
+    file, size = await file_of(redis, server)
+    assert await delivery.hand_off(keys.completions, keys.seen(keys.completions), b"completed")
+    await file_of(redis, server)
+
+    start_without_what_came_after(server, file, size)
+    await wait_until_ready(redis, timeout_s=10)  # it was not reading when the server went away
+    assert (await redis.xlen(keys.prompts), await redis.xlen(keys.completions)) == (1, 0)
+
+    (again,) = await replica.read(count=1, block_s=0.1)
+    assert again.entry_id == delivery.entry_id
+    assert await again.hand_off(keys.completions, keys.seen(keys.completions), b"completed")
+    assert (await redis.xlen(keys.prompts), await redis.xlen(keys.completions)) == (0, 1)
+    assert not await replica.may_have_own(), "it is found once"
+
+
 async def test_prompts_of_an_evaluation_that_redis_forgot_are_sent_off_again(
     server: RedisServer, running: Running
 ) -> None:

@@ -2,12 +2,11 @@
 
 A server that is killed may have acknowledged, a moment before, what it had not yet written to its file. A group whose
 entry was among that would be waited for without an end. Not so one that the trainer has in hand: that is trained, or
-its result taken, although no stream holds it. What others lost there is theirs to find: they read again what they have
-not settled.
+its result taken, although no stream holds it. What others lost there is theirs to find: each consumer
+looks for entries that are its own again, though it had handed them off (streams.py).
 """
 
 import logging
-import time
 
 from services.trainer.loop.admission import Admission
 from services.trainer.loop.evaluation import Evaluations
@@ -15,11 +14,10 @@ from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.reconcile import missing_groups
 from services.trainer.loop.scored_groups import ScoredGroups
 from shared.keys import RunKeys
-from shared.redis_connection import Redis, patiently
+from shared.redis_connection import Redis
+from shared.redis_restarts import RestartWatch
 
 log = logging.getLogger(__name__)
-
-_EVERY_S = 5.0
 
 
 class LostWrites:
@@ -44,7 +42,7 @@ class LostWrites:
         scored: ScoredGroups,
         admission: Admission,
         evaluations: Evaluations,
-        every_s: float = _EVERY_S,
+        every_s: float = 5.0,
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -52,9 +50,7 @@ class LostWrites:
         self._scored = scored
         self._admission = admission
         self._evaluations = evaluations
-        self._every_s = every_s
-        self._server: str | None = None
-        self._look_at = 0.0
+        self._restarts = RestartWatch(redis, every_s=every_s)
 
     async def make_up(self) -> None:
         """Have what is missing admitted again if the server is another process than before.
@@ -63,12 +59,7 @@ class LostWrites:
             StateLostError: It has lost the whole run.
             UnavailableError: It does not answer.
         """
-        if time.monotonic() < self._look_at:
-            return
-        self._look_at = time.monotonic() + self._every_s
-        info = await patiently(lambda: self._redis.info("server"), what="Redis INFO", timeout_s=60)
-        before, self._server = self._server, str(info["run_id"])
-        if before in (None, self._server):
+        if not await self._restarts.has_restarted():
             return
         log.info("Redis was started again: looking for groups that it has lost")
         missing = await missing_groups(self._redis, self._keys, self._ledger)
