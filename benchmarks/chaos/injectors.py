@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from benchmarks.chaos.power_loss import AofSizes
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stack import Stack, kill, send
 from benchmarks.chaos.state_disk import StateDisk
-from headrace import embedded_redis, process_table
+from headrace import process_table
 from headrace.state_dir import ProcessMark
 
 _SIGNALS = {schedule.KILL: signal.SIGKILL, schedule.TERM: signal.SIGTERM}
@@ -133,7 +132,7 @@ def _broken_aof(_: Fault, site: Site, dice: random.Random) -> Wound | None:
         return f"noise behind {newest.stat().st_size - _BROKEN_BYTES} bytes"
 
     wound = _with_redis_dead(site, dice, break_it)
-    return None if wound is None else Wound(wound.at_s, lambda: _mend_aof(site), wound.note)
+    return None if wound is None else Wound(wound.at_s, lambda: _repair(site.stack), wound.note)
 
 
 _INJECTORS: Mapping[str, Callable[[Fault, Site, random.Random], Wound | None]] = {
@@ -197,13 +196,10 @@ def _damage(path: Path, dice: random.Random) -> str:
     return "flipped"
 
 
-def _mend_aof(site: Site) -> bool:
-    """Do what Redis's own log asks for: its tool cuts the file where it can no longer be read."""
-    newest = max(_data(site).glob("*/*.incr.aof"))
-    # The server is its own tool under the tool's name. Given the manifest, Valkey 9.1 does not know its own base file.
-    command = ["valkey-check-aof", "--fix", str(newest)]
-    server = embedded_redis.server_binary()
-    return subprocess.run(command, executable=server, input=b"y\n", capture_output=True, check=False).returncode == 0
+def _repair(stack: Stack) -> bool:
+    """Do what the launcher asks for."""
+    stack.restart_with("--repair-redis")
+    return True
 
 
 def _free(disk: StateDisk) -> bool:

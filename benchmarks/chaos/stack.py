@@ -53,6 +53,7 @@ class Stack:
         # It ends with this process, whatever ends that.
         up = [sys.executable, "-m", "headrace", "up", "--state-dir", str(state.path), *generators]
         self._command = [*guarded_exec.guard(), *up]
+        self._once: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._ended_at: float | None = None
         self._client: HeadraceClient | None = None
@@ -69,10 +70,16 @@ class Stack:
             return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, cwd=self._directory, env=self._environment,
+                [*self._command, *self._once], cwd=self._directory, env=self._environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        self._ended_at = None
+        self._ended_at, self._once = None, []
+
+    def restart_with(self, option: str) -> None:
+        """Have the launcher end; it is started again with an option of `headrace up`, this once."""
+        self._once = [option]
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
 
     @property
     def launcher(self) -> int | None:
