@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr, ValidationError
 
 from shared.access.keyring import Keyring, keys_file_gauge
 from shared.access.named_keys import NamedKey, digest_of
 from shared.access.route_table import SCOPES, Scope
 from shared.errors import UserError
+from shared.settings import ServiceSettings
 
 
 def line(name: str, *scopes: Scope, expires: str = "") -> str:
@@ -51,6 +53,15 @@ def test_a_keys_file_closes_a_service_that_has_no_other_key(file: Path) -> None:
     file.write_text("")
     assert not Keyring(file=file).is_open_to_all("read")
     assert Keyring().is_open_to_all("read")
+
+
+def test_named_keys_are_keys_enough_for_a_service_that_others_reach(file: Path) -> None:
+    internal = SecretStr("secret")
+    assert (
+        ServiceSettings(host="0.0.0.0", api_keys_file=file, internal_key=internal).keyring().find(b"key of ci", "read")
+    )
+    with pytest.raises(ValidationError, match="set HEADRACE_API_KEY and HEADRACE_INTERNAL_KEY first"):
+        ServiceSettings(host="0.0.0.0", internal_key=internal)
 
 
 def test_a_key_between_services_opens_nothing_else_unless_both_are_the_same() -> None:
