@@ -19,7 +19,7 @@ from pathlib import Path
 from headrace import guarded_exec, process_table
 from headrace.held_port import HeldPort
 from headrace.state_dir import ProcessMark
-from shared.logs import message_of
+from shared.logs import last_message
 
 USER_ERROR, FENCED = 2, 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 10.0
@@ -125,7 +125,7 @@ class SupervisedProcess:
                 lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             return "no log"
-        return next((said for line in reversed(lines) if (said := message_of(line))), "it said nothing")
+        return last_message(lines) or "it said nothing"
 
     async def _run_once(self) -> int:
         sockets = {name: port.fileno() for name, port in self.spec.listeners.items()}

@@ -14,7 +14,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,9 @@ LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], B
 
 ACCESS_LOGGER, AUDIT_LOGGER = "headrace.access", "headrace.audit"
 """Of access/request_log.py: a line for each HTTP request, and one for each that changes something."""
+_PYTHON_WARNING = re.compile(r"(\(.+?\) )?[^{\s]\S*\.py:\d+: \w*Warning: ")
+"""vLLM's processes put their name in front."""
+_LINE_OF_CODE = re.compile(r"(\(.+?\) )? +\S")
 _ABOUT_REQUESTS = frozenset({ACCESS_LOGGER, AUDIT_LOGGER})
 
 _run_of_task: ContextVar[str] = ContextVar("run_id", default="")
@@ -110,6 +113,23 @@ def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
     finally:
         for name, token in tokens:
             name.reset(token)
+
+
+def last_message(lines: Sequence[str]) -> str:
+    """Return what a process said last, to tell why it ended; empty if it said nothing.
+
+    Python's warnings are passed over: multiprocessing warns of what a killed process left, after the last words.
+    """
+    said, is_below_warning = "", False
+    for line in lines:
+        if _PYTHON_WARNING.match(line):
+            is_below_warning = True
+        elif is_below_warning and _LINE_OF_CODE.match(line):
+            is_below_warning = False
+        else:
+            is_below_warning = False
+            said = message_of(line) or said
+    return said
 
 
 def message_of(line: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from services.generator import engine_failure
 from services.generator.adapter import serving_request
 from services.generator.engine_config import known_engine_args, make_vllm_config, sampling_arguments, what_it_says
-from services.generator.engine_failure import root_cause
+from services.generator.engine_failure import how_ended, root_cause
 from services.generator.engine_spec import EngineSpec, check_engine_args
 from services.generator.inflight_window import EngineLoad, first_size
 from services.generator.lone_worker import cores_of_worker
@@ -53,6 +53,12 @@ class Engine:
     def is_dead(self) -> bool:
         """Whether the engine's processes have failed."""
         return bool(self.client.errored)
+
+    def why_dead(self, *, otherwise: str) -> str:
+        """Return what failed first, or how a process of vLLM's ended, or ``otherwise`` if neither is known."""
+        manager = self.client.engine_core.resources.engine_manager
+        ended: Mapping[str, int] = manager.finished_procs() if hasattr(manager, "finished_procs") else {}
+        return root_cause(otherwise=how_ended(ended) or otherwise)
 
     def first_window(self, config: RunConfig) -> int:
         """Return how many groups surely fit at once."""
@@ -115,7 +121,7 @@ class Engine:
         except VLLMClientError as error:
             raise MessageError(f"the model cannot take this prompt of {len(prompt_ids)} tokens: {error}") from error
         except (EngineDeadError, EngineGenerateError) as error:
-            why = root_cause(otherwise=str(error.__cause__ or error))
+            why = self.why_dead(otherwise=str(error.__cause__ or error))
             raise EngineDiedError(f"vLLM's engine failed while sampling: {why}") from error
         completions = [_completion(output) for output in sorted(final.outputs, key=lambda output: output.index)]
         unfinished = {completion.finish_reason for completion in completions} - {"stop", "length"}

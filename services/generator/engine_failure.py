@@ -11,7 +11,9 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 _VARIABLE = "HEADRACE_ENGINE_FAILURE_FILE"
@@ -70,6 +72,21 @@ def root_cause(*, otherwise: str) -> str:
     with contextlib.suppress(OSError, KeyError):
         return Path(os.environ[_VARIABLE]).read_text(encoding="utf-8")
     return otherwise
+
+
+def how_ended(exit_codes: Mapping[str, int]) -> str:
+    """Return which of vLLM's processes was the first to end and how; empty if none has ended.
+
+    Args:
+        exit_codes: By name of the process. The others are told to end by SIGTERM.
+    """
+    for name, code in sorted(exit_codes.items(), key=lambda item: item[1] in (0, -signal.SIGTERM)):
+        if code == -signal.SIGKILL:
+            return f"its process {name} was killed by SIGKILL, as the kernel does when memory runs out (dmesg says so)"
+        if code < 0:
+            return f"its process {name} was killed by {signal.Signals(-code).name}"
+        return f"its process {name} ended with exit status {code}"
+    return ""
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -15,7 +15,6 @@ import logging
 from typing import Literal, Protocol
 
 from services.generator.engine import Engine, EngineDiedError, start_engine
-from services.generator.engine_failure import root_cause
 from services.generator.engine_spec import EngineSpec, spec_for
 from services.generator.generation_loop import GenerationLoop, WeightGate
 from services.generator.metrics import GeneratorMetrics
@@ -244,7 +243,7 @@ class RunFollower:
                 self._state.required_version = await self._store.required_version(run_id)
                 self._show_weights()
                 if engine.is_dead:
-                    why = root_cause(otherwise="its own log lines above say why")
+                    why = engine.why_dead(otherwise="its own log lines above say why")
                     raise EngineDiedError(f"vLLM's engine died: {why}")
                 await asyncio.wait({generating}, timeout=self._settings.poll_every_s)
         finally:

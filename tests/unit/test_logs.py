@@ -15,6 +15,7 @@ from shared.logs import (
     about_run,
     configure_first_logging,
     configure_logging,
+    last_message,
     log_lines,
     message_of,
 )
@@ -182,6 +183,20 @@ def test_a_line_about_a_request_says_nothing_of_why_a_process_ended(
 @pytest.mark.parametrize("line", ["Killed", '{"no": "message"}', "[1, 2]", "2026 was a good year"])
 def test_a_line_of_anybody_else_is_quoted_as_it_is(line: str) -> None:
     assert message_of(f"{line}\n") == line
+
+
+@pytest.mark.parametrize("process", ["", "(EngineCore pid=7) "])
+def test_what_multiprocessing_warns_of_after_the_end_is_not_what_a_process_said_last(process: str) -> None:
+    lines = [
+        '{"message": "serving", "level": "INFO"}',
+        '{"message": "vLLM\'s engine died: ValueError: no room in x.py:12: UserWarning: y", "level": "CRITICAL"}',
+        f"{process}/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There "
+        "appear to be 1 leaked semaphore objects to clean up at shutdown",
+        f"{process}  warnings.warn('resource_tracker: There appear to be %d '",
+    ]
+    assert last_message(lines) == "vLLM's engine died: ValueError: no room in x.py:12: UserWarning: y"
+    assert last_message([*lines, "terminate called without an active exception"]).startswith("terminate called")
+    assert last_message(lines[2:]) == ""
 
 
 def test_the_format_is_a_setting_of_every_service(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shared.errors import UserError
-from shared.logs import message_of
+from shared.logs import last_message
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16 * 1024
@@ -102,8 +102,7 @@ def last_line(log: Path) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    line = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return " ".join(message_of(line).split())[:_MAX_LINE]
+    return " ".join(last_message(lines).split())[:_MAX_LINE]
 
 
 def _prepare_child(cpus: Sequence[int] | None) -> Callable[[], None]:

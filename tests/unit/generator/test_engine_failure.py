@@ -50,3 +50,18 @@ def test_the_next_engine_has_none_of_the_failures_of_the_one_before() -> None:
     fail("not enough memory")
     engine_failure.prepare()
     assert engine_failure.root_cause(otherwise="vLLM's own words") == "vLLM's own words"
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "sentence"),
+    [
+        ({"EngineCore": -9}, "its process EngineCore was killed by SIGKILL, as the kernel does when memory runs out"),
+        ({"EngineCore_DP0": -15, "EngineCore_DP1": -11}, "its process EngineCore_DP1 was killed by SIGSEGV"),
+        ({"EngineCore_DP0": -15, "EngineCore_DP1": 1}, "its process EngineCore_DP1 ended with exit status 1"),
+        ({}, ""),
+    ],
+)
+def test_an_engine_that_could_say_nothing_is_told_of_by_how_its_process_ended(
+    exit_codes: dict[str, int], sentence: str
+) -> None:
+    assert engine_failure.how_ended(exit_codes).startswith(sentence)
