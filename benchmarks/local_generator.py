@@ -11,7 +11,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import cpu_placement, embedded_redis
+from headrace.held_port import HeldPort
 from shared.arrays import pack_ids
 from shared.keys import RunKeys
 from shared.messages import PromptGroup, encode
@@ -52,15 +52,14 @@ class GeneratorProcess:
 @contextlib.asynccontextmanager
 async def redis_server(directory: Path) -> AsyncGenerator[tuple[Redis, str]]:
     """Run the server that `headrace up` runs, and yield a client and the URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
     data = directory / "redis"
     data.mkdir(parents=True)
-    config = embedded_redis.write_config(data, port=port, password=_PASSWORD)
+    port = HeldPort()
+    port.let_bind()
+    config = embedded_redis.write_config(data, port=port.number, password=_PASSWORD)
     command = [str(embedded_redis.server_binary()), str(config)]
-    url = embedded_redis.url(port, _PASSWORD)
-    with child(command, directory / "redis.log", os.environ):
+    url = embedded_redis.url(port.number, _PASSWORD)
+    with port, child(command, directory / "redis.log", os.environ):
         redis = connect(url)
         try:
             await wait_until_ready(redis, timeout_s=START_S)

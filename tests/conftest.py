@@ -19,6 +19,7 @@ from shared.keys import RunKeys
 from shared.redis_connection import NO_ROOM, Redis, connect, wait_until_ready
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
+from tests.kept_ports import kept_port
 
 # Models here are so small that a second thread costs more than it computes, many times more on a machine with other
 # work. Read when torch is loaded, which is after this; processes that tests start inherit it.
@@ -61,18 +62,11 @@ def server_binary() -> Path:
     return matches[0]
 
 
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class RedisServer:
     """A real server that a test may kill and start again on the same data."""
 
     def __init__(self, directory: Path) -> None:
-        self.port = free_port()
+        self.port = kept_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.directory = directory
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,19 +79,39 @@ class RedisServer:
     def start(self) -> None:
         """Start and wait for the port to answer."""
         flags = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]
-        self._process = subprocess.Popen(
-            [str(server_binary()), *flags, "--dir", str(self.directory)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            restore_signals=False,  # a file that may not grow is an error to it then, and not the end
-        )
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as door:
-                door.sendall(b"PING\r\n")
-                if door.recv(16).startswith(b"+PONG"):
-                    return
-        raise AssertionError("the Redis server did not start within 20 s")
+        log = self.directory.with_name(f"{self.directory.name}.log")
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [str(server_binary()), *flags, "--dir", str(self.directory)],
+                stdout=output,
+                stderr=output,
+                restore_signals=False,  # a file that may not grow is an error to it then, and not the end
+            )
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            assert self.is_alive(), f"the Redis server ended: {log.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, f"the Redis server did not start: {log.read_text()[-2000:]}"
+            time.sleep(0.005)
+
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def _answers(self) -> bool:
+        """Whether it answers, and not another server."""
+        assert self._process is not None
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as door:
+            door.sendall(b"INFO SERVER\r\n")
+            answer = b""
+            while b"process_id:" not in answer.rpartition(b"\r\n")[0]:
+                more = door.recv(4096)
+                if not more or answer.startswith(b"-"):  # -LOADING
+                    return False
+                answer += more
+            pid = int(answer.partition(b"process_id:")[2].split()[0])
+            assert pid == self._process.pid, f"the server on port {self.port} is another one, with pid {pid}"
+            return True
+        return False
 
     def fill_disk(self) -> None:
         """Let its file grow no more, as on a full disk; it notices at its next write."""
@@ -139,6 +153,8 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 @pytest.fixture
 async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
     """Return a client of an empty server that holds headrace's functions."""
+    if not redis_server.is_alive():
+        redis_server.start()  # a test that ended it has failed
     client = connect(redis_server.url)
     await client.flushall()
     await wait_until_ready(client, timeout_s=10)

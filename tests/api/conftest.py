@@ -16,7 +16,7 @@ from shared.redis_connection import Redis
 from tests.api.api_rig import INTERNAL_KEY, KEY, DatasetFile, FakeRewarder, serving
 from tests.api.rank_rig import COMMAND, RankPlan
 from tests.api.service_rig import Service, Start, wait_until
-from tests.conftest import free_port
+from tests.kept_ports import kept_port
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def environment(settings: TrainerSettings, plan: RankPlan) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     return own | {
         "HEADRACE_REDIS_URL": settings.redis_url.get_secret_value(),
-        "HEADRACE_PORT": str(free_port()),
+        "HEADRACE_PORT": str(kept_port()),
         "HEADRACE_API_KEY": KEY,
         "HEADRACE_RUNS_DIR": str(settings.runs_dir),
         "HEADRACE_REWARDER_URL": settings.rewarder_url,

@@ -15,7 +15,8 @@ from shared.keys import RunKeys
 from tests.api.api_rig import KEY, FakeRewarder
 from tests.api.rank_rig import RankPlan, is_alive
 from tests.api.service_rig import ROOT, Run, Service, Start, wait_until
-from tests.conftest import RedisServer, free_port
+from tests.conftest import RedisServer
+from tests.kept_ports import kept_port
 
 
 def test_sigterm_ends_streams_and_rank_and_the_run_goes_on_at_the_next_start(
@@ -114,7 +115,7 @@ def test_kill_9_of_the_rank_starts_it_again(start: Start, run: Run, plan: RankPl
 
 
 def test_metrics_are_served_on_their_own_port(start: Start, run: Run, plan: RankPlan) -> None:
-    port = free_port()
+    port = kept_port()
     service = start(HEADRACE_METRICS_PORT=str(port))
     service.submit(run)
     wait_until(plan.is_at_work)
@@ -129,7 +130,7 @@ def test_metrics_are_served_on_their_own_port(start: Start, run: Run, plan: Rank
 def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    redis_port, metrics_port = free_port(), free_port()
+    redis_port, metrics_port = kept_port(), kept_port()
     more = {
         "HEADRACE_REDIS_URL": f"redis://127.0.0.1:{redis_port}/0",
         "HEADRACE_METRICS_PORT": str(metrics_port),

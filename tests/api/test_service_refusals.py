@@ -11,7 +11,7 @@ import redis
 
 from tests.api.api_rig import KEY
 from tests.api.service_rig import ROOT
-from tests.conftest import free_port
+from tests.kept_ports import kept_port
 
 
 def end(environment: dict[str, str]) -> tuple[int, str]:
@@ -62,7 +62,7 @@ def test_a_taken_port_is_a_sentence_and_exit_status_2(environment: dict[str, str
 
 
 def test_a_redis_that_never_comes_is_a_sentence_and_exit_status_1(environment: dict[str, str]) -> None:
-    away = {"HEADRACE_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0", "HEADRACE_REDIS_PATIENCE_S": "0.3"}
+    away = {"HEADRACE_REDIS_URL": f"redis://127.0.0.1:{kept_port()}/0", "HEADRACE_REDIS_PATIENCE_S": "0.3"}
     status, said = end(environment | away)
     assert status == 1
     assert "Redis PING failed" in said

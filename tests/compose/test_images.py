@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.compose.compose_file import DEPLOY, ROOT, services
-from tests.conftest import free_port
+from tests.kept_ports import kept_port
 
 SERVICES = ("generator", "rewarder", "trainer")
 FILES = (*SERVICES, "redis")
@@ -246,7 +246,7 @@ def test_headrace_doctor_needs_no_package_that_the_image_of_the_trainer_has_not(
     owners = importlib.metadata.packages_distributions()
     hidden = sorted(name for name, found in owners.items() if not locked & {canonicalize_name(one) for one in found})
     assert "pytest" in hidden
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{kept_port()}"
     done = subprocess.run(
         [sys.executable, "-P", "-c", f"HIDDEN = {hidden!r}\n{ONLY_LOCKED}", "doctor", "--json",
          "--url", f"http://{address}", "--redis-url", f"redis://{address}/0"],

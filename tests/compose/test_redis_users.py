@@ -21,9 +21,10 @@ from redis.exceptions import NoPermissionError
 
 from shared.errors import UnavailableError
 from shared.redis_connection import connect, wait_until_ready
-from tests.conftest import free_port, server_binary
+from tests.conftest import server_binary
 from tests.eventually import eventually
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
+from tests.kept_ports import kept_port
 from tests.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def running(directory: Path, *, maxmemory: str = "2gb", limit: dict[str, str] | 
     secrets = directory / "secrets"
     if not secrets.exists():
         subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
-    port = free_port()
+    port = kept_port()
     with start(directory, secrets, port, maxmemory=maxmemory, limit=limit) as process:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and process.poll() is None:
@@ -205,7 +206,7 @@ def test_redis_does_not_start_without_a_password_for_every_user(content: str | N
     file.unlink()
     if content is not None:
         file.write_text(content, encoding="utf-8")
-    with start(tmp_path, secrets, free_port()) as process:
+    with start(tmp_path, secrets, kept_port()) as process:
         said, _ = process.communicate(timeout=START_TIMEOUT_S)
     assert process.returncode == 2
     assert f"{file} " in said.decode()
@@ -216,7 +217,7 @@ def why_not_started(directory: Path, *, maxmemory: str, limit: dict[str, str]) -
     """Return what it says that does not start with this maxmemory and this bound."""
     secrets = directory / "secrets"
     subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
-    with start(directory, secrets, free_port(), maxmemory=maxmemory, limit=limit) as process:
+    with start(directory, secrets, kept_port(), maxmemory=maxmemory, limit=limit) as process:
         try:
             said, _ = process.communicate(timeout=START_TIMEOUT_S)
         finally:

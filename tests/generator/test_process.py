@@ -16,11 +16,12 @@ import pytest
 from shared.child_secrets import SECRETS
 from shared.keys import GENERATORS, REFUSALS, RunKeys
 from shared.lease import alive
+from shared.logs import last_message
 from shared.redis_connection import Redis
 from shared.refusals import decode_refusals
 from shared.run_config import RunConfig
 from shared.run_store import RunStore
-from tests.conftest import free_port
+from tests.kept_ports import kept_port
 from tests.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,7 +33,7 @@ class Generator:
     """A generator process and what can be asked of it from outside."""
 
     def __init__(self, redis_url: str, log: Path, **environment: str) -> None:
-        self.port = free_port()
+        self.port = kept_port()
         self.log = log
         self._errors = log.open("w")
         self.process = subprocess.Popen(
@@ -233,7 +234,9 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     assert generator.ended(within_s=30) == 1
     assert "vLLM's engine died" in generator.log.read_text()
     (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
-    assert refusal.reason.startswith("it ended, saying: vLLM's engine died")
+    assert refusal.reason.startswith("it ended, saying: vLLM's engine died: its process EngineCore")
+    assert "was killed by SIGKILL" in refusal.reason
+    assert "vLLM's engine died" in last_message(generator.log.read_text().splitlines())
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
 
 
@@ -262,7 +265,7 @@ async def test_an_engine_argument_vllm_does_not_know_is_the_operators_mistake(
 
 
 async def test_without_redis_it_gives_up_with_a_sentence(start: Callable[..., Generator]) -> None:
-    away = f"redis://127.0.0.1:{free_port()}/0"
+    away = f"redis://127.0.0.1:{kept_port()}/0"
     generator = start(HEADRACE_REDIS_URL=away, HEADRACE_REDIS_PATIENCE_S="2", HEADRACE_LOG_LEVEL="CRITICAL")
     assert generator.ended(within_s=120) == 1
     assert "Redis PING failed for 2 s" in generator.log.read_text()

@@ -12,6 +12,7 @@ from shared.redis_connection import Redis, connect, wait_until_ready
 from tests.conftest import RedisServer
 from tests.generator_contract.implementations import GeneratorProcess, Implementation, parameters
 from tests.generator_contract.played_trainer import PlayedTrainer, a_run
+from tests.shared_process import SharedProcess
 from tests.tiny_model import make_tiny_model
 
 
@@ -36,14 +37,30 @@ def contract_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSe
 
 
 @pytest.fixture(scope="session")
-def generator(
+def shared_generator(
     implementation: Implementation, contract_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GeneratorProcess]:
+) -> Iterator[SharedProcess[GeneratorProcess]]:
+    """Return what starts the generator that most tests share."""
+
+    def start() -> GeneratorProcess:
+        log = tmp_path_factory.mktemp("generator") / "log"
+        process = GeneratorProcess(implementation, contract_redis.url, "shared-generator", log)
+        try:
+            process.wait_until_alive()
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+    shared = SharedProcess(start)
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def generator(shared_generator: SharedProcess[GeneratorProcess]) -> GeneratorProcess:
     """Return the generator that most tests share."""
-    log = tmp_path_factory.mktemp("generator") / "log"
-    process = GeneratorProcess(implementation, contract_redis.url, "shared-generator", log)
-    yield process
-    process.kill()
+    return shared_generator.get()
 
 
 @pytest.fixture

@@ -20,10 +20,11 @@ import httpx
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.conftest import free_port
+from tests.kept_ports import kept_port
 
 API_KEY, INTERNAL_KEY = "public", "internal"
 REPOSITORY = Path(__file__).parents[2]
+_ALIVE_WITHIN_S = 120.0
 _VLLM = (sys.executable, "-m", "services.generator")
 _SIMULATED = (sys.executable, "-m", "services.generator.simulated")
 # Slow enough to be caught in the middle of a completion, fast enough for a test.
@@ -78,7 +79,7 @@ class GeneratorProcess:
 
     def __init__(self, implementation: Implementation, redis_url: str, replica_id: str, log: Path) -> None:
         self.replica_id = replica_id
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{kept_port()}"
         self._log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -100,6 +101,21 @@ class GeneratorProcess:
                     **implementation.environment,
                 },
             )
+
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self.process.poll() is None
+
+    def wait_until_alive(self) -> None:
+        """Wait for /livez, which is there before an engine is."""
+        deadline = time.monotonic() + _ALIVE_WITHIN_S
+        while True:
+            assert self.is_alive(), f"it ended with {self.process.returncode}: {self.said()}"
+            assert time.monotonic() < deadline, f"it does not answer: {self.said()}"
+            with contextlib.suppress(httpx.TransportError):
+                assert httpx.get(f"{self.url}/livez", timeout=30, trust_env=False).is_success
+                return
+            time.sleep(0.05)
 
     def client(self, key: str = "") -> httpx.AsyncClient:
         """Return a client of its HTTP routes."""

@@ -14,8 +14,9 @@ from headrace.doctor.findings import Finding
 from headrace.doctor.targets import Targets
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH
 from shared.version import VERSION
-from tests.conftest import free_port, server_binary
+from tests.conftest import server_binary
 from tests.headrace.scripted_api import Asked, ScriptedApi, problem, serving
+from tests.kept_ports import kept_port
 
 API_KEY, INTERNAL_KEY = "the-api-key", "the-internal-key"
 ABOUT: dict[str, Any] = {
@@ -53,7 +54,7 @@ def targets(**more: Any) -> Targets:
 @contextlib.contextmanager
 def redis_server(directory: Path, *flags: str) -> Generator[str]:
     """Run a real server with these flags, and yield its URL."""
-    port = free_port()
+    port = kept_port()
     directory.mkdir(exist_ok=True)
     process = subprocess.Popen(
         [str(server_binary()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), *flags],

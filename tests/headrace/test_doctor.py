@@ -10,7 +10,6 @@ from headrace.asking import Answer as Answered
 from headrace.doctor.examination import examine
 from headrace.doctor.findings import CANNOT_LOOK, FINE, PROBLEMS, exit_status
 from headrace.doctor.service_checks import Service, door
-from tests.conftest import free_port
 from tests.headrace.doctor_rig import (
     ABOUT,
     API_KEY,
@@ -23,6 +22,7 @@ from tests.headrace.doctor_rig import (
     wrong,
 )
 from tests.headrace.scripted_api import HANG_UP, Answer, Asked, problem, serving
+from tests.kept_ports import kept_port
 
 
 async def test_services_that_agree_are_fine() -> None:
@@ -37,7 +37,7 @@ async def test_services_that_agree_are_fine() -> None:
 
 
 async def test_a_port_where_nobody_listens_is_one_finding_and_not_six() -> None:
-    found = await examine(targets(api_url=f"http://127.0.0.1:{free_port()}"))
+    found = await examine(targets(api_url=f"http://127.0.0.1:{kept_port()}"))
     assert list(wrong(found)) == [("trainer", "reachable")]
     assert exit_status(found.findings) == PROBLEMS
 

@@ -13,9 +13,9 @@ import redis
 
 from headrace import cli
 from shared.keys import FLEET, FLEET_LEASES
-from tests.conftest import free_port
 from tests.headrace.doctor_rig import API_KEY, INTERNAL_KEY, service
 from tests.headrace.launcher_rig import ROOT, local_service
+from tests.kept_ports import kept_port
 
 VARIABLES = ("API_KEY", "INTERNAL_KEY", "REDIS_URL", "REDIS_PASSWORD", "REWARDER_URL", "URL", "STATE_DIR")
 
@@ -80,7 +80,7 @@ def test_keys_of_a_directory_go_to_no_address_of_the_environment_and_doctor_says
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own_redis = f"redis://:own@127.0.0.1:{free_port()}/0"
+    own_redis = f"redis://:own@127.0.0.1:{kept_port()}/0"
     with (
         service("trainer") as api,
         service("rewarder") as rewarder,
@@ -118,7 +118,7 @@ def test_keys_of_a_directory_go_to_no_address_of_the_environment_and_doctor_says
 def test_variables_that_say_what_the_directory_says_are_no_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
+    port = kept_port()
     with service("trainer") as api, service("rewarder") as rewarder:
         state = local_service(
             tmp_path / ".headrace", api.url, rewarder_url=rewarder.url, redis_url=f"redis://me:pw@127.0.0.1:{port}/0"
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_listed_with_what_to_do_and_no_secret_is_shown(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_API_KEY", "wrong-and-secret")
-    monkeypatch.setenv("HEADRACE_REDIS_URL", f"redis://user:hidden@127.0.0.1:{free_port()}/0")
+    monkeypatch.setenv("HEADRACE_REDIS_URL", f"redis://user:hidden@127.0.0.1:{kept_port()}/0")
     with service("trainer") as api:
         assert cli.main(["doctor", "--url", api.url]) == 1
         table = capsys.readouterr().out

@@ -10,8 +10,9 @@ from headrace.doctor.findings import CANNOT_LOOK, exit_status
 from headrace.doctor.redis_checks import LookedAtRedis, look_at_redis, server_findings
 from shared.keys import FLEET, FLEET_LEASES, RUNS
 from shared.redis_connection import Redis, connect, wait_until_ready
-from tests.conftest import RedisServer, free_port, write_until_refused
+from tests.conftest import RedisServer, write_until_refused
 from tests.headrace.doctor_rig import hanging_port, level, redis_server, service, targets, wrong
+from tests.kept_ports import kept_port
 
 AOF = ("--appendonly", "yes", "--save", "")
 RIGHT = (*AOF, "--maxmemory", "256mb")
@@ -199,7 +200,7 @@ async def test_generators_that_redis_knows_are_looked_at_and_dead_ones_named(red
 
 async def test_a_registered_generator_out_of_reach_is_a_note(redis: Redis, redis_url: str) -> None:
     """From outside of a cluster none of its generators can be reached, and all is well."""
-    await redis.hset(FLEET, mapping={"g0": f'{{"url": "http://127.0.0.1:{free_port()}"}}'})
+    await redis.hset(FLEET, mapping={"g0": f'{{"url": "http://127.0.0.1:{kept_port()}"}}'})
     await redis.zadd(FLEET_LEASES, {"g0": 9e15})
     found = await examine(targets(redis_url=redis_url))
     assert wrong(found) == {}

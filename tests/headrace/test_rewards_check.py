@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import free_port
+from tests.kept_ports import kept_port
 from tests.rewarder.conftest import ROOT, RewarderProcess
 from tests.rewarder.conftest import start_rewarder as start_rewarder
 
@@ -202,6 +202,6 @@ def test_what_a_running_rewarder_knows_is_listed(
     refused = headrace(tmp_path, "list", "--rewarder-url", rewarder.url(""))
     assert refused.returncode == 1
     assert "does not take the key in HEADRACE_API_KEY" in refused.stderr
-    nobody = headrace(tmp_path, "list", "--rewarder-url", f"http://127.0.0.1:{free_port()}")
+    nobody = headrace(tmp_path, "list", "--rewarder-url", f"http://127.0.0.1:{kept_port()}")
     assert nobody.returncode == 1
     assert "cannot be reached" in nobody.stderr

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from shared.redis_connection import Redis, connect
-from tests.conftest import free_port, server_binary
+from tests.conftest import server_binary
 from tests.helm.chart import SERVICES, environment, of_kind, render, workloads
+from tests.kept_ports import kept_port
 
 START_S = 20
 
@@ -18,7 +19,7 @@ class ChartRedis:
     """A server with the ConfigMap that the chart renders."""
 
     def __init__(self, root: Path) -> None:
-        self.port = free_port()
+        self.port = kept_port()
         self._configuration, self._secrets = root / "config", root / "secrets"
         for directory in (self._configuration, self._secrets, root / "data", root / "bin"):
             directory.mkdir()

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import free_port
 from tests.helm.chart import CHART, Object, container, render, values_of, workloads
 from tests.helm.chart_redis import ChartRedis
 from tests.helm.inside import inside
+from tests.kept_ports import kept_port
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -36,7 +36,7 @@ class Wired:
         self.root = root
         self._objects = objects
         self._redis = ChartRedis(root)
-        self._ports = {name: free_port() for name in (*MODULES, "rendezvous")}
+        self._ports = {name: kept_port() for name in (*MODULES, "rendezvous")}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def variables(self, workload: str) -> dict[str, str]:

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import RedisServer, free_port
+from tests.conftest import RedisServer
+from tests.kept_ports import kept_port
 from tests.rewarder.conftest import RewarderProcess, until, user
 
 KEY = {"Authorization": "Bearer key-of-the-test"}
@@ -18,7 +19,7 @@ JUDGE, PACED = user("begins_and_ends"), user("without_kwargs")
 
 @pytest.fixture(scope="module")
 def metrics_url() -> str:
-    return f"http://127.0.0.1:{free_port()}/metrics"
+    return f"http://127.0.0.1:{kept_port()}/metrics"
 
 
 @pytest.fixture(scope="module")

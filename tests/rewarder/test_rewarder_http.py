@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from services.rewarder.built_in_rewards import BUILT_INS
-from tests.conftest import RedisServer, free_port
+from tests.conftest import RedisServer
+from tests.kept_ports import kept_port
 from tests.rewarder.conftest import RewarderProcess, user
 
 KEY = {"Authorization": "Bearer key-of-the-test"}
@@ -17,7 +18,7 @@ KEY = {"Authorization": "Bearer key-of-the-test"}
 @pytest.fixture(scope="module")
 def rewarder(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewarderProcess]:
     log_file = tmp_path_factory.mktemp("http") / "rewarder.log"
-    rewarder = RewarderProcess(redis_server.url, log_file, HEADRACE_METRICS_PORT=str(free_port()))
+    rewarder = RewarderProcess(redis_server.url, log_file, HEADRACE_METRICS_PORT=str(kept_port()))
     try:
         rewarder.wait_until_ready()
         yield rewarder

@@ -16,8 +16,8 @@ from headrace.process_table import mark, wait_until_gone
 from services.trainer.policy.policy_core import PolicyCore
 from services.trainer.ranks.rank_launcher import Node, launch
 from shared.run_config import RunConfig
-from tests.conftest import free_port
 from tests.eventually import eventually
+from tests.kept_ports import kept_port
 from tests.tiny_model import EOS_TOKEN_ID, VOCAB_SIZE, make_tiny_moe, make_tiny_tokenizer
 from tests.trainer.cores import CPU, make_config
 from tests.trainer.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
@@ -113,7 +113,7 @@ def test_two_ranks_on_two_nodes_make_the_steps_of_one_and_survive_troubles(
     configs: dict[str, RunConfig], alone: Path, tmp_path: Path
 ) -> None:
     write_configs(tmp_path, configs)
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{kept_port()}"
     nodes = [start(tmp_path, num_ranks=1, num_nodes=2, node_rank=rank, endpoint=endpoint) for rank in (0, 1)]
     try:
         for rank, node in enumerate(nodes):
@@ -122,6 +122,7 @@ def test_two_ranks_on_two_nodes_make_the_steps_of_one_and_survive_troubles(
     finally:
         for node in nodes:
             node.terminate()
+            node.communicate(timeout=60)
     for name in configs:
         assert_same_steps(tmp_path / name, alone / name)
 

@@ -73,6 +73,14 @@ def test_services_take_their_sockets_from_listening_py_whose_answers_do_not_wait
     }
 
 
+def test_nobody_looks_for_a_port_that_is_bound_later() -> None:
+    """Somebody else may bind it first; headrace/held_port.py and tests/kept_ports.py hold it meanwhile."""
+    seekers = re.compile(r"\b(free|open|unused(_tcp)?|available)_port\(")
+    everywhere = [path for folder in ("benchmarks", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [str(path.relative_to(ROOT)) for path in [*python_files(), *everywhere] if seekers.search(path.read_text())]
+    assert not found
+
+
 def test_shared_imports_neither_torch_nor_vllm_nor_transformers() -> None:
     modules = [
         path.relative_to(ROOT).with_suffix("") for path in python_files() if path.parts[len(ROOT.parts)] == "shared"

@@ -1,7 +1,7 @@
 """Replicas with a real vLLM each, replicas with a fake engine, and a sender for either."""
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from services.trainer.push.weight_sender import WeightSender
 from shared.keys import RunKeys
 from shared.redis_connection import Redis
 from shared.run_options.pushing import PushEncoding, WantedTransport
+from tests.shared_process import SharedProcess
 from tests.weights.known_weights import LORA_ALPHA, LORA_RANK, make_model_dir
 from tests.weights.replica import KEY, RUN_ID, ReplicaProcess
 from tests.weights.served_receiver import ServedReceiver, serve
@@ -32,52 +33,54 @@ def tied_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model_dir(tmp_path_factory.mktemp("tied"), tied=True)
 
 
-@pytest.fixture(scope="session")
-def replica(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
-    """Return the replica most tests share."""
-    yield from _started("generator-1", model_dir, tmp_path_factory)
+StartReplica = Callable[..., SharedProcess[ReplicaProcess]]
 
 
 @pytest.fixture(scope="session")
-def tied_replica(tied_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
-    """Return a replica whose model has tied embeddings."""
-    yield from _started("generator-tied", tied_model_dir, tmp_path_factory)
+def shared_replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartReplica]:
+    """Return a function that returns the shared replica of a name."""
+    known: dict[str, SharedProcess[ReplicaProcess]] = {}
 
+    def shared(replica_id: str, model_dir: Path, more: dict[str, str] | None = None) -> SharedProcess[ReplicaProcess]:
+        def start() -> ReplicaProcess:
+            process = ReplicaProcess(replica_id, model_dir, tmp_path_factory.mktemp(replica_id) / "log", more=more)
+            try:
+                process.wait_until_up()
+            except BaseException:
+                process.kill()
+                raise
+            return process
 
-@pytest.fixture(scope="session")
-def adapter_replica(tied_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaProcess]:
-    """Return a replica that serves adapters of a model with tied embeddings."""
-    more = {"--lora-rank": str(LORA_RANK), "--lora-alpha": str(LORA_ALPHA)}
-    yield from _started("generator-lora", tied_model_dir, tmp_path_factory, more)
+        return known.setdefault(replica_id, SharedProcess(start))
 
-
-@pytest.fixture(scope="session")
-def mortals() -> Iterator[list[ReplicaProcess]]:
-    """Return what `mortal` has started."""
-    started: list[ReplicaProcess] = []
-    yield started
-    for process in started:
-        process.kill()
+    yield shared
+    for one in known.values():
+        one.end()
 
 
 @pytest.fixture
-def mortal(mortals: list[ReplicaProcess], model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplicaProcess:
+def replica(shared_replicas: StartReplica, model_dir: Path) -> ReplicaProcess:
+    """Return the replica most tests share."""
+    return shared_replicas("generator-1", model_dir).get()
+
+
+@pytest.fixture
+def tied_replica(shared_replicas: StartReplica, tied_model_dir: Path) -> ReplicaProcess:
+    """Return a replica whose model has tied embeddings."""
+    return shared_replicas("generator-tied", tied_model_dir).get()
+
+
+@pytest.fixture
+def adapter_replica(shared_replicas: StartReplica, tied_model_dir: Path) -> ReplicaProcess:
+    """Return a replica that serves adapters of a model with tied embeddings."""
+    more = {"--lora-rank": str(LORA_RANK), "--lora-alpha": str(LORA_ALPHA)}
+    return shared_replicas("generator-lora", tied_model_dir, more).get()
+
+
+@pytest.fixture
+def mortal(shared_replicas: StartReplica, model_dir: Path) -> ReplicaProcess:
     """Return a second replica, which a test may kill: the next test that asks for one waits for another to start."""
-    if not mortals or not mortals[-1].is_alive():
-        mortals.append(ReplicaProcess("generator-2", model_dir, tmp_path_factory.mktemp("generator-2") / "log"))
-        mortals[-1].wait_until_up()
-    return mortals[-1]
-
-
-def _started(
-    replica_id: str, model_dir: Path, tmp_path_factory: pytest.TempPathFactory, more: dict[str, str] | None = None
-) -> Iterator[ReplicaProcess]:
-    process = ReplicaProcess(replica_id, model_dir, tmp_path_factory.mktemp(replica_id) / "log", more=more)
-    try:
-        process.wait_until_up()
-        yield process
-    finally:
-        process.kill()
+    return shared_replicas("generator-2", model_dir).get()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from shared.control import WEIGHTS_PATH, ReplicaInfo
 from shared.keys import GENERATORS, RunKeys
 from shared.lineage import LineageVersion
 from shared.redis_connection import Redis
-from tests.conftest import free_port
+from tests.kept_ports import kept_port
 
 RUN_ID = "run-test"
 KEY = "key of the tests"
@@ -41,7 +41,7 @@ class ReplicaProcess:
 
     def __init__(self, replica_id: str, model_dir: Path, log_path: Path, *, more: dict[str, str] | None = None) -> None:
         self.replica_id = replica_id
-        self.url = f"http://127.0.0.1:{free_port()}"
+        self.url = f"http://127.0.0.1:{kept_port()}"
         self._log_path = log_path
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
@@ -80,10 +80,11 @@ class ReplicaProcess:
         """Wait for the engine."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
+            assert self.is_alive(), f"{self.replica_id} ended: {self._log_path.read_text()[-4000:]}"
             with contextlib.suppress(httpx.TransportError):
-                self.info()
+                info = self.info()
+                assert info.replica_id == self.replica_id, f"{info.replica_id} answers at {self.url}"
                 return
-            assert self._process.poll() is None, self._log_path.read_text()[-4000:]
             time.sleep(0.2)
         raise AssertionError(f"{self.replica_id} did not start: {self._log_path.read_text()[-4000:]}")
 

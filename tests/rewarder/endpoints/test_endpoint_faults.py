@@ -8,8 +8,8 @@ import pytest
 
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.rewarder_metrics import RewarderMetrics
-from tests.conftest import free_port
 from tests.eventually import eventually
+from tests.kept_ports import kept_port
 from tests.rewarder.conftest import call_with
 from tests.rewarder.endpoints.conftest import ask, register
 from tests.rewarder.endpoints.misbehaving_server import (
@@ -58,7 +58,7 @@ async def test_the_endpoint_s_own_deadline_holds_where_it_is_shorter(
 async def test_a_port_where_nobody_listens_is_an_error_and_is_tried_again(
     endpoints: Endpoints, metrics: RewarderMetrics
 ) -> None:
-    await register(endpoints, "judge", f"http://127.0.0.1:{free_port()}/", max_retries=2)
+    await register(endpoints, "judge", f"http://127.0.0.1:{kept_port()}/", max_retries=2)
     verdicts = await ask(endpoints, "judge", CALL)
     assert verdicts[0].outcome == "error"
     assert verdicts[0].detail == "endpoint judge: no connection: Connection refused (after 3 tries)"

@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from shared.keys import REWARD_ENDPOINTS
-from tests.conftest import RedisServer, free_port
+from tests.conftest import RedisServer
+from tests.kept_ports import kept_port
 from tests.rewarder.endpoints.routes_rig import NAMES_OF_SECRETS, register
 
 
@@ -61,6 +62,6 @@ def test_a_trial_of_one_s_own_rows_and_of_an_endpoint_that_is_down(client: httpx
     many = {"prompts": ["p"] * 17, "completions": ["c"] * 17}
     assert "would take 17 requests" in client.post("/v1/rewards/judge/test", json=many).json()["detail"]
     assert client.post("/v1/rewards/judge/test", json={**rows, "completions": ["a"]}).status_code == 422
-    register(client, f"http://127.0.0.1:{free_port()}/", replace=True)
+    register(client, f"http://127.0.0.1:{kept_port()}/", replace=True)
     (exchange,) = client.post("/v1/rewards/judge/test", json={}).json()["exchanges"]
     assert (exchange["answer"], exchange["error"]) == (None, "no connection: Connection refused")

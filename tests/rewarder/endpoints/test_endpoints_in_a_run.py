@@ -20,9 +20,10 @@ from shared.errors import UnavailableError
 from shared.messages import RewardOutcome, ScoredGroup
 from shared.redis_connection import Redis, connect
 from shared.run_config import RunConfig
-from tests.conftest import RedisServer, free_port
+from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.groups import completed_group
+from tests.kept_ports import kept_port
 from tests.rewarder.conftest import LIMITS, call_with, user
 from tests.rewarder.endpoints.conftest import ask, endpoints_on, register
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, Received, answers
@@ -137,7 +138,7 @@ async def test_without_redis_what_was_registered_still_holds(
 
 
 async def test_who_never_could_read_what_is_registered_says_so(metrics: RewarderMetrics) -> None:
-    client = connect(f"redis://127.0.0.1:{free_port()}/0")
+    client = connect(f"redis://127.0.0.1:{kept_port()}/0")
     try:
         with pytest.raises(UnavailableError, match="could not be read: Redis does not answer"):
             await Registry(client).registered()

@@ -13,7 +13,7 @@ from services.rewarder.reward_models.model_settings import ModelSettings
 from services.rewarder.reward_models.reward_models import RewardModels
 from services.rewarder.worker_frames import Refused
 from services.rewarder.worker_pool import RewardFailure
-from tests.conftest import free_port
+from tests.kept_ports import kept_port
 from tests.rewarder.reward_models.conftest import call_for, rewrite_json, serving
 from tests.rewarder.reward_models.fake_hub import serving_hub
 from tests.tiny_model import make_tiny_model
@@ -136,7 +136,7 @@ async def test_a_hub_that_cannot_be_reached_is_a_sentence(
     said = await refusal(models, "org/offline")
     assert said.startswith("org/offline is not in the rewarder's cache of Hugging Face, and the hub cannot be reached")
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{kept_port()}")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     said = await refusal(models, "org/unreachable@v1")
     assert said.startswith("org/unreachable ")

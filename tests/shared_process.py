@@ -1,0 +1,54 @@
+"""A process that many tests share: one that died is started again, one that does not start fails one test."""
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+import pytest
+
+
+class Process(Protocol):
+    """What is shared."""
+
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it."""
+        ...
+
+
+_ProcessT = TypeVar("_ProcessT", bound=Process)
+
+
+class SharedProcess(Generic[_ProcessT]):
+    """Starts a process when the first test wants it.
+
+    Args:
+        start: Starts it and waits until it can be used; fails with its log.
+    """
+
+    def __init__(self, start: Callable[[], _ProcessT]) -> None:
+        self._start = start
+        self._process: _ProcessT | None = None
+        self._has_failed = False
+
+    def get(self) -> _ProcessT:
+        """Return it, alive. One that did not start once is not started again: the test that saw it has failed."""
+        if self._has_failed:
+            pytest.skip("what this test shares with others did not start; the first of them failed with its log")
+        if self._process is not None and self._process.is_alive():
+            return self._process
+        self.end()
+        try:
+            self._process = self._start()
+        except BaseException:
+            self._has_failed = True
+            raise
+        return self._process
+
+    def end(self) -> None:
+        """End what there is."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None

@@ -1,0 +1,62 @@
+"""What tests share: ports that nobody else is given, and processes that are alive."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from shared.listening import listening_socket
+from tests.kept_ports import kept_port
+from tests.shared_process import SharedProcess
+
+
+class Started:
+    def __init__(self) -> None:
+        self.has_ended = False
+
+    def is_alive(self) -> bool:
+        return not self.has_ended
+
+    def kill(self) -> None:
+        self.has_ended = True
+
+
+def shared(*outcomes: Started | Exception) -> SharedProcess[Started]:
+    """Return a process whose starts come to these outcomes, in order."""
+    left: Iterator[Started | Exception] = iter(outcomes)
+
+    def start() -> Started:
+        found = next(left)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return SharedProcess(start)
+
+
+def test_a_process_that_died_is_started_again_for_the_next_test() -> None:
+    first, second = Started(), Started()
+    process = shared(first, second)
+    assert process.get() is process.get() is first
+    first.has_ended = True
+    assert process.get() is second
+    process.end()
+    assert second.has_ended
+
+
+def test_a_process_that_does_not_start_fails_the_first_test_and_no_other() -> None:
+    process = shared(RuntimeError("its log"))
+    with pytest.raises(RuntimeError, match="its log"):
+        process.get()
+    with pytest.raises(pytest.skip.Exception, match="did not start"):
+        process.get()
+
+
+def test_a_port_that_is_kept_is_given_to_nobody_by_chance_and_taken_by_whoever_is_told() -> None:
+    port = kept_port()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    with socket.socket() as somebody, pytest.raises(OSError, match="Address already in use"):
+        somebody.bind(("127.0.0.1", port))
+    with listening_socket("127.0.0.1", port), socket.create_connection(("127.0.0.1", port)):
+        pass
