@@ -166,3 +166,21 @@ async def test_one_watcher_too_many_is_told_so_and_a_place_is_given_back(
             assert refused.status_code == 503
             assert "HEADRACE_MAX_EVENT_STREAMS" in refused.json()["detail"]
         await wait_until(lambda: api.streams.num_streams == 0)
+
+
+async def test_of_watchers_that_come_at_once_no_more_are_let_in_than_there_are_places(
+    settings: TrainerSettings, redis: Redis, run: Run
+) -> None:
+    api = make_api(settings.model_copy(update={"max_event_streams": 4}), redis, stopping=asyncio.Event())
+    async with serving(api) as client:
+        run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
+        statuses: list[int] = []
+
+        async def watch() -> None:
+            async with client.stream("GET", f"/v1/runs/{run_id}/events") as reply:
+                statuses.append(reply.status_code)
+                await wait_until(lambda: len(statuses) == 24)
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(watch() for _ in range(24)))
+    assert sorted(statuses) == [200] * 4 + [503] * 20

@@ -10,11 +10,15 @@ buffered for a client: the next batch is read from Redis when the last one was t
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable
 from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from services.trainer.run_api.problems import Problem
 from services.trainer.run_api.stream_ids import parse_stream_id
@@ -64,8 +68,16 @@ class EventStreams:
         self._max_streams = max_streams
         self.num_streams = 0
 
-    def refuse_if_full(self) -> None:
-        """Raise a Problem if there are as many watchers as there may be."""
+    def answer(self, run_id: str, *, after: str) -> StreamingResponse:
+        """Return the response that streams the events of a run after stream id ``after``.
+
+        A watcher too many is a Problem, raised when the response is sent.
+        """
+        return _EventStream(self._seat(), self.stream(run_id, after=after))
+
+    @contextlib.contextmanager
+    def _seat(self) -> Generator[None]:
+        """Count a watcher while the body runs; raises a Problem if there are as many as there may be."""
         if self.num_streams >= self._max_streams:
             raise Problem(
                 503,
@@ -73,33 +85,34 @@ class EventStreams:
                 f"{self._max_streams} event streams are open. Close one, or raise HEADRACE_MAX_EVENT_STREAMS.",
                 headers={"Retry-After": "10"},
             )
+        self.num_streams += 1
+        try:
+            yield
+        finally:
+            self.num_streams -= 1
 
     async def stream(self, run_id: str, *, after: str) -> AsyncIterator[bytes]:
         """Yield the events of a run after stream id ``after``, as bytes of text/event-stream."""
-        self.num_streams += 1
-        try:
-            yield b"retry: 2000\n\n"
-            sent_at = time.monotonic()
-            while not self._stopping.is_set():
-                # The status is read before the events: what was written before the end is sent before the end.
-                ending = await self._store.ending(run_id)
-                entries = await self._read(run_id, after=after)
-                for entry_id, fields in entries:
-                    after = entry_id.decode()
-                    yield _event(_text(fields, b"kind"), _text(fields, b"data"), event_id=after)
-                if entries:
-                    sent_at = time.monotonic()
-                elif ending is not None:
-                    final = {"run_id": run_id, "status": ending[0], "reason": ending[1], "final": True}
-                    yield _event("status", json.dumps(final))
-                    return
-                elif await self._nothing_new():
-                    return
-                elif time.monotonic() - sent_at >= self._heartbeat_s:
-                    yield b": still here\n\n"
-                    sent_at = time.monotonic()
-        finally:
-            self.num_streams -= 1
+        yield b"retry: 2000\n\n"
+        sent_at = time.monotonic()
+        while not self._stopping.is_set():
+            # The status is read before the events: what was written before the end is sent before the end.
+            ending = await self._store.ending(run_id)
+            entries = await self._read(run_id, after=after)
+            for entry_id, fields in entries:
+                after = entry_id.decode()
+                yield _event(_text(fields, b"kind"), _text(fields, b"data"), event_id=after)
+            if entries:
+                sent_at = time.monotonic()
+            elif ending is not None:
+                final = {"run_id": run_id, "status": ending[0], "reason": ending[1], "final": True}
+                yield _event("status", json.dumps(final))
+                return
+            elif await self._nothing_new():
+                return
+            elif time.monotonic() - sent_at >= self._heartbeat_s:
+                yield b": still here\n\n"
+                sent_at = time.monotonic()
 
     async def _read(self, run_id: str, *, after: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
         reply: Any = await patiently(
@@ -117,6 +130,19 @@ class EventStreams:
         except TimeoutError:
             return False
         return True
+
+
+class _EventStream(StreamingResponse):
+    """Takes its seat when it is sent, and keeps it until it was: a look before would see seats that are promised."""
+
+    def __init__(self, seat: contextlib.AbstractContextManager[None], content: AsyncIterator[bytes]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(content, media_type="text/event-stream", headers=headers)
+        self._seat = seat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._seat:
+            await super().__call__(scope, receive, send)
 
 
 def _event(kind: str, data: str, *, event_id: str | None = None) -> bytes:

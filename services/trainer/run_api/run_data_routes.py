@@ -84,12 +84,7 @@ async def get_events(
     """Stream the run's events from its beginning, or from where a watcher left off, until the run ends."""
     start = parse_event_id(last_event_id or after)
     await existing_run(api, run_id)
-    api.streams.refuse_if_full()
-    return StreamingResponse(
-        api.streams.stream(run_id, after=start),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    return api.streams.answer(run_id, after=start)
 
 
 @router.get("/rollouts", response_model=Rollouts, responses=documented(404, 422))
