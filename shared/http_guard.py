@@ -1,18 +1,24 @@
-"""Limits what an HTTP service reads: pure ASGI, behind the door (access/door.py), the same for all three.
+"""Bounds what the requests of one service take: pure ASGI, behind the door (access/door.py), the same for all three.
 
-    request --> size limit --> application
-                   413
+    request --> [worked on: <= max_requests] --> body: max_body_bytes, body_timeout_s --> application
+                            503                           413            408
 
-Websockets, which no service speaks, are closed before they open. Errors are RFC 9457 problem+json.
+Probes are neither counted nor refused. For a body only waiting for the client counts: a request that is kept waiting
+here, in a queue, has as much time left after it. A client that goes away before its body is whole costs a line in the
+log and no stack trace. Websockets, which no service speaks, are closed before they open. Errors are RFC 9457
+problem+json.
 """
 
 import asyncio
-import contextlib
 import json
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Final
 
 from shared.access.current_request import current_request_id
+from shared.serving.http_limits import HttpLimits
+
+log = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -20,13 +26,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
-KEEP_ALIVE_S = 75
-"""How long a server keeps an idle connection: longer than clients do (httpx 5 s, proxies 60 s), or the request of one
-that is late meets a door that is being closed."""
+PROBES: Final = frozenset({"/livez", "/readyz", "/health"})
+_DEFAULTS: Final = HttpLimits()
+_GONE: Final[Message] = {"type": "http.disconnect"}
 _POLICY_VIOLATION = 1008
-_MAX_DRAINED_BYTES = 64 * 1024 * 1024
-_DRAIN_S = 5.0
+_MAX_DIGITS = 18
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> dict[str, Any]:
@@ -40,75 +44,6 @@ def problem(status: int, title: str, detail: str, **more: Any) -> dict[str, Any]
     return {"type": f"/problems/{slug}", "title": title, "status": status, "detail": detail, **more}
 
 
-class HttpGuard:
-    """ASGI middleware that limits bodies.
-
-    Args:
-        app: The application behind it.
-        max_body_bytes: Larger requests get 413, chunked ones too.
-    """
-
-    def __init__(self, app: App, *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
-        self._app = app
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, or answer it here."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await receive()
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
-            return
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        declared = headers.get(b"content-length", b"0")
-        if not declared.isdigit() or int(declared) > self._max_body_bytes:
-            await drain(receive)
-            await reply(send, self._too_large())
-            return
-        await self._limited(scope, receive, send)
-
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application on a body that ends at the limit, whatever length was declared."""
-        received, is_whole, has_started = 0, False, False
-
-        async def counted() -> Message:
-            nonlocal received, is_whole
-            message = await receive()
-            is_whole = not message.get("more_body", False)
-            received += len(message.get("body", b""))
-            return message if received <= self._max_body_bytes else {"type": "http.disconnect"}
-
-        async def answer(message: Message) -> None:
-            nonlocal has_started
-            if has_started or received <= self._max_body_bytes:
-                has_started = True
-                await send(message)
-
-        try:
-            await self._app(scope, counted, answer)
-        finally:
-            if received > self._max_body_bytes and not has_started:
-                if not is_whole:
-                    await drain(receive)
-                await reply(send, self._too_large())
-
-    def _too_large(self) -> dict[str, Any]:
-        return problem(413, "Body too large", f"A request may have at most {self._max_body_bytes} bytes.")
-
-
-async def drain(receive: Receive) -> None:
-    """Throw away the rest of a body, within bounds: who still sends when the connection is closed never reads why."""
-    num_left, is_whole = _MAX_DRAINED_BYTES, False
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_S):
-            while num_left > 0 and not is_whole:
-                message = await receive()
-                num_left -= len(message.get("body", b""))
-                is_whole = not message.get("more_body", False)
-
-
 async def reply(send: Send, body: dict[str, Any], *, extra: list[tuple[bytes, bytes]] | None = None) -> None:
     """Answer with a problem."""
     data = json.dumps(body).encode()
@@ -117,3 +52,117 @@ async def reply(send: Send, body: dict[str, Any], *, extra: list[tuple[bytes, by
     ]  # fmt: skip
     await send({"type": "http.response.start", "status": body["status"], "headers": headers})
     await send({"type": "http.response.body", "body": data})
+
+
+class HttpGuard:
+    """ASGI middleware.
+
+    Args:
+        app: The application behind it.
+        limits: Number of requests; size and time of a body.
+    """
+
+    def __init__(self, app: App, limits: HttpLimits = _DEFAULTS) -> None:
+        self._app = app
+        self._limits = limits
+        self._num_requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request in, or answer it here."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http":
+            await receive()
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        elif scope["path"] in PROBES:
+            await _Exchange(scope, receive, send, self._limits).run(self._app)
+        elif self._num_requests >= self._limits.max_requests:
+            detail = f"{self._num_requests} requests are worked on, which is all that may be. Come back in a moment."
+            await reply(send, problem(503, "Too many requests", detail), extra=[(b"retry-after", b"1")])
+        else:
+            self._num_requests += 1
+            try:
+                await _Exchange(scope, receive, send, self._limits).run(self._app)
+            finally:
+                self._num_requests -= 1
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: HttpLimits) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        self._num_declared = declared_length(scope)
+        self._is_whole = self._num_declared == 0
+        self._num_received = 0
+        self._left_s = limits.body_timeout_s
+        self._refusal: dict[str, Any] | None = None
+        self._is_gone = False
+        self._has_started = False
+
+    async def run(self, app: App) -> None:
+        """Have the application answer, or answer for it where the body cannot be had."""
+        try:
+            await app(self._scope, self.receive, self.send)
+        except Exception as error:
+            # What an application makes of a missing body is no mistake of ours: its client is told, or has gone.
+            if self._refusal is None and not self._is_gone:
+                raise
+            log.debug("%s %s ended with %s", self._scope["method"], self._path(), type(error).__name__)
+        if self._is_gone:
+            log.info("%s %s: the client went away before its body was whole", self._scope["method"], self._path())
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None and not self._has_started:
+            await reply(self._send, refusal)
+
+    async def receive(self) -> Message:
+        """Return the next piece of the body; that the client is gone, where the body is not taken any further."""
+        if self._is_whole:
+            return await self._receive()
+        if self._num_declared > self._limits.max_body_bytes:
+            self._refusal = self._too_large()
+        if self._refusal is not None or self._is_gone:
+            return _GONE
+        began_at = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(self._left_s):
+                message = await self._receive()
+        except TimeoutError:
+            self._refusal = problem(
+                408, "Body too slow", f"The body did not arrive within {self._limits.body_timeout_s:g} s."
+            )
+            return _GONE
+        finally:
+            self._left_s -= asyncio.get_running_loop().time() - began_at
+        self._is_gone = message["type"] == "http.disconnect"
+        self._num_received += len(message.get("body", b""))
+        if self._num_received > self._limits.max_body_bytes:
+            self._refusal = self._too_large()
+            return _GONE
+        self._is_whole = not self._is_gone and not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass an answer on, unless the body was refused."""
+        if self._refusal is not None and not self._has_started:
+            return
+        self._has_started = True
+        await self._send(message)
+
+    def _path(self) -> str:
+        return ascii(str(self._scope["path"])[:200])
+
+    def _too_large(self) -> dict[str, Any]:
+        return problem(413, "Body too large", f"A request may have at most {self._limits.max_body_bytes} bytes.")
+
+
+def declared_length(scope: Scope) -> int:
+    """Return how long a request says its body is; -1 if it says only that there is one."""
+    headers = {name.lower(): value for name, value in scope["headers"]}
+    if b"transfer-encoding" in headers:
+        return -1
+    declared = headers.get(b"content-length", b"0")
+    return int(declared) if declared.isdigit() and len(declared) <= _MAX_DIGITS else -1

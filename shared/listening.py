@@ -15,7 +15,7 @@ from shared.errors import UserError
 
 HTTP, METRICS = "http", "metrics"
 _VARIABLES = {HTTP: "HEADRACE_PORT", METRICS: "HEADRACE_METRICS_PORT"}
-_BACKLOG = 2048
+BACKLOG = 2048
 _FIRST_FD = 3
 
 
@@ -37,7 +37,7 @@ def listening_socket(host: str, port: int, *, name: str = HTTP) -> socket.socket
         else:
             listener = bound_socket(host, port)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         if listener is not None:
             listener.close()

@@ -1,16 +1,22 @@
 """Serves /metrics on a port of its own, from a thread of its own: a busy event loop can still be watched."""
 
+import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Generator
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler
+from typing import cast
 
-import prometheus_client
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client import CollectorRegistry, make_asgi_app  # pyright: ignore[reportUnknownVariableType]
 
+from shared.http_guard import App, HttpGuard
 from shared.listening import METRICS, listening_socket
+from shared.serving.http_limits import HttpLimits, that_fit
+from shared.serving.http_server import HttpServer
+
+_LIMITS = HttpLimits(max_connections=256, max_requests=64, max_body_bytes=0)
+"""Few scrape, and nobody sends a body."""
+_STOP_S = 5.0
 
 
 @contextlib.contextmanager
@@ -23,23 +29,18 @@ def serving_metrics(registry: CollectorRegistry, *, host: str, port: int) -> Gen
     if port == 0:
         yield
         return
-    server = ThreadingWSGIServer((host, port), _SilentHandler, bind_and_activate=False)
-    server.socket.close()  # unbound; prometheus_client takes no socket of ours
-    server.socket = listening_socket(host, port, name=METRICS)
-    server.server_name, server.server_port = host, server.socket.getsockname()[1]
-    server.setup_environ()
-    library: Any = prometheus_client  # partly untyped
-    server.set_app(library.make_wsgi_app(registry))
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    listener = listening_socket(host, port, name=METRICS)
+    limits = that_fit(_LIMITS)
+    server = HttpServer(HttpGuard(cast("App", make_asgi_app(registry)), limits), limits, drain_s=1)
+    thread = threading.Thread(target=_serve, args=(server, listener), name="metrics", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(timeout=5)
+        server.should_exit = True
+        thread.join(timeout=_STOP_S)
 
 
-class _SilentHandler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
-        """Say nothing of each scrape."""
+def _serve(server: HttpServer, listener: socket.socket) -> None:
+    with listener:
+        asyncio.run(server.serve(sockets=[listener]))

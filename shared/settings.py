@@ -18,6 +18,7 @@ from shared.errors import UserError
 from shared.logs import LogFormat, LogLevel
 from shared.redis_url import why_no_redis_url
 from shared.secret_files import password_of, read_secret, with_password, without_password
+from shared.serving.http_limits import KEEP_ALIVE_S, MAX_BODY_BYTES, HttpLimits, that_fit
 from shared.tls import ServerCertificate
 
 _DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -56,6 +57,24 @@ class ServiceSettings(BaseSettings):
     replica_id: str = Field(default="", description="Stable name of this replica; host name if empty")
     redis_patience_s: float = Field(
         default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
+    )
+    request_head_timeout_s: float = Field(
+        default=10.0, gt=0, description="Deadline of a request's head, and of a TLS handshake; then 408"
+    )
+    request_body_timeout_s: float = Field(
+        default=30.0, gt=0, description="How long a request's body may be waited for; then 408"
+    )
+    send_timeout_s: float = Field(
+        default=60.0, gt=0, description="How long a client may take nothing of its answer; then it is cut off"
+    )
+    keep_alive_s: int = Field(default=KEEP_ALIVE_S, ge=1, description="How long a connection is kept without a request")
+    max_connections: int = Field(
+        default=4096,
+        ge=8,
+        description="Open at a time; one more closes an idle one. At most 5/8 of the files that may be open",
+    )
+    max_requests: int = Field(
+        default=1024, ge=1, description="Worked on at a time, without /livez and /readyz; one more gets a 503"
     )
     log_level: LogLevel = Field(default="INFO")
     log_format: LogFormat = Field(default="json", description="json for machines, text for people")
@@ -139,6 +158,30 @@ class ServiceSettings(BaseSettings):
             api=self.api_key.get_secret_value(),
             internal=self.internal_key.get_secret_value(),
             file=self.api_keys_file,
+        )
+
+    @model_validator(mode="after")
+    def _there_are_connections_for_the_requests(self) -> Self:
+        if self.max_requests > self.max_connections * 3 // 4:
+            raise ValueError(
+                f"HEADRACE_MAX_REQUESTS={self.max_requests} is more than three quarters of HEADRACE_MAX_CONNECTIONS="
+                f"{self.max_connections}: probes could not connect while so many are worked on. Raise the latter to "
+                f"{-(-self.max_requests * 4 // 3)}"
+            )
+        return self
+
+    def http_limits(self, *, max_body_bytes: int = MAX_BODY_BYTES) -> HttpLimits:
+        """Return what clients may take of this service; lets the process open as many files as that needs."""
+        return that_fit(
+            HttpLimits(
+                head_timeout_s=self.request_head_timeout_s,
+                body_timeout_s=self.request_body_timeout_s,
+                send_timeout_s=self.send_timeout_s,
+                keep_alive_s=self.keep_alive_s,
+                max_connections=self.max_connections,
+                max_requests=self.max_requests,
+                max_body_bytes=max_body_bytes,
+            )
         )
 
     def secrets_of_a_child(self) -> dict[str, str]:

@@ -28,6 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CONFORMANCE = "conformance with TRL"
 """The property of a test that says what it found, which is printed at the end of the session, also when it passed."""
+MEASURED = "measured"
+"""Likewise, of a test that measures what depends on the machine."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,10 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])]
-    found = [str(value) for report in reports for name, value in report.user_properties if name == CONFORMANCE]
-    if found:
-        terminalreporter.section(CONFORMANCE)
-        terminalreporter.write_line("\n".join(found))
+    for title in (CONFORMANCE, MEASURED):
+        found = [str(value) for report in reports for name, value in report.user_properties if name == title]
+        if found:
+            terminalreporter.section(title)
+            terminalreporter.write_line("\n".join(found))
 
 
 def server_binary() -> Path:

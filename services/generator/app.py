@@ -7,16 +7,10 @@
 It is up before vLLM is, so that what the replica waits for can be asked.
 """
 
-import contextlib
-from collections.abc import Generator
-from typing import Any
-
-import uvicorn
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from services.generator.openai_routes import PATHS, OpenAiRoutes
 from services.generator.service_state import ServiceState
@@ -26,10 +20,7 @@ from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
 from shared.access.route_table import GENERATOR
-from shared.http_guard import KEEP_ALIVE_S, App, HttpGuard, problem
-from shared.listening import listening_socket
-
-_GRACEFUL_SHUTDOWN_S = 5
+from shared.http_guard import App, HttpGuard, problem
 
 
 def make_app(
@@ -72,37 +63,10 @@ def make_app(
     app.add_api_route("/health", health, response_model=None)
     app.add_api_route("/readyz", readyz, response_model=None)
     app.add_exception_handler(HTTPException, _refuse)
-    return RequestLog(Door(HttpGuard(app), routes=GENERATOR, keyring=keyring), routes=GENERATOR)
+    return RequestLog(Door(HttpGuard(app, settings.http_limits()), routes=GENERATOR, keyring=keyring), routes=GENERATOR)
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     body = problem(error.status_code, str(error.detail), f"{error.detail}.")
     return JSONResponse(body, error.status_code, error.headers, media_type="application/problem+json")
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn on a socket that is bound before anything slow happens; signals are left to the caller."""
-
-    def __init__(self, settings: GeneratorSettings) -> None:
-        certificate = settings.certificate()
-        self._socket = listening_socket(settings.host, settings.port)
-        self.port: int = self._socket.getsockname()[1]
-        super().__init__(uvicorn.Config(_not_yet, log_config=None, access_log=False, lifespan="off", ws="none",
-                                        ssl_context_factory=None if certificate is None else certificate.make_context,
-                                        timeout_keep_alive=KEEP_ALIVE_S,
-                                        timeout_graceful_shutdown=_GRACEFUL_SHUTDOWN_S))  # fmt: skip
-
-    async def answer(self, app: ASGIApp) -> None:
-        """Serve until ``should_exit`` is set."""
-        self.config.app = app
-        await self.serve(sockets=[self._socket])
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Install no signal handlers."""
-        yield
-
-
-async def _not_yet(*_: Any) -> None:
-    raise AssertionError("the application is given to answer()")

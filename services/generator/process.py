@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from services.generator import engine_failure
-from services.generator.app import HttpServer, make_app
+from services.generator.app import make_app
 from services.generator.engine import import_vllm, kill_children
 from services.generator.engine_check import EngineChecker
 from services.generator.engine_check_route import make_check_router
@@ -17,9 +17,11 @@ from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
+from shared.listening import listening_socket
 from shared.metrics_server import serving_metrics
 from shared.redis_connection import Redis, connect, wait_until_ready
 from shared.refusals import refuse
+from shared.serving.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +48,9 @@ async def _serve(settings: GeneratorSettings) -> int:
     metrics.name_replica(settings.name)
     keyring = settings.keyring()
     metrics.watch_keys(keyring)
-    server = HttpServer(settings)
-    url = settings.url(server.port)
+    certificate = settings.certificate()
+    listener = listening_socket(settings.host, settings.port)
+    url = settings.url(listener.getsockname()[1])
     log.info("generator %s listens on %s", settings.name, url)
     redis = connect(settings.redis_url.get_secret_value())
     follower = RunFollower(
@@ -68,9 +71,16 @@ async def _serve(settings: GeneratorSettings) -> int:
 
     try:
         with serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port):
-            work = _follow(settings, follower, redis, url=url)
-            return await serve_until(stop, server=server, app=app, work=work, receivers=[receiver], say_why=say_why)
+            return await serve_until(
+                stop,
+                server=HttpServer(app, settings.http_limits(), certificate=certificate),
+                listener=listener,
+                work=_follow(settings, follower, redis, url=url),
+                receivers=[receiver],
+                say_why=say_why,
+            )
     finally:
+        listener.close()
         await redis.aclose()
 
 

@@ -8,14 +8,13 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, cast
 
-from starlette.types import ASGIApp
-
-from services.generator.app import HttpServer
 from services.generator.weight_receiver import WeightReceiver
 from shared.errors import HeadraceError, UserError
+from shared.serving.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ async def serve_until(
     stop: asyncio.Event,
     *,
     server: HttpServer,
-    app: ASGIApp,
+    listener: socket.socket,
     work: Coroutine[Any, Any, None],
     receivers: Sequence[WeightReceiver],
     say_why: Callable[[str], Awaitable[None]],
@@ -45,7 +44,7 @@ async def serve_until(
     Args:
         stop: Ends it.
         server: Answers.
-        app: What it answers with.
+        listener: Where.
         work: Follows the current run; ends by failing alone.
         receivers: A stuck one ends the process.
         say_why: Told why it ends, if that is not because it was asked to.
@@ -53,7 +52,7 @@ async def serve_until(
     Raises:
         UserError: Something is set wrong.
     """
-    http = asyncio.create_task(server.answer(app), name="http server")
+    http = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
     working = asyncio.create_task(work, name="run follower")
     alarms = [asyncio.create_task(receiver.fatal.wait(), name="weight alarm") for receiver in receivers]
     asked = asyncio.create_task(stop.wait(), name="stop signal")

@@ -17,7 +17,7 @@ from http import HTTPStatus
 
 from services.rewarder.rewarder_metrics import HTTP_LANE, RewarderMetrics
 from services.rewarder.turnstile import TurnedAwayError, Turnstile, WaitedTooLongError
-from shared.http_guard import App, Message, Receive, Scope, Send, drain, problem, reply
+from shared.http_guard import App, Message, Receive, Scope, Send, problem, reply
 
 BOUNDED_PATHS = re.compile(r"/v1/score|/v1/rewards/check|/v1/rewards/[^/]+/test")
 _LONGEST_RETRY_AFTER_S = 60
@@ -62,7 +62,7 @@ class RequestQueue:
             with self._queued.track_inprogress():
                 is_here = await self._turn(receive, received)
         except TurnedAwayError as error:
-            await self._refuse(receive_again, send, error)
+            await self._refuse(send, error)
             return
         if is_here:
             await self._serve(scope, receive_again, send)
@@ -97,7 +97,7 @@ class RequestQueue:
             self._mean_s += _SMOOTHING * (time.monotonic() - began_at - self._mean_s)
             self._turnstile.leave()
 
-    async def _refuse(self, receive: Receive, send: Send, error: TurnedAwayError) -> None:
+    async def _refuse(self, send: Send, error: TurnedAwayError) -> None:
         retry_after_s = self._retry_after_s()
         if isinstance(error, WaitedTooLongError):
             what = f"This request {error}, and others were before it"
@@ -108,7 +108,6 @@ class RequestQueue:
             )
         detail = f"{what}: come back in {retry_after_s} s, or send fewer and larger batches."
         body = problem(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests", detail)
-        await drain(receive)
         await reply(send, body, extra=[(b"retry-after", str(retry_after_s).encode())])
 
     def _retry_after_s(self) -> int:

@@ -5,15 +5,12 @@ SIGTERM --> no more reads, running groups finish (drain_s) --> lease given back 
 """
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 import socket
-from collections.abc import Generator
 from typing import Any, cast
 
-import uvicorn
 from redis.exceptions import RedisError
 
 from services.rewarder.app import build_app
@@ -39,11 +36,14 @@ from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
 from shared.access.route_table import REWARDER
 from shared.errors import HeadraceError
-from shared.http_guard import KEEP_ALIVE_S, App, HttpGuard
+from shared.http_guard import App, HttpGuard
 from shared.listening import listening_socket
 from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect, wait_until_ready
 from shared.refusals import refuse, take_back
+from shared.serving.http_limits import HttpLimits
+from shared.serving.http_server import HttpServer
+from shared.serving.shared_answer import SharedAnswer
 
 log = logging.getLogger(__name__)
 
@@ -128,16 +128,9 @@ class RewarderService:
             serving_metrics(self._metrics.registry, host=host, port=self._settings.metrics_port),
             listening_socket(host, self._settings.port) as door,
         ):
-            server = _Server(
-                uvicorn.Config(
-                    self.guarded(keyring),
-                    log_config=None,
-                    access_log=False,
-                    ws="none",
-                    ssl_context_factory=None if certificate is None else certificate.make_context,
-                    timeout_keep_alive=KEEP_ALIVE_S,
-                    timeout_graceful_shutdown=_HTTP_SHUTDOWN_S,
-                )
+            limits = self._settings.http_limits()
+            server = HttpServer(
+                self.guarded(keyring, limits), limits, certificate=certificate, drain_s=_HTTP_SHUTDOWN_S
             )
             http = asyncio.create_task(server.serve(sockets=[door]), name="http server")
             work = asyncio.create_task(self._work(), name="rewarder work")
@@ -157,13 +150,13 @@ class RewarderService:
             work.result()
         http.result()
 
-    def guarded(self, keyring: Keyring) -> App:
+    def guarded(self, keyring: Keyring, limits: HttpLimits) -> App:
         """Return the application behind its door."""
         app = build_app(
             self._scorer,
             endpoints=self._endpoints,
             listed=self._listed,
-            why_not_ready=self._why_not_ready,
+            why_not_ready=SharedAnswer(self._why_not_ready),
             replica_id=self._replica_id,
         )
         queue = RequestQueue(
@@ -173,7 +166,7 @@ class RewarderService:
             queue_timeout_s=self._settings.queue_timeout_s,
             metrics=self._metrics,
         )
-        return RequestLog(Door(HttpGuard(queue), routes=REWARDER, keyring=keyring), routes=REWARDER)
+        return RequestLog(Door(HttpGuard(queue, limits), routes=REWARDER, keyring=keyring), routes=REWARDER)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -271,11 +264,3 @@ def _collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_EVERY_ALLOCATIONS, 20, 20)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn, with signals left to the service: it has more to stop than HTTP."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield

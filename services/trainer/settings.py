@@ -54,7 +54,6 @@ class TrainerSettings(ServiceSettings):
     engine_check_timeout_s: float = Field(
         default=75.0, gt=0, description="Deadline of a generator's check of vLLM's options at submit"
     )
-    request_body_timeout_s: float = Field(default=30.0, gt=0, description="Deadline of receiving a request body")
 
     max_queued_runs: int = Field(default=1000, ge=1, description="Runs that may wait for their turn")
     heartbeat_s: float = Field(default=15.0, gt=0, description="Longest silence on an event stream")
@@ -65,6 +64,15 @@ class TrainerSettings(ServiceSettings):
     def _paths_do_not_depend_on_the_working_directory(self) -> Self:
         if not self.runs_dir.is_absolute():
             raise ValueError(f"runs_dir={self.runs_dir} is relative; give an absolute path in HEADRACE_RUNS_DIR")
+        return self
+
+    @model_validator(mode="after")
+    def _watchers_leave_room_for_other_requests(self) -> Self:
+        if self.max_event_streams >= self.max_requests:
+            raise ValueError(
+                f"HEADRACE_MAX_EVENT_STREAMS={self.max_event_streams} leaves none of HEADRACE_MAX_REQUESTS="
+                f"{self.max_requests} for anything else: each stream is a request. Raise the latter"
+            )
         return self
 
     @model_validator(mode="after")

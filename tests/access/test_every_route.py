@@ -30,6 +30,7 @@ from shared.access.named_keys import NamedKey, digest_of
 from shared.access.route_table import GENERATOR, REWARDER, SCOPES, TRAINER, Route, RouteTable
 from shared.http_guard import App
 from shared.redis_connection import Redis
+from shared.serving.http_limits import HttpLimits
 
 TABLES = {"trainer": TRAINER, "rewarder": REWARDER, "generator": GENERATOR}
 INTERNAL_KEY, API_KEY = "the key between services", "the key with every scope"
@@ -71,8 +72,8 @@ async def apps(keys_file: Path, redis: Redis, redis_url: str, tmp_path: Path) ->
         engine_check=make_check_router(EngineChecker({}, timeout_s=1)),
     )
     yield {
-        "trainer": guarded(create_app(api), api.keyring),
-        "rewarder": rewarder.guarded(rewarder_settings.keyring()),
+        "trainer": guarded(create_app(api), api.keyring, HttpLimits()),
+        "rewarder": rewarder.guarded(rewarder_settings.keyring(), HttpLimits()),
         "generator": generator,
     }
     assert await rewarder.let_go()

@@ -8,7 +8,6 @@ import httpx
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from services.generator.app import HttpServer
 from services.generator.settings import GeneratorSettings
 from services.trainer.push.replicas import Replica
 from services.trainer.run_api.problems import Problem
@@ -17,9 +16,12 @@ from services.trainer.settings import TrainerSettings
 from shared import health_check
 from shared.errors import UnavailableError
 from shared.http_guard import Receive, Scope, Send
+from shared.listening import listening_socket
 from shared.run_config import RunConfig
+from shared.serving.http_limits import HttpLimits
+from shared.serving.http_server import HttpServer
 from shared.settings import ServiceSettings
-from shared.tls import PeerTls
+from shared.tls import PeerTls, ServerCertificate
 from tests.tls.authority import Authority, Issued
 
 
@@ -41,15 +43,16 @@ async def answers(scope: Scope, _: Receive, send: Send) -> None:
 
 
 class Served:
-    """A generator's server with a certificate."""
+    """A service's server with a certificate."""
 
     def __init__(self, issued: Issued) -> None:
-        self._server = HttpServer(GeneratorSettings(port=0, tls_cert_file=issued.cert, tls_key_file=issued.key))
-        self.port = self._server.port
+        self._listener = listening_socket("127.0.0.1", 0)
+        self._server = HttpServer(answers, HttpLimits(), certificate=ServerCertificate(issued.cert, issued.key))
+        self.port: int = self._listener.getsockname()[1]
         self.url = f"https://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._server.answer(answers), name="server under test")
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]), name="server under test")
         async with asyncio.timeout(20):
             while not self._server.started:  # noqa: ASYNC110  uvicorn has no event for it
                 await asyncio.sleep(0.01)

@@ -79,6 +79,20 @@ def test_one_port_for_two_servers_is_said_to_be_one(monkeypatch: pytest.MonkeyPa
         from_environment(ServiceSettings)
 
 
+def test_requests_leave_connections_for_probes_and_watchers_leave_requests_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADRACE_MAX_REQUESTS", "100")
+    monkeypatch.setenv("HEADRACE_MAX_CONNECTIONS", "100")
+    with pytest.raises(UserError, match=r"HEADRACE_MAX_CONNECTIONS=100: .* Raise the latter to 134$"):
+        from_environment(ServiceSettings)
+    monkeypatch.setenv("HEADRACE_MAX_CONNECTIONS", "134")
+    assert from_environment(ServiceSettings).http_limits().max_requests == 100
+    monkeypatch.setenv("HEADRACE_MAX_EVENT_STREAMS", "100")
+    with pytest.raises(UserError, match=r"HEADRACE_MAX_EVENT_STREAMS=100 leaves none of HEADRACE_MAX_REQUESTS=100"):
+        from_environment(TrainerSettings)
+
+
 def test_the_prefix_is_that_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_SIMULATED_SEED", "-1")
     with pytest.raises(UserError, match=r"^HEADRACE_SIMULATED_SEED: "):

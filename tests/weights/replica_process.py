@@ -61,7 +61,8 @@ async def main() -> None:
     from shared.access.door import Door
     from shared.access.keyring import Keyring
     from shared.access.route_table import GENERATOR, Route, RouteTable
-    from shared.http_guard import KEEP_ALIVE_S, HttpGuard
+    from shared.http_guard import HttpGuard
+    from shared.serving.http_limits import KEEP_ALIVE_S
     from tests.weights.faulty_worker import FAULTY_WORKER
 
     adapter = AdapterSpec(args.lora_rank, args.lora_alpha, None) if args.lora_rank else None

@@ -16,9 +16,10 @@ from shared import lease
 from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.route_table import GENERATOR
-from shared.http_guard import KEEP_ALIVE_S, HttpGuard
+from shared.http_guard import HttpGuard
 from shared.keys import GENERATORS, RunKeys
 from shared.redis_connection import Redis
+from shared.serving.http_limits import KEEP_ALIVE_S
 from tests.weights.fake_engine import FakeEngine
 from tests.weights.replica import KEY, RUN_ID
 

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 
-from services.generator.app import HttpServer
 from services.generator.metrics import GeneratorMetrics
 from services.generator.service_life import serve_until, stop_on_signals
 from services.generator.settings import GeneratorSettings
 from services.generator.simulated.fleet import REPLICAS_PATH, SimulatedFleet, SimulatedReplica
 from services.generator.simulated.settings import SimulationSettings
+from shared.listening import listening_socket
 from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect
+from shared.serving.http_server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,9 @@ async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *,
     metrics.name_replica(settings.name)
     keyring = settings.keyring()
     metrics.watch_keys(keyring)
-    server = HttpServer(settings)
-    base_url = settings.url(server.port)
+    certificate = settings.certificate()
+    listener = listening_socket(settings.host, settings.port)
+    base_url = settings.url(listener.getsockname()[1])
     replicas = [
         SimulatedReplica(
             settings,
@@ -55,8 +57,14 @@ async def _serve(settings: GeneratorSettings, simulation: SimulationSettings, *,
         receivers = [replica.receiver for replica in replicas]
         with serving_metrics(metrics.registry, host=settings.host, port=settings.metrics_port):
             return await serve_until(
-                stop, server=server, app=fleet, work=fleet.run(), receivers=receivers, say_why=fleet.end_saying
+                stop,
+                server=HttpServer(fleet, settings.http_limits(), certificate=certificate),
+                listener=listener,
+                work=fleet.run(),
+                receivers=receivers,
+                say_why=fleet.end_saying,
             )
     finally:
+        listener.close()
         await fleet.close()
         await redis.aclose()

@@ -7,6 +7,7 @@ It keeps nothing of its own: all it shows is in Redis or on disk, and a restarte
 """
 
 import asyncio
+from functools import partial
 from typing import cast
 
 from fastapi import FastAPI, Request
@@ -16,7 +17,7 @@ from services.trainer.run_api.about_routes import router as about_routes
 from services.trainer.run_api.problems import Problem, add_problem_handlers
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
-from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from services.trainer.run_api.trainer_api import TrainerApi
 from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
@@ -24,6 +25,8 @@ from shared.access.route_table import TRAINER
 from shared.errors import StateLostError, UnavailableError
 from shared.http_guard import App, HttpGuard
 from shared.redis_connection import TRANSIENT
+from shared.serving.http_limits import HttpLimits
+from shared.serving.shared_answer import SharedAnswer
 
 MAX_BODY_BYTES = 1024 * 1024
 _READY_TIMEOUT_S = 1.0
@@ -40,6 +43,7 @@ def create_app(api: TrainerApi) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.trainer = api
+    app.state.why_not_ready = SharedAnswer(partial(_why_not_ready, api))
     add_problem_handlers(app)
     app.include_router(run_routes)
     app.include_router(data_routes)
@@ -49,9 +53,9 @@ def create_app(api: TrainerApi) -> FastAPI:
     return app
 
 
-def guarded(app: FastAPI, keyring: Keyring) -> App:
+def guarded(app: FastAPI, keyring: Keyring, limits: HttpLimits) -> App:
     """Return the application behind its door."""
-    limited = HttpGuard(cast("App", app), max_body_bytes=MAX_BODY_BYTES)
+    limited = HttpGuard(cast("App", app), limits)
     return RequestLog(Door(limited, routes=TRAINER, keyring=keyring), routes=TRAINER)
 
 
@@ -62,19 +66,23 @@ async def livez() -> JSONResponse:
 
 async def readyz(request: Request) -> JSONResponse:
     """Redis answers within a second and holds our functions, and nobody asked this process to stop."""
-    api = trainer_api(request)
+    reason: str | None = await request.app.state.why_not_ready()
+    if reason is not None:
+        raise Problem(503, "Not ready", reason)
+    return JSONResponse({"status": "ready"})
+
+
+async def _why_not_ready(api: TrainerApi) -> str | None:
     if api.stopping.is_set():
-        raise Problem(503, "Not ready", "The trainer is shutting down.")
+        return "The trainer is shutting down."
     try:
         async with asyncio.timeout(_READY_TIMEOUT_S):
             libraries = await api.redis.function_list(library="headrace")
-    except (*TRANSIENT, TimeoutError, UnavailableError, StateLostError) as error:
-        raise Problem(503, "Not ready", "Redis does not answer.") from error
+    except (*TRANSIENT, TimeoutError, UnavailableError, StateLostError):
+        return "Redis does not answer."
     if not libraries:
-        raise Problem(
-            503,
-            "Not ready",
+        return (
             "Redis lacks headrace's functions: it has no room for them yet, or it was wiped; in that case restart the "
-            "services.",
+            "services."
         )
-    return JSONResponse({"status": "ready"})
+    return None

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from shared.errors import NoRoomError, StateLostError, UnavailableError, UserError
 from shared.http_guard import problem
@@ -78,6 +79,7 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(BodyError, _on_body_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(UnavailableError, _on_unavailable)
     app.add_exception_handler(StateLostError, _on_unavailable)
     app.add_exception_handler(Exception, _on_unknown)
@@ -147,6 +149,11 @@ def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     title = HTTPStatus(found.status_code).phrase
     detail = details.get(found.status_code, str(found.detail))
     return _answer(problem(found.status_code, title, detail), found.headers)
+
+
+def _on_disconnect(_request: Request, _error: Exception) -> JSONResponse:
+    """Answer nobody: without an answer it would be in the log as a failure of ours."""
+    return _answer(problem(400, "Incomplete body", "The connection was closed before the body was whole."))
 
 
 def _on_unavailable(_request: Request, error: Exception) -> JSONResponse:

@@ -76,7 +76,8 @@ async def submit_run(
     idempotency_key: Annotated[str | None, Header(description="Makes sending the same run twice harmless")] = None,
 ) -> Response:
     """Validate a run and queue it. Everything that can be known to be wrong is said now, in one answer."""
-    body = await _body(request, timeout_s=api.settings.request_body_timeout_s)
+    require_json(request.headers.get("content-type", ""))
+    body = await request.body()
     raw = decode_json(body)
     if dry_run:
         valid = await api.validator.validate(raw)
@@ -278,15 +279,6 @@ def _waiting(api: TrainerApi, record: RunRecord, around: Surroundings) -> dict[s
 
 def _accepted(answer: dict[str, Any]) -> JSONResponse:
     return JSONResponse(answer, status_code=202, headers={"Location": f"/v1/runs/{answer['run']['run_id']}"})
-
-
-async def _body(request: Request, *, timeout_s: float) -> bytes:
-    require_json(request.headers.get("content-type", ""))
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await request.body()
-    except TimeoutError as error:
-        raise Problem(408, "Body too slow", f"The body did not arrive within {timeout_s:g} s.") from error
 
 
 def _new_run_id() -> str:

@@ -8,29 +8,25 @@ served while it still waits for Redis: they say that Redis is away, and of one t
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
-from collections.abc import Generator
 from pathlib import Path
 from typing import cast
 
-import uvicorn
-
-from services.trainer.run_api.api import create_app, guarded
+from services.trainer.run_api.api import MAX_BODY_BYTES, create_app, guarded
 from services.trainer.run_api.first_of import first_of
 from services.trainer.run_api.run_metrics import RunMetrics
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
 from shared.child_secrets import hide_secrets
 from shared.errors import HeadraceError, UserError
-from shared.http_guard import KEEP_ALIVE_S
 from shared.listening import listening_socket
 from shared.logs import configure_first_logging, configure_logging, log_lines
 from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect, wait_until_ready
+from shared.serving.http_server import HttpServer
 from shared.settings import from_environment
 from shared.tls import trusted
 from shared.variable_names import warn_of_unknown_variables
@@ -38,18 +34,8 @@ from shared.variable_names import warn_of_unknown_variables
 log = logging.getLogger(__name__)
 
 STOPPED, CRASHED, REFUSED = 0, 1, 2
-_DRAIN_S = 5
 _HURRY_S = 5.0
 """For the supervisor to end once its rank has: it may be waiting for Redis, which may have no room for hours."""
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the service has its own, which tell everybody."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Capture nothing."""
-        yield
 
 
 def run_service() -> int:
@@ -146,21 +132,10 @@ async def _supervise(api: TrainerApi, metrics: RunMetrics) -> None:
         refreshing.cancel()
 
 
-def http_server(api: TrainerApi) -> uvicorn.Server:
+def http_server(api: TrainerApi) -> HttpServer:
     """Return the HTTP server of the run API; it stops when its ``should_exit`` is set."""
-    config = uvicorn.Config(
-        guarded(create_app(api), api.keyring),
-        lifespan="off",
-        ws="none",
-        ssl_context_factory=None if api.certificate is None else api.certificate.make_context,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        limit_concurrency=api.settings.max_event_streams + 256,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_DRAIN_S,
-    )
-    return _Server(config)
+    limits = api.settings.http_limits(max_body_bytes=MAX_BODY_BYTES)
+    return HttpServer(guarded(create_app(api), api.keyring, limits), limits, certificate=api.certificate)
 
 
 def _split(error: BaseException) -> tuple[list[HeadraceError], BaseException | None]:

@@ -1,0 +1,218 @@
+"""One connection of a client: deadlines on what the client has to do, around uvicorn's protocol, which has none.
+
+    accepted --head_timeout_s--> head --> body --> answer --keep_alive_s--> next head ...
+                 408                  http_guard.py      |
+                                                         +-- nothing of it is taken for send_timeout_s: cut off
+
+An answer that comes before the client has sent everything ends the connection, but not at once: a client that still
+sends when its connection is closed never reads why. What it still sends is thrown away unread, for a moment.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, cast
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from shared.http_guard import problem
+from shared.serving.http_limits import HttpLimits
+
+_LINGER_S = 5.0
+_MAX_DISCARDED_BYTES = 64 * 1024 * 1024
+BUFFER_BYTES = 16 * 1024
+"""How much of a connection is read before others have their turn. In chunks of one byte each, that much takes h11
+17 ms; asyncio's own 256 KiB take 280 ms."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Passes what it reads on to uvicorn's protocol, and watches how long the client takes.
+
+    Args:
+        http: uvicorn's protocol for this connection.
+        peer: The client's address.
+        limits: Its deadlines.
+        buffer: To read into. All connections of an event loop share one: each reads and passes on in one go.
+        on_request: Called when the head of a request is complete.
+        on_end: Called when the connection is gone.
+    """
+
+    def __init__(
+        self,
+        http: H11Protocol,
+        *,
+        peer: str,
+        limits: HttpLimits,
+        buffer: bytearray,
+        on_request: "Callable[[Connection], None]",
+        on_end: "Callable[[Connection], None]",
+    ) -> None:
+        self.peer = peer
+        self._http = http
+        self._limits = limits
+        self._buffer = buffer
+        self._on_request = on_request
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._cycle: object = None
+        self._head_due_at: float | None = None
+        self._has_part_of_a_head = False
+        self._may_linger = True
+        self._lingers_until: float | None = None
+        self._num_discarded_bytes = 0
+        self._num_unsent_bytes = 0
+        self._taken_at = 0.0
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request was received that is not answered yet."""
+        cycle = cast("Any", self._http).cycle
+        return cycle is not None and not cycle.response_complete
+
+    @property
+    def is_lingering(self) -> bool:
+        """Whether it was answered for good, and is kept for what the client still sends."""
+        return self._lingers_until is not None
+
+    def opened_by(self, task: "asyncio.Task[None]") -> None:
+        """Be told which task opens it, as long as that has not ended."""
+        self._opening = task
+
+    def stop_lingering(self) -> None:
+        """Never again wait for what the client still sends: the server stops."""
+        self._may_linger = False
+        if self.is_lingering:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close it now, whatever is under way."""
+        if self._transport is not None:
+            self._transport.abort()
+        elif self._opening is not None:
+            self._opening.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._taken_at = _now()
+        self._head_due_at = self._taken_at + self._limits.head_timeout_s
+        self._http.connection_made(_LingeringTransport(self._transport, self.end))
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """See asyncio."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio."""
+        if self.is_lingering:
+            self._num_discarded_bytes += nbytes
+            if self._num_discarded_bytes > _MAX_DISCARDED_BYTES:
+                self.abort()
+            return
+        self._has_part_of_a_head = self._has_part_of_a_head or not self.is_answering
+        self._http.data_received(bytes(self._buffer[:nbytes]))
+        cycle = cast("Any", self._http).cycle
+        if cycle is not self._cycle:
+            self._cycle = cycle
+            self._head_due_at, self._has_part_of_a_head = None, False
+            self._on_request(self)
+        elif self._has_part_of_a_head and self._head_due_at is None:
+            self._head_due_at = _now() + self._limits.head_timeout_s
+
+    def eof_received(self) -> None:
+        """See asyncio, which closes the connection then."""
+        self._http.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._http.connection_lost(exc)
+        self._on_end(self)
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._http.resume_writing()
+
+    def end(self) -> None:
+        """Close it once everything is sent, and the client has stopped sending or a few seconds have gone by."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or self.is_lingering:
+            return
+        cycle = cast("Any", self._http).cycle
+        still_sends = self._has_part_of_a_head or (cycle is not None and cycle.more_body)
+        if not still_sends or not self._may_linger:
+            transport.close()
+            return
+        self._lingers_until = _now() + _LINGER_S
+        self._head_due_at = None
+        transport.resume_reading()
+        if transport.can_write_eof():
+            transport.write_eof()
+
+    def enforce_deadlines(self, now: float) -> None:
+        """Do what is due; called now and then, with the event loop's time."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        num_unsent_bytes = transport.get_write_buffer_size()
+        if num_unsent_bytes < self._num_unsent_bytes or num_unsent_bytes == 0:
+            self._taken_at = now
+        self._num_unsent_bytes = num_unsent_bytes
+        if now - self._taken_at >= self._limits.send_timeout_s or now >= (self._lingers_until or now + 1):
+            transport.abort()
+        elif self._head_due_at is not None and now >= self._head_due_at:
+            self._head_due_at = None
+            if self._has_part_of_a_head:
+                transport.write(_head_too_slow(self._limits.head_timeout_s))
+            self.end()
+
+
+class _LingeringTransport(asyncio.Transport):
+    """What uvicorn's protocol writes to: a transport whose ``close`` is the connection's."""
+
+    def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
+        super().__init__()
+        self._transport = transport
+        self._end = end
+        self._is_closing = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._is_closing:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._end()
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        if not self.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.is_closing():
+            self._transport.resume_reading()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _head_too_slow(timeout_s: float) -> bytes:
+    detail = f"The head of the request did not arrive within {timeout_s:g} s."
+    body = json.dumps(problem(408, "Request too slow", detail)).encode()
+    head = (
+        f"HTTP/1.1 408 {HTTPStatus.REQUEST_TIMEOUT.phrase}\r\ncontent-type: application/problem+json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,109 @@
+"""uvicorn, on a socket that its caller has opened, with deadlines and bounds for those who connect.
+
+    acceptor.py --> http_connection.py --> uvicorn --> application: access/, http_guard.py
+
+Signals are left to the caller.
+"""
+
+import contextlib
+import socket
+from collections.abc import Generator
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from shared.http_guard import App, Message, Receive, Scope, Send, declared_length
+from shared.serving.acceptor import Acceptor
+from shared.serving.http_limits import HttpLimits
+from shared.tls import ServerCertificate
+
+_DRAIN_S = 5
+_TICKS_BETWEEN_DEADLINES = 5
+"""uvicorn ticks ten times a second."""
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an application until ``should_exit`` is set.
+
+    Args:
+        app: The application.
+        limits: On what clients take.
+        certificate: Shown to those who connect; without one it speaks plain HTTP.
+        drain_s: How long requests may go on after that.
+    """
+
+    def __init__(
+        self, app: App, limits: HttpLimits, *, certificate: ServerCertificate | None = None, drain_s: int = _DRAIN_S
+    ) -> None:
+        self._limits = limits
+        self._acceptors: list[Acceptor] = []
+        # Of the parsers that uvicorn knows, h11 is the one that bounds a head, and is in every image.
+        super().__init__(
+            uvicorn.Config(
+                cast("Any", _ends_with_early_answers(app)),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                ssl_context_factory=None if certificate is None else certificate.make_context,
+                timeout_keep_alive=limits.keep_alive_s,
+                timeout_graceful_shutdown=drain_s,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections; called by ``serve``, which must be given bound sockets."""
+        self._acceptors = [
+            Acceptor(
+                listener,
+                make_protocol=self._make_protocol,
+                limits=self._limits,
+                tls=self.config.ssl,
+            )
+            for listener in sockets or ()
+        ]
+        self.servers = cast("Any", self._acceptors)
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Also close what is overdue."""
+        if counter % _TICKS_BETWEEN_DEADLINES == 0:
+            for acceptor in self._acceptors:
+                acceptor.enforce_deadlines()
+        return await super().on_tick(counter)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Capture nothing."""
+        yield
+
+    def _make_protocol(self) -> H11Protocol:
+        return H11Protocol(self.config, self.server_state, app_state={})
+
+
+def _ends_with_early_answers(app: App) -> App:
+    """Return an application whose connection ends with an answer that comes before the request is whole.
+
+    What the client still sends could only be parsed to find its end, which costs far more than sending it.
+    """
+
+    async def watched(scope: Scope, receive: Receive, send: Send) -> None:
+        is_whole = declared_length(scope) == 0
+
+        async def watch() -> Message:
+            nonlocal is_whole
+            message = await receive()
+            is_whole = not message.get("more_body", False)
+            return message
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start" and not is_whole:
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await app(scope, watch, answer)
+
+    return watched

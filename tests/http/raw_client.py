@@ -1,0 +1,76 @@
+"""A client that says what it likes, byte by byte, and sees when it is hung up on."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+from typing import Any, Self
+
+_HEAD = "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{more}\r\n"
+
+
+def head(path: str, *more: str) -> bytes:
+    """Return the head of a POST with further header lines."""
+    return _HEAD.format(path=path, more="".join(f"{line}\r\n" for line in more)).encode()
+
+
+class RawClient:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def to(cls, port: int, *, address: str = "127.0.0.1") -> AsyncGenerator[Self]:
+        """Connect from a loopback address of one's choice, and hang up at the end."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+        try:
+            yield cls(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def send_for_ever(self) -> None:
+        """Send until the server hangs up."""
+        async with asyncio.timeout(60):
+            while True:
+                await self.send(b"x" * 1000)
+                await asyncio.sleep(0)
+
+    async def trickle(self, data: bytes, *, every_s: float = 0.05) -> bytes:
+        """Send a byte at a time until an answer comes or the server hangs up; return what it said."""
+        for at in range(len(data)):
+            with contextlib.suppress(ConnectionError):
+                await self.send(data[at : at + 1])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    return await self.until_closed(await self._reader.read(1))
+        raise AssertionError("all was sent, and nothing came back")
+
+    async def until_closed(self, begun: bytes = b"") -> bytes:
+        """Return everything the server says until it hangs up."""
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionError):
+                while data := await self._reader.read(65536):
+                    begun += data
+        return begun
+
+    async def answer(self) -> tuple[int, Any]:
+        """Return status and body of one answer; the connection may go on."""
+        async with asyncio.timeout(60):
+            lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+            body = await self._reader.readexactly(int(headers["content-length"]))
+        return int(lines[0].split()[1]), json.loads(body)
+
+
+def parsed(answer: bytes) -> tuple[int, dict[str, Any]]:
+    """Return status and problem of an answer."""
+    start, _, body = answer.partition(b"\r\n\r\n")
+    return int(start.split()[1]), json.loads(body)

@@ -1,0 +1,100 @@
+"""The three services as real processes, with a metrics port each, for tests of what clients may do to them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from headrace import guarded_exec
+from headrace.held_port import HeldPort
+
+ROOT = Path(__file__).parents[2]
+KEY, INTERNAL_KEY = "key-of-the-test", "internal-key-of-the-test"
+SERVICES: Final = ("trainer", "rewarder", "generator")
+_COMMANDS: Final = {
+    "trainer": ["-m", "services.trainer"],
+    "rewarder": ["-m", "services.rewarder"],
+    "generator": ["-m", "services.generator.simulated"],
+}
+
+
+class ServiceProcess:
+    """One service, on sockets that were bound for it; it is alive when this returns.
+
+    Args:
+        kind: trainer, rewarder or generator.
+        redis_url: Where Redis is.
+        directory: For its log and its runs.
+        settings: Further variables.
+    """
+
+    def __init__(self, kind: str, redis_url: str, directory: Path, **settings: str) -> None:
+        self.kind = kind
+        self.log_file = directory / f"{kind}.log"
+        self._ports = {"http": HeldPort(), "metrics": HeldPort()}
+        self.port, self.metrics_port = (port.number for port in self._ports.values())
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")} | {
+            "HEADRACE_REDIS_URL": redis_url,
+            "HEADRACE_PORT": str(self.port),
+            "HEADRACE_METRICS_PORT": str(self.metrics_port),
+            "HEADRACE_API_KEY": KEY,
+            "HEADRACE_INTERNAL_KEY": INTERNAL_KEY,
+            "HEADRACE_REPLICA_ID": f"{kind}-of-the-test",
+            "HEADRACE_LOG_FORMAT": "text",
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            **({"HEADRACE_RUNS_DIR": str(directory / "runs")} if kind == "trainer" else {}),
+            **({"HEADRACE_NUM_REWARD_WORKERS": "1"} if kind == "rewarder" else {}),
+            **settings,
+        }
+        sockets = {name: port.fileno() for name, port in self._ports.items()}
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*guarded_exec.guard(sockets), sys.executable, *_COMMANDS[kind]],
+                cwd=directory,
+                env=environment,
+                pass_fds=tuple(sockets.values()),
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + 120
+        while not self._answers():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{self.port}/livez", trust_env=False, timeout=10).is_success
+        return False
+
+    def client(self, key: str = KEY) -> httpx.AsyncClient:
+        """Return a client that has a key."""
+        return httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=60,
+            trust_env=False,
+        )
+
+    def log(self) -> str:
+        """Return everything it has said."""
+        return self.log_file.read_text(encoding="utf-8", errors="replace")
+
+    def end(self) -> int:
+        """Ask it to stop, and return its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
+            self.process.wait(timeout=20)
+            for port in self._ports.values():
+                port.close()

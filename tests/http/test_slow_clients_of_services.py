@@ -1,0 +1,66 @@
+"""All three services have the deadlines; a broken-off upload is a line in their logs, and no stack trace."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from shared.control import WEIGHTS_PATH
+from tests.conftest import RedisServer
+from tests.eventually import eventually
+from tests.http.raw_client import RawClient, head, parsed
+from tests.http.service_process import INTERNAL_KEY, KEY, SERVICES, ServiceProcess
+
+_KEYS = {"trainer": KEY, "rewarder": KEY, "generator": INTERNAL_KEY}
+ROUTES = {"trainer": "/v1/runs", "rewarder": "/v1/score", "generator": f"{WEIGHTS_PATH}/join"}
+
+
+@pytest.fixture(scope="module", params=SERVICES)
+def hasty(
+    request: pytest.FixtureRequest, http_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceProcess]:
+    """Return one service after the other, with deadlines of a second."""
+    kind: str = request.param
+    process = ServiceProcess(
+        kind,
+        http_redis.url,
+        tmp_path_factory.mktemp(kind),
+        HEADRACE_REQUEST_HEAD_TIMEOUT_S="1",
+        HEADRACE_REQUEST_BODY_TIMEOUT_S="1",
+    )
+    yield process
+    assert process.end() == 0, process.log()
+
+
+async def test_a_head_that_is_trickled_is_a_408_on_every_port(hasty: ServiceProcess) -> None:
+    async with RawClient.to(hasty.port) as client:
+        status, problem = parsed(await client.trickle(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 9000))
+    assert (status, problem["title"]) == (408, "Request too slow")
+
+
+async def test_a_silent_connection_to_the_port_of_metrics_is_closed(hasty: ServiceProcess) -> None:
+    async with RawClient.to(hasty.metrics_port) as client:
+        assert await client.until_closed() == b""
+
+
+async def test_a_body_that_is_trickled_is_a_408(hasty: ServiceProcess) -> None:
+    async with RawClient.to(hasty.port) as client:
+        await client.send(
+            head(ROUTES[hasty.kind], f"Authorization: Bearer {_KEYS[hasty.kind]}", "Content-Length: 9000")
+        )
+        status, problem = parsed(await client.trickle(b"{" + b" " * 8000))
+    assert (status, problem["title"]) == (408, "Body too slow")
+
+
+async def test_an_upload_that_is_broken_off_is_one_line_in_the_log(hasty: ServiceProcess) -> None:
+    num_lines = len(hasty.log().splitlines())
+    async with RawClient.to(hasty.port) as client:
+        await client.send(
+            head(ROUTES[hasty.kind], f"Authorization: Bearer {_KEYS[hasty.kind]}", "Content-Length: 9000") + b"{" * 100
+        )
+    said = "the client went away before its body was whole"
+    await eventually(lambda: said in "\n".join(hasty.log().splitlines()[num_lines:]))
+    async with hasty.client() as client_with_key:  # whatever else it would say of it, it has said before the next
+        assert (await client_with_key.get("/livez")).status_code == httpx.codes.OK
+    new = hasty.log().splitlines()[num_lines:]
+    assert len([line for line in new if said in line or "Traceback" in line or "Exception" in line]) == 1, new
