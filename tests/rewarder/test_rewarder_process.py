@@ -137,7 +137,7 @@ def test_help_needs_nothing_heavy_and_no_settings(tmp_path: Path) -> None:
     [
         ({"HEADRACE_REWARD_PATH": "/no/such/place"}, "HEADRACE_REWARD_PATH: /no/such/place is no directory"),
         ({"HEADRACE_NUM_REWARD_WORKERS": "0"}, "HEADRACE_NUM_REWARD_WORKERS: "),
-        ({"HEADRACE_HOST": "0.0.0.0"}, "HEADRACE_API_KEY"),
+        ({"HEADRACE_HOST": "0.0.0.0", "HEADRACE_API_KEY": ""}, "HEADRACE_API_KEY"),
     ],
 )
 def test_a_wrong_setting_is_a_sentence_and_exit_2(
