@@ -100,9 +100,9 @@ class Connection(asyncio.BufferedProtocol):
         self._head_due_at = self._taken_at + self._limits.head_timeout_s
         self._http.connection_made(_LingeringTransport(self._transport, self.end))
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        """See asyncio."""
-        return self._buffer
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio, which reads TLS records into slices of it: those of a bytearray would be copies."""
+        return memoryview(self._buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio."""

@@ -1,6 +1,8 @@
 """Services over TLS, one call at a time: who shows a certificate to whom, and what is said where it is refused."""
 
 import asyncio
+import socket
+import ssl
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +23,7 @@ from shared.run_config import RunConfig
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
 from shared.settings import ServiceSettings
-from shared.tls import PeerTls, ServerCertificate
+from shared.tls import PeerTls, ServerCertificate, trusted
 from tests.tls.authority import Authority, Issued
 
 
@@ -35,9 +37,14 @@ def stranger(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "stranger", "another authority")
 
 
-async def answers(scope: Scope, _: Receive, send: Send) -> None:
-    """Be ready, and refuse everything else as a service without that route does."""
+async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+    """Be ready, send back what is sent to /echo, and refuse everything else as a service without that route does."""
     status, body = (200, b'{"status": "ready"}') if scope["path"] == "/readyz" else (404, b"{}")
+    if scope["path"] == "/echo":
+        status, body, more = 200, b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
     await send({"type": "http.response.body", "body": body})
 
@@ -69,6 +76,44 @@ async def said_of(url: str, tls: PeerTls) -> str:
         with pytest.raises((UnavailableError, Exception)) as raised:
             await Replica("generator-0", url, client).info(timeout_s=10)
     return str(raised.value)
+
+
+def sent_in_one_go(port: int, authority: Authority, *records: bytes) -> bytes:
+    """Send some TLS records in one piece, and return what is answered."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    spoken = trusted(authority.file).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        while True:
+            try:
+                spoken.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                connection.sendall(outgoing.read())
+                incoming.write(connection.recv(65536))
+        for record in records:
+            spoken.write(record)
+        connection.sendall(outgoing.read())
+        answer = b""
+        while True:
+            try:
+                part = spoken.read(65536)
+            except ssl.SSLWantReadError:
+                received = connection.recv(65536)
+                assert received, "it hung up in the middle of its answer"
+                incoming.write(received)
+                continue
+            if not part:
+                return answer
+            answer += part
+
+
+async def test_head_and_body_that_come_together_in_records_of_their_own_are_read_whole(authority: Authority) -> None:
+    body = b'{"a": ' + b"1" * 3000 + b"}"
+    head = f"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with Served(authority.issue()) as service:
+        answer = await asyncio.to_thread(sent_in_one_go, service.port, authority, head, body[:1000], body[1000:])
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert body in answer
 
 
 async def test_the_trainer_calls_generators_over_tls_and_says_why_it_refuses_one(
