@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 from pydantic import SecretStr
 
-from services.generator.app import HttpServer, make_app
+from services.generator.app import make_app
 from services.generator.engine import Engine, start_engine
 from services.generator.openai_routes import OpenAiRoutes
 from services.generator.output_gate import GatedClient, OutputGate
@@ -26,6 +26,8 @@ from services.generator.settings import GeneratorSettings
 from services.generator.weight_receiver import WeightReceiver
 from services.generator.weight_routes import make_router
 from shared.lineage import LineageVersion
+from shared.listening import listening_socket
+from shared.serving.http_server import HttpServer
 from tests.eventually import eventually
 from tests.tiny_model import CHARACTERS
 
@@ -60,13 +62,14 @@ async def openai(engine: Engine, weights: Holds) -> OpenAiRoutes:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def client(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60, headers=KEY) as client:
+async def client(port: int) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, headers=KEY) as client:
         yield client
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[HttpServer]:
+async def port(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[int]:
+    """Serve the policy, and return where."""
     settings = GeneratorSettings(port=0, api_key=SecretStr("public"), internal_key=SecretStr("internal"))
     state = ServiceState(weights)
     state.serve()
@@ -77,9 +80,9 @@ async def server(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[HttpServ
         openai=openai,
         weight_routes=make_router(WeightReceiver(replica_id="generator-0")),
     )
-    server = HttpServer(settings)
-    serving = asyncio.create_task(server.answer(app), name="server under test")
-    yield server
+    server, listener = HttpServer(app, settings.http_limits()), listening_socket("127.0.0.1", 0)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="server under test")
+    yield int(listener.getsockname()[1])
     server.should_exit = True
     await serving
 
@@ -227,11 +230,9 @@ print(json.dumps(client.generate([[5, 6, 7], [8, 9]], temperature=0.0, max_token
 """
 
 
-async def test_trls_own_client_generates_and_our_route_answers_the_same(
-    client: httpx.AsyncClient, server: HttpServer
-) -> None:
+async def test_trls_own_client_generates_and_our_route_answers_the_same(client: httpx.AsyncClient, port: int) -> None:
     # A process of its own, as a client is: TRL decides at its import whether vLLM is there.
-    url = f"http://:public@127.0.0.1:{server.port}"
+    url = f"http://:public@127.0.0.1:{port}"
     trl = await asyncio.create_subprocess_exec(sys.executable, "-c", TRLS_CLIENT, url, stdout=asyncio.subprocess.PIPE)
     printed, _ = await trl.communicate()
     theirs = json.loads(printed.splitlines()[-1])

@@ -3,7 +3,6 @@
 import pytest
 
 from services.generator.simulated.settings import SimulationSettings
-from services.rewarder.settings import RewarderSettings
 from services.trainer.settings import TrainerSettings
 from shared.errors import UserError
 from shared.settings import ServiceSettings, from_environment
@@ -104,6 +103,6 @@ def test_what_several_variables_do_together_is_a_sentence_without_a_name(monkeyp
     monkeypatch.setenv("HEADRACE_API_KEY", "canary")
     monkeypatch.delenv("HEADRACE_INTERNAL_KEY", raising=False)
     with pytest.raises(UserError, match=r"^binding to 0\.0\.0\.0") as caught:
-        from_environment(RewarderSettings)
+        from_environment(TrainerSettings)
     assert "canary" not in str(caught.value)
     assert caught.value.__cause__ is None, "what pydantic says holds the values"
