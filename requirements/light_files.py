@@ -20,6 +20,7 @@ HEAVY = frozenset(
         "pyarrow",
         "matplotlib",
         "promql_parser",
+        "cryptography",
         "opentelemetry",
     )
 )
