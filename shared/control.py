@@ -7,20 +7,37 @@
     POST /internal/v1/weights/abort     AbortRequest       -> ReplicaInfo    once the half-done update is fenced off
     POST /internal/v1/weights/sleep     SleepRequest       -> ReplicaInfo    once the engine's GPU memory is free
 
-Every body names the run and the communicator epoch; a generator answers 409 to another run or an older epoch.
+Every body names the run and the communicator epoch; a generator answers 409 to another run or an older epoch. A number
+is one that can be: versions and epochs that lineage.py can count to, sizes that a machine can have, times that are
+finite, shapes without negative sides.
 """
 
-from typing import Literal, Self
+import math
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from shared.weight_places import DiskPlace, IpcBuffer
+from shared.lineage import MAX_EPOCH
+from shared.message_invariants import MAX_INCARNATION, MAX_LOGPROB, MAX_POLICY_VERSION
+from shared.weight_places import MAX_BYTES, DiskPlace, IpcBuffer
 
 WEIGHTS_PATH = "/internal/v1/weights"
 NOT_READY = "/problems/not-ready"
 """Problem type of a generator that has no engine, or one that is stuck: it cannot take part."""
 Transport = Literal["gloo", "nccl", "ipc", "disk", "simulated"]
 Encoding = Literal["full", "delta"]
+
+_MAX_S = 1e9
+_MAX_RANKS = 2**20
+_MAX_DIMENSIONS = 64
+
+Epoch = Annotated[int, Field(ge=1, le=MAX_EPOCH)]
+PolicyVersion = Annotated[int, Field(ge=0, le=MAX_POLICY_VERSION)]
+NumBytes = Annotated[int, Field(ge=0, le=MAX_BYTES)]
+Timeout = Annotated[float, Field(gt=0, le=_MAX_S)]
+Duration = Annotated[float, Field(ge=0, le=_MAX_S)]
+Shape = Annotated[list[Annotated[int, Field(ge=0, le=MAX_BYTES)]], Field(max_length=_MAX_DIMENSIONS)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ControlBody(BaseModel):
@@ -38,11 +55,17 @@ class ReplicaInfo(ControlBody):
     transports: list[Transport]
     torch_version: str
     nccl_version: str | None
-    num_workers: int = Field(ge=0, description="vLLM workers, each a rank of the communicator; 0 while loading")
+    num_workers: int = Field(
+        ge=0, le=_MAX_RANKS, description="vLLM workers, each a rank of the communicator; 0 while loading"
+    )
     dtype: str | None
-    epoch: int = Field(description="Communicator epoch it belongs to; 0 is none")
-    policy_version: int = Field(description="Version read back from the engine; -1 is none of this run's")
-    incarnation: int = Field(default=0, description="Of the trainer that pushed it; see lineage.py")
+    epoch: int = Field(ge=0, le=MAX_EPOCH, description="Communicator epoch it belongs to; 0 is none")
+    policy_version: int = Field(
+        ge=-1, le=MAX_POLICY_VERSION, description="Version read back from the engine; -1 is none of this run's"
+    )
+    incarnation: int = Field(
+        default=0, ge=0, le=MAX_INCARNATION, description="Of the trainer that pushed it; see lineage.py"
+    )
     is_held: bool = Field(description="Whether decoding is held")
     staged_checksum: str | None = Field(
         default=None, description="Of the full set it keeps aside, which a delta may be sent against; None is none"
@@ -56,33 +79,41 @@ class JoinRequest(ControlBody):
     """Enter communicator ``epoch``. Answered when the rendezvous is complete or has failed."""
 
     run_id: str
-    epoch: int = Field(ge=1)
+    epoch: Epoch
     transport: Transport
     master_address: str
     master_port: int = Field(ge=1, le=65535)
     rank_offset: int = Field(ge=1, description="Rank of this replica's first worker; rank 0 is the trainer")
-    world_size: int = Field(ge=2)
+    world_size: int = Field(ge=2, le=_MAX_RANKS)
     torch_version: str
     nccl_version: str | None
-    buffer_bytes: int = Field(ge=1, description="Size after which a packed chunk is cut; equal on both sides")
-    timeout_s: float = Field(gt=0, description="Deadline of the rendezvous and of each collective")
+    buffer_bytes: int = Field(
+        ge=1, le=MAX_BYTES, description="Size after which a packed chunk is cut; equal on both sides"
+    )
+    timeout_s: Timeout = Field(description="Deadline of the rendezvous and of each collective")
     nccl_unique_id: str | None = Field(default=None, description="Base64, for nccl: names the rendezvous")
     ipc_buffer: IpcBuffer | None = Field(default=None, description="For ipc: memory of the trainer's that workers map")
     weight_dir: str | None = Field(default=None, description="For disk: where versions are written")
+
+    @model_validator(mode="after")
+    def _the_first_worker_is_one_of_the_ranks(self) -> Self:
+        if self.rank_offset >= self.world_size:
+            raise ValueError(f"rank {self.rank_offset} of {self.world_size}")
+        return self
 
 
 class BeginRequest(ControlBody):
     """Start to receive ``policy_version``. Answered once the parameters are known to be the model's, all of them."""
 
     run_id: str
-    epoch: int = Field(ge=1)
-    policy_version: int = Field(ge=0)
+    epoch: Epoch
+    policy_version: PolicyVersion
     names: list[str] = Field(min_length=1)
     dtype_names: list[str]
-    shapes: list[list[int]]
-    timeout_s: float = Field(gt=0, description="Deadline of the whole update")
+    shapes: list[Shape]
+    timeout_s: Timeout = Field(description="Deadline of the whole update")
     encoding: Encoding = "full"
-    sizes: list[int] | None = Field(default=None, description="For a delta: bytes of each parameter's changes")
+    sizes: list[NumBytes] | None = Field(default=None, description="For a delta: bytes of each parameter's changes")
     base_checksum: str | None = Field(default=None, description="For a delta: of what is staged before it")
     place: DiskPlace | None = Field(default=None, description="For disk: the version's directory")
 
@@ -92,16 +123,22 @@ class BeginRequest(ControlBody):
             raise ValueError(f"{len(self.names)} names, {len(self.dtype_names)} dtypes, {len(self.shapes)} shapes")
         if self.sizes is not None and len(self.sizes) != len(self.names):
             raise ValueError(f"{len(self.names)} names and {len(self.sizes)} sizes")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("two parameters have one name")
+        if any(math.prod(shape) > MAX_BYTES for shape in self.shapes):
+            raise ValueError(f"a parameter has more than {MAX_BYTES} elements")
         return self
 
 
 class Probe(ControlBody):
     """A prompt, and what the trainer's own copy of the pushed weights makes of it."""
 
-    token_ids: list[int] = Field(min_length=2)
-    logprobs: list[float] = Field(description="In nats at temperature 1, of every token but the first")
+    token_ids: list[TokenId] = Field(min_length=2)
+    logprobs: list[Annotated[float, Field(le=MAX_LOGPROB)]] = Field(
+        description="In nats at temperature 1, of every token but the first"
+    )
     tolerance: float = Field(gt=0, description="Largest difference from the engine's, in nats")
-    timeout_s: float = Field(gt=0, description="Deadline of the engine's answer")
+    timeout_s: Timeout = Field(description="Deadline of the engine's answer")
 
     @model_validator(mode="after")
     def _a_logprob_for_all_tokens_but_the_first(self) -> Self:
@@ -114,9 +151,9 @@ class CommitRequest(ControlBody):
     """Load what was received, read the version back, go on decoding, and score the probe."""
 
     run_id: str
-    epoch: int = Field(ge=1)
-    policy_version: int = Field(ge=0)
-    timeout_s: float = Field(gt=0, description="Deadline of the last bytes and of loading; the probe has its own")
+    epoch: Epoch
+    policy_version: PolicyVersion
+    timeout_s: Timeout = Field(description="Deadline of the last bytes and of loading; the probe has its own")
     checksum: str | None = Field(default=None, description="Of the bytes that were sent; None is not compared")
     probe: Probe | None = Field(default=None, description="None: nothing is compared")
 
@@ -125,12 +162,14 @@ class CommitReply(ControlBody):
     """The replica samples from ``policy_version``, and what it samples is handed on; unless the probe failed."""
 
     replica_id: str
-    policy_version: int = Field(description="Read back from the engine")
-    receive_s: float = Field(description="From begin to the last byte")
-    load_s: float = Field(description="Of the standstill: putting the weights into the engine")
-    standstill_s: float = Field(description="From decoding held to decoding resumed")
-    probe_s: float = Field(description="From decoding resumed to the probe compared")
-    probe_max_diff: float | None = Field(default=None, description="In nats; None without a probe, or an answer to it")
+    policy_version: PolicyVersion = Field(description="Read back from the engine")
+    receive_s: Duration = Field(description="From begin to the last byte")
+    load_s: Duration = Field(description="Of the standstill: putting the weights into the engine")
+    standstill_s: Duration = Field(description="From decoding held to decoding resumed")
+    probe_s: Duration = Field(description="From decoding resumed to the probe compared")
+    probe_max_diff: float | None = Field(
+        default=None, ge=0, description="In nats; None without a probe, or an answer to it"
+    )
     probe_failure: str | None = Field(
         default=None, description="Why nothing that these weights sample is handed on; None: they are the right ones"
     )
@@ -145,7 +184,7 @@ class AbortRequest(ControlBody):
     """Give the update up: leave the communicator, and wait for the next epoch. What was served before is served on."""
 
     run_id: str
-    epoch: int = Field(ge=1)
+    epoch: Epoch
     reason: str
 
 
@@ -153,4 +192,4 @@ class SleepRequest(ControlBody):
     """Hold decoding, and give the engine's GPU memory away until the next begin."""
 
     run_id: str
-    epoch: int = Field(ge=1)
+    epoch: Epoch

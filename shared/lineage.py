@@ -7,9 +7,16 @@ Each incarnation of a run's trainer (the run's epoch counter in Redis) begins a 
 what a newer incarnation pushed is newer than anything of an older one, whatever the numbers. On the wire: ``2:4``.
 """
 
-from typing import NamedTuple, Self
+import re
+from typing import Final, NamedTuple, Self
 
-_EPOCH_BITS = 20
+from shared.message_invariants import MAX_INCARNATION
+
+_EPOCH_BITS: Final = 20
+MAX_EPOCH: Final = ((MAX_INCARNATION + 1) << _EPOCH_BITS) - 1
+"""The last communicator epoch there can be."""
+_ON_THE_WIRE: Final = re.compile(r"(?:([0-9]{1,8}):)?([0-9]{1,12})")
+"""As many digits as the largest incarnation and the largest policy version of message_invariants.py have."""
 
 
 class LineageVersion(NamedTuple):
@@ -34,11 +41,10 @@ class LineageVersion(NamedTuple):
         Raises:
             ValueError: It is no version.
         """
-        incarnation, colon, policy_version = text.rpartition(":")
-        parts = [incarnation, policy_version] if colon else ["0", policy_version]
-        if not all(part.isdecimal() for part in parts):
-            raise ValueError(f"{text!r} is no version of weights; one looks like 2:40")
-        return cls(int(parts[0]), int(parts[1]))
+        found = _ON_THE_WIRE.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text[:100]!r} is no version of weights; one looks like 2:40")
+        return cls(int(found[1] or 0), int(found[2]))
 
     def satisfies(self, required: "LineageVersion") -> bool:
         """Return whether weights of this version may be sampled from where ``required`` is the oldest allowed."""

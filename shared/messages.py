@@ -6,23 +6,34 @@
 Messages are frozen msgspec structs in msgpack, with packed arrays (arrays.py) and a schema version; nothing is ever
 unpickled. A rollout is one row, for one turn as for many: ``token_ids`` is the whole sequence, ``loss_mask`` is 1
 exactly on the tokens the policy sampled, and logprobs and version spans are indexed over those sampled tokens.
-Decoding checks that all of this agrees, so that what is inside the services needs no second look.
+Decoding checks all that message_invariants.py says of it, so that what is inside the services needs no second look.
 """
 
 import contextlib
-import math
 from typing import Any, Literal, TypeVar
 
 import msgspec
-import numpy as np
 
 from shared.arrays import ID_DTYPE, Ids, Logprobs, unpack_ids, unpack_logprobs, unpack_mask
 from shared.errors import MessageError
+from shared.message_invariants import (
+    Count,
+    Finite,
+    GroupId,
+    IdBytes,
+    Incarnation,
+    Name,
+    NumGenerations,
+    Seconds,
+    Version,
+    check_prompt,
+    check_rewards,
+    check_rollouts,
+    check_unscored,
+)
 
 SCHEMA_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-_MAX_LOGPROB = 1e-3
-"""In nats; what rounding makes of 0."""
 
 Outcome = Literal["scored", "not_applicable", "timeout", "invalid", "overload", "error"]
 Prompt = str | list[dict[str, str]]
@@ -40,21 +51,21 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
     ``incarnation`` is that of the trainer which pushed it (lineage.py); 0 if the generator does not say.
     """
 
-    policy_version: int
-    start: int
-    end: int
-    incarnation: int = 0
+    policy_version: Version
+    start: Count
+    end: Count
+    incarnation: Incarnation = 0
 
 
 class Turn(msgspec.Struct, frozen=True):
     """One turn over ``token_ids[start:end]``; times are Unix seconds."""
 
     role: str
-    start: int
-    end: int
+    start: Count
+    end: Count
     finish_reason: str | None
-    started_at_s: float
-    ended_at_s: float
+    started_at_s: Seconds
+    ended_at_s: Seconds
 
 
 class RewardOutcome(msgspec.Struct, frozen=True):
@@ -64,13 +75,13 @@ class RewardOutcome(msgspec.Struct, frozen=True):
     code, or the same endpoint, has the same; empty if it is not known.
     """
 
-    name: str
+    name: Name
     outcome: Outcome
-    value: float | None
-    weight: float
+    value: Finite | None
+    weight: Finite
     detail: str = ""
-    latency_s: float = 0.0
-    components: dict[str, float] = {}
+    latency_s: Seconds = 0.0
+    components: dict[str, Finite] = {}
     version: str = ""
 
 
@@ -78,7 +89,7 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     """A moment in a group's life: what happened, when (Unix seconds), and which replica did it."""
 
     event: str
-    at_s: float
+    at_s: Seconds
     by: str
 
 
@@ -88,9 +99,9 @@ class Rollout(msgspec.Struct, frozen=True):
     ``completion`` is the decoded text of the sampled tokens without special tokens.
     """
 
-    rollout_id: str
+    rollout_id: Name
     group_id: str
-    branch: int
+    branch: Count
     token_ids: bytes
     loss_mask: bytes
     logprobs: bytes
@@ -130,15 +141,15 @@ class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):
     ``group_id`` is the admission number in decimal (``"00000042"``): the same dataset position always gets the same id,
     so re-reading the dataset can never admit a group twice. Groups of evaluations have ids that are no number
     (``"eval-0001-00000010-00000003"``); generators and rewarders need not tell them apart. ``columns`` holds every
-    other column of the dataset row, as JSON types.
+    other column of the dataset row.
     """
 
-    run_id: str
-    group_id: str
+    run_id: Name
+    group_id: GroupId
     prompt: Prompt
-    prompt_ids: bytes
+    prompt_ids: IdBytes
     columns: dict[str, Any]
-    num_generations: int
+    num_generations: NumGenerations
     stamps: tuple[Stamp, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
@@ -169,6 +180,10 @@ Group = PromptGroup | CompletedGroup | ScoredGroup
 _GroupT = TypeVar("_GroupT", PromptGroup, CompletedGroup, ScoredGroup)
 
 
+_decoder: msgspec.msgpack.Decoder[Group] = msgspec.msgpack.Decoder(Group)
+"""Of all kinds: asked for one kind alone, msgspec takes a message that does not say its kind for it."""
+
+
 class _Head(msgspec.Struct):
     """The field that says which release wrote a message, also one that cannot be read otherwise."""
 
@@ -193,37 +208,44 @@ def encode(group: Group) -> bytes:
 def decode_prompt_group(data: bytes) -> PromptGroup:
     """Return the prompt group in ``data``; raises MessageError if it is not one."""
     group = _decode(data, PromptGroup)
-    _check_prompt(group)
+    check_prompt(group)
     return group
 
 
 def decode_completed_group(data: bytes) -> CompletedGroup:
     """Return the completed group in ``data``; raises MessageError if it is not one, or not whole."""
     group = _decode(data, CompletedGroup)
-    _check_rollouts(group.prompt, group.rollouts)
+    check_rollouts(group.prompt, group.rollouts)
+    check_unscored(group.rollouts)
     return group
 
 
 def decode_scored_group(data: bytes) -> ScoredGroup:
     """Return the scored group in ``data``; raises MessageError if it is not one, or not whole."""
     group = _decode(data, ScoredGroup)
-    _check_rollouts(group.prompt, group.rollouts)
-    for rollout in group.rollouts:
-        for reward in rollout.rewards:
-            is_number = reward.value is not None and math.isfinite(reward.value)
-            if (reward.outcome == "scored") != is_number:
-                raise MessageError(f"reward {reward.name!r} says {reward.outcome} with value {reward.value}")
+    check_rollouts(group.prompt, group.rollouts)
+    check_rewards(group.rollouts)
     return group
+
+
+def require_place(prompt: PromptGroup, *, run_id: str, label: str) -> None:
+    """Raise MessageError unless a group is what its entry is labelled, on a stream of its run."""
+    if prompt.group_id != label:
+        raise MessageError(f"the entry is labelled {label[:200]!r} but holds group {prompt.group_id!r}")
+    if prompt.run_id != run_id:
+        raise MessageError(f"the entry is on a stream of run {run_id} but holds a group of run {prompt.run_id[:200]}")
 
 
 def _decode(data: bytes, kind: type[_GroupT]) -> _GroupT:
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError(f"{len(data)} bytes is more than the {MAX_MESSAGE_BYTES} a stream entry may take")
     try:
-        group = msgspec.msgpack.decode(data, type=kind)
+        group = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _check_version(data)
         raise MessageError(f"not a {kind.__name__}: {error}") from error
+    if not isinstance(group, kind):
+        raise MessageError(f"not a {kind.__name__}: a {type(group).__name__}")
     if group.schema_version != SCHEMA_VERSION:
         _check_version(data)
     return group
@@ -237,55 +259,3 @@ def _check_version(data: bytes) -> None:
             raise MessageError(
                 f"schema version {version} was written by another release; this one reads {SCHEMA_VERSION}"
             )
-
-
-def _check_prompt(group: PromptGroup) -> None:
-    if not group.prompt_ids or len(group.prompt_ids) % 4:
-        raise MessageError(f"group {group.group_id} has {len(group.prompt_ids)} bytes of prompt ids")
-    if group.num_generations < 1:
-        raise MessageError(f"group {group.group_id} asks for {group.num_generations} completions")
-
-
-def _check_rollouts(prompt: PromptGroup, rollouts: tuple[Rollout, ...]) -> None:
-    _check_prompt(prompt)
-    if len(rollouts) != prompt.num_generations:
-        raise MessageError(f"group {prompt.group_id} has {len(rollouts)} rollouts instead of {prompt.num_generations}")
-    for rollout in rollouts:
-        _check_rollout(rollout, prompt.group_id)
-    # Asked of all of them at once, as numpy takes as long for one; a NaN is neither.
-    logprobs = unpack_logprobs(b"".join(rollout.logprobs for rollout in rollouts))
-    if not (logprobs.max() <= _MAX_LOGPROB and logprobs.min() > -math.inf):
-        for rollout in rollouts:
-            _check_logprobs(rollout)
-
-
-def _check_logprobs(rollout: Rollout) -> None:
-    logprobs = rollout.generator_logprobs()
-    # NaN is a token whose logprob the engine could not tell; of a whole completion it is an engine gone wrong.
-    if bool(((logprobs > _MAX_LOGPROB) | (logprobs == -math.inf)).any()) or bool(np.isnan(logprobs).all()):
-        raise MessageError(
-            f"rollout {rollout.rollout_id} has a logprob that is not a finite number at most 0, or none at all"
-        )
-
-
-def _check_rollout(rollout: Rollout, group_id: str) -> None:
-    where = f"rollout {rollout.rollout_id}"
-    if rollout.group_id != group_id:
-        raise MessageError(f"{where} belongs to group {rollout.group_id}, not {group_id}")
-    mask = rollout.loss_mask
-    if len(rollout.token_ids) != 4 * len(mask):
-        raise MessageError(f"{where} has {len(rollout.token_ids)} bytes of token ids for {len(mask)} mask entries")
-    num_sampled = mask.count(1)
-    if num_sampled == 0 or num_sampled + mask.count(0) != len(mask):
-        raise MessageError(f"{where} has a loss mask that is not 0/1 or marks no sampled token")
-    if len(rollout.logprobs) != 4 * num_sampled:
-        raise MessageError(f"{where} has {len(rollout.logprobs)} bytes of logprobs for {num_sampled} sampled tokens")
-    end = 0
-    for span in rollout.version_spans:
-        if span.start != end or span.end <= span.start:
-            raise MessageError(f"{where} has version spans that do not tile its tokens: {rollout.version_spans}")
-        end = span.end
-    if end != num_sampled:
-        raise MessageError(f"{where} has version spans over {end} of its {num_sampled} sampled tokens")
-    if not rollout.turns:
-        raise MessageError(f"{where} has no turn")

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from shared.errors import UnavailableError
 from shared.keys import REFUSALS, RunKeys
+from shared.message_invariants import Seconds
 from shared.redis_connection import Redis, patiently
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class Refusal(msgspec.Struct, frozen=True):
     kind: Kind
     replica_id: str
     reason: str
-    at_s: float
+    at_s: Seconds
 
 
 async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_id: str | None) -> None:
@@ -72,7 +73,7 @@ def decode_refusals(*hashes: Mapping[Any, bytes | str]) -> list[Refusal]:
         for field, data in entries.items():
             try:
                 found[field] = msgspec.json.decode(data, type=Refusal)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 log.warning("a refusal of %r cannot be read", field[:100])
     return sorted(found.values(), key=lambda refusal: refusal.at_s)
 

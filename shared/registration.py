@@ -19,5 +19,5 @@ def decode_registration(data: bytes | str) -> Registration:
     """Return what was registered; one without an address if it cannot be read."""
     try:
         return msgspec.json.decode(data, type=Registration)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Registration(url="")

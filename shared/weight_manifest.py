@@ -17,8 +17,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.errors import PushError
+from shared.message_invariants import MAX_POLICY_VERSION
 from shared.weight_checksum import digest
-from shared.weight_places import VERSION_NAME, DiskPlace
+from shared.weight_places import MAX_BYTES, VERSION_NAME, DiskPlace
 from shared.weight_store import WeightStore
 
 MANIFEST: Final = "manifest.json"
@@ -35,7 +36,7 @@ class WeightFile(_Body):
     """One file of a version."""
 
     name: str = Field(pattern=r"^weights-[0-9]{5}-of-[0-9]{5}\.safetensors$")
-    num_bytes: int = Field(ge=0)
+    num_bytes: int = Field(ge=0, le=MAX_BYTES)
     digest: str = Field(pattern="^[0-9a-f]{32}$", description="shared/weight_checksum.py, of its bytes")
 
 
@@ -44,7 +45,7 @@ class Manifest(_Body):
 
     format_version: Literal[1] = 1
     run_id: str
-    policy_version: int = Field(ge=0)
+    policy_version: int = Field(ge=0, le=MAX_POLICY_VERSION)
     encoding: Literal["full", "delta"]
     base: str | None = Field(default=None, pattern=f"^{VERSION_NAME}$", description="Directory a delta starts from")
     base_checksum: str | None = Field(default=None, description="Checksum of the set a delta starts from")
@@ -55,6 +56,8 @@ class Manifest(_Body):
     def _a_delta_has_a_base(self) -> Self:
         if (self.encoding == "delta") != (self.base is not None and self.base_checksum is not None):
             raise ValueError("a delta names what it starts from, and nothing else does")
+        if len({file.name for file in self.files}) < len(self.files):
+            raise ValueError("a file is there twice")
         return self
 
 

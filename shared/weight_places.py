@@ -12,6 +12,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+MAX_BYTES: Final = 2**53
+"""No machine has more, and every reader of JSON has the number exactly."""
 _MAX_HANDLE_CHARS: Final = 1024
 
 
@@ -46,11 +48,11 @@ class IpcBuffer(_Body):
     """
 
     device_uuid: str = Field(pattern="^[0-9a-fA-F-]{32,36}$")
-    num_bytes: int = Field(ge=1, description="Size of the buffer")
+    num_bytes: int = Field(ge=1, le=MAX_BYTES, description="Size of the buffer")
     handle: Base64
-    storage_bytes: int = Field(ge=1)
-    storage_offset_bytes: int = Field(ge=0, description="Where it begins in the driver's allocation")
+    storage_bytes: int = Field(ge=1, le=MAX_BYTES)
+    storage_offset_bytes: int = Field(ge=0, le=MAX_BYTES, description="Where it begins in the driver's allocation")
     ref_counter_handle: Base64
-    ref_counter_offset: int = Field(ge=0)
+    ref_counter_offset: int = Field(ge=0, le=MAX_BYTES)
     event_handle: Base64
     event_sync_required: bool

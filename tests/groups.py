@@ -55,10 +55,12 @@ def rollout(
     )
 
 
-def completed_group(group_id: str = "00000000", *, num_generations: int = 2, policy_version: int = 0) -> CompletedGroup:
+def completed_group(
+    group_id: str = "00000000", *, num_generations: int = 2, policy_version: int = 0, run_id: str = "run-test"
+) -> CompletedGroup:
     """Return a group with its completions."""
     return CompletedGroup(
-        prompt=prompt_group(group_id, num_generations=num_generations),
+        prompt=prompt_group(group_id, num_generations=num_generations, run_id=run_id),
         rollouts=tuple(rollout(group_id, branch, policy_version=policy_version) for branch in range(num_generations)),
         stamps=(Stamp("generated", 2.0, "generator-0"),),
     )

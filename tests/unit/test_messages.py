@@ -2,6 +2,7 @@
 
 import math
 import random
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,6 +14,9 @@ from shared.arrays import pack_ids, pack_logprobs, pack_mask
 from shared.errors import MessageError
 from shared.messages import (
     MAX_MESSAGE_BYTES,
+    RewardOutcome,
+    Stamp,
+    Turn,
     VersionSpan,
     decode_completed_group,
     decode_prompt_group,
@@ -20,6 +24,17 @@ from shared.messages import (
     encode,
 )
 from tests.groups import completed_group, prompt_group, rollout, scored_group
+
+
+def turn(start: int, end: int, *, ended_at_s: float = 3.0) -> Turn:
+    return Turn("assistant", start, end, "stop", 2.0, ended_at_s)
+
+
+def deep(levels: int) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
 
 
 def test_every_kind_of_group_survives_the_wire() -> None:
@@ -83,6 +98,26 @@ def test_a_group_that_is_not_whole_is_refused() -> None:
         ({"turns": ()}, "has no turn"),
         ({"group_id": "00000001"}, "belongs to group 00000001"),
         ({"token_ids": pack_ids([1, 2, 3])}, "12 bytes of token ids for 5 mask entries"),
+        ({"token_ids": pack_ids([5, 6, 7, 8, -7])}, "has a negative token id"),
+        ({"token_ids": pack_ids([5, 6, 8, 8, 9])}, "does not begin with the prompt of its group"),
+        ({"loss_mask": pack_mask([0, 0, 1, 1, 1]), "logprobs": pack_logprobs([-0.5] * 3)}, "marks it as sampled"),
+        ({"version_spans": (VersionSpan(-1, 0, 2),)}, r"`int` >= 0 - at `\$\.rollouts"),
+        ({"version_spans": (VersionSpan(10**12, 0, 2),)}, "`int` <= 999999999999"),
+        ({"version_spans": (VersionSpan(0, 0, 2, -3),)}, "`int` >= 0"),
+        (
+            {"turns": (turn(3, 6),)},
+            "a turn from 3 to 6 that is empty, overlaps the one before it, or ends beyond the 5",
+        ),
+        ({"turns": (turn(3, 3),)}, "a turn from 3 to 3 that is empty"),
+        ({"turns": (turn(0, 4), turn(3, 5))}, "overlaps the one before it"),
+        ({"turns": (turn(0, 4),)}, "1 sampled tokens outside its turns"),
+        ({"turns": (turn(3, 5, ended_at_s=math.nan),)}, "`float` >= 0.0"),
+        ({"turns": (turn(3, 5, ended_at_s=1.7e12),)}, "`float` <= 100000000000.0"),
+        ({"branch": 1}, r"branches that are not 0 to 1: \[1, 1\]"),
+        ({"branch": 2}, r"branches that are not 0 to 1: \[2, 1\]"),
+        ({"branch": -1}, "`int` >= 0"),
+        ({"rollout_id": "00000000-1"}, "two rollouts of one id"),
+        ({"rewards": (RewardOutcome("exact", "scored", 1.0, 1.0),)}, "has rewards, although it was not scored yet"),
     ],
 )
 def test_a_rollout_that_contradicts_itself_is_refused(change: dict[str, Any], reason: str) -> None:
@@ -91,6 +126,73 @@ def test_a_rollout_that_contradicts_itself_is_refused(change: dict[str, Any], re
     data = encode(msgspec.structs.replace(group, rollouts=(broken, *group.rollouts[1:])))
     with pytest.raises(MessageError, match=reason):
         decode_completed_group(data)
+
+
+@pytest.mark.parametrize("num_generations", [0, -1, 1025, 2**31, 2**63])
+def test_a_prompt_asks_for_as_many_completions_as_a_run_file_may(num_generations: int) -> None:
+    with pytest.raises(MessageError, match=r"`int` (>= 1|<= 1024) - at `\$\.num_generations`"):
+        decode_prompt_group(encode(msgspec.structs.replace(prompt_group(), num_generations=num_generations)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"group_id": "../../etc"}, r"at `\$\.group_id`"),
+        ({"group_id": ""}, r"at `\$\.group_id`"),
+        ({"prompt_ids": b""}, "length >= 4"),
+        ({"prompt_ids": pack_ids([5, -1])}, "has a negative prompt id"),
+        ({"stamps": (Stamp("admitted", math.inf, "t"),)}, "`float` <= 100000000000.0"),
+        ({"columns": {"a": deep(40)}}, "column 'a' that is nested deeper than 32, or made of what is not data"),
+        ({"columns": {"a": {1: 2}}}, "made of what is not data"),
+        ({"columns": {"a": msgspec.msgpack.Ext(5, b"x")}}, "made of what is not data"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(MessageError, match=reason):
+        decode_prompt_group(encode(msgspec.structs.replace(prompt_group(), **change)))
+
+
+def test_columns_hold_what_data_sets_hold() -> None:
+    when = datetime(2026, 1, 2, tzinfo=UTC)
+    columns = {"a": [1, 2.5, None, True, "x", b"y", {"when": when}], "b": deep(30), "c": math.inf}
+    group = msgspec.structs.replace(prompt_group(), columns=columns)
+    assert decode_prompt_group(encode(group)) == group
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"value": math.nan}, "`float` >= -1"),
+        ({"value": None}, "says scored with value None"),
+        ({"outcome": "error", "value": math.inf}, "`float` <= 1"),
+        ({"weight": math.nan}, "`float` >= -1"),
+        ({"weight": 2.0}, "has reward 'exact' where another has 'exact', or its weight"),
+        ({"name": "other"}, "has reward 'exact' where another has 'other'"),
+        ({"latency_s": -1.0}, "`float` >= 0.0"),
+        ({"components": {"a": math.nan}}, "`float` >= -1"),
+    ],
+)
+def test_an_outcome_that_cannot_be_is_refused(change: dict[str, Any], reason: str) -> None:
+    group = scored_group()
+    reward = msgspec.structs.replace(group.rollouts[0].rewards[0], **change)
+    row = msgspec.structs.replace(group.rollouts[0], rewards=(reward,))
+    with pytest.raises(MessageError, match=reason):
+        decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(row, group.rollouts[1]))))
+
+
+def test_every_rollout_has_an_outcome_of_every_function() -> None:
+    group = scored_group()
+    for rewards, reason in (((), "has no outcome"), (group.rollouts[0].rewards * 2, "of 1 reward functions, another")):
+        row = msgspec.structs.replace(group.rollouts[0], rewards=rewards)
+        with pytest.raises(MessageError, match=reason):
+            decode_scored_group(encode(msgspec.structs.replace(group, rollouts=(row, group.rollouts[1]))))
+
+
+def test_a_message_that_does_not_say_its_kind_is_none() -> None:
+    tree = msgspec.msgpack.decode(encode(scored_group()))
+    del tree["type"]
+    with pytest.raises(MessageError, match="not a ScoredGroup"):
+        decode_scored_group(msgspec.msgpack.encode(tree))
 
 
 def test_a_token_may_have_a_logprob_that_nobody_knows() -> None:

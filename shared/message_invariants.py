@@ -1,0 +1,197 @@
+"""What holds of every message that was decoded: written down once, here. messages.py refuses all others.
+
+Of a field, by its type:
+
+    policy version, incarnation     0 to 10^12 - 1, and to 10^8 - 1: what a version's directory has digits for
+    time, duration                  0 to 10^11 seconds: finite, and not milliseconds
+    value, weight, component        a finite number
+    num_generations                 1 to 1,024, as in a run file
+    group id                        letters, digits, ``.``, ``_`` and ``-``: it becomes part of file names
+
+Of a prompt group:
+
+    prompt ids are at least one, whole, and not negative
+    columns are made of None, bool, int, float, str, bytes, datetimes, lists and maps from text, 32 deep at most
+
+Of a completed group besides:
+
+    it has num_generations rollouts, of its own group id, whose branches are 0 to num_generations - 1, each once
+    token ids are not negative, one a mask entry, and begin with the prompt ids; none of these was sampled
+    the mask is 0 or 1, and marks at least one token as sampled
+    logprobs are one a sampled token, at most 0 (1e-3 is allowed, for rounding), never infinite; NaN is one that the
+    generator could not tell, and at least one of a rollout is a number
+    version spans tile the sampled tokens in order, none of them empty
+    turns are in order, not empty, do not overlap, lie within the tokens, and hold every sampled token
+    nothing is scored yet
+
+Of a scored group instead of the last:
+
+    every rollout has outcomes of the same functions with the same weights, in the same order, one at least
+    an outcome has a value if and only if it is ``scored``
+
+What a run knows besides (its vocabulary, its steps) is asked of the run, in services/trainer/loop/trainable.py.
+"""
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import numpy as np
+from msgspec import Meta
+
+from shared.arrays import unpack_ids, unpack_logprobs
+from shared.errors import MessageError
+
+if TYPE_CHECKING:
+    from shared.messages import PromptGroup, Rollout
+
+MAX_GENERATIONS: Final = 1024
+MAX_POLICY_VERSION: Final = 10**12 - 1
+MAX_INCARNATION: Final = 10**8 - 1
+_MAX_SECONDS: Final = 1e11
+MAX_LOGPROB: Final = 1e-3
+"""In nats; what rounding makes of 0."""
+_MAX_DEPTH: Final = 32
+_LARGEST: Final = float(np.finfo(np.float64).max)
+
+Version = Annotated[int, Meta(ge=0, le=MAX_POLICY_VERSION)]
+Incarnation = Annotated[int, Meta(ge=0, le=MAX_INCARNATION)]
+Count = Annotated[int, Meta(ge=0)]
+NumGenerations = Annotated[int, Meta(ge=1, le=MAX_GENERATIONS)]
+Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
+Finite = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+GroupId = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z][0-9A-Za-z._-]{0,127}\Z")]
+Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+IdBytes = Annotated[bytes, Meta(min_length=4)]
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, datetime})
+
+
+def check_prompt(group: "PromptGroup") -> None:
+    """Raise MessageError unless what is said of prompt groups above holds."""
+    where = f"group {group.group_id}"
+    if len(group.prompt_ids) % 4:
+        raise MessageError(f"{where} has {len(group.prompt_ids)} bytes of prompt ids")
+    if unpack_ids(group.prompt_ids).min() < 0:
+        raise MessageError(f"{where} has a negative prompt id")
+    _check_columns(group)
+
+
+def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None:
+    """Raise MessageError unless what is said of completed groups above holds, whether scored or not."""
+    num_prompt, rest = divmod(len(prompt.prompt_ids), 4)
+    if rest:
+        raise MessageError(f"group {prompt.group_id} has {len(prompt.prompt_ids)} bytes of prompt ids")
+    _check_columns(prompt)
+    if len(rollouts) != prompt.num_generations:
+        raise MessageError(f"group {prompt.group_id} has {len(rollouts)} rollouts instead of {prompt.num_generations}")
+    if {rollout.branch for rollout in rollouts} != set(range(len(rollouts))):
+        branches = [rollout.branch for rollout in rollouts[:10]]
+        raise MessageError(f"group {prompt.group_id} has branches that are not 0 to {len(rollouts) - 1}: {branches}")
+    if len({rollout.rollout_id for rollout in rollouts}) < len(rollouts):
+        raise MessageError(f"group {prompt.group_id} has two rollouts of one id")
+    unsampled = bytes(num_prompt)
+    for rollout in rollouts:
+        _check_rollout(rollout, prompt, unsampled)
+    # Asked of all of them at once, as numpy takes as long for one; a NaN is neither.
+    if unpack_ids(b"".join([rollout.token_ids for rollout in rollouts])).min() < 0:
+        raise MessageError(f"group {prompt.group_id} has a negative token id")
+    logprobs = unpack_logprobs(b"".join([rollout.logprobs for rollout in rollouts]))
+    if not (logprobs.max() <= MAX_LOGPROB and logprobs.min() > -math.inf):
+        for rollout in rollouts:
+            _check_logprobs(rollout)
+
+
+def check_unscored(rollouts: Sequence["Rollout"]) -> None:
+    """Raise MessageError if anything is scored already."""
+    for rollout in rollouts:
+        if rollout.rewards:
+            raise _wrong(rollout, "has rewards, although it was not scored yet")
+
+
+def check_rewards(rollouts: Sequence["Rollout"]) -> None:
+    """Raise MessageError unless what is said of scored groups above holds."""
+    first = rollouts[0].rewards
+    if not first:
+        raise _wrong(rollouts[0], "has no outcome of a reward function")
+    for rollout in rollouts:
+        if len(rollout.rewards) != len(first):
+            raise _wrong(rollout, f"has outcomes of {len(rollout.rewards)} reward functions, another of {len(first)}")
+        for reward, of_first in zip(rollout.rewards, first, strict=True):
+            if reward.name != of_first.name or reward.weight != of_first.weight:
+                raise _wrong(rollout, f"has reward {reward.name!r} where another has {of_first.name!r}, or its weight")
+            if (reward.outcome == "scored") != (reward.value is not None):
+                raise MessageError(f"reward {reward.name!r} says {reward.outcome} with value {reward.value}")
+
+
+def _check_rollout(rollout: "Rollout", prompt: "PromptGroup", unsampled: bytes) -> None:
+    if rollout.group_id != prompt.group_id:
+        raise _wrong(rollout, f"belongs to group {rollout.group_id}, not {prompt.group_id}")
+    mask, num_prompt = rollout.loss_mask, len(unsampled)
+    if len(rollout.token_ids) != 4 * len(mask):
+        raise _wrong(rollout, f"has {len(rollout.token_ids)} bytes of token ids for {len(mask)} mask entries")
+    if not (rollout.token_ids.startswith(prompt.prompt_ids) and mask.startswith(unsampled)):
+        raise _wrong(rollout, "does not begin with the prompt of its group, or marks it as sampled")
+    num_sampled = len(mask) - num_prompt
+    if not mask.endswith(b"\1" * num_sampled):  # several turns; counting ones one by one takes longer than all else
+        num_sampled = mask.count(1)
+        if num_sampled + mask.count(0) != len(mask):
+            raise _wrong(rollout, "has a loss mask that is not 0/1")
+    if num_sampled == 0:
+        raise _wrong(rollout, "has a loss mask that marks no sampled token")
+    if len(rollout.logprobs) != 4 * num_sampled:
+        raise _wrong(rollout, f"has {len(rollout.logprobs)} bytes of logprobs for {num_sampled} sampled tokens")
+    end = 0
+    for span in rollout.version_spans:
+        if span.start != end or span.end <= span.start:
+            raise _wrong(rollout, f"has version spans that do not tile its tokens: {rollout.version_spans[:10]}")
+        end = span.end
+    if end != num_sampled:
+        raise _wrong(rollout, f"has version spans over {end} of its {num_sampled} sampled tokens")
+    if not rollout.turns:
+        raise _wrong(rollout, "has no turn")
+    end, num_outside = 0, 0
+    for turn in rollout.turns:
+        if not end <= turn.start < turn.end <= len(mask):
+            raise _wrong(
+                rollout,
+                f"has a turn from {turn.start} to {turn.end} that is empty, overlaps the one before it, or ends beyond "
+                f"the {len(mask)} tokens",
+            )
+        num_outside += mask.count(1, end, turn.start)  # not those inside: between turns there are few to count
+        end = turn.end
+    num_outside += mask.count(1, end)
+    if num_outside:
+        raise _wrong(rollout, f"has {num_outside} sampled tokens outside its turns")
+
+
+def _wrong(rollout: "Rollout", what: str) -> MessageError:
+    return MessageError(f"rollout {rollout.rollout_id} {what}")
+
+
+def _check_logprobs(rollout: "Rollout") -> None:
+    logprobs = rollout.generator_logprobs()
+    # NaN is a token whose logprob the engine could not tell; of a whole completion it is an engine gone wrong.
+    if bool(((logprobs > MAX_LOGPROB) | (logprobs == -math.inf)).any()) or bool(np.isnan(logprobs).all()):
+        raise _wrong(rollout, "has a logprob that is not a finite number at most 0, or none at all")
+
+
+def _check_columns(group: "PromptGroup") -> None:
+    for name, value in group.columns.items():
+        if type(value) not in _PLAIN and not _is_data(value, depth=1):
+            raise MessageError(
+                f"group {group.group_id} has a column {name[:100]!r} that is nested deeper than {_MAX_DEPTH}, or made "
+                "of what is not data"
+            )
+
+
+def _is_data(value: Any, *, depth: int) -> bool:
+    kind: type[Any] = value.__class__
+    if kind in _PLAIN:
+        return True
+    if depth > _MAX_DEPTH or kind not in (list, dict) or (kind is dict and not set(map(type, value)) <= {str}):
+        return False
+    inside: list[Any] = list(value.values()) if kind is dict else value
+    # Long lists are of plain things nearly always, and these are looked at in C.
+    return set(map(type, inside)) <= _PLAIN or all(_is_data(each, depth=depth + 1) for each in inside)
