@@ -24,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from services.trainer.checkpoints.manifest import find_damage, has_all_files, sync_directory, write_manifest
 from shared.errors import FencedError, HeadraceError
+from shared.message_invariants import Incarnation, Version
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,14 @@ WRITING_DEADLINE_S = 2 * 3600.0
 
 class CheckpointError(HeadraceError):
     """A checkpoint could not be written. Older checkpoints are untouched."""
+
+
+class CheckpointState(msgspec.Struct):
+    """What is in ``trainer_state.json``."""
+
+    step: Version
+    extra: dict[str, Any]
+    incarnation: Incarnation = 0
 
 
 class SavableCore(Protocol):
@@ -216,9 +227,10 @@ def newest_valid(root: Path) -> Checkpoint | None:
     # The order of steps is kept within an incarnation.
     for path in sorted(checkpoint_paths(root), key=_incarnation, reverse=True):
         damage = find_damage(path)
-        if damage is None:
-            state = json.loads((path / STATE_FILE).read_text())
-            return Checkpoint(path, step=int(state["step"]), incarnation=_incarnation(path), extra=state["extra"])
+        state = _state(path) if damage is None else None
+        if state is not None:
+            return Checkpoint(path, step=state.step, incarnation=state.incarnation, extra=state.extra)
+        damage = damage or f"{path / STATE_FILE} is as it was written, but says nothing that can be"
         log.error("checkpoint %s is damaged and was skipped: %s", path.name, damage)
     return None
 
@@ -241,12 +253,31 @@ def checkpoint_paths(root: Path) -> list[Path]:
     return sorted(steps, key=lambda path: steps[path], reverse=True)
 
 
+def parse_state(data: bytes) -> CheckpointState:
+    """Return what a checkpoint says of itself.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    try:
+        # All of it is read first: msgspec would skip a field whose name is damaged, and take its default.
+        return msgspec.convert(json.loads(data), CheckpointState)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def _state(path: Path) -> CheckpointState | None:
+    """Return what a checkpoint says of itself; None if that cannot be read."""
+    try:
+        return parse_state((path / STATE_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
 def _incarnation(path: Path) -> int:
     """Return which incarnation wrote a checkpoint; 0 if that cannot be read."""
-    try:
-        return int(json.loads((path / STATE_FILE).read_text()).get("incarnation", 0))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return 0
+    state = _state(path)
+    return 0 if state is None else state.incarnation
 
 
 def remove_leftovers(root: Path, *, incarnation: int) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from shared.message_invariants import Count
+
 MANIFEST_FILE = "manifest.json"
 _PART = "part-"
 
@@ -20,7 +22,7 @@ _PART = "part-"
 class FileRecord(msgspec.Struct, frozen=True):
     """What a file was when it was written."""
 
-    size_bytes: int
+    size_bytes: Count
     sha256: str
 
 
@@ -74,7 +76,7 @@ def find_damage(directory: Path) -> str | None:
         manifest = msgspec.json.decode(manifest_file.read_bytes(), type=Manifest)
     except FileNotFoundError:
         return f"{manifest_file} is missing: it was never finished"
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return f"{manifest_file} cannot be read: {error}"
     if not manifest.files:
         return f"{manifest_file} lists no file"
@@ -99,7 +101,7 @@ def has_all_files(directory: Path) -> bool:
     try:
         manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=Manifest)
         return all((directory / name).stat().st_size == record.size_bytes for name, record in manifest.files.items())
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
 

@@ -9,9 +9,23 @@ survive. It knows group numbers only; streams are scored_groups.py's business.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from services.trainer.loop.group_ids import group_id
+from shared.errors import HeadraceError
+from shared.message_invariants import Count
 
 DEAD_LETTER = "dead_letter"
+_MAX_GROUPS = 10**8
+"""As many as ids of eight digits count."""
+
+
+class _Kept(msgspec.Struct, forbid_unknown_fields=True):
+    """A ledger in a checkpoint."""
+
+    admitted: Count
+    trained: list[tuple[Count, Count]]
+    dropped: dict[str, list[tuple[Count, Count]]]
 
 
 class Ledger:
@@ -83,10 +97,28 @@ class Ledger:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Ledger":
-        """Return the ledger that ``to_json`` wrote."""
-        ledger = cls(admitted=int(data["admitted"]))
-        ledger._trained = set(_numbers(data["trained"]))
-        ledger._dropped = {reason: set(_numbers(runs)) for reason, runs in data["dropped"].items()}
+        """Return the ledger that ``to_json`` wrote.
+
+        Raises:
+            HeadraceError: It contradicts itself: a group has two outcomes, or one though it was never admitted.
+        """
+        try:
+            kept = msgspec.convert(data, _Kept)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise HeadraceError(f"the ledger of the checkpoint cannot be read: {error}") from error
+        if kept.admitted > _MAX_GROUPS:
+            raise HeadraceError(f"the ledger of the checkpoint has {kept.admitted} groups admitted, which cannot be")
+        end = 0
+        for first, last in sorted(run for runs in (kept.trained, *kept.dropped.values()) for run in runs):
+            if not end <= first <= last < kept.admitted:
+                raise HeadraceError(
+                    f"the ledger of the checkpoint contradicts itself: groups {first} to {last} of {kept.admitted} "
+                    "admitted have an outcome twice, or were never admitted"
+                )
+            end = last + 1
+        ledger = cls(admitted=kept.admitted)
+        ledger._trained = set(_numbers(kept.trained))
+        ledger._dropped = {reason: set(_numbers(runs)) for reason, runs in kept.dropped.items()}
         return ledger
 
 
@@ -104,6 +136,6 @@ def _runs(numbers: Iterable[int]) -> Iterator[list[int]]:
         yield [first, last]
 
 
-def _numbers(runs: Iterable[list[int]]) -> Iterator[int]:
+def _numbers(runs: Iterable[tuple[int, int]]) -> Iterator[int]:
     for first, last in runs:
         yield from range(first, last + 1)

@@ -16,6 +16,7 @@ from services.trainer.checkpoints.checkpoint import (
     newest_valid,
     remove_leftovers,
 )
+from services.trainer.checkpoints.manifest import write_manifest
 from shared.errors import FencedError
 from tests.checkpoints import save_checkpoint
 
@@ -289,3 +290,17 @@ def test_what_a_newer_trainer_is_writing_is_no_leftover(tmp_path: Path) -> None:
     assert pending.directory.is_dir()
     remove_leftovers(tmp_path, incarnation=3)
     assert not pending.directory.exists()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [b"", b"[]", b'{"step": -1, "extra": {}}', b'{"step": 3}', b'{"step": 3, "\xff": 2, "extra": {}}', b"[" * 5000],
+)
+def test_a_checkpoint_whose_state_cannot_be_is_skipped_although_its_sums_agree(
+    state: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "step_00000003").mkdir()
+    (tmp_path / "step_00000003" / "trainer_state.json").write_bytes(state)
+    write_manifest(tmp_path / "step_00000003")
+    assert newest_valid(tmp_path) is None
+    assert "says nothing that can be" in caplog.text

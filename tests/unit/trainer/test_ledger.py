@@ -1,12 +1,14 @@
 """The ledger's promise: trained once or dropped with a reason, never both, never twice."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.trainer.loop.ledger import DEAD_LETTER, Ledger
+from shared.errors import HeadraceError
 
 
 def test_every_admitted_group_is_trained_dropped_or_in_flight() -> None:
@@ -62,3 +64,22 @@ def test_a_ledger_survives_its_checkpoint(outcomes: dict[int, str]) -> None:
     assert restored.in_flight() == ledger.in_flight() == sorted(set(range(61)) - set(outcomes))
     assert restored.dropped_by_reason() == ledger.dropped_by_reason()
     assert restored.num_trained == sum(outcome == "trained" for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        ({"admitted": 5, "trained": [[0, 5]], "dropped": {}}, "groups 0 to 5 of 5 admitted"),
+        ({"admitted": 5, "trained": [[0, 2]], "dropped": {"stale": [[2, 3]]}}, "groups 2 to 3 of 5 admitted"),
+        ({"admitted": 5, "trained": [[3, 1]], "dropped": {}}, "groups 3 to 1 of 5 admitted"),
+        ({"admitted": 5, "trained": [[-2, 1]], "dropped": {}}, "cannot be read"),
+        ({"admitted": -1, "trained": [], "dropped": {}}, "cannot be read"),
+        ({"admitted": 2**53, "trained": [[0, 2**52]], "dropped": {}}, "9007199254740992 groups admitted"),
+        ({"admitted": 5, "trained": [[0, 1, 2]], "dropped": {}}, "cannot be read"),
+        ({"admitted": 5, "trained": "x", "dropped": {}}, "cannot be read"),
+        ({"admitted": 5}, "cannot be read"),
+    ],
+)
+def test_a_ledger_that_contradicts_itself_is_refused(kept: dict[str, Any], reason: str) -> None:
+    with pytest.raises(HeadraceError, match=reason):
+        Ledger.from_json(kept)
