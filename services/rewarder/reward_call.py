@@ -13,7 +13,7 @@ import itertools
 import math
 import numbers
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ import msgspec
 from services.rewarder.function_parameters import may_see, parameters_of, required, takes_any
 from shared.arrays import unpack_ids
 from shared.errors import UserError
+from shared.message_invariants import Finite
 from shared.messages import Outcome, Prompt
 from shared.run_options.reward_kwargs import also_columns
 
@@ -102,9 +103,16 @@ class Verdict(msgspec.Struct, frozen=True):
     """What one function said of one completion. Only ``scored`` carries a value."""
 
     outcome: Outcome
-    value: float | None = None
+    value: Finite | None = None
     detail: str = ""
-    components: dict[str, float] = {}
+    components: dict[str, Finite] = {}
+
+
+def answers_all(verdicts: Sequence[Verdict], num_completions: int) -> bool:
+    """Whether there is one verdict a completion, with a value if and only if it is ``scored``."""
+    return len(verdicts) == num_completions and all(
+        (verdict.outcome == "scored") == (verdict.value is not None) for verdict in verdicts
+    )
 
 
 class CallError(Exception):

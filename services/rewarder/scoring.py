@@ -16,7 +16,7 @@ from typing import Any
 
 from services.rewarder.outages import Outages
 from services.rewarder.python_functions import PythonFunctions
-from services.rewarder.reward_call import RewardCall, Verdict, everyone, own_copy, require_sendable
+from services.rewarder.reward_call import RewardCall, Verdict, answers_all, everyone, own_copy, require_sendable
 from services.rewarder.reward_source import RewardSource
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_frames import Answer, Inspected, Refused
@@ -147,7 +147,10 @@ class Scorer:
         if source is not self._functions and call.reward_kwargs.get(name):
             raise RewardFailure("error", _TAKES_NO_KWARGS)
         with self._metrics.in_flight.labels(self._label(source, name)).track_inprogress():
-            return await source.call(name, call, timeout_s=timeout_s, lane=lane)
+            answer, seconds = await source.call(name, call, timeout_s=timeout_s, lane=lane)
+        if not answers_all(answer.verdicts, len(call.completions)):
+            raise RewardFailure("error", "it did not answer with one verdict for each completion", seconds=seconds)
+        return answer, seconds
 
     def _label(self, source: RewardSource, name: str) -> str:
         """Return the name if it is one that exists, which bounds how many labels there are."""

@@ -14,15 +14,17 @@ A frame is four bytes of length, big-endian, and that many bytes of msgpack.
 
 import socket
 import struct
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from services.rewarder.module_sources import Sources
 from services.rewarder.reward_call import Verdict
+from shared.message_invariants import Seconds
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 128 * 1024 * 1024
+_FrameT = TypeVar("_FrameT")
 Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 
 
@@ -36,8 +38,8 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 
     function: str
     call: msgspec.Raw
-    timeout_s: float
-    import_timeout_s: float
+    timeout_s: Seconds
+    import_timeout_s: Seconds
     version: str = ""
     sources: Sources | None = None
 
@@ -92,8 +94,31 @@ Request = Task | Inspect
 Reply = Ready | Started | Answer | Inspected | Refused
 
 encode_frame_body = msgspec.msgpack.Encoder().encode
-decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def decode_request(data: bytes) -> Request:
+    """Return the request in a frame; raises msgspec.DecodeError if there is none."""
+    return decode_frame(_request_decoder, data)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Return the reply in a frame; raises msgspec.DecodeError if there is none."""
+    return decode_frame(_reply_decoder, data)
+
+
+def decode_frame(decoder: "msgspec.msgpack.Decoder[_FrameT]", data: bytes) -> _FrameT:
+    """Return what is in a frame.
+
+    Raises:
+        msgspec.DecodeError: It cannot be read, for whatever reason: text that is no UTF-8 and nesting without an end
+            have errors of their own, and user code can reach the socket.
+    """
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from error
 
 
 def send_frame(channel: socket.socket, body: bytes) -> None:

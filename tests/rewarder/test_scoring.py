@@ -43,6 +43,16 @@ async def test_a_sync_function_scores_in_a_worker_and_an_async_one_on_the_loop(s
     ]
 
 
+@pytest.mark.parametrize("what", ["no_text", "nested_without_end", "too_few", "without_a_value", "no_number"])
+async def test_a_function_that_answers_in_the_place_of_its_worker_fails_alone(what: str, scorer: Scorer) -> None:
+    call = call_with("42", "41", answer="42")
+    rows = await outcomes_of(scorer, f"forging_rewards:{what}", user("exact"), call=call)
+    assert [[(o.outcome, o.value) for o in row] for row in rows] == [
+        [("error", None), ("scored", 1.0)],
+        [("error", None), ("scored", 0.0)],
+    ]
+
+
 async def test_the_weight_travels_with_every_outcome(scorer: Scorer) -> None:
     functions = [WeightedFunction(user("one"), 0.25), WeightedFunction("think_format_reward", -2.0)]
     rows = await scorer.score(call_with("x"), functions, timeout_s=20, lane="test")

@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 
 from services.rewarder.reward_call import Completion, Verdict
+from services.rewarder.worker_frames import decode_frame
+from shared.message_invariants import Count, Seconds
 from shared.messages import Prompt
 
 
@@ -27,13 +29,13 @@ class Load(msgspec.Struct, frozen=True, tag=True):
     revision: str | None
     device: str
     dtype: str
-    max_batch_tokens: int
+    max_batch_tokens: Count
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
     """Score each prompt with its completion; ``lane`` is who takes turns with others."""
 
-    id: int
+    id: Count
     lane: str
     prompts: list[Prompt]
     completions: list[Completion]
@@ -43,7 +45,7 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """Nobody waits for this call any more."""
 
-    id: int
+    id: Count
 
 
 class Described(msgspec.Struct, frozen=True, tag=True):
@@ -71,28 +73,38 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 class Working(msgspec.Struct, frozen=True, tag=True):
     """From now on at work for these calls, for none if empty; with ``is_scoring`` their deadlines run."""
 
-    ids: list[int]
+    ids: list[Count]
     is_scoring: bool
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):
     """One forward pass: its texts, their tokens, the tokens with padding, and its time."""
 
-    num_texts: int
-    num_tokens: int
-    num_padded_tokens: int
-    seconds: float
+    num_texts: Count
+    num_tokens: Count
+    num_padded_tokens: Count
+    seconds: Seconds
 
 
 class Scored(msgspec.Struct, frozen=True, tag=True):
     """One verdict a completion."""
 
-    id: int
+    id: Count
     verdicts: list[Verdict]
 
 
 Request = Load | Score | Cancel
 Reply = Described | Loaded | LoadFailed | Working | Passed | Scored
 
-decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_reply = msgspec.msgpack.Decoder(Reply).decode
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def decode_request(data: bytes) -> Request:
+    """Return the request in a frame; raises msgspec.DecodeError if there is none."""
+    return decode_frame(_request_decoder, data)
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Return the reply in a frame; raises msgspec.DecodeError if there is none."""
+    return decode_frame(_reply_decoder, data)
