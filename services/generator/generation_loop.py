@@ -26,11 +26,10 @@ from services.generator.metrics import GeneratorMetrics
 from services.generator.output_gate import UnverifiedError
 from services.generator.rollouts import Completion, completed_group
 from shared.arrays import unpack_ids
-from shared.errors import MessageError
 from shared.keys import GENERATORS, RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.logs import about
-from shared.messages import PromptGroup, decode_prompt_group, encode
+from shared.messages import PromptGroup, decode_prompt_group, encode, require_place
 from shared.redis_connection import Redis, patiently
 from shared.run_config import RunConfig
 from shared.streams import Delivery, StreamConsumer, settle
@@ -182,8 +181,7 @@ class GenerationLoop:
 
     async def _generate_one(self, delivery: Delivery) -> None:
         prompt = decode_prompt_group(delivery.payload)
-        if (prompt.run_id, prompt.group_id) != (self._keys.run_id, delivery.group_id):
-            raise MessageError(f"group {prompt.group_id} of run {prompt.run_id} is on the wrong stream or entry")
+        require_place(prompt, run_id=self._keys.run_id, label=delivery.group_id)
         claimed_at_s = time.time()
         await self._gate.wait_open(NO_WEIGHTS)  # those it was claimed for may be out of service
         version = self._gate.held

@@ -24,7 +24,15 @@ from shared.errors import StateLostError, UserError
 from shared.keys import REWARDERS, RunKeys
 from shared.lease import lease
 from shared.logs import about
-from shared.messages import CompletedGroup, RewardOutcome, ScoredGroup, Stamp, decode_completed_group, encode
+from shared.messages import (
+    CompletedGroup,
+    RewardOutcome,
+    ScoredGroup,
+    Stamp,
+    decode_completed_group,
+    encode,
+    require_place,
+)
 from shared.redis_connection import Redis, wait_until_back
 from shared.refusals import refuse, take_back
 from shared.run_config import RunConfig
@@ -196,7 +204,9 @@ class RewardLoop:
     ) -> None:
         with self._metrics.groups_in_flight.track_inprogress(), about(group_id=delivery.group_id):
             async with settle(delivery):
-                scored = await self._score_group(decode_completed_group(delivery.payload), config, functions)
+                group = decode_completed_group(delivery.payload)
+                require_place(group.prompt, run_id=keys.run_id, label=delivery.group_id)
+                scored = await self._score_group(group, config, functions)
                 is_first = await delivery.hand_off(keys.scored, keys.seen(keys.scored), encode(scored))
                 self._metrics.groups.labels("scored" if is_first else "scored elsewhere").inc()
                 return

@@ -6,6 +6,7 @@ Read after test_streams.py. Everything runs on a real Redis; generator and rewar
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.trainer.loop.admission import Admission
@@ -299,6 +300,65 @@ async def test_a_garbage_payload_on_the_scored_stream_is_buried_and_blocks_nobod
     ((_, letter),) = await entries(redis, run_keys.dead)
     assert letter["group_id"] == b"00000009"
     assert b"not a" in letter["reason"]
+
+
+@pytest.mark.parametrize("label", ["00500000", "500000", "9" * 5000, "00000003", "eval-x", "\u0663"])
+@pytest.mark.parametrize("where", ["dead", "prompts", "completions", "scored"])
+async def test_what_an_entry_calls_itself_admits_nothing(
+    label: str, where: str, redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    """Three groups are admitted, one of them buried; somebody leaves an entry that calls itself something else."""
+    first = await Trainer.start(redis, run_keys, run_config)
+    await first.admission.admit(3)
+    (delivery,) = await consumer(redis, run_keys, run_keys.prompts, GENERATORS, "generator-0").read(
+        count=1, block_s=0.05
+    )
+    await delivery.bury("it kills the engine")
+    fields: dict[Any, Any] = {"group_id": label, "payload": b"garbage", "reason": "why", "stream": run_keys.scored}
+    await redis.xadd(getattr(run_keys, where), fields)
+
+    successor = await Trainer.start(redis, run_keys, run_config)
+
+    assert successor.ledger.admitted == 3
+    assert successor.ledger.dropped_by_reason() == {DEAD_LETTER: 1}
+    assert successor.admission.num_unadmitted == 0, "nothing is missing"
+    assert successor.ledger.in_flight() == [1, 2]
+
+
+async def test_a_scored_group_that_was_never_admitted_is_buried(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(2)
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    await redis.xadd(run_keys.scored, {"group_id": "00500000", "payload": encode(scored_group("00500000"))})
+
+    assert await trainer.step() == [0, 1]
+    ((_, letter),) = await entries(redis, run_keys.dead)
+    assert letter["reason"] == b"no group '00500000' was admitted"
+    assert trainer.ledger.admitted == 2
+
+
+@pytest.mark.parametrize(
+    ("label", "run_id", "reason"),
+    [
+        ("00000001", "run-test", b"the entry is labelled '00000001' but holds group '00000000'"),
+        ("00000000", "run-other", b"the entry is on a stream of run run-test but holds a group of run run-other"),
+    ],
+)
+async def test_a_group_is_what_its_entry_is_labelled_and_of_its_run(
+    label: str, run_id: str, reason: bytes, redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(2)
+    group = scored_group("00000000")
+    group = msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, run_id=run_id))
+    await redis.xadd(run_keys.scored, {"group_id": label, "payload": encode(group)})
+
+    assert await trainer.step() == []
+    ((_, letter),) = await entries(redis, run_keys.dead)
+    assert letter["reason"] == reason
 
 
 async def test_a_row_without_a_prompt_is_dropped_and_the_next_row_takes_its_place(

@@ -75,6 +75,25 @@ def with_columns(group: CompletedGroup, **columns: object) -> CompletedGroup:
     return msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, columns=columns))
 
 
+@pytest.mark.parametrize(("label", "run_id"), [("00000007", "run-test"), ("00000000", "run-other")])
+async def test_a_group_that_its_entry_is_not_labelled_as_or_of_another_run_is_buried(
+    label: str, run_id: str, redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
+) -> None:
+    keys = await make_run(redis, run_config, reward_funcs=[user("exact")])
+    group = completed_group("00000000")
+    group = msgspec.structs.replace(group, prompt=msgspec.structs.replace(group.prompt, run_id=run_id))
+    await redis.xadd(keys.completions, {"group_id": label, "payload": encode(group)})
+    async with scoring(redis, scorer, metrics):
+
+        async def is_buried() -> bool:
+            return bool(await redis.xlen(keys.dead))
+
+        await until(is_buried, what="the group to be buried")
+    ((_, letter),) = await entries(redis, keys.dead)
+    assert b"the entry is" in letter["reason"]
+    assert await redis.xlen(keys.scored) == 0
+
+
 async def test_a_group_is_scored_published_and_acked(
     redis: Redis, run_config: RunConfig, scorer: Scorer, metrics: RewarderMetrics
 ) -> None:
@@ -291,7 +310,7 @@ async def test_a_run_that_ended_is_left_alone_and_the_next_one_is_served(
         await store.create("run-two", run_config.model_copy(update={"reward_funcs": [user("one")]}), run_dir="unused")
         await store.set_status("run-two", "running")
         second = RunKeys("run-two")
-        await add(redis, second, completed_group("00000001"))
+        await add(redis, second, completed_group("00000001", run_id="run-two"))
         await wait_for_scored(redis, second, 1)
 
 

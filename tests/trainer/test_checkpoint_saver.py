@@ -72,7 +72,7 @@ class Rig:
 
     def __init__(self, redis: Redis, keys: RunKeys, run_dir: Path, *, epoch: int) -> None:
         self.redis, self.keys, self.root = redis, keys, run_dir / "checkpoints"
-        self.core, self.ledger, self.room = SlowCore(), Ledger(), Room()
+        self.core, self.ledger, self.room = SlowCore(), Ledger(admitted=20), Room()
         consumer = StreamConsumer(
             redis,
             stream=keys.scored,

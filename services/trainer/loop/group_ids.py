@@ -7,6 +7,7 @@ An evaluation that a crash cut off is repeated under new ids, so what is left of
 """
 
 _EVALUATION = "eval-"
+_MAX_DIGITS = 18
 
 
 def group_id(number: int) -> str:
@@ -15,8 +16,11 @@ def group_id(number: int) -> str:
 
 
 def training_number(label: str) -> int | None:
-    """Return the admission number of a training group's id, or None if it is no such id."""
-    return int(label) if label.isdecimal() and label.isascii() else None
+    """Return the admission number of a training group's id, or None if it is no such id, in just this form."""
+    if not (label.isdecimal() and label.isascii() and len(label) <= _MAX_DIGITS):
+        return None
+    number = int(label)
+    return number if label == group_id(number) else None
 
 
 def evaluation_id(*, epoch: int, step: int, index: int) -> str:

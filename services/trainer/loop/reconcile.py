@@ -1,6 +1,10 @@
 """What a trainer does first: take the run over, and account for every group ever admitted.
 
 in the checkpoint: settled | on a stream: in flight | a dead letter: dropped | nowhere: admitted again
+
+Which groups were admitted since the checkpoint is read where the trainer itself writes it down, in one step with the
+admission: the set of what entered the prompts stream. What an entry or a dead letter calls itself says nothing of that:
+others may write what they like there.
 """
 
 import functools
@@ -16,6 +20,7 @@ from shared.redis_connection import Redis, call, patiently
 log = logging.getLogger(__name__)
 
 _PAGE = 64
+_MEMBERS = 1000
 
 
 async def take_over(redis: Redis, keys: RunKeys) -> int:
@@ -45,12 +50,13 @@ async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
 
 
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:
-    """Advance ``ledger.admitted`` past everything Redis knows and return the groups that exist nowhere any more."""
+    """Advance ``ledger.admitted`` past all that was admitted and return the groups that exist nowhere any more."""
+    admitted = _numbers(await _members(redis, keys.seen(keys.prompts)))
+    ledger.admitted = max([ledger.admitted, *(number + 1 for number in admitted)])
     in_flight = _numbers(await groups_in_flight(redis, keys))
-    dead = _numbers(await buried(redis, keys))
-    for number in dead:
-        ledger.record_dropped(number, DEAD_LETTER)
-    ledger.admitted = max([ledger.admitted, *(number + 1 for number in in_flight | dead)])
+    for number in _numbers(await buried(redis, keys)):
+        if number < ledger.admitted:
+            ledger.record_dropped(number, DEAD_LETTER)
     missing = [number for number in ledger.in_flight() if number not in in_flight]
     if missing:
         log.warning("admitting %d groups again of which no trace is left", len(missing))
@@ -81,6 +87,17 @@ async def _groups_on(redis: Redis, stream: str) -> set[str]:
         entries = await patiently(page, what=f"scanning {stream}", timeout_s=60)
         found |= {fields.get(b"group_id", b"").decode(errors="replace") for _, fields in entries}
         after = f"({entries[-1][0].decode()}" if len(entries) == _PAGE else ""
+    return found
+
+
+async def _members(redis: Redis, key: str) -> set[str]:
+    found: set[str] = set()
+    cursor, is_first = 0, True
+    while cursor or is_first:
+        page = functools.partial(redis.sscan, key, cursor=cursor, count=_MEMBERS)
+        cursor, names = await patiently(page, what=f"reading {key}", timeout_s=60)
+        found |= {name.decode(errors="replace") for name in names}
+        is_first = False
     return found
 
 

@@ -11,14 +11,15 @@ is acked only when a checkpoint that holds its outcome is on disk and verified.
 
 import bisect
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.trainer.loop.group_ids import is_evaluation, training_number
 from services.trainer.loop.ledger import Ledger
 from shared.errors import MessageError
 from shared.keys import RunKeys
-from shared.messages import ScoredGroup, decode_scored_group
-from shared.redis_connection import Redis, call
+from shared.messages import ScoredGroup, decode_scored_group, require_place
+from shared.redis_connection import Redis, call, patiently
 from shared.streams import Delivery, StreamConsumer, settle
 
 log = logging.getLogger(__name__)
@@ -50,14 +51,25 @@ class ScoredGroups:
         ledger: Told of nothing here; asked whether an arriving group is settled already.
         epoch: This trainer's incarnation; acks of an older one are refused by Redis.
         consumer: Seat in the consumer group of the scored stream.
+        check: Raises MessageError for a group that this run cannot train; it is buried.
     """
 
-    def __init__(self, redis: Redis, *, keys: RunKeys, ledger: Ledger, epoch: int, consumer: StreamConsumer) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        keys: RunKeys,
+        ledger: Ledger,
+        epoch: int,
+        consumer: StreamConsumer,
+        check: Callable[[ScoredGroup], None] = lambda group: None,
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._ledger = ledger
         self._epoch = epoch
         self._consumer = consumer
+        self._check = check
         self._arrivals: list[tuple[_Order, WaitingGroup]] = []
         self._waiting: dict[int, WaitingGroup] = {}
         self._unacked: list[Delivery] = []
@@ -90,21 +102,38 @@ class ScoredGroups:
         for delivery in deliveries:
             async with settle(delivery):
                 group = decode_scored_group(delivery.payload)
-                if delivery.group_id != group.prompt.group_id:
-                    raise _mislabelled(delivery, group)
+                require_place(group.prompt, run_id=self._keys.run_id, label=delivery.group_id)
+                self._check(group)
                 if is_evaluation(delivery.group_id):
                     self._evaluated.append(group)
                     evaluated.append(delivery)
                 else:
-                    self._arrive(delivery, group)
+                    self._arrive(delivery, group, await self._admitted_number(delivery.group_id))
                 self._num_arrived_tokens += sum(rollout.completion_ids().size for rollout in group.rollouts)
         await self._settle(evaluated)
         return len(deliveries)
 
-    def _arrive(self, delivery: Delivery, group: ScoredGroup) -> None:
-        number = training_number(delivery.group_id)
-        if number is None:
-            raise _mislabelled(delivery, group)
+    async def _admitted_number(self, label: str) -> int:
+        """Return the number of a training group.
+
+        Redis is asked about one that this ledger does not know: a newer incarnation may have admitted it, and what is
+        that one's must not be buried here.
+
+        Raises:
+            MessageError: Nobody has admitted it.
+        """
+        number = training_number(label)
+        if number is not None and number < self._ledger.admitted:
+            return number
+        seen = self._keys.seen(self._keys.prompts)
+        is_admitted = number is not None and await patiently(
+            lambda: self._redis.sismember(seen, label), what="asking whether a group was admitted", timeout_s=60
+        )
+        if number is None or not is_admitted:
+            raise MessageError(f"no group {label!r} was admitted")
+        return number
+
+    def _arrive(self, delivery: Delivery, group: ScoredGroup, number: int) -> None:
         self._unacked.append(delivery)
         if number in self.numbers():
             return
@@ -184,10 +213,6 @@ class ScoredGroups:
         )  # fmt: skip
         for delivery in deliveries:
             self._consumer.settled(delivery.entry_id)
-
-
-def _mislabelled(delivery: Delivery, group: ScoredGroup) -> MessageError:
-    return MessageError(f"the entry is labelled {delivery.group_id!r} but holds group {group.prompt.group_id!r}")
 
 
 def _order(stream_id: str) -> _Order:

@@ -6,10 +6,11 @@ Asked twice a second at most: a batch is chosen on what was true half a second a
 again right before.
 """
 
+import logging
 import time
 
 from services.trainer.loop.evaluation import Evaluations
-from services.trainer.loop.group_ids import is_evaluation, training_number
+from services.trainer.loop.group_ids import group_id, is_evaluation, training_number
 from services.trainer.loop.ledger import DEAD_LETTER, Ledger
 from services.trainer.loop.reconcile import check_not_fenced
 from services.trainer.loop.scored_groups import ScoredGroups
@@ -19,6 +20,8 @@ from shared.lineage import LineageVersion
 from shared.pause import Wishes
 from shared.redis_connection import Redis, patiently
 from shared.run_store import RunStore
+
+log = logging.getLogger(__name__)
 
 _EVERY_S = 0.5
 
@@ -89,11 +92,18 @@ class Surroundings:
         found = await patiently(
             lambda: self._redis.hgetall(self._keys.started), what="reading what is being sampled", timeout_s=60
         )
-        numbers = {
-            training_number(label.decode()): LineageVersion.parse(version.decode()).policy_version
-            for label, version in found.items()
-        }
-        self.started = {number: version for number, version in numbers.items() if number is not None}
+        self.started = dict(filter(None, (self._started(*entry) for entry in found.items())))
+
+    def _started(self, label: bytes, version: bytes) -> tuple[int, int] | None:
+        """Return a group and its version; None for what is not of a training group that was admitted."""
+        number = training_number(label.decode(errors="replace"))
+        if number is None or number >= self._ledger.admitted:
+            return None
+        try:
+            return number, LineageVersion.parse(version.decode(errors="replace")).policy_version
+        except ValueError as error:
+            log.warning("which weights began group %s is not known: %s", group_id(number), error)
+            return None
 
     async def _note_dead_letters(self) -> None:
         after = self._last_dead_letter
