@@ -71,14 +71,24 @@ async def train(
 
 
 @asynccontextmanager
-async def rank_process(redis_url: str, run_id: str, directory: Path) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Run one training rank as a process; what it prints is in ``directory / RUN_ID.log``."""
-    environment = {**os.environ, "HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(directory)}
+async def rank_process(
+    redis_url: str, run_id: str, directory: Path, *, module: str = "services.trainer.rank", **variables: str
+) -> AsyncGenerator[asyncio.subprocess.Process]:
+    """Run one training rank as a process; what it prints is in ``directory / RUN_ID.log``.
+
+    Args:
+        redis_url: Of the run's server.
+        run_id: Of the run.
+        directory: Of runs.
+        module: What is started instead of the rank itself.
+        variables: Of its environment, besides ours.
+    """
+    environment = {**os.environ, "HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(directory), **variables}
     with (directory / f"{run_id}.log").open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.trainer.rank",
+            module,
             run_id,
             cwd=Path(__file__).parents[2],
             env={**environment, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},

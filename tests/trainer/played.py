@@ -105,6 +105,10 @@ class PlayedServices:
         self.logprobs: dict[str, float] = {}
         """Group id -> logprob of each of its tokens, -4.0 for others."""
         self.truncated: set[tuple[str, int]] = set()
+        self.tokens: dict[str, int] = {}
+        """Group id -> first token of each of its completions, 5 + branch for others."""
+        self.spoil: dict[str, Callable[[ScoredGroup], ScoredGroup]] = {}
+        """Group id -> what the rewarder makes of the group before it hands it on."""
         self._prompts, self._completions = seats(redis, self.keys)
 
     async def play(self) -> None:
@@ -130,7 +134,7 @@ class PlayedServices:
             rollout_of(
                 prompt,
                 branch,
-                completion_ids=np.array([5 + branch, 2], dtype=np.int32),
+                completion_ids=np.array([self.tokens.get(prompt.group_id, 5 + branch), 2], dtype=np.int32),
                 logprobs=[logprob, logprob],
                 policy_version=held.policy_version,
                 incarnation=held.incarnation,
@@ -143,7 +147,9 @@ class PlayedServices:
     async def _score(self, delivery: Delivery) -> None:
         group = decode_completed_group(delivery.payload)
         rewards = [self.reward(group.prompt.group_id, rollout.branch) for rollout in group.rollouts]
-        await hand_on_scored(delivery, scored(group, rewards), self.keys)
+        result = scored(group, rewards)
+        spoil = self.spoil.get(group.prompt.group_id)
+        await hand_on_scored(delivery, result if spoil is None else spoil(result), self.keys)
 
 
 def seats(redis: Redis, keys: RunKeys) -> tuple[StreamConsumer, StreamConsumer]:

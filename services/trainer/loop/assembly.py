@@ -19,6 +19,7 @@ from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
 from services.trainer.loop.evaluation import Evaluations, refuse_without_usable_prompts
+from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.parts import Parts
@@ -27,6 +28,7 @@ from services.trainer.loop.reconcile import check_not_fenced, missing_groups
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.schedule import total_steps
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
+from services.trainer.loop.trainable import require_trainable
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.push.push_log import PushLog
 from services.trainer.ranks.lead import Lead
@@ -38,6 +40,7 @@ from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
 from services.trainer.telemetry.step_report import StepReport
 from shared.keys import TRAINERS, RunKeys
+from shared.messages import ScoredGroup
 from shared.redis_connection import Redis
 from shared.run_store import RunRecord, RunStore
 from shared.streams import StreamConsumer
@@ -99,7 +102,13 @@ async def assemble(
         replica_id=replica_id,
         last_step=run_log.last_evaluated_step(),
     )
-    scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch))
+    in_hand = GroupsInHand(files.run_dir)
+
+    def check(group: ScoredGroup) -> None:
+        require_trainable(group, vocab_size=core.vocab_size, total_steps=steps)
+        in_hand.refuse_condemned(group)
+
+    scored = ScoredGroups(redis, keys=keys, ledger=ledger, epoch=epoch, consumer=_seat(redis, keys, epoch), check=check)
     lost_writes = LostWrites(
         redis, keys=keys, ledger=ledger, scored=scored, admission=admission, evaluations=evaluations
     )
@@ -127,6 +136,7 @@ async def assemble(
         pace=AdmissionPace(config, ledger=ledger),
         lost_writes=lost_writes,
         pause=RunPause(store, run_log=run_log, record=record, failures=batches.failures),
+        in_hand=in_hand,
         scored=scored,
         considered_to=considered_to,
         batches=batches,

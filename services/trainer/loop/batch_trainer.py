@@ -6,11 +6,14 @@
 
 With one step to a batch the proximal policy is the policy in training itself and is not scored. With several it is the
 one the batch began with (decoupled PPO, arXiv 2505.24298), whose logprobs are computed before the first step and kept.
-A number that is not finite ends the run, with everything a person needs to find out why (post_mortem.py).
+A number that is not finite ends the run, with everything a person needs to find out why (post_mortem.py). A group that
+ends the process is found by the next one (in_hand.py).
 """
 
 import asyncio
+import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,15 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from services.trainer.loop.group_ids import group_id
+from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.post_mortem import write_post_mortem
 from services.trainer.loop.schedule import BatchShape
-from services.trainer.loop.train_rows import Minibatch, minibatches, step_totals, with_logprobs
+from services.trainer.loop.train_rows import Minibatch, make_minibatch, minibatches, step_totals, with_logprobs
 from services.trainer.objective.loss import StepTotals
 from services.trainer.policy.core_results import NonFiniteError, PerTokenArrays, Scores, StepStats, TokenArray
 from services.trainer.policy.training_core import TrainingCore
 from services.trainer.telemetry.per_token_log import sampled_rollouts
 from services.trainer.telemetry.step_metrics import TrainedGroup
 from shared.run_config import RunConfig
+
+log = logging.getLogger(__name__)
 
 _ResultT = TypeVar("_ResultT")
 
@@ -69,16 +76,25 @@ class BatchTrainer:
         config: Of the run.
         run_id: Decides, with the rollout ids, whose per-token arrays are kept.
         run_dir: Where a post-mortem is put.
+        in_hand: Told which groups are computed on, and knows which to try alone before.
         torch_thread: The one thread that touches tensors, so that leases and progress go on meanwhile.
     """
 
     def __init__(
-        self, core: TrainingCore, config: RunConfig, *, run_id: str, run_dir: Path, torch_thread: ThreadPoolExecutor
+        self,
+        core: TrainingCore,
+        config: RunConfig,
+        *,
+        run_id: str,
+        run_dir: Path,
+        in_hand: GroupsInHand,
+        torch_thread: ThreadPoolExecutor,
     ) -> None:
         self._core = core
         self._config = config
         self._run_id = run_id
         self._run_dir = run_dir
+        self._in_hand = in_hand
         self._torch = torch_thread
 
     async def plan(self, groups: Sequence[TrainedGroup], *, num_steps_left: int) -> list[PlannedStep]:
@@ -88,7 +104,11 @@ class BatchTrainer:
         num_steps = min(shape.steps, num_steps_left)
         count = shape.minibatches(num_steps_left=num_steps_left)
         batch = minibatches(groups, self._config, count=count, policy_version=self._core.policy_version)
-        batch = await self._scored(batch, num_steps=num_steps)
+        for group in groups:
+            if group.waiting.number in self._in_hand.suspects:
+                await self._try_alone(group)
+        async with self._in_hand.holding(_numbers(groups)):
+            batch = await self._scored(batch, num_steps=num_steps)
         totals = step_totals(batch)
         prepared_s = time.monotonic() - began_at
         return [
@@ -114,10 +134,11 @@ class BatchTrainer:
         wanted = self._wanted_arrays(planned)
         began_at = time.monotonic()
         try:
-            accumulated = await self._in_torch_thread(
-                lambda: self._core.accumulate(minibatch.rows, totals=planned.totals, per_token=sorted(wanted))
-            )
-            stats = await self._in_torch_thread(self._core.step)
+            async with self._in_hand.holding(_numbers(minibatch.groups)):
+                accumulated = await self._in_torch_thread(
+                    lambda: self._core.accumulate(minibatch.rows, totals=planned.totals, per_token=sorted(wanted))
+                )
+                stats = await self._in_torch_thread(self._core.step)
         except NonFiniteError as error:
             raise await self._post_mortem(error, planned.minibatch, planned.totals) from error
         return TrainedStep(
@@ -128,6 +149,18 @@ class BatchTrainer:
             tokens_per_pass=accumulated.num_pass_tokens / max(1, accumulated.num_passes),
             train_s=planned.prepared_s + time.monotonic() - began_at,
         )
+
+    async def _try_alone(self, group: TrainedGroup) -> None:
+        """Make the passes over one group that a step makes, and forget them: a rank before may have died of it."""
+        number = group.waiting.number
+        log.info("trying group %s alone: the rank before died with it", group_id(number))
+        async with self._in_hand.holding([number]):
+            (minibatch,) = await self._scored([make_minibatch([group], self._config)], num_steps=2)
+            (totals,) = step_totals([minibatch])
+            with contextlib.suppress(NonFiniteError):  # no death: the step will say it
+                await self._in_torch_thread(lambda: self._core.accumulate(minibatch.rows, totals=totals))
+            await self._in_torch_thread(self._core.discard)
+        await self._in_hand.acquit(number)
 
     def _wanted_arrays(self, planned: PlannedStep) -> dict[int, str]:
         """Return the rows whose arrays go into the rollout log, with their rollout ids; none in later passes."""
@@ -180,6 +213,10 @@ class BatchTrainer:
 
     async def _in_torch_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+
+
+def _numbers(groups: Sequence[TrainedGroup]) -> list[int]:
+    return [group.waiting.number for group in groups]
 
 
 def _new_groups_after_steps(index: int, *, count: int, num_steps: int) -> int | None:

@@ -8,6 +8,7 @@ from services.trainer.loop.admission import Admission
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
 from services.trainer.loop.evaluation import Evaluations
+from services.trainer.loop.in_hand import GroupsInHand
 from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.run_pause import RunPause
@@ -40,6 +41,7 @@ class Parts:
     pace: AdmissionPace
     lost_writes: LostWrites
     pause: RunPause
+    in_hand: GroupsInHand
     scored: ScoredGroups
     considered_to: str
     """Up to where the checkpoint that was resumed from had considered the scored stream."""

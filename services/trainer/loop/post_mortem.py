@@ -84,12 +84,17 @@ def write_post_mortem(
         ],
     }
     directory = run_dir / "post_mortem" / f"step_{step:08d}"
-    _write_whole(directory, report, [group.waiting.group for group in minibatch.groups])
+    write_whole(directory, report, [group.waiting.group for group in minibatch.groups])
     log.error("step %d has no finite loss or gradient; the post-mortem is in %s", step, directory)
     return directory
 
 
-def _write_whole(directory: Path, report: dict[str, Any], groups: Sequence[ScoredGroup]) -> None:
+def write_whole(directory: Path, report: dict[str, Any], groups: Sequence[ScoredGroup]) -> None:
+    """Write a report and groups into a directory that is there whole or not at all, in the place of an older one.
+
+    Raises:
+        OSError: It could not be written.
+    """
     aside = directory.with_suffix(".tmp")
     for leftover in (aside, directory):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -54,6 +54,7 @@ class TrainingLoop:
             parts.config,
             run_id=parts.keys.run_id,
             run_dir=parts.files.run_dir,
+            in_hand=parts.in_hand,
             torch_thread=self._torch,
         )
         self._waiting_for = "the first push"

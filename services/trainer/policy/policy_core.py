@@ -108,6 +108,12 @@ class PolicyCore:
         return self._policy.lm
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids that the policy takes and gives are below it."""
+        ends = (self.lm.get_input_embeddings(), self.lm.get_output_embeddings())
+        return min(int(end.weight.shape[0]) for end in ends)
+
+    @property
     def packs(self) -> bool:
         """Whether a pass may hold more than one row; some models cannot be computed on packed rows."""
         return self._policy.packs

@@ -25,6 +25,11 @@ class TrainingCore(Protocol):
         """How many take part in each call."""
         ...
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the policy takes and gives are below it."""
+        ...
+
     def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
         """Return what policy and reference make of each row, as they are now."""
         ...

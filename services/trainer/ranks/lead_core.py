@@ -93,6 +93,11 @@ class LeadCore:
         """See TrainingCore."""
         return self._lead.num_ranks
 
+    @property
+    def vocab_size(self) -> int:
+        """See TrainingCore."""
+        return self._core.vocab_size
+
     def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
         """See PolicyCore."""
         shares = self._split(rows, learns=False)

@@ -1,0 +1,165 @@
+"""Remembers, across the death of the rank, which groups it had in its hands: one of them may be what killed it.
+
+    batch in hand --the rank dies: first death--> each of its groups is tried alone, before it is trained again
+    one in hand   --the rank dies: second death--> buried when it is read again, with its post-mortem
+                  --it lives--> the group is innocent, and its deaths are forgotten
+
+    run_dir/in_hand.json    written before a batch, and emptied after its last step
+
+A trial is a forward and a backward pass on the group's rows, without a step. The file outlives the process, which is
+what it is for; it is not synced, for a machine that loses power was not killed by a group. A rank that is killed from
+outside while it tries a group, after it was killed in that group's batch, costs that group: it is a dead letter, and
+can be replayed. Groups that kill a rank only together are not found: the run ends when it has crashed too often.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.trainer.loop.group_ids import training_number
+from services.trainer.loop.post_mortem import write_whole
+from services.trainer.ranks.ranks import RankLostError
+from shared.errors import HeadraceError, MessageError
+from shared.message_invariants import Count
+from shared.messages import ScoredGroup
+
+log = logging.getLogger(__name__)
+
+FILE = "in_hand.json"
+_DEATHS = 2
+_MAX_CHARS = 2000
+
+
+class _Record(msgspec.Struct):
+    """What is in the file."""
+
+    groups: list[Count] = []
+    """In hand now."""
+    deaths: dict[Count, Count] = {}
+    """How often the rank died with a group in hand, of those that were not tried since."""
+    last_words: str = ""
+    """What it said when it last did; empty if it was killed."""
+
+
+class GroupsInHand:
+    """The groups that a rank computes on, and those that its predecessors died of.
+
+    Args:
+        run_dir: Of the run.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._file = run_dir / FILE
+        self._record = self._read()
+        died_with = self._record.groups
+        for number in died_with:
+            self._record.deaths[number] = self._record.deaths.get(number, 0) + 1
+        self._condemned = {
+            number for number in died_with if len(died_with) == 1 and self._record.deaths[number] >= _DEATHS
+        }
+        self._last_words, self._died_at_s = self._record.last_words, self._modified_at_s()
+        if died_with:
+            log.warning("the rank before died with groups %s in its hands", died_with)
+            self._write([])
+
+    @property
+    def suspects(self) -> Collection[int]:
+        """Groups that are to be tried alone before they are trained."""
+        return self._record.deaths.keys() - self._condemned
+
+    @contextlib.asynccontextmanager
+    async def holding(self, numbers: Sequence[int]) -> AsyncGenerator[None]:
+        """Within the block, the groups are in hand: should the process die, they are what it died with."""
+        await self._note(numbers)
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, HeadraceError) and not isinstance(error, RankLostError):
+                await self._note([])  # what we raise on purpose is known, and no death
+            else:
+                await self._note(numbers, last_words=f"{type(error).__name__}: {error}"[:_MAX_CHARS])
+            raise
+        except asyncio.CancelledError:
+            await self._note([])
+            raise
+        await self._note([])
+
+    async def acquit(self, number: int) -> None:
+        """Forget the deaths of a group: the rank computed on it alone, and lives."""
+        self._record.deaths.pop(number, None)
+        await self._note([])
+
+    async def _note(self, numbers: Sequence[int], *, last_words: str = "") -> None:
+        self._record.last_words = last_words
+        await asyncio.to_thread(self._write, list(numbers))
+
+    def refuse_condemned(self, group: ScoredGroup) -> None:
+        """Raise MessageError for a group that the rank has died of, once; the post-mortem is written first."""
+        number = training_number(group.prompt.group_id)
+        if number is None or number not in self._condemned:
+            return
+        how = self._last_words or "it was killed, or the machine had no memory left"
+        where = self._run_dir / "post_mortem" / f"group_{group.prompt.group_id}"
+        report = {
+            "group_id": group.prompt.group_id,
+            "deaths": self._record.deaths[number],
+            "last_died_at_s": self._died_at_s,
+            "last_words": self._last_words,
+            "rollouts": [_described(group, index) for index in range(len(group.rollouts))],
+        }
+        kept = f"; look at {where}/report.json"
+        try:
+            write_whole(where, report, [group])
+        except OSError as error:
+            kept = f"; there is no post-mortem, because it could not be written: {error}"
+        self._condemned.discard(number)
+        self._record.deaths.pop(number)
+        self._write(self._record.groups)
+        raise MessageError(
+            f"the training rank died {report['deaths']} times with it in its hands, the last time with nothing else: "
+            f"{how}{kept}"
+        )
+
+    def _read(self) -> _Record:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=_Record)
+        except FileNotFoundError:
+            return _Record()
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            log.warning("%s cannot be read, so nothing is known of how the rank before died: %s", self._file, error)
+            return _Record()
+
+    def _modified_at_s(self) -> float:
+        try:
+            return self._file.stat().st_mtime
+        except OSError:
+            return time.time()
+
+    def _write(self, groups: list[int]) -> None:
+        self._record.groups = groups
+        aside = self._file.with_suffix(".tmp")
+        try:
+            self._run_dir.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(msgspec.json.encode(self._record))
+            aside.rename(self._file)
+        except OSError as error:
+            log.warning("what the rank has in its hands could not be written to %s: %s", self._file, error)
+
+
+def _described(group: ScoredGroup, index: int) -> Mapping[str, Any]:
+    rollout = group.rollouts[index]
+    return {
+        "rollout_id": rollout.rollout_id,
+        "num_tokens": len(rollout.loss_mask),
+        "num_sampled": rollout.loss_mask.count(1),
+        "policy_versions": [list(msgspec.structs.astuple(span)) for span in rollout.version_spans],
+        "rewards": {reward.name: reward.value for reward in rollout.rewards},
+        "completion": rollout.completion,
+    }

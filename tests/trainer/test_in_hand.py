@@ -1,0 +1,115 @@
+"""Which groups a rank is said to have died of, over incarnations that are played by opening the file again."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from services.trainer.loop.in_hand import FILE, GroupsInHand
+from services.trainer.policy.core_results import NonFiniteError
+from services.trainer.ranks.ranks import RankLostError
+from shared.errors import MessageError, UnavailableError
+from tests.groups import scored_group
+
+
+class Died(BaseException):
+    """Ends a block as the end of the process would: nothing is written any more."""
+
+
+async def die_with(run_dir: Path, *numbers: int) -> None:
+    """Be a rank that is killed with these groups in hand."""
+    in_hand = GroupsInHand(run_dir)
+    with pytest.raises(Died):
+        async with in_hand.holding(numbers):
+            raise Died
+
+
+async def test_a_batch_that_was_made_leaves_no_suspects(tmp_path: Path) -> None:
+    first = GroupsInHand(tmp_path)
+    assert set(first.suspects) == set()
+    async with first.holding([4, 5]):
+        assert json.loads((tmp_path / FILE).read_text())["groups"] == [4, 5]
+    assert set(GroupsInHand(tmp_path).suspects) == set()
+
+
+async def test_every_group_of_the_batch_is_a_suspect_until_it_was_tried_alone(tmp_path: Path) -> None:
+    await die_with(tmp_path, 4, 5, 6)
+    second = GroupsInHand(tmp_path)
+    assert set(second.suspects) == {4, 5, 6}
+    async with second.holding([4]):
+        pass
+    await second.acquit(4)
+    assert set(second.suspects) == {5, 6}
+    assert set(GroupsInHand(tmp_path).suspects) == {5, 6}, "a restart in between forgets nothing, and blames nobody"
+
+
+async def test_only_the_group_that_was_alone_in_hand_at_the_second_death_is_condemned(tmp_path: Path) -> None:
+    await die_with(tmp_path, 4, 5)
+    await die_with(tmp_path, 4, 5)
+    third = GroupsInHand(tmp_path)
+    assert set(third.suspects) == {4, 5}, "two deaths with both of them do not say which"
+    await die_with(tmp_path, 5)
+    fourth = GroupsInHand(tmp_path)
+    assert set(fourth.suspects) == {4}
+    fourth.refuse_condemned(scored_group("00000004"))
+    with pytest.raises(
+        MessageError, match="died 3 times with it in its hands, the last time with nothing else: it was"
+    ):
+        fourth.refuse_condemned(scored_group("00000005"))
+    fourth.refuse_condemned(scored_group("00000005"))  # replayed by somebody: it has another chance
+    assert set(GroupsInHand(tmp_path).suspects) == {4}
+
+
+async def test_the_only_group_of_a_batch_is_tried_once_more_before_it_is_condemned(tmp_path: Path) -> None:
+    await die_with(tmp_path, 5)
+    second = GroupsInHand(tmp_path)
+    assert set(second.suspects) == {5}
+    second.refuse_condemned(scored_group("00000005"))
+
+
+@pytest.mark.parametrize(
+    "error", [NonFiniteError("the loss is nan"), UnavailableError("Redis is away"), asyncio.CancelledError()]
+)
+async def test_what_is_raised_on_purpose_is_no_death(error: BaseException, tmp_path: Path) -> None:
+    in_hand = GroupsInHand(tmp_path)
+    with pytest.raises(type(error)):
+        async with in_hand.holding([4, 5]):
+            raise error
+    assert set(GroupsInHand(tmp_path).suspects) == set()
+
+
+@pytest.mark.parametrize("error", [IndexError("index out of range in self"), RankLostError("training rank 1 is gone")])
+async def test_an_error_that_nobody_foresaw_and_a_lost_rank_are_deaths_with_last_words(
+    error: Exception, tmp_path: Path
+) -> None:
+    for numbers in ([4, 5], [5]):
+        in_hand = GroupsInHand(tmp_path)
+        with pytest.raises(type(error)):
+            async with in_hand.holding(numbers):
+                raise error
+    with pytest.raises(MessageError, match=f"nothing else: {type(error).__name__}: {error}"):
+        GroupsInHand(tmp_path).refuse_condemned(scored_group("00000005"))
+    report = json.loads((tmp_path / "post_mortem" / "group_00000005" / "report.json").read_text())
+    assert report["last_words"] == f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"groups": [-1]}', b'{"groups": "x"}', b"\xff", b"[" * 5000])
+def test_a_file_that_cannot_be_read_blames_nobody(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert set(GroupsInHand(tmp_path).suspects) == set()
+    assert "cannot be read" in caplog.text
+
+
+async def test_a_directory_that_cannot_be_written_stops_no_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").write_text("a file where the directory should be")
+    in_hand = GroupsInHand(tmp_path / "run")
+    async with in_hand.holding([4]):
+        pass
+    assert "could not be written" in caplog.text
