@@ -87,6 +87,9 @@ bench-push: $(FULL_WITH_TOOLS) ## a weight push beside a bare broadcast of the s
 bench-rewarder: $(FULL_WITH_TOOLS) ## concurrency, overhead, math-verify, hostile answers, a slow reward in a whole run; fifteen minutes
 	@.venv/bin/python -m benchmarks.bench_rewarder $(ARGS)
 
+fuzz: $(FULL) ## bad messages for every decoder, and whether one is surprised; ARGS="--cases 1000000 --seed 0"
+	@.venv/bin/python -m tests.fuzz.run $(ARGS)
+
 chaos: $(FULL) ## faults at random over the whole stack, and whether anything was lost; ARGS="--minutes 10 --seed 1"
 	@.venv/bin/python -m benchmarks.chaos $(ARGS)
 
