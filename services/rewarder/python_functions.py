@@ -272,7 +272,7 @@ class PythonFunctions:
     ) -> Inspected | Refused:
         try:
             check_name(name)
-            return await self._pool.inspect(
+            return await self._pool.inspections.inspect(
                 name, timeout_s=timeout_s, sources=sources, kwargs=kwargs, in_background=in_background
             )
         except (HeadraceError, OSError) as error:

@@ -116,7 +116,7 @@ class RewarderService:
 
         Raises:
             UserError: A port is taken, or Redis, the keys file or the certificate cannot be used.
-            UnavailableError: Redis stayed away.
+            UnavailableError: Redis stayed away, or no reward worker could be started for a minute.
         """
         keyring, certificate = self._settings.keyring(), self._settings.certificate()
         self._metrics.watch_keys(keyring)
@@ -180,21 +180,27 @@ class RewarderService:
     async def _work(self) -> None:
         await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
         self._starting = "starting: reward workers"
-        async with self._pool:
-            # Its verdicts are on nobody's dashboard.
-            await self_test(Scorer(self._functions, metrics=RewarderMetrics()))
-            await take_back(self._redis, "rewarder", self._replica_id, run_id=None)
-            self._starting = None
-            _collect_seldom()
-            watching = asyncio.create_task(self._watch_modules(), name="reward module watch")
+        async with self._pool, asyncio.TaskGroup() as beside:
+            watching = beside.create_task(self._pool.watch(), name="worker pool watch")
             try:
-                await self._reward_loop.run()
+                await self._score(beside)
             finally:
                 self._starting = "stopping"
                 watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
                 await self._functions.close()
                 await self._models.close()
+
+    async def _score(self, beside: asyncio.TaskGroup) -> None:
+        # Its verdicts are on nobody's dashboard.
+        await self_test(Scorer(self._functions, metrics=RewarderMetrics()))
+        await take_back(self._redis, "rewarder", self._replica_id, run_id=None)
+        self._starting = None
+        _collect_seldom()
+        watching = beside.create_task(self._watch_modules(), name="reward module watch")
+        try:
+            await self._reward_loop.run()
+        finally:
+            watching.cancel()
 
     async def _watch_modules(self) -> None:
         if not self._settings.reward_reload_every_s:

@@ -5,30 +5,38 @@
     lane C: [call, call] --------+    lanes take turns            +--> deadline, crash --> killed and replaced
 
 A lane is a run, or the HTTP routes: one with many or slow calls makes the others wait for a worker, not for its queue.
-A function's deadline does not run while it queues, nor while its module is imported; each of those has its own.
+A function's deadline does not run while it queues, nor while its module is imported; each of those has its own. A call
+whose worker died is made once more: nobody knows whose doing it was.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping
-from typing import Any, Self
+from collections.abc import Coroutine
+from typing import Any, NoReturn, Self
 
 import msgspec
 
+from services.rewarder.fork_server import WorkerStartError, end_fork_server
+from services.rewarder.inspections import Inspections
 from services.rewarder.module_sources import Sources
-from services.rewarder.reward_call import describe
 from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics, lane_kind
-from services.rewarder.worker_frames import Answer, Inspect, Inspected, Refused, Reply, Started, Task
+from services.rewarder.worker_frames import Answer, Started, Task
 from services.rewarder.worker_process import WorkerDiedError, WorkerProcess
+from shared.errors import UnavailableError
 from shared.messages import Outcome
 
 log = logging.getLogger(__name__)
 
-_RESTART_PAUSE_S = 1.0
+_RESTART_PAUSE_S = _LOOK_EVERY_S = 1.0
+_GIVE_UP_AFTER_S, _GIVE_UP_AFTER_FAILURES = 60.0, 2
+"""Without any worker. Somebody else may have more luck: a new process of the service, on another machine perhaps."""
+_CLOSE_PATIENCE_S = 5.0
+_MAX_SAID = 1000
+_MAX_DEATHS = 2
+"""Of workers at one call. One may have been killed for whatever reason; then it is the call's doing."""
 
 
 class RewardFailure(Exception):  # noqa: N818  not an error of ours: it is what the function's outcome will be
@@ -47,6 +55,15 @@ class RewardFailure(Exception):  # noqa: N818  not an error of ours: it is what 
         self.seconds = seconds
         self.version = ""
         """Of what gave no answer, as in ``Answer``; set by who knows it."""
+
+
+class _DiedOfItError(Exception):
+    """A worker died while it was at a call."""
+
+    def __init__(self, how: str, seconds: float) -> None:
+        super().__init__(how)
+        self.how = how
+        self.seconds = seconds
 
 
 class WorkerPool:
@@ -70,15 +87,19 @@ class WorkerPool:
         self._waiting: dict[str, deque[asyncio.Future[WorkerProcess]]] = {}
         self._replacing: set[asyncio.Task[object]] = set()
         self._alive: set[WorkerProcess] = set()
+        self._first_failure_at: float | None = None
+        self._num_failures = 0
+        self._failure: BaseException | None = None
+        self._has_failed = asyncio.Event()
+        self._said: set[tuple[str, str]] = set()
         self._generation = 0
         self._is_closing = False
-        num_inspections = max(2, num_workers)
-        self._inspections = asyncio.Semaphore(num_inspections)
-        self._background_inspections = asyncio.Semaphore(num_inspections - 1)  # one is left for who waits
+        self.inspections = Inspections(limits, num_at_once=max(2, num_workers))
+        """Of what a worker would import; they have processes of their own."""
 
     async def __aenter__(self) -> Self:
         try:
-            await asyncio.gather(*(self._start_one() for _ in range(self._num_workers)))
+            await asyncio.gather(*(self._replace() for _ in range(self._num_workers)))
         except BaseException:
             await self._close()
             raise
@@ -91,6 +112,24 @@ class WorkerPool:
     def num_alive(self) -> int:
         """Workers that are up, busy or idle."""
         return sum(not worker.is_gone for worker in self._alive)
+
+    async def watch(self) -> NoReturn:
+        """Replace workers that die while they are idle, until no work can be done any more.
+
+        Raises:
+            UnavailableError: No worker could be started for a minute.
+            BaseException: What nobody foresaw.
+        """
+        while self._failure is None:
+            for worker in [worker for worker in self._idle if worker.is_gone]:
+                self._idle.remove(worker)
+                self._in_background(self._discard(worker, reason="died"))
+            try:
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._has_failed.wait()
+            except TimeoutError:
+                continue
+        raise self._failure
 
     async def call(
         self,
@@ -107,12 +146,33 @@ class WorkerPool:
         replaced first.
 
         Raises:
-            RewardFailure: No worker got free, a deadline passed, or the worker died.
+            RewardFailure: No worker got free, a deadline passed, or worker after worker died.
         """
-        worker = await self._acquire(lane)
-        while sources is not None and worker.has_other_versions(sources):
-            self._in_background(self._discard(worker, reason="renewed"))
+        died: list[_DiedOfItError] = []
+        while len(died) < _MAX_DEATHS:
             worker = await self._acquire(lane)
+            while sources is not None and worker.has_other_versions(sources):
+                self._in_background(self._discard(worker, reason="renewed"))
+                worker = await self._acquire(lane)
+            try:
+                return await self._call(worker, function, call, timeout_s=timeout_s, sources=sources)
+            except _DiedOfItError as error:
+                self._say_once(function, error.how)
+                died.append(error)
+        how = ", and then ".join(dict.fromkeys(error.how for error in died))
+        seconds = sum(error.seconds for error in died)
+        raise RewardFailure("error", f"its worker process died twice: {how}", seconds=seconds)
+
+    def _say_once(self, function: str, how: str) -> None:
+        if len(self._said) >= _MAX_SAID:
+            self._said.clear()
+        if (function, how) not in self._said:
+            self._said.add((function, how))
+            log.warning("reward %s: its worker process died: %s (logged once)", function, how)
+
+    async def _call(
+        self, worker: WorkerProcess, function: str, call: bytes, *, timeout_s: float, sources: Sources | None
+    ) -> tuple[Answer, float]:
         began_at = time.monotonic()
         try:
             task = Task(function, msgspec.Raw(call), timeout_s, self._import_timeout_s)
@@ -120,9 +180,8 @@ class WorkerPool:
                 task = msgspec.structs.replace(task, version=sources.key, sources=worker.give(sources))
             answer, seconds = await self._converse(worker, task, timeout_s)
         except WorkerDiedError as error:
-            exit_code = await self._discard(worker, reason="died")
-            detail = f"its worker process died with exit code {exit_code} ({_what_killed(exit_code)})"
-            raise RewardFailure("error", detail, seconds=time.monotonic() - began_at) from error
+            how = await self._discard(worker, reason="died")
+            raise _DiedOfItError(error.why or how, time.monotonic() - began_at) from error
         except RewardFailure as failure:
             await self._discard(worker, reason=failure.outcome)
             raise
@@ -131,58 +190,6 @@ class WorkerPool:
             raise
         self._release(worker)
         return answer, seconds
-
-    async def inspect(
-        self,
-        function: str,
-        *,
-        timeout_s: float,
-        sources: Sources | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        in_background: bool = False,
-    ) -> Inspected | Refused:
-        """Import the function's module in a process made for it, in this version or as its files are now.
-
-        Args:
-            function: Its name.
-            timeout_s: Deadline of all of it: waiting until few enough others are imported, the process, the import.
-            sources: The version.
-            kwargs: What it would be given. The columns in the answer are those that it needs without.
-            in_background: Nobody waits for this: it leaves room for those that somebody waits for.
-        """
-        module = function.partition(":")[0]
-        shown_s = f"{round(timeout_s, 1):g}"
-        is_begun = False
-        try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._background_inspections if in_background else contextlib.nullcontext(),
-                self._inspections,
-            ):
-                is_begun = True
-                reply = await self._ask_new_process(Inspect(function, dict(kwargs or {}), sources))
-        except TimeoutError:
-            if not is_begun:
-                return Refused(f"{module} had to wait for {shown_s} s while others were imported; try again")
-            return Refused(f"importing {module} took longer than {shown_s} s")
-        if not isinstance(reply, Inspected | Refused):
-            return Refused(f"the reward worker said {type(reply).__name__}")
-        return reply
-
-    async def _ask_new_process(self, request: Inspect) -> Reply:
-        module = request.function.partition(":")[0]
-        try:
-            worker = await WorkerProcess.start(self._limits)
-        except (OSError, WorkerDiedError) as error:
-            return Refused(f"no process could be started to import {module} ({describe(error)}); try again")
-        try:
-            await worker.send(request)
-            return await worker.receive()
-        except WorkerDiedError:
-            exit_code = await worker.kill()
-            return Refused(f"importing {module} killed its process (exit code {exit_code})")
-        finally:
-            await worker.kill()
 
     def renew(self) -> None:
         """Replace every worker once it is free, so that changed modules are imported anew."""
@@ -197,6 +204,7 @@ class WorkerPool:
                 await worker.send(task)
                 started = await worker.receive()
         except TimeoutError as error:
+            _require_not_stopped(worker)
             detail = f"importing its module took longer than {self._import_timeout_s:g} s"
             raise RewardFailure("timeout", detail, seconds=self._import_timeout_s) from error
         started_at = time.monotonic()
@@ -204,6 +212,7 @@ class WorkerPool:
             async with asyncio.timeout(timeout_s):
                 answer = await worker.receive()
         except TimeoutError as error:
+            _require_not_stopped(worker)
             detail = f"took longer than {timeout_s:g} s and was killed"
             raise RewardFailure("timeout", detail, seconds=timeout_s) from error
         if not isinstance(started, Started) or not isinstance(answer, Answer):
@@ -247,7 +256,7 @@ class WorkerPool:
                 return
         self._idle.append(worker)
 
-    async def _discard(self, worker: WorkerProcess, *, reason: str) -> int | None:
+    async def _discard(self, worker: WorkerProcess, *, reason: str) -> str:
         self._alive.discard(worker)
         self._metrics.worker_kills.labels(reason).inc()
         self._in_background(self._replace())
@@ -257,15 +266,27 @@ class WorkerPool:
         while not self._is_closing:
             try:
                 await self._start_one()
-            except (OSError, WorkerDiedError) as error:  # TimeoutError is an OSError
+            except WorkerStartError as error:
                 log.error("no new reward worker could be started (%s), trying again", error)  # noqa: TRY400
+                self._give_up_if_useless(error)
                 await asyncio.sleep(_RESTART_PAUSE_S)
             else:
                 return
 
+    def _give_up_if_useless(self, error: WorkerStartError) -> None:
+        now = time.monotonic()
+        if self._first_failure_at is None:
+            self._first_failure_at, self._num_failures = now, 0
+        self._num_failures += 1
+        failing_s = now - self._first_failure_at
+        if self.num_alive or failing_s < _GIVE_UP_AFTER_S or self._num_failures < _GIVE_UP_AFTER_FAILURES:
+            return
+        raise UnavailableError(f"no reward worker could be started for {failing_s:.0f} s: {error}") from error
+
     async def _start_one(self) -> None:
         generation = self._generation
         worker = await WorkerProcess.start(self._limits)
+        self._first_failure_at = None
         if self._is_closing:
             await worker.kill()
             return
@@ -276,18 +297,28 @@ class WorkerPool:
     def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work, name="reward worker replacement")
         self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
+        task.add_done_callback(self._look_at)
+
+    def _look_at(self, task: asyncio.Task[object]) -> None:
+        """Have ``watch`` raise what work in the background raised: nobody else looks at it."""
+        self._replacing.discard(task)
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None and self._failure is None:
+            self._failure = failure
+            self._has_failed.set()
 
     async def _close(self) -> None:
         self._is_closing = True
         await asyncio.gather(*(worker.kill() for worker in self._alive))
         while self._replacing:
-            await asyncio.gather(*self._replacing, return_exceptions=True)
+            _, waiting = await asyncio.wait(self._replacing, timeout=_CLOSE_PATIENCE_S)
+            if waiting:
+                end_fork_server()  # it stands still, and somebody waits for it
         self._alive.clear()
         self._idle.clear()
 
 
-def _what_killed(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "it could not be killed"
-    return f"signal {-exit_code}" if exit_code < 0 else "it called exit"
+def _require_not_stopped(worker: WorkerProcess) -> None:
+    """Raise WorkerDiedError if a worker that missed its deadline did so because somebody has stopped it."""
+    if worker.is_stopped:
+        raise WorkerDiedError("it was stopped (SIGSTOP) past its deadline, and killed")

@@ -5,18 +5,15 @@ Started by a fork server that has math-verify loaded: about 10 ms. Killing takes
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
-import threading
-from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Self
 
 import msgspec
 
-from services.rewarder import reward_worker
+from services.rewarder import fork_server
+from services.rewarder.fork_server import StartedWorker, WorkerStartError
 from services.rewarder.module_sources import SourceFile, Sources
 from services.rewarder.reward_worker import Limits
 from services.rewarder.worker_frames import (
@@ -29,55 +26,66 @@ from services.rewarder.worker_frames import (
     encode_frame_body,
 )
 
-PRELOAD = ["services.rewarder.reward_worker", "services.rewarder.built_ins.accuracy"]
-_START_TIMEOUT_S = 60.0
-_JOIN_TIMEOUT_S = 5.0
-# Process.start reads the exit codes of all ended processes. An exit code can be read once: a second reader gets 255.
-_exit_codes = threading.Lock()
+_SET_UP_TIMEOUT_S = 60.0
+_LINGER_S = 1.0
+"""From the end of a worker's socket to its own."""
 
 
 class WorkerDiedError(Exception):
-    """The worker closed its socket: it crashed, exited or was killed."""
+    """The worker is of no more use.
+
+    Args:
+        why: What it did, to follow "its worker process died:". Empty if it closed its socket because it crashed, exited
+            or was killed: then ``kill`` says which.
+    """
+
+    def __init__(self, why: str = "") -> None:
+        super().__init__(why or "its socket is closed")
+        self.why = why
 
 
 class WorkerProcess:
     """One worker. Made by ``start``, ended by ``kill``; one conversation at a time."""
 
-    def __init__(self, process: ForkServerProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, process: StartedWorker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._is_killed = False
-        self._exit_code: int | None = None
+        self._ending: asyncio.Task[str] | None = None
         self._versions: set[str] = set()
         self._files: dict[str, SourceFile] = {}
         self.generation = 0
 
     @classmethod
     async def start(cls, limits: Limits) -> Self:
-        """Return a worker that waits for requests.
-
-        Raises:
-            OSError: No process could be made.
-            WorkerDiedError: It ended while setting itself up.
-            TimeoutError: It was not ready within a minute.
-        """
-        async with asyncio.timeout(_START_TIMEOUT_S):
-            worker = cls(*await _connect_new_process(limits))
-            try:
+        """Return a worker that waits for requests; raises WorkerStartError."""
+        worker = cls(*await _connect_new_process(limits))
+        try:
+            async with asyncio.timeout(_SET_UP_TIMEOUT_S):
                 reply = await worker.receive()
-            except BaseException:
-                await worker.kill()
-                raise
+        except TimeoutError as error:
+            await worker.kill()
+            raise WorkerStartError(f"it did not set itself up within {_SET_UP_TIMEOUT_S:g} s") from error
+        except WorkerDiedError as error:
+            how = await worker.kill()
+            raise WorkerStartError(f"while it set itself up, {error.why or how}") from error
+        except BaseException:
+            await worker.kill()
+            raise
         if not isinstance(reply, Ready):
             await worker.kill()
-            raise WorkerDiedError(f"a new reward worker said {type(reply).__name__}")
+            raise WorkerStartError(f"a new worker said {type(reply).__name__}")
         return worker
 
     @property
     def is_gone(self) -> bool:
         """Whether the worker has closed its socket."""
         return self._reader.at_eof()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the process (SIGSTOP), which says nothing of what it was doing."""
+        return self._process.pid is not None and fork_server.state_of(self._process.pid) in ("T", "t")
 
     def has_other_versions(self, sources: Sources) -> bool:
         """Whether the worker was given another version of one of these files."""
@@ -98,74 +106,64 @@ class WorkerProcess:
         try:
             await self._writer.drain()
         except OSError as error:
-            raise WorkerDiedError("its socket is closed") from error
+            raise WorkerDiedError from error
 
     async def receive(self) -> Reply:
         """Return the next reply; raises WorkerDiedError."""
         try:
             (num_bytes,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
             if num_bytes > MAX_FRAME_BYTES:
-                raise WorkerDiedError(f"it answered {num_bytes} bytes")
+                raise WorkerDiedError(f"it wanted to answer {num_bytes} bytes, and was killed")
             reply: Reply = decode_reply(await self._reader.readexactly(num_bytes))
         except (asyncio.IncompleteReadError, OSError) as error:
-            raise WorkerDiedError("its socket is closed") from error
+            raise WorkerDiedError from error
         except msgspec.DecodeError as error:  # user code can reach the socket, and what is sent there
-            raise WorkerDiedError("what it said cannot be read") from error
+            raise WorkerDiedError("it said what cannot be read, and was killed") from error
         return reply
 
-    async def kill(self) -> int | None:
-        """SIGKILL the worker and what it has spawned; return its exit code. May be called again."""
-        if self._is_killed:
-            return self._exit_code
-        self._is_killed = True
+    async def kill(self) -> str:
+        """SIGKILL the worker and what it has spawned; return how it ended. May be called again.
+
+        Whoever is cancelled meanwhile is so only when it has ended.
+        """
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(), name="end of a reward worker")
+        try:
+            return await asyncio.shield(self._ending)
+        except asyncio.CancelledError:
+            await self._ending
+            raise
+
+    async def _end(self) -> str:
+        lingers = False
+        if self.is_gone and not self._process.has_ended:
+            # It is about to end by itself, and that says more than our signal would.
+            lingers = not await asyncio.to_thread(self._process.wait, _LINGER_S)
         self._writer.transport.abort()
         pid = self._process.pid
         if pid is not None:
-            has_ended = wait([self._process.sentinel], timeout=0)
+            has_ended = self._process.has_ended
             try:
                 os.killpg(pid, signal.SIGKILL)  # what it has spawned may be there still when it has ended by itself
             except (ProcessLookupError, PermissionError):  # it has not made its session yet, or nothing is left
                 if not has_ended:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-        self._exit_code = await asyncio.to_thread(_reap, self._process)
+        how = await asyncio.to_thread(self._process.how_it_ended)
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
-        return self._exit_code
+        return "it closed its socket without ending, and was killed" if lingers else how
 
 
-async def _connect_new_process(
-    limits: Limits,
-) -> tuple[ForkServerProcess, asyncio.StreamReader, asyncio.StreamWriter]:
-    ours, theirs = socket.socketpair()
+async def _connect_new_process(limits: Limits) -> tuple[StartedWorker, asyncio.StreamReader, asyncio.StreamWriter]:
     try:
-        process = await asyncio.to_thread(_spawn, theirs, limits)
+        ours, theirs = socket.socketpair()
+    except OSError as error:
+        raise WorkerStartError(str(error)) from error
+    try:
+        process = await asyncio.wrap_future(fork_server.start(theirs, limits))
         reader, writer = await asyncio.open_connection(sock=ours)
     except BaseException:
         ours.close()  # a worker that starts nevertheless reads the end of the file and ends
         raise
-    finally:
-        theirs.close()
     return process, reader, writer
-
-
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    return context
-
-
-def _spawn(channel: socket.socket, limits: Limits) -> ForkServerProcess:
-    process = _context().Process(target=reward_worker.main, args=(channel, limits), name="reward worker")
-    with _exit_codes:
-        process.start()
-    return process
-
-
-def _reap(process: ForkServerProcess) -> int | None:
-    wait([process.sentinel], _JOIN_TIMEOUT_S)
-    with _exit_codes:
-        exit_code = process.exitcode
-        if exit_code is not None:
-            process.close()
-    return exit_code

@@ -144,7 +144,7 @@ def test_generated_code_runs_where_the_environment_says(project: Path, monkeypat
     [
         ("half_of_it", ["3 not_applicable", "3 invalid", "returned nan", "3 dropped as unscorable"]),
         ("raises", ["6 error", "ValueError: the judge is ill", 'my_rewards.py", line 15, in raises']),
-        ("exits", ["6 error", "died with exit code 3"]),
+        ("exits", ["6 error", "died twice: it ended with exit status 3"]),
         ("hangs", ["6 timeout", "took longer than 0.5 s and was killed"]),
         ("blocks_the_loop", ["6 timeout", "a function that blocks should be a plain def"]),
         ("refuses_to_end", ["6 timeout", "must neither block nor swallow CancelledError"]),

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -141,7 +142,14 @@ def scorer(both: tuple[WorkerPool, Scorer]) -> Scorer:
 class RewarderProcess:
     """``python -m services.rewarder`` on an ephemeral port."""
 
-    def __init__(self, redis_url: str, log_file: Path, **settings: str) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        log_file: Path,
+        *,
+        command: Sequence[str] = (sys.executable, "-m", "services.rewarder"),
+        **settings: str,
+    ) -> None:
         self.port = 0
         self.log_file = log_file
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
@@ -157,7 +165,7 @@ class RewarderProcess:
         }
         with log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.rewarder"],
+                command,
                 cwd=log_file.parent,
                 env=environment,
                 stdout=log,
@@ -201,7 +209,7 @@ def start_rewarder(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., Rew
     """Return a function that starts a rewarder; whatever is left of it at the end is killed."""
     started: list[RewarderProcess] = []
 
-    def start(**settings: str) -> RewarderProcess:
+    def start(**settings: Any) -> RewarderProcess:
         rewarder = RewarderProcess(redis_url, tmp_path / f"rewarder-{len(started)}.log", **settings)
         started.append(rewarder)
         return rewarder

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import msgspec
@@ -122,8 +121,7 @@ async def test_what_a_worker_that_ended_by_itself_has_started_ends_too(tmp_path:
     assert isinstance(await worker.receive(), Started)
     with pytest.raises(WorkerDiedError):
         await worker.receive()
-    await eventually(lambda: wait([worker._process.sentinel], timeout=0))  # pyright: ignore[reportPrivateUsage]
-    assert await worker.kill() == 7
+    assert await worker.kill() == "it ended with exit status 7"
     child = int((tmp_path / "pid").read_text())
     wait_for(lambda: not is_running(child), what="the end of the child")
 
@@ -151,7 +149,7 @@ class Held:
 
     def __init__(self, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_held = 0
-        monkeypatch.setattr(pool, "_ask_new_process", self.ask)
+        monkeypatch.setattr(pool.inspections, "_ask_new_process", self.ask)
 
     async def ask(self, request: Inspect) -> Inspected:
         if request.function.startswith("held:"):
@@ -165,9 +163,11 @@ async def test_imports_that_nobody_waits_for_leave_room_for_a_check(
 ) -> None:
     pool = one_worker(metrics)
     held = Held(pool, monkeypatch)
-    edits = [asyncio.create_task(pool.inspect("held:f", timeout_s=600, in_background=True)) for _ in range(3)]
+    edits = [
+        asyncio.create_task(pool.inspections.inspect("held:f", timeout_s=600, in_background=True)) for _ in range(3)
+    ]
     await eventually(lambda: held.num_held)
-    assert await pool.inspect("quick:f", timeout_s=60) == Inspected("sync")
+    assert await pool.inspections.inspect("quick:f", timeout_s=60) == Inspected("sync")
     for edit in edits:
         edit.cancel()
     await asyncio.gather(*edits, return_exceptions=True)
@@ -178,9 +178,9 @@ async def test_the_deadline_of_a_check_includes_waiting_for_other_imports(
 ) -> None:
     pool = one_worker(metrics)
     held = Held(pool, monkeypatch)
-    checks = [asyncio.create_task(pool.inspect("held:f", timeout_s=600)) for _ in range(2)]
+    checks = [asyncio.create_task(pool.inspections.inspect("held:f", timeout_s=600)) for _ in range(2)]
     await eventually(lambda: held.num_held == 2)
-    refused = await pool.inspect("quick:f", timeout_s=0.1)
+    refused = await pool.inspections.inspect("quick:f", timeout_s=0.1)
     assert refused == Refused("quick had to wait for 0.1 s while others were imported; try again")
     for check in checks:
         check.cancel()

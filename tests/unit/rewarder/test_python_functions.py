@@ -21,6 +21,7 @@ class FakePool:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.inspections = self
         self.after_reading: list[Callable[[], Awaitable[None]]] = []
         self.held: dict[str, asyncio.Event] = {}
         self.num_held = 0

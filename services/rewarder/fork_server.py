@@ -1,0 +1,174 @@
+"""Starts reward workers through multiprocessing's fork server, and says how they ended.
+
+    start --> fork server, which has math-verify loaded --> worker: about 10 ms
+                 killed:        the start fails, the next one makes another
+                 stands still:  killed after a minute, and so as above
+
+Workers end with their fork server (PR_SET_PDEATHSIG). Nobody is then left who could say how one of them ended.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from concurrent.futures import Future
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+
+from services.rewarder import reward_worker
+from services.rewarder.reward_worker import Limits
+
+PRELOAD = ["services.rewarder.reward_worker", "services.rewarder.built_ins.accuracy"]
+_START_TIMEOUT_S = 60.0
+_JOIN_TIMEOUT_S = 5.0
+_UNKNOWN = 255
+"""What multiprocessing makes of an exit code that it could not read."""
+_NOBODY_KNOWS = "it ended, and nobody could say how"
+# Process.start reads the exit codes of all ended processes. An exit code can be read once: a second reader gets 255.
+_exit_codes = threading.Lock()
+
+
+class WorkerStartError(Exception):
+    """No worker could be started; another try may do better."""
+
+
+class StartedWorker:
+    """A process that the fork server has made."""
+
+    def __init__(self, process: ForkServerProcess, server_pid: int | None) -> None:
+        self._process = process
+        self._server_pid = server_pid
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, which leads a session of its own once it has set itself up."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its end is known."""
+        return bool(wait([self._process.sentinel], timeout=0))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end, blocking; return whether it came."""
+        return bool(wait([self._process.sentinel], timeout_s))
+
+    def how_it_ended(self) -> str:
+        """Return how it ended, to follow "its worker process died:"; waits a few seconds for the end, blocking."""
+        if not self.wait(_JOIN_TIMEOUT_S):
+            return "it does not end, not even when killed"
+        if not _exit_codes.acquire(timeout=_JOIN_TIMEOUT_S):
+            return _NOBODY_KNOWS  # somebody waits for a fork server that stands still
+        try:
+            exit_code = self._process.exitcode
+            if exit_code is not None:
+                self._process.close()
+        finally:
+            _exit_codes.release()
+        if exit_code is None:
+            return _NOBODY_KNOWS
+        if exit_code == _UNKNOWN and not _is_running(self._server_pid):
+            return "its fork server ended, and took it along"
+        return describe_exit(exit_code)
+
+
+def start(channel: socket.socket, limits: Limits) -> "Future[StartedWorker]":
+    """Start a worker with this end of its socket, in a thread that nobody has to wait for.
+
+    The future's exception is a WorkerStartError.
+    """
+    started: Future[StartedWorker] = Future()
+    started.set_running_or_notify_cancel()
+
+    def start_it() -> None:
+        try:
+            started.set_result(_start(channel, limits))
+        except BaseException as error:  # noqa: BLE001  whatever it is, whoever waits raises it
+            started.set_exception(error)
+        finally:
+            channel.close()
+
+    try:
+        threading.Thread(target=start_it, name="start of a reward worker", daemon=True).start()
+    except RuntimeError as error:
+        channel.close()
+        started.set_exception(WorkerStartError(f"no thread can be started: {error}"))
+    return started
+
+
+def end_fork_server() -> None:
+    """Kill the fork server, and with it all workers; the next start makes another."""
+    pid = _server_pid()
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def describe_exit(exit_code: int) -> str:
+    """Return what an exit code says, to follow "its worker process died:"."""
+    if exit_code >= 0:
+        return f"it ended with exit status {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hints = {
+        "SIGKILL": " (if nobody did that, the machine or its container ran out of memory; the kernel's log says so)",
+        "SIGXCPU": " (it used up its processor time)",
+    }
+    return f"it was killed by {name}{hints.get(name, '')}"
+
+
+def _start(channel: socket.socket, limits: Limits) -> StartedWorker:
+    process = _context().Process(target=reward_worker.main, args=(channel, limits), name="reward worker")
+    has_stood_still = threading.Event()
+
+    def give_up() -> None:
+        has_stood_still.set()
+        end_fork_server()
+
+    with _exit_codes:
+        patience = threading.Timer(_START_TIMEOUT_S, give_up)
+        patience.daemon = True
+        try:
+            patience.start()
+            process.start()
+            return StartedWorker(process, _server_pid())
+        except (OSError, EOFError, RuntimeError) as error:
+            if has_stood_still.is_set():
+                why = f"the fork server did not answer within {_START_TIMEOUT_S:g} s, and was killed"
+            elif isinstance(error, EOFError):
+                why = "the fork server ended meanwhile"
+            else:
+                why = str(error)
+            raise WorkerStartError(why) from error
+        finally:
+            patience.cancel()
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    return context
+
+
+def _server_pid() -> int | None:
+    pid: int | None = getattr(forkserver, "_forkserver")._forkserver_pid  # noqa: B009, SLF001  private
+    return pid
+
+
+def _is_running(pid: int | None) -> bool:
+    """Whether the process is there and has not ended; True where nobody can say."""
+    return pid is None or not Path("/proc/self/stat").exists() or state_of(pid) not in ("", "Z")
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process, in /proc's letters; empty if it is not there, or there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
