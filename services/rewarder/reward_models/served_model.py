@@ -5,8 +5,8 @@
 
 A deadline runs from when the model begins with a call. A call that misses it is a timeout, and the others that are
 scored together with it go on. Only when the model has been at one thing for longer than the longest deadline of all the
-calls it is at, its process is killed; calls that it was not at go to the next one. Where a process dies, the calls it
-was at are errors: one of them may be the cause.
+calls it is at, its process is killed; calls that it was not at go to the next one. Where a process dies, so do
+the calls it was at, once: the second time they are errors, for one of them may be the cause.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from services.rewarder.fork_server import describe_exit
 from services.rewarder.reward_call import RewardCall, describe
 from services.rewarder.reward_models.activity import Activity
 from services.rewarder.reward_models.model_frames import (
@@ -64,6 +65,7 @@ class ServedModel:
         self._changed = asyncio.Event()
         self._activity: Activity | None = None
         self._longest_timeout_s = 0.0
+        self._has_died_loading = False
 
     @property
     def is_busy(self) -> bool:
@@ -180,7 +182,7 @@ class ServedModel:
                     call.fail("error", self._failure[0])
                 return
             waiting = [call for call in self._calls.values() if not call.answer.done()]
-            if not waiting:
+            if not waiting and not self._has_died_loading:
                 return
             for call in waiting:
                 call.requeue()
@@ -211,7 +213,7 @@ class ServedModel:
             self._metrics.kills.labels(reason).inc()
             exit_code = await process.kill()
         if reason != "failed":
-            self._blame(activity, reason=reason, exit_code=exit_code, was_up=is_up)
+            self._blame(activity, is_hung=reason == "timeout", how=describe_exit(exit_code), was_up=is_up)
 
     async def _converse(self, process: ModelProcess) -> str:
         """Take replies until the process is of no more use, and return why: ``timeout``, ``died`` or ``failed``."""
@@ -237,7 +239,7 @@ class ServedModel:
             self._revision = reply.revision  # a process that replaces this one loads the same commit
         elif isinstance(reply, Loaded):
             log.info("reward model %s is loaded by process %s: %s", self.name, self.pid, reply)
-            self._loaded, self._activity = reply, None
+            self._loaded, self._activity, self._has_died_loading = reply, None, False
             self._metrics.loads.labels("loaded").inc()
             self._metrics.loaded.inc()
             self._tell()
@@ -266,27 +268,30 @@ class ServedModel:
         call.begin()
         call.answer.set_result(Answer(scored.verdicts, version=self._loaded.version))
 
-    def _blame(self, activity: Activity | None, *, reason: str, exit_code: int, was_up: bool) -> None:
+    def _blame(self, activity: Activity | None, *, is_hung: bool, how: str, was_up: bool) -> None:
         """Say of each call that the process was at what became of it, or of the model that it cannot be loaded."""
-        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
         if not was_up:
-            if reason == "timeout":
-                self._fail(f"loading {self.name} took longer than {self._settings.load_timeout_s:g} s")
-            else:
-                self._fail(
-                    f"the process that loaded {self.name} died with {how}"
-                    + (": the machine may have no memory left for it" if exit_code == -9 else "")
-                )
+            self._blame_loading(is_hung=is_hung, how=how)
             return
-        log.warning("the process of reward model %s ended (%s, %s)", self.name, reason, how)
+        log.warning("the process of reward model %s is gone: %s", self.name, "it hung" if is_hung else how)
         for id_ in activity.ids if activity is not None else ():
             call = self._calls.get(id_)
-            if call is not None and reason == "timeout" and activity is not None:
+            if call is not None and is_hung and activity is not None:
                 call.fail("timeout", f"took longer than {activity.limit_s:g} s, and the model's process was killed")
             elif call is not None:
-                call.fail("error", f"the model's process died with {how} while it scored this")
+                call.note_death(how)
+
+    def _blame_loading(self, *, is_hung: bool, how: str) -> None:
+        if is_hung:
+            self._fail(f"loading {self.name} took longer than {self._settings.load_timeout_s:g} s")
+        elif self._has_died_loading:
+            self._fail(f"the process that loaded {self.name} died, and so did the next: {how}")
+        else:
+            log.warning("the process that loaded reward model %s died: %s. It is loaded once more", self.name, how)
+            self._has_died_loading = True
 
     def _fail(self, detail: str) -> None:
+        self._has_died_loading = False
         log.warning("reward model: %s", detail)
         self._metrics.loads.labels("failed").inc()
         self._failure = (detail, time.monotonic())

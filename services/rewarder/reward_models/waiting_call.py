@@ -20,6 +20,7 @@ class WaitingCall:
         self.begun: asyncio.Future[float] = loop.create_future()
         self.answer: asyncio.Future[Answer] = loop.create_future()
         self._requeued: asyncio.Future[None] = loop.create_future()
+        self._has_seen_a_death = False
 
     def begin(self) -> None:
         """Note that the model is at this call: its deadline runs from now."""
@@ -31,6 +32,12 @@ class WaitingCall:
         if not self.answer.done():
             seconds = time.monotonic() - self.begun.result() if self.begun.done() else 0.0
             self.answer.set_exception(RewardFailure(outcome, detail, seconds=seconds))
+
+    def note_death(self, how: str) -> None:
+        """Note that a process died while it was at this call: an error, if it is the second."""
+        if self._has_seen_a_death:
+            self.fail("error", f"the model's process died twice while it scored this: {how}")
+        self._has_seen_a_death = True
 
     def requeue(self) -> None:
         """Note that another process will begin with this call: until it does, no deadline runs."""

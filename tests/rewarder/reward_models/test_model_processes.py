@@ -108,21 +108,26 @@ async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_
 
 
 @pytest.mark.slow
-async def test_a_process_that_dies_costs_what_it_was_at_and_nothing_else(
-    reward_model: Path, metrics: RewarderMetrics, go: Path
+@pytest.mark.parametrize("num_kills", [1, 2])
+async def test_a_process_that_is_killed_costs_nothing_once_and_then_what_it_was_at(
+    reward_model: Path, metrics: RewarderMetrics, go: Path, num_kills: int
 ) -> None:
     name = str(reward_model)
-    (go / "pass-1").touch()
     async with serving(SETTINGS, metrics=metrics) as models:
-        await models.call(name, call_for(PAIR), timeout_s=60.0, lane="a")
         struck = start_call(models, name, PAIR, timeout_s=60.0)
-        pid = await in_a_pass(models, name, go, number=2)
-        queued = start_call(models, name, PAIR, timeout_s=60.0)
-        await asyncio.sleep(0)
-        os.kill(pid, signal.SIGKILL)
-        assert await outcome_of(struck) == ("error", "the model's process died with signal 9 while it scored this")
-        answer, _ = await queued
-        assert answer.verdicts[0].outcome == "scored"
+        for _ in range(num_kills):
+            pid = await in_a_pass(models, name, go, number=1)
+            (go / "began-1").unlink()
+            os.kill(pid, signal.SIGKILL)
+        if num_kills == 1:
+            await in_a_pass(models, name, go, number=1)
+            (go / "pass-1").touch()
+            answer, _ = await struck
+            assert answer.verdicts[0].outcome == "scored"
+        else:
+            outcome, detail = await outcome_of(struck)
+            assert outcome == "error"
+            assert detail.startswith("the model's process died twice while it scored this: it was killed by SIGKILL")
         assert not is_running(pid)
 
 

@@ -114,23 +114,48 @@ async def test_a_deadline_does_not_run_while_the_model_is_loaded_again(
     calls = [start_call(models, "org/name") for _ in range(2)]
     first = await processes.newest(1)
     await eventually(lambda: first.scores() == [0, 1])
-    # It begins with one, turns to the other, and dies.
+    # It begins with one, turns to the other, and dies; and so does the next.
     first.says(*LOADED, Working([0], is_scoring=True))
     await turn_the_loop()
     first.says(Working([1], is_scoring=True), ModelDiedError("gone"))
     second = await processes.newest(2)
-    await eventually(lambda: second.scores() == [0])
-    with pytest.raises(RewardFailure, match="died with signal 9 while it scored this"):
+    await eventually(lambda: second.scores() == [0, 1])
+    second.says(*LOADED, Working([1], is_scoring=True), ModelDiedError("gone"))
+    third = await processes.newest(3)
+    await eventually(lambda: third.scores() == [0])
+    with pytest.raises(RewardFailure, match="died twice while it scored this: it was killed by SIGKILL"):
         await calls[1]
     loop = asyncio.get_running_loop()
     clock = loop.time
     monkeypatch.setattr(loop, "time", lambda: clock() + 120.0)  # as timers see it
     await turn_the_loop()
     assert not calls[0].done()
-    second.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))
+    third.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))
     answer, seconds = await calls[0]
     assert answer.verdicts == [Verdict("scored", 0.5)]
     assert seconds < 60.0
+
+
+async def test_a_model_whose_process_died_while_it_loaded_is_loaded_once_more(
+    models: RewardModels, processes: Processes
+) -> None:
+    call = start_call(models, "org/name")
+    (await processes.newest(1)).says(ModelDiedError("gone"))
+    second = await processes.newest(2)
+    second.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))
+    answer, _ = await call
+    assert answer.verdicts == [Verdict("scored", 0.5)]
+
+
+async def test_a_model_whose_processes_die_whenever_it_is_loaded_says_how(
+    models: RewardModels, processes: Processes
+) -> None:
+    call = start_call(models, "org/name")
+    (await processes.newest(1)).says(ModelDiedError("gone"))
+    (await processes.newest(2)).says(ModelDiedError("gone"))
+    with pytest.raises(RewardFailure, match="loaded org/name died, and so did the next: it was killed by SIGKILL"):
+        await call
+    assert len(processes.started) == 2
 
 
 async def test_a_failure_that_nobody_foresaw_is_an_error_of_the_calls_and_no_wait_without_end(
