@@ -3,6 +3,7 @@
 --
 --   admit       dataset -> prompts       once per group id, fenced by the trainer's epoch
 --   readmit     the same for a group that was acked after the checkpoint now resumed from
+--   withdraw    prompts -> nowhere       what nobody has sampled, fenced by the trainer's epoch
 --   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
 --   settle      ack and delete           fenced by the trainer's epoch
 --   take_over   a new epoch: whoever holds an older one is fenced
@@ -19,7 +20,7 @@
 -- Times are the server's clock. A clock step can reclaim healthy work; that costs work, never correctness,
 -- because the second result of a group is dropped by hand_off.
 --
--- A full server lets through settle, which makes room; take_over and write_run, without which no trainer gets to it, and
+-- A full server lets through settle and withdraw, which make room; take_over and write_run, without which no trainer gets to it, and
 -- which overwrite; ask, point and list_run, by which a run is paused, stopped or given its turn; renew, which keeps those
 -- alive who wait; and alive, which reads.
 
@@ -66,6 +67,23 @@ redis.register_function('headrace_readmit', function(keys, args)
   redis.call('XADD', keys[2], '*', 'group_id', args[2], 'payload', args[3])
   return 1
 end)
+
+-- keys: epoch prompts started seen:prompts   args: epoch consumer_group (entry_id group_id)...
+-- Not what was handed off a moment ago: that was sampled.
+redis.register_function{function_name='headrace_withdraw', flags={'allow-oom'}, callback=function(keys, args)
+  local refused = fence(keys[1], args[1]) or gone(keys[2])
+  if refused then return refused end
+  local withdrawn = 0
+  for i = 3, #args, 2 do
+    if redis.call('XDEL', keys[2], args[i]) == 1 then
+      redis.call('XACK', keys[2], args[2], args[i])
+      redis.call('HDEL', keys[3], args[i + 1])
+      redis.call('SREM', keys[4], args[i + 1])
+      withdrawn = withdrawn + 1
+    end
+  end
+  return withdrawn
+end}
 
 -- keys: source destination seen:destination   args: consumer_group entry_id group_id payload
 redis.register_function('headrace_hand_off', function(keys, args)

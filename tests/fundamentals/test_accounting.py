@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from services.trainer.loop.admission import Admission
+from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.batch_builder import BatchBuilder
-from services.trainer.loop.group_ids import group_id
+from services.trainer.loop.group_ids import evaluation_id, group_id
 from services.trainer.loop.ledger import DEAD_LETTER, Ledger
-from services.trainer.loop.reconcile import check_not_fenced, missing_groups, take_over
+from services.trainer.loop.reconcile import check_not_fenced, missing_groups, take_over, withdraw_unsampled
 from services.trainer.loop.scored_groups import ScoredGroups
 from shared.errors import FencedError, StateLostError, UserError
 from shared.keys import GENERATORS, REWARDERS, TRAINERS, RunKeys
@@ -95,6 +96,7 @@ class Trainer:
         ledger = Ledger() if checkpoint is None else Ledger.from_json(checkpoint)
         trainer = cls(redis, keys, config, ledger=ledger, epoch=epoch)
         await renew(redis, leases=keys.leases(TRAINERS), consumer=f"trainer-{epoch}", lease_s=60)
+        await withdraw_unsampled(redis, keys, ledger, epoch=epoch)
         trainer.admission.admit_again(await missing_groups(redis, keys, ledger))
         return trainer
 
@@ -270,6 +272,71 @@ async def test_a_redis_that_was_restored_from_an_older_state_is_lost_state_and_n
     await redis.set(run_keys.epoch, 3)
     with pytest.raises(StateLostError, match="went back in time"):
         await check_not_fenced(redis, run_keys, 4)
+
+
+async def test_after_a_crash_prompts_wait_until_what_was_sampled_since_the_checkpoint_is_trained(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    """Generator and rank die together: what is not sampled would be sampled by weights as old as the checkpoint."""
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    await trainer.admission.admit(3)
+    checkpoint = trainer.ledger.to_json()
+    await trainer.admission.admit(5)
+    for delivery in await consumer(redis, run_keys, run_keys.prompts, GENERATORS, "generator-0").read(count=6):
+        if delivery.group_id not in ("00000001", "00000005"):  # under way, as the generator dies
+            payload = encode(completed_group(delivery.group_id))
+            await delivery.hand_off(run_keys.completions, run_keys.seen(run_keys.completions), payload)
+    await score(redis, run_keys)
+
+    successor = await Trainer.start(redis, run_keys, run_config, checkpoint=checkpoint)
+    assert [fields["group_id"] for _, fields in await entries(redis, run_keys.prompts)] == [b"00000001"]
+    assert successor.ledger.in_flight() == list(range(8))
+    pace = AdmissionPace(run_config, ledger=successor.ledger)  # at most six in flight
+
+    def num_to_admit() -> int:
+        num_unadmitted = successor.admission.num_unadmitted
+        return pace.num_to_admit(num_unadmitted=num_unadmitted, num_waiting=0, num_steps_left=9, paused_by=None)
+
+    assert (successor.admission.num_unadmitted, num_to_admit()) == (3, 1)
+    assert await successor.step() == [0, 2]
+    assert num_to_admit() == 3
+    assert await successor.admission.admit(3) == [5, 6, 7]
+    for _ in range(2):  # what the generator had begun comes first
+        await generate(redis, run_keys)
+    await score(redis, run_keys)
+    trained = [number for _ in range(3) for number in await successor.step()]
+    assert sorted(trained) == [1, 3, 4, 5, 6, 7]
+
+
+async def test_a_group_that_was_taken_back_and_arrives_after_all_is_trained_and_not_sampled_again(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    trainer = await Trainer.start(redis, run_keys, run_config)
+    checkpoint = trainer.ledger.to_json()
+    await trainer.admission.admit(2)
+    under_way = await consumer(redis, run_keys, run_keys.prompts, GENERATORS, "generator-0").read(count=1)
+
+    successor = await Trainer.start(redis, run_keys, run_config, checkpoint=checkpoint)
+    assert successor.admission.num_unadmitted == 2
+    payload = encode(completed_group(under_way[0].group_id))
+    await under_way[0].hand_off(run_keys.completions, run_keys.seen(run_keys.completions), payload)
+    await score(redis, run_keys)
+    await successor.receive()
+    successor.admission.leave_out(successor.scored.numbers())
+    assert await successor.admission.admit(1) == [1]
+    await generate(redis, run_keys)
+    await score(redis, run_keys)
+    assert await successor.step() == [0, 1]
+
+
+async def test_prompts_of_an_evaluation_that_a_crash_cut_off_are_not_sampled(
+    redis: Redis, run_keys: RunKeys, run_config: RunConfig
+) -> None:
+    await Trainer.start(redis, run_keys, run_config)
+    label = evaluation_id(epoch=1, step=2, index=0)
+    await redis.xadd(run_keys.prompts, {"group_id": label, "payload": b"prompt"})
+    await Trainer.start(redis, run_keys, run_config)
+    assert await entries(redis, run_keys.prompts) == []
 
 
 async def test_a_buried_group_is_dropped_with_its_reason_at_the_next_start(

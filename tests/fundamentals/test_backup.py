@@ -143,8 +143,8 @@ async def test_checkpoints_and_then_redis_restored_lose_no_group_and_train_none_
     assert successor.ledger.num_trained == 6
     assert successor.ledger.admitted == 12
     assert successor.ledger.in_flight() == [6, 7, 8, 9, 10, 11], "trained after the copied checkpoint, or under way"
-    assert successor.admission.num_unadmitted == 4
-    await successor.admission.admit(4)
+    assert successor.admission.num_unadmitted == 6, "two of them had not been sampled"
+    await successor.admission.admit(6)
     await generate(there, run_keys)
     await score(there, run_keys)
     again = [number for _ in range(3) for number in await successor.step()]

@@ -10,7 +10,7 @@ The number of a group is its position in the shuffled data set, so admission nee
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 from services.trainer.loop.group_ids import group_id
@@ -117,6 +117,11 @@ class Admission:
     def admit_again(self, numbers: Iterable[int]) -> None:
         """Put groups of which no trace is left before all others; they take their turn within the same bound."""
         self._again.extend(number for number in numbers if number not in self._again)
+
+    def leave_out(self, numbers: Collection[int]) -> None:
+        """Do not admit again what has arrived after all: it was being sampled when it was taken back."""
+        if self._again:
+            self._again = deque(it for it in self._again if it not in numbers and not self._ledger.is_settled(it))
 
     async def admit(self, count: int) -> list[int]:
         """Admit the next ``count`` usable groups, and return their numbers.

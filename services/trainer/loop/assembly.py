@@ -24,7 +24,7 @@ from services.trainer.loop.ledger import Ledger
 from services.trainer.loop.lost_writes import LostWrites
 from services.trainer.loop.parts import Parts
 from services.trainer.loop.probe_prompt import make_prober
-from services.trainer.loop.reconcile import check_not_fenced, missing_groups
+from services.trainer.loop.reconcile import check_not_fenced, missing_groups, withdraw_unsampled
 from services.trainer.loop.run_pause import RunPause
 from services.trainer.loop.schedule import total_steps
 from services.trainer.loop.scored_groups import BEGINNING, ScoredGroups
@@ -113,6 +113,7 @@ async def assemble(
         redis, keys=keys, ledger=ledger, scored=scored, admission=admission, evaluations=evaluations
     )
     await lost_writes.make_up()  # knows the server from here on: what it loses after the next line is noticed
+    await withdraw_unsampled(redis, keys, ledger, epoch=epoch)
     admission.admit_again(await missing_groups(redis, keys, ledger))
     traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
     batches = BatchBuilder(config, scored=scored, ledger=ledger, traces=traces)

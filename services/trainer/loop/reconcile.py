@@ -5,16 +5,20 @@ in the checkpoint: settled | on a stream: in flight | a dead letter: dropped | n
 Which groups were admitted since the checkpoint is read where the trainer itself writes it down, in one step with the
 admission: the set of what entered the prompts stream. What an entry or a dead letter calls itself says nothing of that:
 others may write what they like there.
+
+What was admitted after the checkpoint and is not sampled yet is taken back first, and admitted again when its turn has
+come. The steps since the checkpoint are repeated with the groups that were sampled for them; a prompt that is sampled
+meanwhile, by weights as old as the checkpoint, would be too stale before a batch has a place for it.
 """
 
 import functools
 import logging
 from collections.abc import Iterable
 
-from services.trainer.loop.group_ids import training_number
+from services.trainer.loop.group_ids import is_evaluation, training_number
 from services.trainer.loop.ledger import DEAD_LETTER, Ledger
 from shared.errors import FencedError, StateLostError
-from shared.keys import TRAINERS, RunKeys
+from shared.keys import GENERATORS, TRAINERS, RunKeys
 from shared.redis_connection import Redis, call, patiently
 
 log = logging.getLogger(__name__)
@@ -49,6 +53,36 @@ async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
         )
 
 
+async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, epoch: int) -> int:
+    """Take back prompts that were admitted after the checkpoint of ``ledger``, and what is left of older evaluations.
+
+    They count as admitted, and are missing until they are admitted again. What a generator samples of them at this
+    moment may still arrive, and is then trained. Returns how many there were.
+
+    Raises:
+        FencedError: A newer incarnation owns the run.
+    """
+    checkpointed = ledger.admitted
+    admitted = _numbers(await _members(redis, keys.seen(keys.prompts)))
+    ledger.admitted = max([checkpointed, *(number + 1 for number in admitted)])
+    entries = [
+        (entry_id, label)
+        for entry_id, label in await _entries_on(redis, keys.prompts)
+        if is_evaluation(label) or ((number := training_number(label)) in admitted and number >= checkpointed)
+    ]
+    num_withdrawn = 0
+    for start in range(0, len(entries), _PAGE):
+        num_withdrawn += await call(
+            redis,
+            "headrace_withdraw",
+            keys=(keys.epoch, keys.prompts, keys.started, keys.seen(keys.prompts)),
+            args=(epoch, GENERATORS, *(part for entry in entries[start : start + _PAGE] for part in entry)),
+        )
+    if num_withdrawn:
+        log.info("%d prompts wait until the steps since the checkpoint are made again", num_withdrawn)
+    return num_withdrawn
+
+
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:
     """Advance ``ledger.admitted`` past all that was admitted and return the groups that exist nowhere any more."""
     admitted = _numbers(await _members(redis, keys.seen(keys.prompts)))
@@ -80,12 +114,19 @@ async def buried(redis: Redis, keys: RunKeys) -> set[str]:
 
 
 async def _groups_on(redis: Redis, stream: str) -> set[str]:
-    found: set[str] = set()
+    return {label for _, label in await _entries_on(redis, stream)}
+
+
+async def _entries_on(redis: Redis, stream: str) -> list[tuple[str, str]]:
+    """Return (entry id, group id) of everything on a stream."""
+    found: list[tuple[str, str]] = []
     after = "-"
     while after:
         page = functools.partial(redis.xrange, stream, min=after, count=_PAGE)
         entries = await patiently(page, what=f"scanning {stream}", timeout_s=60)
-        found |= {fields.get(b"group_id", b"").decode(errors="replace") for _, fields in entries}
+        found += [
+            (entry_id.decode(), fields.get(b"group_id", b"").decode(errors="replace")) for entry_id, fields in entries
+        ]
         after = f"({entries[-1][0].decode()}" if len(entries) == _PAGE else ""
     return found
 

@@ -202,6 +202,7 @@ class TrainingLoop:
 
     async def _admit(self) -> None:
         parts = self._parts
+        parts.admission.leave_out(parts.scored.numbers())
         count = parts.pace.num_to_admit(
             num_unadmitted=parts.admission.num_unadmitted,
             num_waiting=len(parts.scored.numbers()),
