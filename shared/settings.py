@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 from shared.access.keyring import Keyring
 from shared.child_secrets import SECRETS, in_memory
 from shared.errors import UserError
+from shared.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
 from shared.logs import LogFormat, LogLevel
 from shared.redis_url import why_no_redis_url
 from shared.secret_files import password_of, read_secret, with_password, without_password
@@ -53,6 +54,15 @@ class ServiceSettings(BaseSettings):
     tls_key_file: Path | None = Field(default=None, description="Key of that certificate")
     tls_ca_file: Path | None = Field(
         default=None, description="Certificates of the CAs that are trusted where other services are called over https"
+    )
+    data_roots: str = Field(
+        default="",
+        description="Directories below which runs may name models and data sets, separated like PATH; if empty, all "
+        "that are not the operating system's",
+    )
+    weight_roots: str = Field(
+        default="",
+        description="The same for weight_dir; may have URLs such as s3://bucket/weights",
     )
     replica_id: str = Field(default="", description="Stable name of this replica; host name if empty")
     redis_patience_s: float = Field(
@@ -107,6 +117,20 @@ class ServiceSettings(BaseSettings):
         if reason := why_no_redis_url(url.get_secret_value()):
             raise ValueError(reason)
         return url
+
+    @field_validator("data_roots", "weight_roots")
+    @classmethod
+    def _roots_are_places(cls, text: str) -> str:
+        parse_roots(text)
+        return text
+
+    def places_of_data(self) -> FileRoots:
+        """Return where models and data sets may be."""
+        return FileRoots(parse_roots(self.data_roots) or default_roots(), "HEADRACE_DATA_ROOTS")
+
+    def places_of_weights(self) -> FileRoots:
+        """Return where weights may be written."""
+        return FileRoots(parse_roots(self.weight_roots) or default_weight_roots(), "HEADRACE_WEIGHT_ROOTS")
 
     @model_validator(mode="after")
     def _a_reachable_service_has_keys(self) -> Self:

@@ -32,6 +32,7 @@ from shared.keys import RunKeys
 from shared.logs import about_run
 from shared.redis_connection import Redis, wait_until_back
 from shared.run_config import RunConfig
+from shared.run_places import require_places
 from shared.run_store import TERMINAL, RunRecord, RunStore
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,8 @@ class RunFollower:
         async with registered(self._redis, keys, replica_id=name, url=self._url, patience_s=patience_s) as seat:
             try:
                 config = record.parsed_config()
+                roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
+                require_places(config, **roots, opens_data_sets=False)
                 engine = await self._engine_for(spec_for(config, has_cuda=has_cuda), has_cuda=has_cuda)
             except UserError as error:
                 await self._refuse(record.run_id, seat, str(error))

@@ -94,6 +94,7 @@ class RewarderService:
                 load_timeout_s=settings.reward_model_load_timeout_s,
                 queue_timeout_s=settings.queue_timeout_s,
                 check_timeout_s=settings.check_timeout_s,
+                roots=settings.places_of_data(),
             ),
             metrics=RewardModelMetrics(self._metrics.registry),
             in_use=lambda: self._reward_loop.names_in_use(),

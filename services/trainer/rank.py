@@ -36,6 +36,7 @@ from shared.keys import TRAINERS, RunKeys
 from shared.lease import lease
 from shared.logs import about_run, configure_first_logging, configure_logging, log_lines
 from shared.redis_connection import Redis, connect, wait_until_back
+from shared.run_places import require_places
 from shared.run_store import RunRecord, RunStore
 from shared.settings import from_environment
 
@@ -143,6 +144,7 @@ async def _train(
     from services.trainer.room import Room
 
     config = record.parsed_config()
+    require_places(config, data=settings.places_of_data(), weights=settings.places_of_weights())
     epoch = await take_over(redis, RunKeys(record.run_id))
     store.write_as(epoch)
     sender = WeightSender(

@@ -2,11 +2,13 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
+from shared.file_roots import FileRoots
 from shared.settings import ServiceSettings, default_runs_dir
 from shared.tls import PeerTls
 
@@ -94,6 +96,11 @@ class TrainerSettings(ServiceSettings):
     def generator_tls(self) -> PeerTls:
         """Return how generators are called over https."""
         return PeerTls(self.tls_ca_file, self.tls_generator_name)
+
+    def places_of_data(self) -> FileRoots:
+        """Return where models and data sets may be: also what earlier runs have left."""
+        given = super().places_of_data()
+        return replace(given, roots=(*given.roots, str(self.runs_dir)))
 
     def rank_environment(self) -> dict[str, str]:
         """Return the environment of a training rank: ours, these settings, and ``rank_env`` on top."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,10 +79,11 @@ async def test_everything_that_is_wrong_is_said_in_one_answer(client: httpx.Asyn
     errors = await refusal(client, run | {"learning_rate": "fast", "num_generations": 1, "colour": "red"})
     assert set(errors) == {"learning_rate", "num_generations", "colour"}
     errors = await refusal(
-        client, run | {"model": "/nowhere/model", "dataset_name": "/nowhere/train.jsonl", "reward_funcs": ["nice"]}
+        client,
+        run | {"model": "/tmp/nowhere/model", "dataset_name": "/tmp/nowhere/train.jsonl", "reward_funcs": ["nice"]},
     )
-    assert "no directory /nowhere/model" in errors["model"]
-    assert "no file /nowhere/train.jsonl" in errors["dataset_name"]
+    assert "no directory /tmp/nowhere/model" in errors["model"]
+    assert "no file /tmp/nowhere/train.jsonl" in errors["dataset_name"]
     assert errors["reward_funcs"] == "there is no reward function nice; built in is accuracy_reward"
 
 
@@ -165,8 +167,8 @@ async def test_what_is_wrong_with_a_data_set_is_said_of_the_setting_that_names_i
     evaluated = {"dataset_name": path, "eval_steps": 1}
     errors = await refusal(client, run | evaluated | {"eval_dataset_name": str(torn)})
     assert list(errors) == ["eval_dataset_name"]
-    errors = await refusal(client, run | evaluated | {"eval_dataset_name": "/nowhere/test.jsonl"})
-    assert errors == {"eval_dataset_name": "there is no file /nowhere/test.jsonl"}
+    errors = await refusal(client, run | evaluated | {"eval_dataset_name": "/tmp/nowhere/test.jsonl"})
+    assert errors == {"eval_dataset_name": "there is no file /tmp/nowhere/test.jsonl"}
 
 
 async def test_a_bucket_that_the_trainer_has_no_package_for_is_refused(client: httpx.AsyncClient, run: Run) -> None:
@@ -325,3 +327,25 @@ async def test_the_arguments_of_reward_functions_are_checked_by_the_rewarder_and
     assert said["reward_kwargs"].startswith(
         "accuracy_reward is given 'solution' by reward_kwargs and by the dataset, which has a column of that name"
     )
+
+
+async def test_a_run_names_files_below_the_roots_and_learns_nothing_of_others(
+    client: httpx.AsyncClient, run: Run, tmp_path: Path
+) -> None:
+    link = tmp_path / "train-too.jsonl"
+    link.symlink_to("/etc/shadow")
+    disk = {"weight_transport": "disk"}
+    for changes, field in (
+        ({"dataset_name": str(link)}, "dataset_name"),
+        ({"dataset_name": "/etc/passwd.jsonl"}, "dataset_name"),
+        ({"dataset_name": "/etc"}, "dataset_name"),
+        ({"model": "/etc/ssl"}, "model"),
+        (disk | {"weight_dir": "/etc/cron.d"}, "weight_dir"),
+        (disk | {"weight_dir": "file:///etc/cron.d"}, "weight_dir"),
+        ({"vllm": {"speculative_config": {"method": "draft_model", "model": "/etc/ssl"}}}, "vllm"),
+    ):
+        reply = await client.post("/v1/runs", params={"dry_run": "true"}, json=run | changes)
+        assert reply.status_code == 422, changes
+        found = {error["field"]: error["message"] for error in reply.json()["errors"]}
+        assert "that runs may name" in found[field]
+        assert "root:" not in reply.text

@@ -7,6 +7,7 @@ import msgspec
 
 from services.rewarder.reward_call import printable
 from shared.errors import UserError
+from shared.file_roots import FileRoots
 
 _HUB_ID = re.compile(
     r"(?P<id>[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?"
@@ -31,14 +32,18 @@ def is_reward_model(name: str) -> bool:
     return "/" in name
 
 
-def model_place(name: str) -> ModelPlace:
-    """Return where the model called ``name`` is.
+def model_place(name: str, roots: FileRoots) -> ModelPlace:
+    """Return where the model called ``name`` is; one on this machine lies below the roots.
 
     Raises:
         UserError: It can be nowhere; the message says what a name looks like.
     """
+    if name.startswith("/") and len(name) <= _MAX_CHARACTERS:
+        roots.require(name, field="reward_funcs", whole=True)
     if len(name) <= _MAX_CHARACTERS and _is_directory(name):
-        return ModelPlace(str(Path(name).resolve()))
+        found_at = str(Path(name).resolve())
+        roots.require(found_at, field="reward_funcs", whole=True)
+        return ModelPlace(found_at)
     shown = printable(name)
     if "://" in name:
         raise UserError(f"'{shown}' is a URL; a reward endpoint is registered under a name, and used by it")
@@ -58,6 +63,6 @@ def model_place(name: str) -> ModelPlace:
 
 def _is_directory(name: str) -> bool:
     try:
-        return name.strip(".") != "" and Path(name).is_dir()
+        return name.strip(".") != "" and ".." not in name.split("/") and Path(name).is_dir()
     except (OSError, ValueError):  # a name that is too long, or has a NUL
         return False

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from shared.file_roots import FileRoots, default_roots
+
 
 class ModelSettings(msgspec.Struct, frozen=True):
     """How models are loaded and asked; times in seconds."""
@@ -13,5 +15,7 @@ class ModelSettings(msgspec.Struct, frozen=True):
     load_timeout_s: float = 600.0
     queue_timeout_s: float = 300.0
     check_timeout_s: float = 15.0
+    roots: FileRoots = FileRoots(default_roots(), "HEADRACE_DATA_ROOTS")
+    """Below which models on this machine lie."""
     min_hang_s: float = 10.0
     """No process is killed that was at one thing for less: a short deadline is not worth loading a model again."""

@@ -107,7 +107,7 @@ class RewardModels:
         """
         known = self._models.get(name)
         if known is None or anew_if_changed or (not known.is_up and known.recent_failure() is None):
-            await self._make(name, model_place(name), anew_if_changed=anew_if_changed)
+            await self._make(name, model_place(name, self._settings.roots), anew_if_changed=anew_if_changed)
         if self._is_closed:
             raise RewardFailure("error", "the rewarder is stopping")
         model = self._models.pop(name)

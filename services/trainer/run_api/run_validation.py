@@ -31,6 +31,7 @@ from shared.errors import UnavailableError, UserError
 from shared.run_config import RunConfig, parse_run_config
 from shared.run_options.data import DatasetSource
 from shared.run_options.reward_kwargs import also_columns
+from shared.run_places import misplaced
 from shared.tls import PeerTls
 
 _MAX_KEYS = 200
@@ -84,6 +85,10 @@ class RunValidator:
             Problem: 422 with one sentence for each thing that is wrong, or 503 if the rewarder is away.
         """
         config = _parse(raw)
+        places = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
+        outside = await asyncio.to_thread(misplaced, config, **places)
+        if outside:  # nothing looks at what is there
+            raise invalid_run([*outside, *(await self._check_rewards(config)).errors])
         async with asyncio.TaskGroup() as tasks:
             model = tasks.create_task(self._check_model(config), name="check model")
             dataset = tasks.create_task(self._check_dataset(config), name="check dataset")

@@ -6,6 +6,9 @@ import pytest
 
 from services.rewarder.reward_models.model_name import ModelPlace, is_reward_model, model_place
 from shared.errors import UserError
+from shared.file_roots import FileRoots
+
+ANYWHERE = FileRoots(("/",), "HEADRACE_DATA_ROOTS")
 
 
 @pytest.mark.parametrize("name", ["org/name", "org/name@main", "/a/directory", "./here", "org/name.with-dots_1"])
@@ -25,7 +28,7 @@ def test_a_directory_does_not_take_the_name_of_a_function_or_an_endpoint(
     (tmp_path / "judge").mkdir()
     assert not is_reward_model("judge")
     assert is_reward_model("./judge")
-    assert model_place("./judge") == ModelPlace(str(tmp_path / "judge"))
+    assert model_place("./judge", ANYWHERE) == ModelPlace(str(tmp_path / "judge"))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,7 @@ def test_a_directory_does_not_take_the_name_of_a_function_or_an_endpoint(
     ],
 )
 def test_an_id_may_have_a_revision(name: str, place: ModelPlace) -> None:
-    assert model_place(name) == place
+    assert model_place(name, ANYWHERE) == place
     assert not place.is_directory
 
 
@@ -47,5 +50,5 @@ def test_an_id_may_have_a_revision(name: str, place: ModelPlace) -> None:
 def test_what_can_be_nowhere_is_refused_with_what_a_name_looks_like(name: str) -> None:
     assert is_reward_model(name)
     with pytest.raises(UserError, match=r"is neither a directory nor a Hugging Face id \('org/name'") as caught:
-        model_place(name)
+        model_place(name, ANYWHERE)
     assert len(str(caught.value).encode()) < 600

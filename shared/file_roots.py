@@ -1,0 +1,115 @@
+"""Which files of this machine a run or a request may name: those below the roots that the operator names.
+
+    path --absolute, no "..", spelled below a root?--> links followed --still below a root?--> may be used
+
+What is spelled outside of the roots is refused without a look at it, so that a refusal says nothing of what is there.
+Without a setting the roots are what this machine has beside its operating system: the user who starts the services on a
+laptop submits the runs too, and names whatever is theirs. Never /etc, /proc, /run, /var and their like.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from shared.errors import UserError
+
+_SYSTEM = frozenset(
+    {
+        *("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "lost+found", "proc", "root", "run", "sbin"),
+        *("snap", "sys", "usr", "var"),
+    }
+)
+_STORES = ("s3://", "gs://", "gcs://", "az://", "abfs://")
+_MAX_ENTRIES = 100_000
+
+
+@dataclass(frozen=True)
+class FileRoots:
+    """Directories, and prefixes of URLs, with the setting that names them."""
+
+    roots: tuple[str, ...]
+    variable: str
+
+    def require(self, path: str, *, field: str, whole: bool = False) -> None:
+        """Return if the path may be used; with ``whole``, all that is below it too.
+
+        Raises:
+            UserError: It may not be used. The same is said of what is there and of what is not.
+        """
+        shown = path[:200]
+        if "\0" in path or ".." in path.split("/"):
+            raise UserError(f"{shown!r} has '..' in it; write the path without", field=field)
+        if "://" in path and not path.startswith("file://"):
+            allowed = any(_is_below(path, root) for root in self.roots if "://" in root)
+            if not allowed:
+                raise UserError(self._outside(shown), field=field)
+            return
+        spelled = os.path.normpath(path.removeprefix("file://"))
+        if not any(_is_below(spelled, root) for root in (*self.directories(), *self._resolved())):
+            raise UserError(self._outside(shown), field=field)
+        found = [spelled, *(_links_below(spelled) if whole else ())]
+        if not all(self._holds(os.path.realpath(each)) for each in found):
+            raise UserError(
+                f"{shown!r} leads through a link out of the directories that runs may name; {self._named()}",
+                field=field,
+            )
+
+    def directories(self) -> tuple[str, ...]:
+        """Return the roots that are directories."""
+        return tuple(root for root in self.roots if "://" not in root)
+
+    def _resolved(self) -> tuple[str, ...]:
+        return tuple(map(os.path.realpath, self.directories()))
+
+    def _holds(self, real: str) -> bool:
+        return any(_is_below(real, root) for root in self._resolved())
+
+    def _outside(self, shown: str) -> str:
+        return f"{shown!r} is not in a place that runs may name; {self._named()}"
+
+    def _named(self) -> str:
+        return f"{self.variable} of this service names {', '.join(self.roots)}"
+
+
+def parse_roots(text: str) -> tuple[str, ...]:
+    """Return roots that are separated as in PATH; a URL such as s3://bucket/prefix may be among them.
+
+    Raises:
+        ValueError: One of them is no absolute path and no URL.
+    """
+    roots = tuple(root.rstrip("/") if "://" not in root else root for root in re.split(r":(?!//)", text) if root)
+    for root in roots:
+        if "://" not in root and not root.startswith("/"):
+            raise ValueError(f"'{root}' is neither an absolute path nor a URL such as s3://bucket/weights")
+    return roots
+
+
+@cache
+def default_roots() -> tuple[str, ...]:
+    """Return the directories of this machine that are not its operating system's, and the user's own."""
+    found = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and Path("/", name).is_dir()}
+    found |= {os.path.expanduser("~"), os.getcwd(), tempfile.gettempdir()}
+    return tuple(sorted(path for path in found if path.startswith("/") and path != "/"))
+
+
+def default_weight_roots() -> tuple[str, ...]:
+    """Return these, and any bucket that the service has credentials for."""
+    return (*default_roots(), *_STORES)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root if root.endswith("/") else f"{root}/")
+
+
+def _links_below(directory: str) -> Iterable[str]:
+    """Yield the links in a directory and below it; a directory that is itself a link is resolved by its reader."""
+    num_entries = 0
+    for top, directories, files in os.walk(os.path.realpath(directory)):
+        num_entries += len(directories) + len(files)
+        if num_entries > _MAX_ENTRIES:
+            return
+        yield from (path for name in (*directories, *files) if os.path.islink(path := os.path.join(top, name)))

@@ -1,0 +1,123 @@
+"""A run names files below the operator's roots; of what lies elsewhere nothing is told."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UserError
+from shared.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
+from shared.run_config import RunConfig
+from shared.run_places import misplaced
+
+
+def why_not(roots: FileRoots, path: object, *, whole: bool = False) -> str:
+    try:
+        roots.require(str(path), field="f", whole=whole)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> FileRoots:
+    for name in ("data/model", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("data/rows.jsonl", "other/secret", "data/model/config.json"):
+        (tmp_path / name).write_text("{}")
+    return FileRoots((str(tmp_path / "data"), "s3://bucket/weights"), "HEADRACE_DATA_ROOTS")
+
+
+def test_what_lies_below_a_root_may_be_named_and_a_link_within_it_too(roots: FileRoots, tmp_path: Path) -> None:
+    (tmp_path / "data" / "link.jsonl").symlink_to(tmp_path / "data" / "rows.jsonl")
+    (tmp_path / "data" / "model" / "tokenizer.json").symlink_to("config.json")
+    for name in ("rows.jsonl", "link.jsonl", "not-yet-there", "model", ""):
+        assert why_not(roots, tmp_path / "data" / name, whole=True) == ""
+    assert why_not(roots, f"file://{tmp_path}/data/rows.jsonl") == ""
+
+
+def test_the_same_is_said_of_what_is_there_and_of_what_is_not(roots: FileRoots, tmp_path: Path) -> None:
+    there, missing = (why_not(roots, tmp_path / "other" / name) for name in ("secret", "SECRET"))
+    assert there.replace("secret", "SECRET") == missing
+    assert "is not in a place that runs may name; HEADRACE_DATA_ROOTS of this service names " in there
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/shadow", "/etc/cron.d", "{top}/data/../other/secret", "{top}/data-too", "{top}", "/", "", "relative",
+        "file:///etc/shadow", "file://{top}/other", "/proc/self/root{top}/data/rows.jsonl", "{top}//data/../../etc",
+        "s3://bucket/weights-too", "s3://bucket", "s3://other/weights", "gs://bucket/weights", "http://127.0.0.1/x",
+        "s3://bucket/weights/../../other", "//{top}/other", "{top}/data\0/../other", "memory://x", "S3://bucket/weights",
+    ],
+)  # fmt: skip
+def test_what_lies_elsewhere_is_refused(roots: FileRoots, tmp_path: Path, path: str) -> None:
+    assert why_not(roots, path.replace("{top}", str(tmp_path)))
+
+
+def test_a_link_out_of_the_roots_is_refused_wherever_it_stands(roots: FileRoots, tmp_path: Path) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    (data / "out.jsonl").symlink_to(other / "secret")
+    (data / "folder").symlink_to(other)
+    (data / "chain").symlink_to("folder")
+    (data / "model" / "tokenizer.json").symlink_to(other / "secret")
+    for path in (data / "out.jsonl", data / "folder" / "secret", data / "chain" / "secret", data / "folder" / "none"):
+        assert "leads through a link out" in why_not(roots, path)
+    assert "leads through a link out" in why_not(roots, data / "model", whole=True)
+    assert str(other) not in why_not(roots, data / "out.jsonl"), "where it leads is not told"
+
+
+def test_a_root_may_be_a_link_and_is_known_by_both_names(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    roots = FileRoots((str(tmp_path / "link"),), "V")
+    assert why_not(roots, tmp_path / "link" / "x") == why_not(roots, tmp_path / "real" / "x") == ""
+
+
+def test_without_a_setting_the_operating_system_s_directories_are_no_roots() -> None:
+    roots = FileRoots(default_weight_roots(), "HEADRACE_WEIGHT_ROOTS")
+    for path in (
+        "/etc/cron.d",
+        "/etc/shadow",
+        "/proc/1/environ",
+        "/run/secrets/x",
+        "/var/spool/cron",
+        "/usr/lib",
+        "/dev/shm",
+    ):
+        assert why_not(roots, path), path
+    for path in (f"{Path.cwd()}/x", f"{Path.home()}/x", "/tmp/x", "s3://any/where"):
+        assert why_not(roots, path) == ""
+    assert "/" not in default_roots()
+
+
+def test_roots_are_separated_like_path_and_urls_keep_their_colon() -> None:
+    assert parse_roots("/data:/models/:s3://bucket/w:/x") == ("/data", "/models", "s3://bucket/w", "/x")
+    assert parse_roots("") == ()
+    with pytest.raises(ValueError, match="'data' is neither an absolute path nor a URL"):
+        parse_roots("/x:data")
+
+
+def test_every_path_of_a_run_is_looked_at(roots: FileRoots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    common = {"reward_funcs": ["accuracy_reward"], "eval_on_start": True}
+    outside = {
+        "model": "/etc", "datasets": [{"path": "/etc/a.jsonl"}, {"path": "json"}, {"path": "org/here"}],
+        "eval_dataset_name": "/etc", "weight_transport": "disk", "weight_dir": "/etc/cron.d",
+        "vllm": {"speculative_config": {"method": "draft_model", "model": "/etc/draft"}},
+    }  # fmt: skip
+    found = misplaced(RunConfig.model_validate(common | outside), data=roots, weights=roots)
+    names = ["model", "datasets.0", "datasets.1", "datasets.2", "eval_dataset_name", "vllm", "weight_dir"]
+    assert [field for field, _ in found] == names
+    data = tmp_path / "data"
+    inside = {
+        "model": str(data / "model"), "dataset_name": str(data / "rows.jsonl"), "eval_dataset_name": "org/on-the-hub",
+        "weight_transport": "disk", "weight_dir": "s3://bucket/weights/a",
+    }  # fmt: skip
+    assert misplaced(RunConfig.model_validate(common | inside), data=roots, weights=roots) == []
+
+
+def test_a_tree_of_links_in_a_circle_ends(roots: FileRoots, tmp_path: Path) -> None:
+    os.symlink(tmp_path / "data", tmp_path / "data" / "model" / "up")
+    assert why_not(roots, tmp_path / "data" / "model", whole=True) == ""
