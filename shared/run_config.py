@@ -4,8 +4,8 @@ Validated once, by the run API, before anything starts; then stored in Redis and
 refused, and combinations that make no sense are refused with the reason.
 """
 
-import difflib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shared.errors import UserError
+from shared.near_name import nearest
 from shared.run_options.data import DataOptions, DatasetSource
 from shared.run_options.from_trl import INSTEAD
 from shared.run_options.generation import INSTEAD_IN_GENERATION_KWARGS, GenerationKwargs, GenerationOptions
@@ -22,11 +23,12 @@ from shared.run_options.keeping import KeepingOptions
 from shared.run_options.lora import LoraOptions
 from shared.run_options.loss import LossOptions
 from shared.run_options.pushing import PushingOptions
-from shared.run_options.reward_kwargs import RewardKwargs, check_reward_kwargs
+from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 from shared.run_options.section import Positive
 from shared.run_options.training import TrainingOptions
 from shared.run_options.wording import EMPTY, what_is_wrong
 
+_MAX_PROBLEMS = 100
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 
 
@@ -44,12 +46,15 @@ class RunConfig(
     )
 
     # Rewards
-    reward_funcs: list[str] = Field(
+    reward_funcs: list[RewardName] = Field(
         min_length=1,
+        max_length=MAX_REWARD_FUNCS,
         description="Built-in names, endpoints, 'package.module:function' with TRL's signature, or reward models: "
         "'org/name' or a directory",
     )
-    reward_weights: list[float] | None = Field(default=None, description="One a function; all 1.0 if left out")
+    reward_weights: list[float] | None = Field(
+        default=None, max_length=MAX_REWARD_FUNCS, description="One a function; all 1.0 if left out"
+    )
     reward_kwargs: RewardKwargs = Field(
         default={}, description="Extra keyword arguments by reward function: `{NAME: {ARGUMENT: value}}`; no secrets"
     )
@@ -79,7 +84,7 @@ class RunConfig(
     @field_validator("reward_funcs")
     @classmethod
     def _reward_names_are_distinct(cls, names: list[str]) -> list[str]:
-        doubles = sorted({name for name in names if names.count(name) > 1})
+        doubles = sorted(name for name, count in Counter(names).items() if count > 1)
         if doubles:
             raise ValueError(f"{', '.join(doubles)} is listed twice; give it one larger weight instead")
         return names
@@ -175,7 +180,9 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
     """Return where and what, in the words of a run file; alternatives of one value make one sentence."""
     found: dict[str, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False):
-        found.setdefault(_where(item["loc"]), []).append(item)
+        where = _where(item["loc"])
+        if where in found or len(found) < _MAX_PROBLEMS:
+            found.setdefault(where, []).append(item)
     return [(where, _sentence(items)) for where, items in found.items()]
 
 
@@ -208,8 +215,8 @@ def _sentence(items: list[ErrorDetails]) -> str:
     name = str(loc[-1]) if loc else ""
     known, instead_of = _settings_beside(loc)
     if kind == "extra_forbidden":
-        near = difflib.get_close_matches(name, list(known), n=1)
-        hint = instead_of.get(name) or (f"did you mean {near[0]}?" if near else "")
+        near = nearest(name, known)
+        hint = instead_of.get(name) or (f"did you mean {near}?" if near else "")
         return f"there is no such setting; {hint}" if hint else "there is no such setting"
     if kind == "missing" and name in known:
         return f"is required: {known[name].description or ''}".rstrip(": ")

@@ -4,10 +4,11 @@ Services on one machine are often started with one environment, which may be tha
 them reads was meant for something else, or is a mistake that nobody would notice.
 """
 
-import difflib
 import logging
 import re
 from collections.abc import Iterable, Mapping
+
+from shared.near_name import nearest
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,6 @@ def warn_of_unknown_variables(environment: Mapping[str, str], *, simulated: Iter
             continue
         if _SERVICE_LINK.search(name) and (not name.endswith("_PORT") or "://" in value):
             continue
-        near = difflib.get_close_matches(own, known, n=1)  # the prefix would make all names alike
-        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
+        near = nearest(own, known)  # the prefix would make all names alike
+        hint = f"; did you mean {PREFIX}{near}?" if near else ""
         log.warning("%s is ignored: no service of headrace reads a variable of this name%s", name, hint)

@@ -42,7 +42,9 @@ FURTHER_OPTIONS = frozenset(
 _HUNG_UP = 499
 _ResultT = TypeVar("_ResultT")
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
+"""Of many mistakes the first is told."""
+_MAX_PROBLEMS = 10
 
 
 class GenerateRequest(BaseModel):
@@ -153,7 +155,7 @@ def make_generate_router(sampler: Sampler) -> APIRouter:
 async def refuse_body(_: Request, error: Exception) -> JSONResponse:
     """Answer a body that is not a GenerateRequest; the exception handler for RequestValidationError."""
     assert isinstance(error, RequestValidationError)
-    wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+    wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:_MAX_PROBLEMS])
     return _refuse(problem(422, "Malformed body", wrong))
 
 

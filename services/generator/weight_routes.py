@@ -28,6 +28,8 @@ from shared.control import (
 from shared.errors import PushError, UnavailableError
 from shared.http_guard import problem
 
+_MAX_PROBLEMS = 10
+
 
 def make_router(receiver: WeightReceiver) -> APIRouter:
     """Return the weight routes of ``receiver``."""
@@ -71,7 +73,9 @@ class _ProblemRoute(APIRoute):
             try:
                 return await handle(request)
             except RequestValidationError as error:
-                wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+                wrong = "; ".join(
+                    f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:_MAX_PROBLEMS]
+                )
                 return _reply(problem(422, "Malformed body", wrong))
             except ConflictError as error:
                 return _reply(problem(409, "Out of turn", str(error)))

@@ -10,7 +10,8 @@ Runs need none of this but the check at submit: their groups come and go over st
 and never repeat what was sent.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -25,7 +26,6 @@ from starlette.requests import ClientDisconnect
 from services.rewarder.bodies import (
     CheckRequest,
     Health,
-    OutcomeBody,
     ProblemBody,
     RewardFunctionInfo,
     RewardFunctions,
@@ -45,6 +45,7 @@ from services.rewarder.worker_frames import Inspected, Refused
 from shared.about import ABOUT_PATH, About, about
 from shared.errors import UserError
 from shared.json_body import BodyError, decode_json, require_json
+from shared.messages import RewardOutcome
 
 _MAX_ERRORS = 100
 _MAX_FIELDS = 100
@@ -118,8 +119,8 @@ def build_app(
             ]
         )
 
-    @app.post("/v1/score", summary="Score completions now", responses=errors)
-    async def score(body: ScoreRequest) -> ScoreReply:
+    @app.post("/v1/score", summary="Score completions now", responses=errors, response_model=ScoreReply)
+    async def score(body: ScoreRequest) -> Response:
         for name, kwargs in body.reward_kwargs.items():
             if (known := built_in(name)) is not None and (why_not := known.why_not(kwargs)):
                 raise UserError(f"reward_kwargs: {name} {why_not}")
@@ -127,14 +128,19 @@ def build_app(
             WeightedFunction(name, weight) for name, weight in zip(body.reward_funcs, body.weights(), strict=True)
         ]
         outcomes = await scorer.score(body.call(), functions, timeout_s=body.timeout_s, lane=HTTP_LANE)
-        return ScoreReply(
-            outcomes=[[OutcomeBody(**msgspec.structs.asdict(outcome)) for outcome in row] for row in outcomes],
-            rewards=[weighted_sum(row) for row in outcomes],
-        )
+        # There may be a quarter of a million outcomes.
+        return Response(await asyncio.to_thread(_score_reply, outcomes), media_type="application/json")
 
     add_reward_routes(app, endpoints, errors=errors, listed=listed)
     declare_key(app)
     return app
+
+
+def _score_reply(outcomes: Sequence[Sequence[RewardOutcome]]) -> bytes:
+    """Return a ScoreReply as JSON, a completion at a time, so that other threads have their turn."""
+    rows = b",".join(msgspec.json.encode(row) for row in outcomes)
+    rewards = msgspec.json.encode([weighted_sum(row) for row in outcomes])
+    return b'{"outcomes":[' + rows + b'],"rewards":' + rewards + b"}"
 
 
 class _JsonRequest(Request):

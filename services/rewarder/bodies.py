@@ -1,5 +1,6 @@
 """Bodies of the rewarder's HTTP routes: strict, no unknown keys, no nesting without end."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Self, cast
 
 import msgspec
@@ -10,11 +11,11 @@ from services.rewarder.reward_call import RewardCall
 from services.rewarder.worker_frames import Kind
 from shared.arrays import ID_DTYPE, pack_ids
 from shared.messages import Outcome
-from shared.run_options.reward_kwargs import RewardKwargs, check_reward_kwargs
+from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 
 MAX_COMPLETIONS = 4096
-MAX_FUNCTIONS = 64
 MAX_DEPTH = 32
+MAX_COLUMNS = 1000
 MAX_WEIGHT = 1e6
 
 
@@ -32,7 +33,7 @@ class CheckRequest(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"reward_funcs": ["accuracy_reward"]}]})
 
-    reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+    reward_funcs: list[RewardName] = Field(min_length=1, max_length=MAX_REWARD_FUNCS)
     reward_kwargs: RewardKwargs = Field(default={}, description=KWARGS_MEANING)
 
     @model_validator(mode="after")
@@ -80,7 +81,9 @@ class Rows(Body):
     completion_ids: Annotated[list[TokenIds], Field(fail_fast=True)] | None = Field(
         default=None, max_length=MAX_COMPLETIONS
     )
-    columns: dict[str, list[Any]] = Field(default={}, description="Dataset columns, for example `solution`")
+    columns: dict[str, list[Any]] = Field(
+        default={}, max_length=MAX_COLUMNS, description="Dataset columns, for example `solution`"
+    )
     max_completion_length: int | None = Field(default=None, ge=1)
     chat_template_kwargs: dict[str, Any] = Field(
         default={}, description="Passed to the chat template of reward models; as in a run"
@@ -129,15 +132,15 @@ class Rows(Body):
 
 def refuse_deep_nesting(found: dict[str, Any]) -> None:
     """Raise ValueError if lists and objects are in one another deeper than anybody means."""
-    pending: list[tuple[Any, int]] = [(found, 0)]
-    while pending:
-        value, depth = pending.pop()
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH}")
-        if isinstance(value, dict):
-            pending += [(item, depth + 1) for item in cast("dict[str, Any]", value).values()]
-        elif isinstance(value, list):
-            pending += [(item, depth + 1) for item in cast("list[object]", value)]
+    level: list[object] = [found]
+    for _ in range(MAX_DEPTH + 1):
+        level = [item for node in level for item in _parts(node) if isinstance(item, dict | list)]
+    if level:
+        raise ValueError(f"nested deeper than {MAX_DEPTH}")
+
+
+def _parts(node: object) -> Iterable[object]:
+    return cast("dict[str, object]", node).values() if isinstance(node, dict) else cast("list[object]", node)
 
 
 def _plain(text: Text) -> str | list[dict[str, str]]:
@@ -163,9 +166,9 @@ class ScoreRequest(Rows):
         }
     )
 
-    reward_funcs: list[str] = Field(min_length=1, max_length=MAX_FUNCTIONS)
+    reward_funcs: list[RewardName] = Field(min_length=1, max_length=MAX_REWARD_FUNCS)
     reward_weights: list[Annotated[float, Field(ge=-MAX_WEIGHT, le=MAX_WEIGHT)]] | None = Field(
-        default=None, max_length=MAX_FUNCTIONS, description="One a function; all 1.0 if left out"
+        default=None, max_length=MAX_REWARD_FUNCS, description="One a function; all 1.0 if left out"
     )
     reward_kwargs: RewardKwargs = Field(default={}, description=KWARGS_MEANING)
 

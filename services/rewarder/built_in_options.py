@@ -1,9 +1,10 @@
 """The options of built-in rewards: what ``reward_kwargs`` may say of each, checked before anything is called."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
+
+from shared.near_name import nearest
 
 Kind = Literal["a whole number", "a number", "text", "true or false", "a list of text", "a table"]
 
@@ -63,8 +64,8 @@ def why_not_options(options: Mapping[str, Option], kwargs: Mapping[str, Any]) ->
     for name, value in kwargs.items():
         option = options.get(name)
         if option is None:
-            near = difflib.get_close_matches(name, options, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else ""
+            near = nearest(name, options)
+            hint = f" Did you mean '{near}'?" if near else ""
             takes = f"It takes: {', '.join(options)}" if options else "It takes none"
             return f"has no option '{name}'.{hint} {takes}"
         if why_not := option.why_not(value):

@@ -3,7 +3,6 @@
 This table is light: what a function needs is imported when a worker first needs it.
 """
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from services.rewarder.built_in_options import Option, why_not_options
 from services.rewarder.reward_call import RewardFunction
 from shared.errors import UserError
+from shared.near_name import nearest
 
 _PACKAGE = "services.rewarder.built_ins"
 _GOLD = (("solution", "answer"),)
@@ -153,8 +153,8 @@ def unknown_name(name: str) -> UserError:
     if ":" not in name and "." in name:
         module, _, attribute = name.rpartition(".")
         return UserError(f"'{name}' is no built-in reward; did you mean '{module}:{attribute}'?")
-    near = difflib.get_close_matches(name, [*BUILT_INS, *ALIASES], n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    near = nearest(name, [*BUILT_INS, *ALIASES])
+    hint = f" Did you mean '{near}'?" if near else ""
     return UserError(
         f"'{name}' is no built-in reward.{hint} A function of your own is named 'package.module:function'; an endpoint "
         f"is registered with POST /v1/rewards, and tried with POST /v1/rewards/NAME/test. Built in are: {known}"

@@ -6,7 +6,6 @@ Importing runs the user's code, which may hang, crash or exit: it happens in a w
 service itself only for an async function that a worker has imported before.
 """
 
-import difflib
 import importlib
 import inspect
 import re
@@ -21,6 +20,7 @@ from services.rewarder.module_sources import Sources, complete, finder
 from services.rewarder.reward_call import RewardFunction, describe
 from services.rewarder.reward_places import RewardPlaces
 from shared.errors import UserError
+from shared.near_name import nearest
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -123,8 +123,8 @@ def _no_such_function(module: ModuleType, attribute: str) -> str:
         for name, value in vars(module).items()
         if inspect.isroutine(value) and value.__module__ == module.__name__ and not name.startswith("_")
     ]
-    near = difflib.get_close_matches(attribute, functions, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    near = nearest(attribute, functions)
+    hint = f" Did you mean {near}?" if near else ""
     has = f"It has: {', '.join(functions)}" if functions else "It has no functions"
     return f"module {module.__name__} has no function {attribute}.{hint} {has}"
 

@@ -79,10 +79,10 @@ class Scorer:
         """
         if not is_known_to_be_sendable:
             require_sendable(call)
-        calls = [call, *(own_copy(call) for _ in functions[1:])]
+        # Each but the last takes a copy of its own when its task begins, which is before the last one's does.
         asked = [
-            self._ask(function, own, timeout_s=timeout_s, lane=lane)
-            for function, own in zip(functions, calls, strict=True)
+            self._ask(function, call, timeout_s=timeout_s, lane=lane, copies=number < len(functions))
+            for number, function in enumerate(functions, 1)
         ]
         with self._functions.one_version():
             # One needs no task of its own.
@@ -113,8 +113,10 @@ class Scorer:
         return self._functions
 
     async def _ask(
-        self, function: WeightedFunction, call: RewardCall, *, timeout_s: float, lane: str
+        self, function: WeightedFunction, call: RewardCall, *, timeout_s: float, lane: str, copies: bool
     ) -> list[RewardOutcome]:
+        if copies:
+            call = own_copy(call)
         name = function.name
         source = await self._source_of(name)
         try:

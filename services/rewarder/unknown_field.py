@@ -1,10 +1,11 @@
 """What to write instead of a field that a body does not have."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
+
+from shared.near_name import nearest
 
 
 def no_such_field(body: object, location: Sequence[int | str]) -> str:
@@ -15,9 +16,9 @@ def no_such_field(body: object, location: Sequence[int | str]) -> str:
         location: Of the field in it, as pydantic says it.
     """
     known = _fields(body, location[:-1])
-    near = difflib.get_close_matches(str(location[-1])[:100], known, n=1) if location else []
+    near = nearest(str(location[-1]), known) if location else None
     if near:
-        return f"there is no such field; did you mean {near[0]}?"
+        return f"there is no such field; did you mean {near}?"
     return f"there is no such field; there are {', '.join(known)}" if known else "there is no such field"
 
 

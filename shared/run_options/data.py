@@ -13,6 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from shared.run_options.section import Positive, Section
 
 Name = Annotated[str, Field(min_length=1)]
+MAX_COLUMNS = 1000
 LOCAL_SUFFIXES = (".jsonl", ".parquet")
 _SET_BY_US = {
     *("conversation", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
@@ -31,8 +32,12 @@ class DatasetSource(Section):
         default=None,
         description="Share of the prompts, of the sum of all fractions; in proportion to the rows if left out",
     )
-    rename_columns: dict[Name, Name] | None = Field(default=None, description="Instead of the run's, for this one")
-    columns: list[Name] | None = Field(default=None, description="Instead of the run's, for this one")
+    rename_columns: dict[Name, Name] | None = Field(
+        default=None, max_length=MAX_COLUMNS, description="Instead of the run's, for this one"
+    )
+    columns: list[Name] | None = Field(
+        default=None, max_length=MAX_COLUMNS, description="Instead of the run's, for this one"
+    )
 
     @property
     def is_file(self) -> bool:
@@ -50,7 +55,7 @@ class DataOptions(Section):
     """Options of dataset.py and prompt_encoder.py of the trainer."""
 
     datasets: list[DatasetSource] | None = Field(
-        default=None, min_length=1, description="Several data sets, mixed; instead of dataset_name"
+        default=None, min_length=1, max_length=64, description="Several data sets, mixed; instead of dataset_name"
     )
     dataset_name: str | None = Field(
         default=None,
@@ -65,10 +70,14 @@ class DataOptions(Section):
     # Rows and prompts
     prompt_column: Name = Field(default="prompt", description="Column with the text or the messages")
     rename_columns: dict[Name, Name] | None = Field(
-        default=None, description="Names in the data to names for the run, such as {question: prompt}"
+        default=None,
+        max_length=MAX_COLUMNS,
+        description="Names in the data to names for the run, such as {question: prompt}",
     )
     columns: list[Name] | None = Field(
-        default=None, description="Columns that go to reward functions, under their new names; all if left out"
+        default=None,
+        max_length=MAX_COLUMNS,
+        description="Columns that go to reward functions, under their new names; all if left out",
     )
     system_prompt: Name | None = Field(
         default=None, description="System message put before every prompt that has none; text becomes a user's message"

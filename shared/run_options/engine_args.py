@@ -7,10 +7,10 @@ places; what is the OPERATORS' depends on the machine, names files there, or has
 submit a run may not run code on the generators.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
+from shared.near_name import nearest
 from shared.run_options.engine_arg_names import MODEL_FREE_METHODS, RUN_ENGINE_ARGS, SPECULATIVE_METHODS, TABLES
 
 _RUN = "the run's own settings decide it"
@@ -197,7 +197,7 @@ def _why_not_this_table(name: str, table: Any) -> str | None:
     content = {_as_vllm_reads(key): value for key, value in cast("dict[str, Any]", table).items()}
     unlisted = sorted(content.keys() - TABLES[name])
     if unlisted:
-        return f"a run may not set {', '.join(unlisted)} of it{_near(unlisted[0], TABLES[name])}; {_OPERATORS_MAY}"
+        return f"a run may not set {', '.join(unlisted[:10])} of it{_near(unlisted[0], TABLES[name])}; {_OPERATORS_MAY}"
     return _why_not_this_speculation(content) if name == "speculative_config" else None
 
 
@@ -222,5 +222,5 @@ def _as_vllm_reads(key: str) -> str:
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(name, known)
+    return f"; did you mean {near}?" if near else ""

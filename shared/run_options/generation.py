@@ -14,6 +14,8 @@ from shared.run_options.section import Section
 _CONSTRAINTS = ("regex", "json", "choice", "grammar", "json_object", "structural_tag")
 _REFINEMENTS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
 _DEEPEST = 64
+_MAX_ENGINE_ARGS = 150
+_MAX_STOPS = 4096
 _OWN = "it is a setting of its own"
 
 INSTEAD_IN_GENERATION_KWARGS = {
@@ -50,12 +52,14 @@ class GenerationKwargs(Section):
     stop: str | list[str] | None = Field(
         default=None, description="Strings that end a completion; they stay at its end, in ids and in text"
     )
-    stop_token_ids: list[int] | None = Field(default=None, description="Tokens that end a completion")
+    stop_token_ids: list[int] | None = Field(
+        default=None, max_length=_MAX_STOPS, description="Tokens that end a completion"
+    )
     structured_outputs: dict[str, Any] | None = Field(
         default=None,
         description="One of regex, json (a schema), choice (a list), grammar (EBNF), json_object: true, structural_tag",
     )
-    bad_words: list[str] | None = Field(default=None, description="Words that are never sampled")
+    bad_words: list[str] | None = Field(default=None, max_length=_MAX_STOPS, description="Words that are never sampled")
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
 
@@ -110,6 +114,8 @@ class GenerationOptions(Section):
     @field_validator("vllm")
     @classmethod
     def _engine_arguments_are_the_runs_to_give(cls, args: dict[str, Any]) -> dict[str, Any]:
+        if len(args) > _MAX_ENGINE_ARGS:
+            raise ValueError(f"it names {len(args)} engine arguments, and a run may set {_MAX_ENGINE_ARGS}")
         _check_depth(args)
         reasons = [f"{name} cannot be set: {why}" for name in sorted(args) if (why := why_not_in_a_run(name, args))]
         if reasons:

@@ -43,7 +43,7 @@ class KeepingOptions(Section):
     )
     log_unique_prompts: bool = Field(default=False, description="One row a prompt in that table")
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
-        default=[], description="Where metrics go besides the run's own log"
+        default=[], max_length=16, description="Where metrics go besides the run's own log"
     )
     project: str = Field(
         default="headrace", min_length=1, max_length=128, description="Project of the run in wandb and trackio"

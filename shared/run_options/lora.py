@@ -31,7 +31,10 @@ class LoraOptions(Section):
         description="Dropout in front of the adapters in backward passes (0.05 in TRL); its noise is in every ratio",
     )
     lora_target_modules: list[str] | None = Field(
-        default=None, min_length=1, description="Names of the layers that get one; every linear layer if left out"
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="Names of the layers that get one; every linear layer if left out",
     )
     load_in_4bit: bool = Field(
         default=False, description="The base in 4 bits (QLoRA), in trainer and generator; needs GPUs"

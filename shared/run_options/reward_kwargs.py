@@ -4,12 +4,16 @@ Values are what JSON has. They are stored with the run and shown with its settin
 """
 
 import math
-from collections.abc import Collection, Mapping
-from typing import Any, cast
+from collections.abc import Collection, Mapping, Sized
+from typing import Annotated, Any, cast
+
+from pydantic import Field
 
 from shared.run_options.section import LARGEST
 
 RewardKwargs = dict[str, dict[str, Any]]
+RewardName = Annotated[str, Field(max_length=1024)]
+MAX_REWARD_FUNCS = 64
 
 GIVEN_ARGUMENTS = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "prompt", "completion"}
@@ -59,6 +63,8 @@ def _characters(value: object, *, where: str) -> int:
         if depth > MAX_DEPTH:
             raise ValueError(f"{where} is nested deeper than {MAX_DEPTH}")
         num_characters += 2
+        if isinstance(item, dict | list) and len(cast("Sized", item)) > MAX_CHARACTERS // 2:
+            return MAX_CHARACTERS + 1
         if isinstance(item, dict):
             table = cast("dict[object, object]", item)
             if not all(isinstance(key, str) for key in table):

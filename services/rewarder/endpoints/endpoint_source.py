@@ -6,7 +6,6 @@ A client lives as long as its specification stays as it is; one that was replace
 """
 
 import asyncio
-import difflib
 from pathlib import Path
 from typing import Self
 
@@ -27,6 +26,7 @@ from services.rewarder.settings import RewarderSettings
 from services.rewarder.worker_frames import Answer, Inspected, Refused
 from services.rewarder.worker_pool import RewardFailure
 from shared.errors import UnavailableError, UserError
+from shared.near_name import nearest
 from shared.redis_connection import Redis
 
 _LOOK_UP_TIMEOUT_S = 2.0
@@ -206,8 +206,8 @@ class Endpoints:
 
 def _meant(name: str, registered: Registered) -> str | None:
     """Return the endpoint that looks like ``name``; None if there is none, or a built-in looks more like it."""
-    near = difflib.get_close_matches(name, [*registered.specs, *BUILT_INS, *ALIASES], n=1)
-    return near[0] if near and near[0] in registered.specs else None
+    near = nearest(name, [*registered.specs, *BUILT_INS, *ALIASES])
+    return near if near in registered.specs else None
 
 
 def _out_of_scope(name: str, scope: Scope) -> str:

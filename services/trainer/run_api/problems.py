@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_SENTENCE = 1000
+_MAX_ERRORS = 100
 
 
 class Problem(Exception):  # noqa: N818  the RFC's own word
@@ -62,7 +63,7 @@ class Problem(Exception):  # noqa: N818  the RFC's own word
 
 def invalid_run(errors: Sequence[tuple[str, str]], **more: Any) -> Problem:
     """Return the refusal of a run config, with one entry for each thing that is wrong."""
-    errors = [(field[:100], message[:_MAX_SENTENCE]) for field, message in errors]
+    errors = [(field[:100], message[:_MAX_SENTENCE]) for field, message in errors[:_MAX_ERRORS]]
     detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
     return Problem(422, "Invalid run", detail, errors=errors, **more)
 

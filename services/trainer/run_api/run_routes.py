@@ -39,6 +39,9 @@ from shared.json_body import decode_json, require_json
 from shared.run_config import RunConfig
 from shared.run_store import TERMINAL, RunRecord
 
+_MAX_NESTED = 10_000
+"""Of a run: its largest tables are keyword arguments of rewards and of templates."""
+
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 Api = Annotated[TrainerApi, Depends(trainer_api)]
@@ -78,7 +81,7 @@ async def submit_run(
     """Validate a run and queue it. Everything that can be known to be wrong is said now, in one answer."""
     require_json(request.headers.get("content-type", ""))
     body = await request.body()
-    raw = decode_json(body)
+    raw = decode_json(body, max_nested=_MAX_NESTED)
     if dry_run:
         valid = await api.validator.validate(raw)
         return JSONResponse(SubmittedRun(warnings=valid.warnings, derived=valid.derived).model_dump())

@@ -1,0 +1,76 @@
+"""What a body holds is looked at in time that is bounded: lengths first, and names that nobody can have meant never.
+
+Processor time is counted, which other processes do not take; each of these took seconds.
+"""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from services.rewarder.bodies import CheckRequest, ScoreRequest
+from services.rewarder.built_in_rewards import unknown_name
+from shared.errors import UserError
+from shared.json_body import BodyError, decode_json
+from shared.near_name import nearest
+from shared.run_config import parse_run_config
+
+_GENEROUS_S = 0.5
+_RUN: dict[str, Any] = {"model": "m", "dataset_name": "d", "reward_funcs": ["accuracy_reward"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"vllm": {f"k{n}": 1 for n in range(50_000)}}, "vllm: it names 50000 engine arguments, and a run may set 150"),
+        ({"reward_funcs": [f"f{n}" for n in range(50_000)]}, "reward_funcs: must be a list of at most 64 items"),
+        ({"reward_funcs": ["f" * 1_000_000]}, "must be text of at most 1024 characters"),
+        ({"f" * 1_000_000: 1}, "there is no such setting"),
+        ({"columns": [1] * 300_000}, "columns: must be a list of at most 1000 items"),
+        ({"datasets": [{"path": f"a/{n}"} for n in range(50_000)]}, "datasets: must be a list of at most 64 items"),
+        ({"report_to": ["x"] * 300_000}, "report_to: must be a list of at most 16 items"),
+        ({"reward_weights": ["x"] * 300_000}, "reward_weights: must be a list of at most 64 items"),
+        ({"generation_kwargs": {f"temperatur{n}": 1 for n in range(9_000)}}, "there is no such setting"),
+        ({"reward_kwargs": {"accuracy_reward": {"a": [0] * 400_000}}}, "longer than 262144 characters"),
+    ],
+)
+def test_a_run_is_refused_in_bounded_time_and_few_words(settings: dict[str, Any], says: str) -> None:
+    began_at = time.thread_time()
+    with pytest.raises(UserError) as refused:
+        parse_run_config(_RUN | settings)
+    assert time.thread_time() - began_at < _GENEROUS_S
+    assert says in str(refused.value)
+    assert len(refused.value.problems) <= 100
+
+
+@pytest.mark.parametrize("kind", [CheckRequest, ScoreRequest])
+def test_reward_names_are_bounded_wherever_they_are_sent(kind: type[CheckRequest] | type[ScoreRequest]) -> None:
+    rows: dict[str, Any] = {} if kind is CheckRequest else {"prompts": ["p"], "completions": ["c"]}
+    for names in (["f"] * 65, ["f" * 1025]):
+        with pytest.raises(ValueError, match="should have at most"):
+            kind.model_validate(rows | {"reward_funcs": names})
+
+
+def test_nobody_is_asked_whether_a_megabyte_was_meant() -> None:
+    began_at = time.thread_time()
+    assert nearest("accuracy_rewrad", ["accuracy_reward", "exact_match"]) == "accuracy_reward"
+    assert nearest("a" * 1_000_000, ["a" * 60]) is None
+    assert "Did you mean" not in str(unknown_name("f" * 1_000_000))
+    assert time.thread_time() - began_at < _GENEROUS_S
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" + b"[]," * 2_000_000 + b"[]]", b'{"' + b'k":{"' * 200_000 + b'k":1}' + b"}" * 200_000]
+)
+def test_more_lists_and_tables_than_anybody_means_are_refused_before_they_are_made(body: bytes) -> None:
+    began_at = time.thread_time()
+    with pytest.raises(BodyError) as refused:
+        decode_json(body)
+    assert time.thread_time() - began_at < _GENEROUS_S
+    assert refused.value.status == 422
+
+
+def test_what_stands_in_text_does_not_count() -> None:
+    code = "if (a[0] && b) { return {k: [1]}; } // \\" + '"' * 3
+    assert decode_json(json.dumps([code] * 50_000).encode()) == [code] * 50_000
