@@ -154,8 +154,8 @@ class Life:
         if client is None:
             return
         try:
-            # A submit whose answer was lost has made a run all the same.
-            found = next((run for run in client.list() if run["status"] not in ENDED), None)
+            # A submit whose answer was lost has made a run all the same; the oldest one is the one that trains.
+            found = next((run for run in reversed(client.list()) if run["status"] not in ENDED), None)
             if found is None:
                 config = workload.run_config(self.directory, engine=self._engine, max_steps=self._max_steps)
                 found = client.get(client.submit(config).run_id)

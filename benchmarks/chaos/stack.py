@@ -20,6 +20,7 @@ from shared.errors import HeadraceError
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _RESTART_PAUSE_S = 1.0
 _API_TIMEOUT_S = 5.0
+_SUBMIT_TIMEOUT_S = 60.0
 _DOWN_PATIENCE_S = 90.0
 WITNESS = "CHAOS_FSYNCS"
 
@@ -102,7 +103,12 @@ class Stack:
             if self._client is None or self._client.base_url != endpoint.api_url:
                 if self._client is not None:
                     self._client.close()
-                self._client = HeadraceClient(endpoint.api_url, self.state.keys().api_key, timeout_s=_API_TIMEOUT_S)
+                self._client = HeadraceClient(
+                    endpoint.api_url,
+                    self.state.keys().api_key,
+                    timeout_s=_API_TIMEOUT_S,
+                    submit_timeout_s=_SUBMIT_TIMEOUT_S,
+                )
         except (HeadraceError, OSError):
             return None
         return self._client
