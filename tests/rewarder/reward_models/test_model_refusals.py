@@ -122,7 +122,7 @@ async def test_a_head_for_two_labels_is_refused_also_where_the_config_does_not_s
 
 
 async def test_a_name_that_can_be_no_model_says_what_a_name_looks_like(models: RewardModels) -> None:
-    assert "there is no directory /no/such/model" in await refusal(models, "/no/such/model")
+    assert "there is no directory /tmp/no/such/model" in await refusal(models, "/tmp/no/such/model")
     assert "is neither a directory nor a Hugging Face id" in await refusal(models, "a/b/c")
     assert "is neither a directory nor a Hugging Face id" in await refusal(models, "org/../../etc")
     assert "is a URL" in await refusal(models, "http://127.0.0.1/score")

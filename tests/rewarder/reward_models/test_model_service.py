@@ -34,10 +34,10 @@ async def test_a_run_and_v1_score_use_a_reward_model_by_its_name(
     rewarder = start_rewarder(HEADRACE_REWARD_MODEL_DEVICE="cpu", HEADRACE_CHECK_TIMEOUT_S="100")
     rewarder.wait_until_ready()
 
-    refused = ask(rewarder, "POST", "/v1/rewards/check", reward_funcs=["accuracy_reward", "/no/such/model"])
+    refused = ask(rewarder, "POST", "/v1/rewards/check", reward_funcs=["accuracy_reward", "/tmp/no/such/model"])
     assert refused.status_code == 422
-    assert refused.json()["errors"][0]["field"] == "/no/such/model"
-    assert refused.json()["detail"].startswith("there is no directory /no/such/model where the rewarder runs; give")
+    assert refused.json()["errors"][0]["field"] == "/tmp/no/such/model"
+    assert refused.json()["detail"].startswith("there is no directory /tmp/no/such/model where the rewarder runs; give")
 
     checked = ask(rewarder, "POST", "/v1/rewards/check", reward_funcs=[name]).raise_for_status().json()
     (found,) = checked["reward_funcs"]
