@@ -26,7 +26,7 @@ def test_a_crash_of_generator_and_rank_together_costs_no_group(
         run_id = stack.client.submit(run_file(reward_funcs=["user_rewards:length"], **changes)).run_id
         for step in (8, 18):
             stack.wait_for_step(run_id, step)
-            rank, generator = stack.rank_pid(), stack.service_pid("generator-0")
+            rank, generator = stack.rank_pid(), stack.service_pid("simulated")
             os.kill(generator, signal.SIGKILL)
             os.kill(rank, signal.SIGKILL)
         run = stack.wait_for_end(run_id)
