@@ -13,6 +13,8 @@ from typing import Any
 
 from tests.fuzz.mutations import is_list, is_table
 
+_MOST_GROUPS = 10**6
+"""In a ledger here; decoders.py makes no larger ones."""
 _OUTCOMES = {"scored", "not_applicable", "timeout", "invalid", "overload", "error"}
 
 
@@ -109,20 +111,29 @@ def _rollout(rollout: Any, prompt: Any) -> Iterator[str]:
         yield "a logprob is no logprob"
     tiled: list[int] = []
     for span in rollout["version_spans"]:
-        tiled += range(span[1], span[2])
+        tiled += _places(span[1], span[2], len(ids))
         if not 0 <= span[0] < 10**12 or not 0 <= (span[3] if len(span) > 3 else 0) < 10**8 or span[2] <= span[1]:
             yield "a version span cannot be"
     if tiled != list(range(num_sampled)):
         yield "version spans do not tile the sampled tokens"
     held: list[int] = []
     for turn in rollout["turns"]:
-        held += range(turn["start"], turn["end"])
-        if turn["end"] <= turn["start"] or not 0 <= turn["started_at_s"] <= 1e11 or not 0 <= turn["ended_at_s"] <= 1e11:
+        held += _places(turn["start"], turn["end"], len(ids))
+        if (
+            not 0 <= turn["start"] < turn["end"] <= len(ids)
+            or not 0 <= turn["started_at_s"] <= 1e11
+            or not 0 <= turn["ended_at_s"] <= 1e11
+        ):
             yield "a turn is empty, or has no time"
     if held != sorted(set(held)) or (held and (held[0] < 0 or held[-1] >= len(ids))):
         yield "turns overlap, or lie outside the tokens"
     if {place for place, sampled in enumerate(mask) if sampled} - set(held):
         yield "a sampled token is in no turn"
+
+
+def _places(start: int, end: int, count: int) -> range:
+    """Return the places from start to end, of which there can be ``count``: what is asked may be beyond all memory."""
+    return range(max(start, 0), min(end, count + 1))
 
 
 def _numbers(form: str, packed: bytes) -> list[Any]:
@@ -213,13 +224,11 @@ def ledger(kept: Any) -> Iterator[str]:
     settled: list[int] = []
     for runs in (kept["trained"], *kept["dropped"].values()):
         for first, last in runs:
-            settled += range(first, last + 1)
-            if last < first:
-                yield "a run of groups is backwards"
+            if not 0 <= first <= last < kept["admitted"] <= _MOST_GROUPS:
+                yield "a run of groups is backwards, or of groups that were never admitted"
+            settled += range(max(first, 0), min(last + 1, _MOST_GROUPS))
     if len(set(settled)) != len(settled):
         yield "a group has two outcomes"
-    if settled and not 0 <= min(settled) <= max(settled) < kept["admitted"]:
-        yield "a group has an outcome and was never admitted"
 
 
 def checkpoint_state(state: Any) -> Iterator[str]:

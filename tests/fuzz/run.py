@@ -8,6 +8,7 @@ decoders).
 import argparse
 import logging
 import random
+import resource
 import sys
 import time
 from collections import Counter
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from tests.fuzz.decoders import Decoder, all_decoders
 
 _SLOW_S = 1.0
+_MAX_MEMORY_BYTES = 4 << 30
+"""A decoder that wants more is a surprise, and not the end of the machine."""
 _MAX_TOLD = 20
 
 
@@ -79,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="decoders whose name has this in it")
     arguments = parser.parse_args(argv)
     logging.disable()
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     decoders = [decoder for decoder in all_decoders() if arguments.only in decoder.name]
     report = fuzz(cases=arguments.cases, seed=arguments.seed, decoders=decoders)
     for name, count in sorted(report.cases.items()):
