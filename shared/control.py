@@ -108,12 +108,14 @@ class BeginRequest(ControlBody):
     run_id: str
     epoch: Epoch
     policy_version: PolicyVersion
-    names: list[str] = Field(min_length=1)
-    dtype_names: list[str]
-    shapes: list[Shape]
+    names: list[str] = Field(min_length=1, fail_fast=True)
+    dtype_names: list[str] = Field(fail_fast=True)
+    shapes: list[Shape] = Field(fail_fast=True)
     timeout_s: Timeout = Field(description="Deadline of the whole update")
     encoding: Encoding = "full"
-    sizes: list[NumBytes] | None = Field(default=None, description="For a delta: bytes of each parameter's changes")
+    sizes: Annotated[list[NumBytes], Field(fail_fast=True)] | None = Field(
+        default=None, description="For a delta: bytes of each parameter's changes"
+    )
     base_checksum: str | None = Field(default=None, description="For a delta: of what is staged before it")
     place: DiskPlace | None = Field(default=None, description="For disk: the version's directory")
 
@@ -133,9 +135,9 @@ class BeginRequest(ControlBody):
 class Probe(ControlBody):
     """A prompt, and what the trainer's own copy of the pushed weights makes of it."""
 
-    token_ids: list[TokenId] = Field(min_length=2)
+    token_ids: list[TokenId] = Field(min_length=2, fail_fast=True)
     logprobs: list[Annotated[float, Field(le=MAX_LOGPROB)]] = Field(
-        description="In nats at temperature 1, of every token but the first"
+        fail_fast=True, description="In nats at temperature 1, of every token but the first"
     )
     tolerance: float = Field(gt=0, description="Largest difference from the engine's, in nats")
     timeout_s: Timeout = Field(description="Deadline of the engine's answer")

@@ -68,7 +68,7 @@ class Turn(msgspec.Struct, frozen=True):
     ended_at_s: Seconds
 
 
-class RewardOutcome(msgspec.Struct, frozen=True):
+class RewardOutcome(msgspec.Struct, frozen=True, gc=False):
     """What one reward function said of one completion. Only ``scored`` carries a value.
 
     ``components`` are what the value was made of, where the function says so. ``version`` is of the function: the same

@@ -20,7 +20,10 @@ from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.request_log import RequestLog
 from shared.access.route_table import GENERATOR
-from shared.http_guard import App, HttpGuard, problem
+from shared.http_guard import App, HttpGuard, Message, Receive, Scope, Send, declared_length, problem, reply
+from shared.json_body import BodyError, refuse_nested
+
+_MAX_NESTED = 50_000
 
 
 def make_app(
@@ -63,7 +66,43 @@ def make_app(
     app.add_api_route("/health", health, response_model=None)
     app.add_api_route("/readyz", readyz, response_model=None)
     app.add_exception_handler(HTTPException, _refuse)
-    return RequestLog(Door(HttpGuard(app, settings.http_limits()), routes=GENERATOR, keyring=keyring), routes=GENERATOR)
+    return RequestLog(
+        Door(HttpGuard(_bounded(app), settings.http_limits()), routes=GENERATOR, keyring=keyring), routes=GENERATOR
+    )
+
+
+def _bounded(app: App) -> App:
+    """Return an application whose bodies are whole, and hold no more lists and tables than can be decoded in no time.
+
+    It stands in front of vLLM's routes, too.
+    """
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or declared_length(scope) == 0:
+            await app(scope, receive, send)
+            return
+        pieces: list[bytes] = []
+        is_whole = False
+        while not is_whole:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return  # HttpGuard says why
+            pieces.append(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
+        body = b"".join(pieces)
+        try:
+            refuse_nested(body, max_nested=_MAX_NESTED)
+        except BodyError as error:
+            await reply(send, problem(error.status, error.title, error.detail))
+            return
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await app(scope, again, send)
+
+    return bounded
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

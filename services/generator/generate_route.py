@@ -12,18 +12,20 @@ Shape letters: ``P`` prompts, ``N`` = ``n`` completions a prompt, ``T`` tokens, 
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from shared.errors import MessageError, UnavailableError
 from shared.http_guard import problem
 
 GENERATE_PATH = "/v1/generate"
 MAX_PROMPTS = 1024
+MAX_COMPLETIONS = 8192
+"""Of one request: its prompts, ``n`` times each."""
 FURTHER_OPTIONS = frozenset(
     {
         "allowed_token_ids",
@@ -52,7 +54,9 @@ class GenerateRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    prompts: list[str] | list[TokenIds] = Field(min_length=1, max_length=MAX_PROMPTS)
+    prompts: Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MAX_PROMPTS
+    )
     n: int = Field(default=1, ge=1, le=1024, description="Completions a prompt")
     repetition_penalty: float = Field(default=1.0, gt=0)
     temperature: float = Field(default=1.0, ge=0)
@@ -70,10 +74,16 @@ class GenerateRequest(BaseModel):
     @classmethod
     def _options_are_known(cls, options: dict[str, Any] | None) -> dict[str, Any] | None:
         allowed = FURTHER_OPTIONS | _SAMPLING
-        unknown = sorted(set(options or {}) - allowed)
+        unknown = [name[:100] for name in sorted(set(options or {}) - allowed)[:10]]
         if unknown:
             raise ValueError(f"no such option here: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
         return options
+
+    @model_validator(mode="after")
+    def _there_are_not_too_many_completions(self) -> Self:
+        if len(self.prompts) * self.n > MAX_COMPLETIONS:
+            raise ValueError(f"{len(self.prompts)} prompts with n={self.n} are more than {MAX_COMPLETIONS} completions")
+        return self
 
     def sampling_options(self) -> dict[str, Any]:
         """Return the options of vLLM's SamplingParams of the same names, ``generation_kwargs`` included."""
@@ -155,7 +165,9 @@ def make_generate_router(sampler: Sampler) -> APIRouter:
 async def refuse_body(_: Request, error: Exception) -> JSONResponse:
     """Answer a body that is not a GenerateRequest; the exception handler for RequestValidationError."""
     assert isinstance(error, RequestValidationError)
-    wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:_MAX_PROBLEMS])
+    wrong = "; ".join(
+        f"{'.'.join(map(str, item['loc']))[:100]}: {item['msg'][:200]}" for item in error.errors()[:_MAX_PROBLEMS]
+    )
     return _refuse(problem(422, "Malformed body", wrong))
 
 

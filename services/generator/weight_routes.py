@@ -74,7 +74,8 @@ class _ProblemRoute(APIRoute):
                 return await handle(request)
             except RequestValidationError as error:
                 wrong = "; ".join(
-                    f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:_MAX_PROBLEMS]
+                    f"{'.'.join(map(str, item['loc']))[:100]}: {item['msg'][:200]}"
+                    for item in error.errors()[:_MAX_PROBLEMS]
                 )
                 return _reply(problem(422, "Malformed body", wrong))
             except ConflictError as error:

@@ -11,14 +11,14 @@ and never repeat what was sent.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -48,6 +48,7 @@ from shared.json_body import BodyError, decode_json, require_json
 from shared.messages import RewardOutcome
 
 _MAX_ERRORS = 100
+_ROWS_AT_ONCE = 16
 _MAX_FIELDS = 100
 """Of a body; no route has as many, and each that it does not know would be a mistake to tell."""
 NotReady = Callable[[], Awaitable[str | None]]
@@ -127,20 +128,47 @@ def build_app(
         functions = [
             WeightedFunction(name, weight) for name, weight in zip(body.reward_funcs, body.weights(), strict=True)
         ]
+        await asyncio.sleep(0)
         outcomes = await scorer.score(body.call(), functions, timeout_s=body.timeout_s, lane=HTTP_LANE)
         # There may be a quarter of a million outcomes.
-        return Response(await asyncio.to_thread(_score_reply, outcomes), media_type="application/json")
+        return _ScoreReply(await asyncio.to_thread(_score_reply, outcomes))
 
     add_reward_routes(app, endpoints, errors=errors, listed=listed)
     declare_key(app)
     return app
 
 
-def _score_reply(outcomes: Sequence[Sequence[RewardOutcome]]) -> bytes:
-    """Return a ScoreReply as JSON, a completion at a time, so that other threads have their turn."""
-    rows = b",".join(msgspec.json.encode(row) for row in outcomes)
-    rewards = msgspec.json.encode([weighted_sum(row) for row in outcomes])
-    return b'{"outcomes":[' + rows + b'],"rewards":' + rewards + b"}"
+class _ScoreReply(StreamingResponse):
+    """A ScoreReply, of which there may be 50 MB: sent in pieces, each of which takes the event loop no time."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__(_each(pieces), media_type="application/json")
+        self.headers["content-length"] = str(sum(map(len, pieces)))
+
+
+async def _each(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+def _score_reply(outcomes: list[tuple[RewardOutcome, ...]]) -> list[bytes]:
+    """Return a ScoreReply as pieces of JSON, and let go of the outcomes, one row after the other.
+
+    In a thread: other threads have their turn between two rows.
+    """
+    pieces, rewards = list[bytes](), list[float | None]()
+    outcomes.reverse()
+    gathered, begin = list[bytes](), b'{"outcomes":['
+    while outcomes:
+        row = outcomes.pop()
+        rewards.append(weighted_sum(row))
+        gathered.append(msgspec.json.encode(row))
+        if len(gathered) >= _ROWS_AT_ONCE:
+            pieces.append(begin + b",".join(gathered))
+            gathered, begin = [], b","
+    if gathered:
+        pieces.append(begin + b",".join(gathered))
+    return [*pieces, b'],"rewards":' + msgspec.json.encode(rewards) + b"}"]
 
 
 class _JsonRequest(Request):
@@ -172,6 +200,7 @@ class _JsonRoute(APIRoute):
                 return await handler(request)
             json_request = _JsonRequest(request.scope, request.receive)
             await json_request.decode()
+            await asyncio.sleep(0)  # others have their turn between decoding and checking
             return await handler(json_request)
 
         return handle

@@ -99,7 +99,7 @@ def own_text(text: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
     return text if isinstance(text, str) else [dict(message) for message in text]
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """What one function said of one completion. Only ``scored`` carries a value."""
 
     outcome: Outcome

@@ -17,11 +17,13 @@ from headrace.held_port import HeldPort
 ROOT = Path(__file__).parents[2]
 KEY, INTERNAL_KEY = "key-of-the-test", "internal-key-of-the-test"
 SERVICES: Final = ("trainer", "rewarder", "generator")
-_COMMANDS: Final = {
-    "trainer": ["-m", "services.trainer"],
-    "rewarder": ["-m", "services.rewarder"],
-    "generator": ["-m", "services.generator.simulated"],
+_MODULES: Final = {
+    "trainer": "services.trainer",
+    "rewarder": "services.rewarder",
+    "generator": "services.generator.simulated",
 }
+
+_METER: Final = [str(Path(__file__).parent / "loop_meter.py")]
 
 
 class ServiceProcess:
@@ -37,6 +39,8 @@ class ServiceProcess:
     def __init__(self, kind: str, redis_url: str, directory: Path, **settings: str) -> None:
         self.kind = kind
         self.log_file = directory / f"{kind}.log"
+        self.meter_file = directory / f"{kind}.callbacks"
+        self.meter_file.touch()
         self._ports = {"http": HeldPort(), "metrics": HeldPort()}
         self.port, self.metrics_port = (port.number for port in self._ports.values())
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")} | {
@@ -56,7 +60,7 @@ class ServiceProcess:
         sockets = {name: port.fileno() for name, port in self._ports.items()}
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [*guarded_exec.guard(sockets), sys.executable, *_COMMANDS[kind]],
+                [*guarded_exec.guard(sockets), sys.executable, *_METER, str(self.meter_file), _MODULES[kind]],
                 cwd=directory,
                 env=environment,
                 pass_fds=tuple(sockets.values()),
@@ -82,6 +86,15 @@ class ServiceProcess:
             timeout=60,
             trust_env=False,
         )
+
+    def longest_callback_ms(self, *, since: int = 0) -> float:
+        """Return the processor time of the event loop's longest callback that ended after ``num_callbacks`` of it."""
+        lines = self.meter_file.read_text(encoding="utf-8").splitlines()[since:]
+        return max((float(line.split()[0]) for line in lines), default=0.0)
+
+    def num_callbacks(self) -> int:
+        """Return how many callbacks took long so far; see loop_meter.py."""
+        return len(self.meter_file.read_text(encoding="utf-8").splitlines())
 
     def log(self) -> str:
         """Return everything it has said."""

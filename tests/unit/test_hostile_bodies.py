@@ -8,7 +8,9 @@ import time
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from services.generator.generate_route import GenerateRequest
 from services.rewarder.bodies import CheckRequest, ScoreRequest
 from services.rewarder.built_in_rewards import unknown_name
 from shared.errors import UserError
@@ -74,3 +76,22 @@ def test_more_lists_and_tables_than_anybody_means_are_refused_before_they_are_ma
 def test_what_stands_in_text_does_not_count() -> None:
     code = "if (a[0] && b) { return {k: [1]}; } // \\" + '"' * 3
     assert decode_json(json.dumps([code] * 50_000).encode()) == [code] * 50_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompts": [[1] * 1_000_000 + ["x"]]},
+        {"prompts": [["x"] * 1_000_000]},
+        {"prompts": [1] * 1024},
+        {"prompts": ["p"] * 1024, "n": 1024},
+        {"prompts": ["p"], "generation_kwargs": {f"k{n}": 1 for n in range(50_000)}},
+    ],
+)
+def test_what_to_sample_is_refused_in_bounded_time_and_few_words(body: dict[str, Any]) -> None:
+    began_at = time.thread_time()
+    with pytest.raises(ValidationError) as refused:
+        GenerateRequest.model_validate(body)
+    assert time.thread_time() - began_at < _GENEROUS_S
+    assert refused.value.error_count() <= 10
+    assert len(str(refused.value)) < 10_000

@@ -1,0 +1,139 @@
+"""Nothing that a body can hold takes the event loop of a service for long: a table of them, sent to real processes.
+
+What counts is the processor time of the longest callback (loop_meter.py), which does not depend on who else works.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.control import WEIGHTS_PATH
+from tests.conftest import MEASURED, RedisServer
+from tests.http.service_process import INTERNAL_KEY, KEY, SERVICES, ServiceProcess
+
+_MOST_MS = 200.0
+"""Twice what is wanted: on a busy machine the same work takes more processor time."""
+_MIB = 1024 * 1024
+_RUN = {"model": "/nowhere", "dataset_name": "/nowhere.jsonl", "reward_funcs": ["accuracy_reward"]}
+
+
+def _fits(part: bytes, size: int, *, begin: bytes, end: bytes) -> bytes:
+    return begin + part * ((size - len(begin) - len(end)) // len(part)) + end
+
+
+def _run(**settings: Any) -> bytes:
+    return json.dumps(_RUN | settings).encode()
+
+
+def _score(num_rows: int = 1, **fields: Any) -> bytes:
+    rows = {"reward_funcs": ["exact_match"], "prompts": ["p"] * num_rows, "completions": ["c"] * num_rows}
+    return json.dumps(rows | fields).encode()
+
+
+def _raw(size: int) -> dict[str, bytes]:
+    """Return what is hostile to any route with a body."""
+    return {
+        "lists": _fits(b"[],", size, begin=b'{"x":[', end=b"[]]}"),
+        "lists in lists": b"[" * (size // 2) + b"]" * (size // 2),
+        "names": b"{" + b",".join(b'"%d":0' % n for n in range(size // 12)) + b"}",
+        "texts": _fits(b'"",', size, begin=b'{"x":[', end=b'""]}'),
+        "numbers": _fits(b"0,", size, begin=b'{"x":[', end=b"0]}"),
+        "a number": _fits(b"9", size, begin=b'{"x":', end=b"}"),
+        "an infinite number": b'{"x": 1e400, "y": NaN}',
+        "quotes": _fits(b'\\"', size, begin=b'{"x":"', end=b'"}'),
+        "brackets in text": _fits(b"[{:", size, begin=b'{"x":"', end=b'"}'),
+        "a name": _fits(b"n", size, begin=b'{"', end=b'":1}'),
+        "no JSON": b"[" + b" " * (size - 2),
+    }
+
+
+_BODIES: dict[str, tuple[str, dict[str, bytes]]] = {
+    "trainer": (
+        "/v1/runs?dry_run=true",
+        _raw(_MIB - 100)
+        | {
+            "engine arguments": _run(vllm={f"k{n}": 1 for n in range(50_000)}),
+            "engine arguments, long": _run(vllm={f"k{n}" + "x" * 55: 1 for n in range(150)}),
+            "reward functions": _run(reward_funcs=[f"f{n}" for n in range(50_000)]),
+            "a reward function": _run(reward_funcs=["f" * 1_000_000]),
+            "a model": _run(model="m" * 1_000_000),
+            "a data set": _run(dataset_name="d" * 1_000_000),
+            "data sets": _run(datasets=[{"path": f"a/{n}"} for n in range(20_000)], dataset_name=None),
+            "settings": _run(**{f"learning_rat{n}": 1 for n in range(190)}),
+            "sampling options": _run(generation_kwargs={f"temperatur{n}": 1 for n in range(9_000)}),
+            "weights": _run(reward_weights=["x"] * 200_000),
+            "columns": _run(columns=["c"] * 150_000),
+            "renamed": _run(rename_columns={f"k{n}": 1 for n in range(9_000)}),
+            "stops": _run(generation_kwargs={"stop": ["s"] * 200_000}),
+            "arguments": _run(reward_kwargs={"accuracy_reward": {"a": [0] * 300_000}}),
+            "arguments of many": _run(reward_kwargs={f"f{n}": {} for n in range(9_000)}),
+        },
+    ),
+    "rewarder": (
+        "/v1/score",
+        _raw(8 * _MIB - 100)
+        | {
+            "functions": _score(reward_funcs=[f"f{n}" for n in range(50_000)]),
+            "a function": _score(reward_funcs=["f" * 1_000_000]),
+            "64 functions of 4096 texts": _score(
+                4096, reward_funcs=["exact_match"] * 64, columns={"solution": ["c"] * 4096}
+            ),
+            "64 unknown functions": _score(reward_funcs=[f"exact_mach{n}" for n in range(64)]),
+            "rows that are none": _score(prompts=[1] * 4096, completions=[1] * 4096),
+            "messages": _score(4000, prompts=[[{"role": "u", "content": "c"}] * 6] * 4000),
+            "token ids": _score(4000, completion_ids=[[123456] * 250] * 4000),
+            "columns": _score(columns={f"k{n}": [0] for n in range(90_000)}),
+            "a column": _score(columns={"k": [[0] * 3_000_000]}),
+            "arguments": _score(reward_kwargs={"exact_match": {"a": [0] * 3_000_000}}),
+            "arguments of many": _score(reward_kwargs={f"f{n}": {} for n in range(40_000)}),
+            "a template's": _score(chat_template_kwargs={"k": [[0] * 3_000_000]}),
+        },
+    ),
+    "generator": (
+        f"{WEIGHTS_PATH}/begin",
+        _raw(8 * _MIB - 100)
+        | {
+            "shapes": json.dumps({"shapes": [["x"]] * 40_000}).encode(),
+            "sizes": json.dumps({"sizes": ["x"] * 900_000}).encode(),
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SERVICES)
+def metered(
+    request: pytest.FixtureRequest, http_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServiceProcess]:
+    """Return one service after the other."""
+    kind: str = request.param
+    process = ServiceProcess(kind, http_redis.url, tmp_path_factory.mktemp(kind))
+    yield process
+    assert process.end() == 0, process.log()
+
+
+def test_no_body_takes_the_event_loop_for_long(
+    metered: ServiceProcess, record_property: Callable[[str, object], None]
+) -> None:
+    path, bodies = _BODIES[metered.kind]
+    key = INTERNAL_KEY if metered.kind == "generator" else KEY
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    found: dict[str, tuple[float, int, float]] = {}
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{metered.port}", headers=headers, trust_env=False, timeout=120
+    ) as client:
+        client.post(path, content=b"{}")  # what is loaded at the first request is no body's doing
+        for name, body in bodies.items():
+            before, began_at = metered.num_callbacks(), time.monotonic()
+            reply = client.post(path, content=body)
+            took_s = time.monotonic() - began_at
+            assert client.get("/livez").is_success  # a callback that answers has ended by then
+            found[name] = (metered.longest_callback_ms(since=before), reply.status_code, took_s)
+            assert len(reply.content) < 64 * 1024 or reply.is_success, f"{name}: {len(reply.content)} bytes of answer"
+    for name, (ms, status, took_s) in sorted(found.items(), key=lambda item: -item[1][0]):
+        record_property(MEASURED, f"{metered.kind}: {name}: {ms:.0f} ms of the loop, {status} after {took_s:.2f} s")
+    assert not {name for name, (_, status, _) in found.items() if status in (500, 503)}, found
+    assert not {name: ms for name, (ms, _, _) in found.items() if ms > _MOST_MS}
