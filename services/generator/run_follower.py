@@ -147,6 +147,7 @@ class RunFollower:
             record = await self._store.get(run_id) if run_id is not None else None
             if record is not None and record.status not in TERMINAL:
                 return record
+            self._require_living_engine()  # that of the run before goes on answering requests
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _is_current(self, run_id: str) -> bool:
@@ -156,7 +157,8 @@ class RunFollower:
         return record is not None and record.status not in TERMINAL
 
     async def _until_over(self, run_id: str) -> None:
-        while await self._is_current(run_id):  # noqa: ASYNC110  what is waited for is in Redis
+        while await self._is_current(run_id):
+            self._require_living_engine()
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _serve(self, record: RunRecord, *, has_cuda: bool) -> None:
@@ -245,14 +247,17 @@ class RunFollower:
                 # Not the loop's: it does not look while its window is full, and /readyz shall be right then too.
                 self._state.required_version = await self._store.required_version(run_id)
                 self._show_weights()
-                if engine.is_dead:
-                    why = engine.why_dead(otherwise="its own log lines above say why")
-                    raise EngineDiedError(f"vLLM's engine died: {why}")
+                self._require_living_engine()
                 await asyncio.wait({generating}, timeout=self._settings.poll_every_s)
         finally:
             generating.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await generating
+
+    def _require_living_engine(self) -> None:
+        if self._engine is not None and self._engine.is_dead:
+            why = self._engine.why_dead(otherwise="its own log lines above say why")
+            raise EngineDiedError(f"vLLM's engine died: {why}")
 
     def _show_weights(self) -> None:
         self._metrics.policy_version.set(self._receiver.policy_version)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from services.generator import run_follower
+from services.generator.engine import EngineDiedError
 from services.generator.engine_spec import EngineSpec
 from services.generator.metrics import GeneratorMetrics
 from services.generator.output_gate import OutputGate
@@ -74,6 +75,9 @@ class LoadedEngine(CommandedEngine):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()
         self.spec = spec
+
+    def why_dead(self, *, otherwise: str) -> str:
+        return otherwise
 
     async def shutdown(self) -> None:
         """Nothing runs."""
@@ -143,6 +147,35 @@ async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing
     )
     async with following(follower.run(has_cuda=False)):
         await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+
+
+async def test_an_engine_that_dies_while_no_run_is_served_ends_the_generator(
+    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[LoadedEngine] = []
+
+    async def start_engine(spec: EngineSpec, **_: object) -> LoadedEngine:
+        started.append(LoadedEngine(spec))
+        return started[-1]
+
+    monkeypatch.setattr(run_follower, "start_engine", start_engine)
+    monkeypatch.setattr(run_follower, "VllmReceivingEngine", NoReceiving)
+    receiver, metrics = HoldingReceiver(), GeneratorMetrics()
+    follower = RunFollower(
+        settings,
+        redis=redis,
+        receiver=cast("Any", receiver),
+        state=ServiceState(receiver),
+        openai=cast("Any", NoRoutes()),
+        metrics=metrics,
+        url="http://127.0.0.1:1",
+    )
+    work = asyncio.create_task(follower.run(has_cuda=False))
+    await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
+    started[0].is_dead = True
+    with pytest.raises(EngineDiedError, match="vLLM's engine died: its own log lines above say why"):
+        async with asyncio.timeout(30):
+            await work
 
 
 async def test_so_do_simulated_ones_and_of_several_that_are_held_one_is_shown(
