@@ -3,6 +3,7 @@
 import contextlib
 from dataclasses import dataclass
 
+from headrace.hang_watch import Question
 from headrace.held_port import HeldPort
 from shared.errors import UserError
 from shared.listening import HTTP, METRICS
@@ -27,6 +28,8 @@ class Doors:
 
     def __init__(self, http: HeldPort, *, metrics_port: int, scheme: str = "http") -> None:
         self.url = f"{scheme}://127.0.0.1:{http.number}"
+        self.question = Question(http.number)
+        """What it is asked, to see whether it hangs."""
         self.listeners = {HTTP: http}
         """What the service is handed."""
         if metrics_port:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace import cpu_placement, embedded_redis, redis_repair
+from headrace.hang_watch import PING, Question
 from headrace.held_port import HeldPort
 from headrace.launch_ports import Doors, LaunchPorts
 from headrace.state_dir import Keys, StateDir
@@ -71,6 +72,7 @@ def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec
         log_path=state.logs / "redis.log",
         is_essential=True,
         stop_timeout_s=15.0,
+        question=Question(port.number, PING),
         why_hopeless=lambda last_words: redis_repair.why_unreadable(state.redis, last_words=last_words),
     )
 
@@ -99,6 +101,7 @@ def service_specs(
             log_path=state.logs / f"{name}.log",
             is_essential=kind == TRAINER,
             stop_timeout_s=stop_timeout_s,
+            question=doors.question,
         )
 
     if settings.num_simulated:
@@ -142,6 +145,7 @@ def generator_spec(
         log_path=state.logs / f"{name}.log",
         is_essential=False,
         stop_timeout_s=15.0,
+        question=doors.question,
     )
 
 

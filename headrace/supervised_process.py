@@ -2,6 +2,7 @@
 
     start --> runs --> exit 2 or 3   its own refusal: not started again, its message is shown
                 |----> any other exit: started again after a pause that doubles, up to ten seconds
+                |----> silent for a minute (hang_watch.py): SIGKILL to its process group, and started again likewise
                 +----> end(): SIGTERM, and SIGKILL to its process group when its time is up
 
 Exit codes are the services' contract: 0 asked to stop, 1 crash, 2 a user's error, 3 replaced by a newer process.
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace import guarded_exec, process_table
+from headrace.hang_watch import Question, until_it_hangs
 from headrace.held_port import HeldPort
 from headrace.state_dir import ProcessMark
 from shared.logs import last_message
@@ -37,6 +39,8 @@ class ServiceSpec:
     log_path: Path
     is_essential: bool
     stop_timeout_s: float
+    question: Question
+    """Asked every few seconds, to see whether it hangs."""
     listeners: Mapping[str, HeldPort] = field(default_factory=dict[str, HeldPort])
     """The ports that it is handed, by name; a service that is down refuses callers."""
     why_hopeless: Callable[[str], str] = lambda _: ""
@@ -148,10 +152,23 @@ class SupervisedProcess:
         if self._is_ending.is_set() and self.process is not None:
             _signal(self.process, signal.SIGTERM)
         try:
-            return await child.wait()
+            async with asyncio.TaskGroup() as beside:
+                hanging = beside.create_task(self._end_if_it_hangs(child.pid), name=f"does {self.spec.name} hang")
+                code = await child.wait()
+                hanging.cancel()
+            return code
         finally:
             for port in self.spec.listeners.values():
                 port.refuse_callers()
+
+    async def _end_if_it_hangs(self, pid: int) -> None:
+        """Kill the service and its process group once it hangs; whoever asked it to end has a deadline of its own."""
+        silent_s = await until_it_hangs(self.spec.question)
+        if self._is_ending.is_set():
+            return
+        self._say(f"{self.spec.name} has not reacted for {silent_s:.0f} s: it hangs, and is killed")
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def _signal(process: ProcessMark, number: signal.Signals) -> None:

@@ -46,9 +46,10 @@ ALL = ("trainer", "rewarder", "generator")
 class LauncherRig:
     """One launcher at a time, on one state directory; the services named in `stand_ins` are not the real ones."""
 
-    def __init__(self, directory: Path, *, stand_ins: tuple[str, ...] = ALL) -> None:
+    def __init__(self, directory: Path, *, stand_ins: tuple[str, ...] = ALL, silent_s: float | None = None) -> None:
         self.state = StateDir(directory / "state")
         self._stand_ins = stand_ins
+        self._patience = {} if silent_s is None else {"SILENT_S": str(silent_s)}
         self._directory = directory
         self._processes: list[subprocess.Popen[bytes]] = []
         self._seen: set[ProcessMark] = set()
@@ -62,7 +63,7 @@ class LauncherRig:
         script = Path(__file__).with_name("run_launcher.py")
         command = [sys.executable, str(script), str(self.state.path), str(self._directory), str(num_generators)]
         command += self._stand_ins
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self._patience}
         if repairs_redis:
             environment["HEADRACE_TEST_REPAIRS_REDIS"] = "1"
         with (self._directory / "output").open("ab") as output:

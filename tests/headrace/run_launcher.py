@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from headrace import launcher
+from headrace import hang_watch, launcher
 from headrace.cli_up import say
 from headrace.service_specs import UpSettings, default_commands
 from shared.errors import HeadraceError
@@ -18,6 +18,9 @@ STANDIN = Path(__file__).with_name("standin_service.py")
 
 def main() -> int:
     state_dir, directory, num_generators, *stand_ins = sys.argv[1:]
+    if "SILENT_S" in os.environ:
+        hang_watch.SILENT_S = float(os.environ["SILENT_S"])
+        hang_watch.FIRST_REACTION_S = 4 * hang_watch.SILENT_S
     logging.getLogger().addHandler(logging.NullHandler())
     commands = default_commands()
     commands |= {name: (sys.executable, str(STANDIN), name, directory) for name in stand_ins}

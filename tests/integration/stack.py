@@ -90,6 +90,13 @@ class Stack:
         assert endpoint is not None
         return endpoint.processes[name].pid
 
+    def wait_until_another(self, name: str, pid: int) -> None:
+        """Wait until the launcher has started a service again."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while self.service_pid(name) == pid:
+            assert time.monotonic() < deadline, f"{name} was not started again"
+            time.sleep(0.05)
+
     def rank_pid(self) -> int:
         """Return the pid of the training rank."""
         for process in descendants(self.service_pid("trainer")):
