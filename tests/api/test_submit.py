@@ -249,7 +249,7 @@ async def test_a_dataset_that_takes_too_long_is_a_503(settings: TrainerSettings,
         b'{"learning_rate": 1e999}',
         b'{"model": "\\ud800"}',
         b'{"model": "\xff"}',
-        b"[" * 100_000,
+        b"[" * 9_000,
     ],
 )
 async def test_a_body_that_is_no_json_is_a_400(client: httpx.AsyncClient, body: bytes) -> None:
