@@ -33,6 +33,11 @@ EXPLAINED = {
         "tags are versions and never moved, or a digest is named; images of many gigabytes are not asked for again, "
         "and kind has no registry to ask",
     ),
+    "CKV_K8S_40": dict.fromkeys(
+        ("trainer", "generator", "rewarder", "redis", "test"),
+        "OpenShift gives each namespace users of its own, and values-openshift.yaml leaves them to it; everywhere else "
+        "it is 10001",
+    ),
     "CKV_K8S_43": dict.fromkeys(
         ("trainer", "trainer-node", "generator", "rewarder", "redis", "test"),
         "the digest of an image that you build is yours: images.*.digest and redis.image.digest",
