@@ -147,7 +147,7 @@ async def test_prompts_the_model_cannot_take_are_buried_with_the_reason_and_the_
     reasons = {fields["group_id"].decode(): fields["reason"].decode() for fields in dead}
     assert "out of vocabulary" in reasons["00000000"]
     assert "longer than the maximum model length of 128" in reasons["00000001"]
-    assert "out of vocabulary" in reasons["00000002"]
+    assert "negative prompt id" in reasons["00000002"]
 
 
 async def test_weights_relabelled_in_flight_give_spans_that_tile_the_completion(
