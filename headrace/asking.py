@@ -10,8 +10,10 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import quote
 
 import httpx
 
@@ -84,6 +86,23 @@ class Asker:
             return Answer(why=_why_no_http(error))
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             return Answer(why=f"it could not be asked ({_reason(error)})")
+
+    async def get_all(self, url: str, items: str, *, key: str = "") -> Answer:
+        """Ask for all pages of a list.
+
+        Returns:
+            The first page, with the objects of all pages as ``items``; or the first answer that is not a page.
+        """
+        first = page = await self.get(url, key=key)
+        found = page.objects(items)
+        while page.get("next_cursor") is not None:
+            page = await self.get(
+                f"{url}{'&' if '?' in url else '?'}cursor={quote(str(page.get('next_cursor')))}", key=key
+            )
+            if page.status != HTTPStatus.OK:
+                return page
+            found += page.objects(items)
+        return first if page is first else replace(first, body={**first.body, items: found})
 
     async def _get(self, url: str, headers: dict[str, str]) -> Answer:
         asked_at = time.time()

@@ -5,9 +5,10 @@ Runs train one after another. The newest one may be queued while another trains,
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 from typing import Literal
 
-from headrace.client import HeadraceApiError, HeadraceClient, Run
+from headrace.client import NOT_ENDED, HeadraceApiError, HeadraceClient, Run
 
 Purpose = Literal["look", "rollouts", "pause", "resume", "stop"]
 _Choice = tuple[str, Callable[[Run], bool]]
@@ -27,6 +28,7 @@ _HELD_BACK: _Choice = (
 _HAS_BEGUN: _Choice = ("the newest run that has begun", lambda run: run.get("started_at_s") is not None)
 _NEWEST: _Choice = ("the newest run", lambda _: True)
 _OLDEST_FIRST = (_NEXT, _HELD_BACK)
+_MAY_HAVE_ENDED = (_HAS_BEGUN, _NEWEST)
 
 _CHOICES: dict[Purpose, tuple[_Choice, ...]] = {
     "look": (_TRAINS, _PAUSED, _NEXT, _HELD_BACK),
@@ -45,10 +47,11 @@ def choose_run(client: HeadraceClient, run_id: str | None, *, purpose: Purpose) 
     """
     if run_id is not None:
         return run_id
-    newest_first = client.list()
+    not_ended = client.list(status=NOT_ENDED)
     for choice in (*_CHOICES[purpose], _NEWEST):
         what, fits = choice
-        found = [str(run["run_id"]) for run in newest_first if fits(run)]
+        fitting = (run for run in (client.each_run() if choice in _MAY_HAVE_ENDED else not_ended) if fits(run))
+        found = [str(run["run_id"]) for run in (fitting if choice in _OLDEST_FIRST else islice(fitting, 1))]
         if found:
             chosen = found[-1 if choice in _OLDEST_FIRST else 0]
             sys.stderr.write(f"{chosen}: {what}\n")

@@ -25,6 +25,7 @@ from shared.errors import HeadraceError
 AddParser = Callable[..., argparse.ArgumentParser]
 Command = Callable[[argparse.Namespace], int]
 _INTERRUPTED = 130
+_STATUSES = ("queued", "running", "paused", "finished", "stopped", "failed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,7 +114,12 @@ def _add_run_commands(add_parser: AddParser) -> None:
     submit.add_argument("--watch", action="store_true", help="then follow it")
     submit.add_argument("--dry-run", action="store_true", help="only say whether it would be accepted")
     _set(submit, "submit")
-    _set(add_parser("runs", help="list all runs"), "runs")
+    runs = add_parser("runs", help="list runs, newest first")
+    runs.add_argument(
+        "--status", action="append", default=[], choices=_STATUSES, help="only runs with this status; repeatable"
+    )
+    runs.add_argument("--name", help="only runs with this name")
+    _set(runs, "runs")
     for name, text in (
         ("show", "show one run: where it stands and what it is waiting for"),
         ("watch", "follow a run live; Ctrl-C ends the watching, not the run"),

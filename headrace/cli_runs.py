@@ -45,9 +45,12 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def runs(arguments: argparse.Namespace) -> int:
-    """List all runs, newest first."""
+    """List runs, newest first."""
     with service_finder.connect(arguments) as client:
-        found = client.list()
+        found = client.list(status=arguments.status, name=arguments.name)
+    if not found and (arguments.status or arguments.name is not None):
+        _out("there is no such run; `headrace runs` lists all")
+        return 0
     if not found:
         _out("there are no runs yet: submit one with `headrace submit FILE`")
         return 0

@@ -12,7 +12,7 @@ Nothing waits for ever, and proxies of the environment are not used.
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ Run = dict[str, Any]
 Rows = list[dict[str, Any]]
 ENDED = frozenset({"finished", "stopped", "failed"})
 """Statuses from which a run never returns."""
+NOT_ENDED = ("queued", "running", "paused")
 
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
 _CONNECT_S = 5.0
@@ -155,9 +156,14 @@ class HeadraceClient:
         except httpx.HTTPError as error:
             raise self._away(error, self._timeout_s) from error
 
-    def list(self) -> list[Run]:
-        """Return all runs, newest first."""
-        return self._pages("/v1/runs", "runs", "next_cursor", "cursor")
+    def list(self, *, status: Collection[str] = (), name: str | None = None) -> list[Run]:
+        """Return the runs with one of these statuses and this name, newest first; all runs if neither is given."""
+        return [*self.each_run(status=status, name=name)]
+
+    def each_run(self, *, status: Collection[str] = (), name: str | None = None) -> Iterator[Run]:
+        """Yield what ``list`` returns, and ask for each page when it is needed."""
+        wanted: dict[str, Any] = {"status": [*status]} if status else {}
+        return self._pages("/v1/runs", "runs", **wanted, **({} if name is None else {"name": name}))
 
     def get(self, run_id: str) -> Run:
         """Return one run: config, status, reason, progress, and what it is waiting for."""
@@ -177,15 +183,12 @@ class HeadraceClient:
 
     def metrics(self, run_id: str) -> Rows:
         """Return the metrics of every optimizer step so far, oldest first."""
-        return self._pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics", "next_after_step", "after_step")
+        return [*self._pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics")]
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
         """Return the rollouts trained in ``step``, or in the newest one that was logged."""
         path = f"/v1/runs/{_quoted(run_id)}/rollouts"
-        if step is None:
-            # Between two pages a newer step could come; fix it first.
-            step = self._object("GET", path, params={"limit": 1})["step"]
-        return [] if step is None else self._pages(path, "rollouts", "next_offset", "offset", step=step)
+        return [*self._pages(path, "rollouts", **({} if step is None else {"step": step}))]
 
     def events(
         self,
@@ -236,15 +239,14 @@ class HeadraceClient:
         except httpx.HTTPError as error:
             raise self._away(error, _SILENCE_S) from error
 
-    def _pages(self, path: str, items: str, next_name: str, parameter: str, **params: Any) -> Rows:
-        """Return the items of all pages."""
-        found: Rows = []
+    def _pages(self, path: str, items: str, **params: Any) -> Iterator[dict[str, Any]]:
+        """Yield the items of all pages."""
         while True:
             page = self._object("GET", path, params=params)
-            found += page[items]
-            if page.get(next_name) is None:
-                return found
-            params[parameter] = page[next_name]
+            yield from page[items]
+            if page.get("next_cursor") is None:
+                return
+            params["cursor"] = page["next_cursor"]
 
     def _offer(self, config: Mapping[str, Any], *, num_tries: int = 1, **request: Any) -> dict[str, Any]:
         """Send a run config."""

@@ -37,10 +37,7 @@ def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[di
     address = f"{url.rstrip('/')}/v1/rewards"
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(headers=headers, timeout=_TIMEOUT_S, verify=trusted(ca_file), trust_env=False) as client:
-        answer = _get(client, address)
-        if not isinstance(answer.get("reward_funcs"), list):
-            raise HeadraceError(f"{address} does not answer like a rewarder")
-        known = objects(answer["reward_funcs"])
+        known = _all_pages(client, address)
         endpoints = [str(one.get("name")) for one in known if one.get("kind") == "endpoint"][:_MAX_ENDPOINTS]
         details = {name: _get(client, f"{address}/{quote(name, safe='')}", may_be_gone=True) for name in endpoints}
     return [{**one, **details.get(str(one.get("name")), {})} for one in known]
@@ -70,6 +67,16 @@ def _says(item: Mapping[str, Any]) -> Text:
     if item.get("warning"):
         lines.append(Text(printable(str(item["warning"])), style="yellow"))
     return Text("\n").join(lines)
+
+
+def _all_pages(client: httpx.Client, address: str) -> list[dict[str, Any]]:
+    known, page = list[dict[str, Any]](), _get(client, address)
+    while isinstance(page.get("reward_funcs"), list):
+        known += objects(page["reward_funcs"])
+        if page.get("next_cursor") is None:
+            return known
+        page = _get(client, f"{address}?cursor={quote(str(page['next_cursor']), safe='')}")
+    raise HeadraceError(f"{address} does not answer like a rewarder")
 
 
 def _get(client: httpx.Client, url: str, *, may_be_gone: bool = False) -> dict[str, Any]:

@@ -16,7 +16,7 @@ _MAX_TEXTS = 500_000
 
 
 class BodyError(Exception):
-    """The body cannot be taken; the arguments are those of ``shared.http_guard.problem``."""
+    """What a request holds cannot be taken; the arguments are those of ``shared.http_guard.problem``."""
 
     def __init__(self, status: int, title: str, detail: str) -> None:
         super().__init__(detail)

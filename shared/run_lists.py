@@ -7,13 +7,22 @@ too many for a moment, or after a crash until the trainer starts again, and neve
 its record says so, and taken off after. Readers go by the record.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from shared.keys import QUEUED_RUNS, RUNS, SERVED_RUNS
 from shared.redis_connection import Redis, call, patiently
 
 _LIST_OF = {"queued": QUEUED_RUNS, "running": SERVED_RUNS, "paused": SERVED_RUNS}
 _PATIENCE_S = 60.0
+
+
+def lists_of(statuses: Collection[str]) -> tuple[str, ...]:
+    """Return the keys of the lists that hold all runs with one of these statuses, in the order to read them in.
+
+    A run goes from the queue to those that are served, and must not be missed on its way.
+    """
+    found = {_LIST_OF.get(status, RUNS) for status in statuses} or {RUNS}
+    return (RUNS,) if RUNS in found else tuple(key for key in (QUEUED_RUNS, SERVED_RUNS) if key in found)
 
 
 class RunLists:

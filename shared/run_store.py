@@ -190,14 +190,16 @@ class RunStore:
             return "deleted", ""
         return (status.decode(), reason.decode()) if status.decode() in TERMINAL else None
 
-    async def page(self, *, limit: int, before: tuple[float, str] | None = None) -> list[tuple[float, str]]:
-        """Return when runs were created and their ids, newest first: those created before ``before``."""
+    async def page(
+        self, *, limit: int, before: tuple[float, str] | None = None, key: str = RUNS
+    ) -> list[tuple[float, str]]:
+        """Return when the runs on a list were created and their ids, newest first: those created before ``before``."""
         start, found = 0, list[tuple[float, str]]()
         newest = "+inf" if before is None else repr(before[0])
         while len(found) < limit:
             some = await self._patiently(
                 lambda first=start: self._redis.zrange(
-                    RUNS, newest, "-inf", desc=True, byscore=True, offset=first, num=limit, withscores=True
+                    key, newest, "-inf", desc=True, byscore=True, offset=first, num=limit, withscores=True
                 ),
                 "listing runs",
             )

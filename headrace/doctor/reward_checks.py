@@ -16,7 +16,7 @@ _MAX_ENDPOINTS = 50
 
 async def look_at_endpoints(name: str, url: str, asker: Asker, *, key: str) -> list[Finding]:
     """Return how the reward endpoints are doing, seen by one rewarder."""
-    listed = await asker.get(f"{url}/v1/rewards", key=key)
+    listed = await asker.get_all(f"{url}/v1/rewards", "reward_funcs", key=key)
     if listed.status != HTTPStatus.OK:
         return []  # said where the service itself is looked at
     functions = listed.objects("reward_funcs")

@@ -38,7 +38,7 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
         return LookedAtRuns(
             [note("runs", "list", "not looked at: doctor was given no API key to ask the trainer with")]
         )
-    listed = await asker.get(f"{api_url}/v1/runs?limit=1000", key=key)
+    listed = await asker.get_all(f"{api_url}/v1/runs?limit=1000", "runs", key=key)
     if listed.status == HTTPStatus.UNAUTHORIZED:
         return LookedAtRuns([note("runs", "list", "not looked at: the trainer refuses doctor's API key")])
     if listed.status == HTTPStatus.FORBIDDEN:

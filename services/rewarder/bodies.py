@@ -11,6 +11,7 @@ from services.rewarder.reward_call import RewardCall
 from services.rewarder.worker_frames import Kind
 from shared.arrays import ID_DTYPE, pack_ids
 from shared.messages import Outcome
+from shared.page_cursor import NEXT_MEANING
 from shared.run_options.reward_kwargs import MAX_REWARD_FUNCS, RewardKwargs, RewardName, check_reward_kwargs
 
 MAX_COMPLETIONS = 4096
@@ -57,6 +58,12 @@ class RewardFunctions(Body):
     """Reward functions that exist, or were found."""
 
     reward_funcs: list[RewardFunctionInfo]
+
+
+class RewardFunctionPage(RewardFunctions):
+    """A page of them: what is built in, what is in force here, endpoints; each by name."""
+
+    next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
 class ChatMessage(Body):

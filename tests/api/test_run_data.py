@@ -20,10 +20,12 @@ async def test_metrics_come_in_pages_of_steps(client: httpx.AsyncClient, run_dir
     (run_dir / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "reward": 0.{n}}}\n' for n in range(1, 6)))
     path = f"/v1/runs/{run_dir.name}/metrics"
     first = (await client.get(path, params={"limit": "2"})).json()
-    assert first == {"metrics": [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}], "next_after_step": 2}
-    rest = (await client.get(path, params={"after_step": "2"})).json()
+    assert first["metrics"] == [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}]
+    rest = (await client.get(path, params={"cursor": first["next_cursor"]})).json()
     assert [line["step"] for line in rest["metrics"]] == [3, 4, 5]
-    assert rest["next_after_step"] is None
+    assert rest["next_cursor"] is None
+    above = (await client.get(path, params={"after_step": "4"})).json()
+    assert [line["step"] for line in above["metrics"]] == [5]
 
 
 async def test_evaluations_come_in_pages_of_the_steps_they_began_at(client: httpx.AsyncClient, run_dir: Path) -> None:
@@ -31,12 +33,12 @@ async def test_evaluations_come_in_pages_of_the_steps_they_began_at(client: http
     path = f"/v1/runs/{run_dir.name}/evaluations"
     first = (await client.get(path, params={"limit": 2})).json()
     assert [line["step"] for line in first["evaluations"]] == [0, 10]
-    rest = (await client.get(path, params={"after_step": first["next_after_step"]})).json()
-    assert rest == {"evaluations": [{"step": 20, "eval_reward": 0.5}], "next_after_step": None}
+    rest = (await client.get(path, params={"cursor": first["next_cursor"]})).json()
+    assert rest == {"evaluations": [{"step": 20, "eval_reward": 0.5}], "next_cursor": None}
 
 
 async def test_a_run_without_metrics_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
-    assert (await client.get(f"/v1/runs/{run_dir.name}/metrics")).json() == {"metrics": [], "next_after_step": None}
+    assert (await client.get(f"/v1/runs/{run_dir.name}/metrics")).json() == {"metrics": [], "next_cursor": None}
 
 
 async def test_a_torn_line_is_skipped_and_nan_is_null(client: httpx.AsyncClient, run_dir: Path) -> None:
@@ -56,12 +58,13 @@ async def test_rollouts_are_of_the_newest_step_unless_one_is_asked_for(
     (run_dir / "rollouts" / "step_00000011.tmp").write_text("half")
     path = f"/v1/runs/{run_dir.name}/rollouts"
     newest = (await client.get(path)).json()
-    assert (newest["step"], newest["newest_step"], len(newest["rollouts"]), newest["next_offset"]) == (10, 10, 3, None)
+    assert (newest["step"], newest["newest_step"], len(newest["rollouts"]), newest["next_cursor"]) == (10, 10, 3, None)
     page = (await client.get(path, params={"step": "2", "limit": "2"})).json()
     assert [row["branch"] for row in page["rollouts"]] == [0, 1]
-    assert page["next_offset"] == 2
-    rest = (await client.get(path, params={"step": "2", "offset": "2"})).json()
-    assert [row["branch"] for row in rest["rollouts"]] == [2]
+    rest = (await client.get(path, params={"cursor": page["next_cursor"]})).json()
+    assert (rest["step"], [row["branch"] for row in rest["rollouts"]]) == (2, [2])
+    other = await client.get(path, params={"step": "1", "cursor": page["next_cursor"]})
+    assert (other.status_code, other.json()["type"]) == (400, "/problems/bad-cursor")
     missing = await client.get(path, params={"step": "3"})
     assert missing.status_code == 404
     assert "those of 3 steps, 1 to 10" in missing.json()["detail"]
@@ -69,5 +72,5 @@ async def test_rollouts_are_of_the_newest_step_unless_one_is_asked_for(
 
 async def test_a_run_without_rollouts_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:
     path = f"/v1/runs/{run_dir.name}/rollouts"
-    assert (await client.get(path)).json() == {"step": None, "newest_step": None, "rollouts": [], "next_offset": None}
+    assert (await client.get(path)).json() == {"step": None, "newest_step": None, "rollouts": [], "next_cursor": None}
     assert "none yet" in (await client.get(path, params={"step": "1"})).json()["detail"]

@@ -305,10 +305,10 @@ async def test_dead_letters_are_listed_and_put_back_where_they_died(
         )
     path = f"/v1/runs/{run_id}/dead_letters"
     page = (await client.get(path, params={"limit": "2"})).json()
-    rest = (await client.get(path, params={"after": page["next_after"]})).json()
+    rest = (await client.get(path, params={"cursor": page["next_cursor"]})).json()
     assert [letter["group_id"] for letter in page["dead_letters"]] == ["00000000", "00000001"]
     assert [letter["group_id"] for letter in rest["dead_letters"]] == ["00000002"]
-    assert rest["next_after"] is None
+    assert rest["next_cursor"] is None
     letter = page["dead_letters"][0]
     assert (letter["stream"], letter["reason"], letter["size_bytes"]) == ("completions", "not a message", 4)
 

@@ -146,16 +146,19 @@ def test_all_pages_are_fetched() -> None:
     pages: dict[str, Any] = {
         "/v1/runs": {"runs": [{"run_id": "b"}], "next_cursor": "x y"},
         "/v1/runs?cursor=x+y": {"runs": [{"run_id": "a"}], "next_cursor": None},
-        "/v1/runs/run-a/metrics": {"metrics": [{"step": 1}, {"step": 2}], "next_after_step": 2},
-        "/v1/runs/run-a/metrics?after_step=2": {"metrics": [{"step": 3}], "next_after_step": None},
-        "/v1/runs/run-a/rollouts?limit=1": {"step": 7, "rollouts": [], "next_offset": 1},
-        "/v1/runs/run-a/rollouts?step=7": {"step": 7, "rollouts": [{"n": 0}], "next_offset": 1},
-        "/v1/runs/run-a/rollouts?step=7&offset=1": {"step": 7, "rollouts": [{"n": 1}], "next_offset": None},
+        "/v1/runs?status=queued&status=running&name=first": {"runs": [{"run_id": "a"}], "next_cursor": None},
+        "/v1/runs/run-a/metrics": {"metrics": [{"step": 1}, {"step": 2}], "next_cursor": "2"},
+        "/v1/runs/run-a/metrics?cursor=2": {"metrics": [{"step": 3}], "next_cursor": None},
+        "/v1/runs/run-a/rollouts": {"step": 7, "rollouts": [{"n": 0}], "next_cursor": "7-1"},
+        "/v1/runs/run-a/rollouts?cursor=7-1": {"step": 7, "rollouts": [{"n": 1}], "next_cursor": None},
+        "/v1/runs/run-a/rollouts?step=3": {"step": 3, "rollouts": [], "next_cursor": None},
     }
     with serving(lambda asked: pages[asked.path]) as api, HeadraceClient(api.url, "k") as client:
         assert [run["run_id"] for run in client.list()] == ["b", "a"]
+        assert [run["run_id"] for run in client.list(status=("queued", "running"), name="first")] == ["a"]
         assert [row["step"] for row in client.metrics("run-a")] == [1, 2, 3]
         assert [row["n"] for row in client.rollouts("run-a")] == [0, 1]
+        assert client.rollouts("run-a", step=3) == []
 
 
 def test_a_run_id_cannot_reach_another_path() -> None:

@@ -37,7 +37,7 @@ def script_of(runs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Any:
         if asked.path.endswith("/events"):
             return event_stream(("1-0", "metrics", rows[0]))
         if asked.path.endswith("/metrics"):
-            return {"metrics": rows, "next_after_step": None}
+            return {"metrics": rows, "next_cursor": None}
         return runs.pop(0) if len(runs) > 1 else runs[0]
 
     return script

@@ -83,6 +83,21 @@ def test_the_built_ins_are_listed_with_what_they_need(client: httpx.Client) -> N
     assert "math-verify" in listed["accuracy_reward"]["summary"]
 
 
+def test_reward_functions_are_listed_in_pages(client: httpx.Client) -> None:
+    seen: list[str] = []
+    params: dict[str, Any] = {"limit": 2}
+    while True:
+        page = client.get("/v1/rewards", params=params).raise_for_status().json()
+        assert len(page["reward_funcs"]) <= 2
+        seen += [item["name"] for item in page["reward_funcs"]]
+        if page["next_cursor"] is None:
+            break
+        params["cursor"] = page["next_cursor"]
+    assert seen == sorted(BUILT_INS)
+    refused = client.get("/v1/rewards", params={"cursor": "canary"})
+    assert (refused.status_code, refused.json()["type"]) == (400, "/problems/bad-cursor")
+
+
 def test_good_functions_are_told_apart(client: httpx.Client) -> None:
     names = ["accuracy_reward", user("exact"), user("half_a_second"), user("one")]
     reply = client.post("/v1/rewards/check", json={"reward_funcs": names})

@@ -29,6 +29,7 @@ class FakeRunApi:
         self.status = "running"
         self.is_away = False
         self.is_deleted = False
+        self.lists_on_first_page = True
         self.num_asked = 0
         self.num_lists = 0
         self.log = tmp_path / "run-a" / "node-1.log"
@@ -46,10 +47,14 @@ class FakeRunApi:
             return httpx.Response(503)
         is_list = request.url.path == "/v1/runs"
         self.num_lists += is_list
-        if self.is_deleted:
-            return httpx.Response(200, json={"runs": []}) if is_list else httpx.Response(404)
         run: dict[str, Any] = self._run | {"status": self.status}
-        return httpx.Response(200, json={"runs": [run]} if is_list else run)
+        if is_list:
+            fits = not self.is_deleted and self.status in request.url.params.get_list("status")
+            is_first = "cursor" not in request.url.params
+            if is_first and not self.lists_on_first_page:
+                return httpx.Response(200, json={"runs": [], "next_cursor": "further"})
+            return httpx.Response(200, json={"runs": [run] if fits else [], "next_cursor": None})
+        return httpx.Response(404) if self.is_deleted else httpx.Response(200, json=run)
 
 
 @pytest.fixture
@@ -117,6 +122,12 @@ async def test_while_a_run_is_served_no_list_of_all_runs_is_asked_for(
         lists, asked = api.num_lists, api.num_asked
         await eventually(lambda: api.num_asked > asked + 4)
         assert api.num_lists == lists
+
+
+async def test_a_run_on_a_further_page_of_the_list_is_found(settings: TrainerSettings, api: FakeRunApi) -> None:
+    api.lists_on_first_page = False
+    async with following(settings, api):
+        await eventually(api.starts)
 
 
 async def test_ranks_end_when_their_run_is_deleted(settings: TrainerSettings, api: FakeRunApi) -> None:

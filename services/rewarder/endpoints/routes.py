@@ -10,12 +10,12 @@ What is registered is checked first: a URL that may not be called, or a secret t
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from services.rewarder.bodies import RewardFunctionInfo, RewardFunctions
+from services.rewarder.bodies import RewardFunctionInfo, RewardFunctionPage
 from services.rewarder.built_in_rewards import BUILT_INS, built_in
 from services.rewarder.endpoints.endpoint_bodies import (
     EndpointState,
@@ -32,6 +32,7 @@ from services.rewarder.problem_reply import problem_reply
 from services.rewarder.reward_call import printable
 from shared.access.current_request import name_subject
 from shared.errors import NoRoomError, UnavailableError
+from shared.page_cursor import MAX_CURSOR, MEANING, decode_cursor, encode_cursor
 
 Errors = dict[int | str, dict[str, Any]]
 Listed = Callable[[], list[RewardFunctionInfo]]
@@ -68,11 +69,21 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, lis
     @app.get(
         "/v1/rewards",
         summary="Reward functions: built in, registered, and in force here",
-        responses={401: read[401], 403: read[403], 503: read[503]},
+        responses={400: errors[400], 401: read[401], 403: read[403], 422: errors[422], 503: read[503]},
     )
-    async def list_rewards() -> RewardFunctions:
-        found = [_info(client) for client in await endpoints.clients()]
-        return RewardFunctions(reward_funcs=[_built_in(name) for name in BUILT_INS] + listed() + found)
+    async def list_rewards(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
+    ) -> RewardFunctionPage:
+        after = (-1, "") if cursor is None else decode_cursor(cursor, tuple[int, str])
+        kinds = (map(_built_in, BUILT_INS), listed(), map(_info, await endpoints.clients()))
+        known = {(number, one.name): one for number, kind in enumerate(kinds) for one in kind}
+        rest = sorted(position for position in known if position > after)
+        page = rest[:limit]
+        return RewardFunctionPage(
+            reward_funcs=[known[position] for position in page],
+            next_cursor=encode_cursor(page[-1]) if len(rest) > limit else None,
+        )
 
     @app.post("/v1/rewards", summary="Register a reward endpoint", responses={**write, 201: {"model": RewardDetails}})
     async def register(body: RegisterRequest, response: Response) -> RewardDetails:

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,13 @@ async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None
         RunApiAwayError: It does not answer, or not as it should.
         UserError: The run is of another release.
     """
-    listed = await _get(api, "/v1/runs?limit=1000")
-    current = next((run for run in listed["runs"] if run["status"] in _SERVED), None)
-    if current is None:
-        return None
+    wanted: dict[str, Any] = {"status": _SERVED, "limit": 1}
+    listed = await _get(api, "/v1/runs", wanted)
+    while not listed["runs"]:  # which of a page in the middle means nothing
+        if listed["next_cursor"] is None:
+            return None
+        listed = await _get(api, "/v1/runs", {**wanted, "cursor": listed["next_cursor"]})
+    current = listed["runs"][0]
     detail = await _get(api, f"/v1/runs/{current['run_id']}")
     config = parse_run_config(detail["config"])
     if node_rank >= config.nnodes:
@@ -77,9 +80,9 @@ async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None
     return Wanted(run_id=detail["run_id"], run_dir=Path(detail["run_dir"]), config=config)
 
 
-async def _get(api: httpx.AsyncClient, path: str) -> Any:
+async def _get(api: httpx.AsyncClient, path: str, params: Mapping[str, Any] | None = None) -> Any:
     try:
-        answer = await api.get(path)
+        answer = await api.get(path, params=params)
         answer.raise_for_status()
         return answer.json()
     except (httpx.HTTPError, ValueError) as error:

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from services.trainer.run_api.problems import Problem
 from services.trainer.run_api.stream_ids import parse_stream_id
 from shared.keys import RunKeys
+from shared.page_cursor import NEXT_MEANING, encode_cursor
 from shared.redis_connection import Redis, call, patiently
 
 _PATIENCE_S = 10.0
@@ -26,12 +27,12 @@ class DeadLetters(BaseModel):
     """A page of them, oldest first."""
 
     dead_letters: list[DeadLetter]
-    next_after: str | None
+    next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
 async def list_dead_letters(redis: Redis, run_id: str, *, after: str | None, limit: int) -> DeadLetters:
     """Return up to ``limit`` dead letters after entry ``after``."""
-    start = "-" if after is None else f"({_entry(after)}"
+    start = "-" if after is None else f"({after}"
     raw: Any = await patiently(
         lambda: redis.xrange(RunKeys(run_id).dead, min=start, count=limit + 1),
         what="reading dead letters",
@@ -47,7 +48,8 @@ async def list_dead_letters(redis: Redis, run_id: str, *, after: str | None, lim
         )
         for entry, fields in raw[:limit]
     ]
-    return DeadLetters(dead_letters=letters, next_after=letters[-1].entry if len(raw) > limit else None)
+    next_cursor = encode_cursor(letters[-1].entry) if len(raw) > limit else None
+    return DeadLetters(dead_letters=letters, next_cursor=next_cursor)
 
 
 async def replay_dead_letter(redis: Redis, run_id: str, entry: str) -> None:

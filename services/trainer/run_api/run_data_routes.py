@@ -13,26 +13,31 @@ from services.trainer.run_api.event_stream import parse_event_id
 from services.trainer.run_api.problems import Problem, documented
 from services.trainer.run_api.run_outputs import read_evaluations, read_metrics, read_rollouts, rollout_steps
 from services.trainer.run_api.run_routes import existing_run
+from services.trainer.run_api.stream_ids import parse_stream_id
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
+from shared.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
 from shared.run_store import TERMINAL
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["run data"])
 
 Api = Annotated[TrainerApi, Depends(trainer_api)]
+Cursor = Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)]
+MAX_STEP = 10**9
+_AFTER_STEP = "Only those above this optimizer step"
 
 
 class Metrics(BaseModel):
     """One object a step, under TRL's metric names."""
 
     metrics: list[dict[str, Any]]
-    next_after_step: int | None = Field(description="Send it back as after_step for the next page; null on the last")
+    next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
 class RunEvaluations(BaseModel):
     """One object an evaluation, under TRL's metric names with ``eval_`` in front."""
 
     evaluations: list[dict[str, Any]]
-    next_after_step: int | None = Field(description="Send it back as after_step for the next page; null on the last")
+    next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
 class Rollouts(BaseModel):
@@ -41,33 +46,37 @@ class Rollouts(BaseModel):
     step: int | None = Field(description="The optimizer step; null if nothing was written down yet")
     newest_step: int | None
     rollouts: list[dict[str, Any]]
-    next_offset: int | None
+    next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
-@router.get("/metrics", response_model=Metrics, responses=documented(404, 422))
+@router.get("/metrics", response_model=Metrics, responses=documented(400, 404, 422))
 async def get_metrics(
     run_id: str,
     api: Api,
-    after_step: Annotated[int, Query(ge=-1)] = -1,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_STEP, description=_AFTER_STEP)] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    cursor: Cursor = None,
 ) -> Metrics:
     """Show the metrics of optimizer steps above ``after_step``, oldest first."""
     run_dir = Path((await existing_run(api, run_id)).run_dir)
-    found, has_more = await asyncio.to_thread(read_metrics, run_dir, after_step=after_step, limit=limit)
-    return Metrics(metrics=found, next_after_step=int(found[-1]["step"]) if has_more else None)
+    after = after_step if cursor is None else max(after_step, decode_cursor(cursor, float))
+    found, has_more = await asyncio.to_thread(read_metrics, run_dir, after_step=after, limit=limit)
+    return Metrics(metrics=found, next_cursor=encode_cursor(found[-1]["step"]) if has_more else None)
 
 
-@router.get("/evaluations", response_model=RunEvaluations, responses=documented(404, 422))
+@router.get("/evaluations", response_model=RunEvaluations, responses=documented(400, 404, 422))
 async def get_evaluations(
     run_id: str,
     api: Api,
-    after_step: Annotated[int, Query(ge=-1)] = -1,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_STEP, description=_AFTER_STEP)] = -1,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    cursor: Cursor = None,
 ) -> RunEvaluations:
     """Show the evaluations that began above ``after_step``, oldest first."""
     run_dir = Path((await existing_run(api, run_id)).run_dir)
-    found, has_more = await asyncio.to_thread(read_evaluations, run_dir, after_step=after_step, limit=limit)
-    return RunEvaluations(evaluations=found, next_after_step=int(found[-1]["step"]) if has_more else None)
+    after = after_step if cursor is None else max(after_step, decode_cursor(cursor, float))
+    found, has_more = await asyncio.to_thread(read_evaluations, run_dir, after_step=after, limit=limit)
+    return RunEvaluations(evaluations=found, next_cursor=encode_cursor(found[-1]["step"]) if has_more else None)
 
 
 @router.get(
@@ -87,15 +96,21 @@ async def get_events(
     return api.streams.answer(run_id, after=start)
 
 
-@router.get("/rollouts", response_model=Rollouts, responses=documented(404, 422))
+@router.get("/rollouts", response_model=Rollouts, responses=documented(400, 404, 422))
 async def get_rollouts(
     run_id: str,
     api: Api,
-    step: Annotated[int | None, Query(ge=0, le=10**9, description="Optimizer step; the newest if left out")] = None,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    step: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Optimizer step; the newest if left out")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Cursor = None,
 ) -> Rollouts:
-    """Show what the model wrote, and what it got for it."""
+    """Show what the model wrote, and what it got for it. All pages are of the step of the first one."""
+    offset = 0
+    if cursor is not None:
+        of_step, offset = decode_cursor(cursor, tuple[int, int])
+        if not 0 <= of_step <= MAX_STEP or offset < 0 or step not in (None, of_step):
+            raise bad_cursor()
+        step = of_step
     run_dir = Path((await existing_run(api, run_id)).run_dir)
     steps = await asyncio.to_thread(rollout_steps, run_dir)
     newest = steps[-1] if steps else None
@@ -105,22 +120,24 @@ async def get_rollouts(
         there = f"There are those of {len(steps)} steps, {steps[0]} to {steps[-1]}." if steps else "There are none yet."
         raise Problem(404, "No such step", f"No rollouts of step {step} were written down. {there}", run_id=run_id)
     if step is None:
-        return Rollouts(step=None, newest_step=None, rollouts=[], next_offset=None)
+        return Rollouts(step=None, newest_step=None, rollouts=[], next_cursor=None)
     found, has_more = await asyncio.to_thread(read_rollouts, run_dir, step=step, offset=offset, limit=limit)
-    return Rollouts(
-        step=step, newest_step=newest, rollouts=found, next_offset=offset + len(found) if has_more else None
-    )
+    next_cursor = encode_cursor((step, offset + len(found))) if has_more else None
+    return Rollouts(step=step, newest_step=newest, rollouts=found, next_cursor=next_cursor)
 
 
-@router.get("/dead_letters", response_model=DeadLetters, responses=documented(404, 422))
+@router.get("/dead_letters", response_model=DeadLetters, responses=documented(400, 404, 422))
 async def get_dead_letters(
     run_id: str,
     api: Api,
-    after: Annotated[str | None, Query(max_length=64, description="next_after of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Cursor = None,
 ) -> DeadLetters:
     """List prompt groups that were buried, with the reason."""
     await existing_run(api, run_id)
+    after = None if cursor is None else parse_stream_id(decode_cursor(cursor, str))
+    if cursor is not None and after is None:
+        raise bad_cursor()
     return await list_dead_letters(api.redis, run_id, after=after, limit=limit)
 
 

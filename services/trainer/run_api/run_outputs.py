@@ -15,17 +15,17 @@ _MAX_LINE_BYTES = 16 * 1024
 """Of a line of metrics.jsonl, with room to spare."""
 
 
-def read_metrics(run_dir: Path, *, after_step: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
+def read_metrics(run_dir: Path, *, after_step: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """Return up to ``limit`` lines of steps above ``after_step``, oldest first, and whether there are more."""
     return _lines_after(run_dir / "metrics.jsonl", after_step=after_step, limit=limit)
 
 
-def read_evaluations(run_dir: Path, *, after_step: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
+def read_evaluations(run_dir: Path, *, after_step: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """Return up to ``limit`` evaluations begun above ``after_step``, oldest first, and whether there are more."""
     return _lines_after(run_dir / "evaluations.jsonl", after_step=after_step, limit=limit)
 
 
-def _lines_after(path: Path, *, after_step: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
+def _lines_after(path: Path, *, after_step: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
     found: list[dict[str, Any]] = []
     for line in _json_lines(path):
         if _step(line) <= after_step:

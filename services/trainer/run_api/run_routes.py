@@ -2,10 +2,8 @@
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import hashlib
-import math
 import os
 import secrets
 import time
@@ -20,6 +18,7 @@ from pydantic import BaseModel, Field
 from services.trainer.checkpoints.manifest import MANIFEST_FILE
 from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.problems import Problem, documented, no_such_run
+from services.trainer.run_api.run_listing import Position, find_runs
 from services.trainer.run_api.run_validation import ValidRun
 from services.trainer.run_api.run_view import (
     ListedRun,
@@ -36,8 +35,9 @@ from services.trainer.run_files import RunFiles
 from shared.access.current_request import name_subject
 from shared.errors import NoRoomError
 from shared.json_body import decode_json, require_json
+from shared.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
 from shared.run_config import RunConfig
-from shared.run_store import TERMINAL, RunRecord
+from shared.run_store import TERMINAL, RunRecord, Status
 
 _MAX_NESTED = 10_000
 """Of a run: its largest tables are keyword arguments of rewards and of templates."""
@@ -60,7 +60,7 @@ class RunList(BaseModel):
     """A page of runs, newest first."""
 
     runs: list[ListedRun]
-    next_cursor: str | None = Field(description="Send it back as cursor for the next page; null on the last")
+    next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
 @router.post(
@@ -156,17 +156,18 @@ async def _create_there(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRec
 @router.get("", response_model=RunList, responses=documented(400, 422))
 async def list_runs(
     api: Api,
+    status: Annotated[list[Status] | None, Query(description="Only runs with one of these statuses")] = None,
+    name: Annotated[str | None, Query(max_length=64, description="Only runs with this name")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(max_length=200, description="next_cursor of the page before")] = None,
+    cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
 ) -> RunList:
     """List runs, newest first."""
-    found = await api.store.page(limit=limit + 1, before=None if cursor is None else _parse_cursor(cursor))
-    page = found[:limit]
-    records = await api.store.get_all([run_id for _, run_id in page])
+    before = None if cursor is None else _position(cursor)
+    found = await find_runs(api.store, limit=limit, before=before, statuses=frozenset(status or ()), name=name)
     current_run = await api.store.current_run()
     return RunList(
-        runs=[await _listed(api, record, current_run) for record in records],
-        next_cursor=_cursor(*page[-1]) if len(found) > limit else None,
+        runs=[await _listed(api, record, current_run) for record in found.records],
+        next_cursor=None if found.next_before is None else encode_cursor(found.next_before),
     )
 
 
@@ -304,16 +305,8 @@ def _remove_config(run_dir: Path) -> None:
         run_dir.rmdir()
 
 
-def _cursor(created_at_s: float, run_id: str) -> str:
-    return base64.urlsafe_b64encode(f"{created_at_s!r} {run_id}".encode()).decode()
-
-
-def _parse_cursor(cursor: str) -> tuple[float, str]:
-    try:
-        created_at_s, _, run_id = base64.urlsafe_b64decode(cursor).decode().partition(" ")
-        before = float(created_at_s)
-    except (ValueError, binascii.Error):
-        before, run_id = math.nan, ""
-    if not math.isfinite(before):
-        raise Problem(400, "Bad cursor", "cursor must be the next_cursor of an earlier page.")
-    return before, run_id
+def _position(cursor: str) -> Position:
+    created_at_s, run_id = decode_cursor(cursor, tuple[float, str])
+    if not is_run_id(run_id):
+        raise bad_cursor()
+    return created_at_s, run_id

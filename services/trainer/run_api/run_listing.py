@@ -1,0 +1,75 @@
+"""Finds runs by status and name, newest first, a page at a time.
+
+    runs that may fit, a few at once --statuses--> those with the right status --records--> those with the right name
+
+Runs that have not ended are on lists of their own, so that asking for them costs the same however many have ended. For
+other filters a request looks at a bounded number of runs, and says where the next one goes on: a page may have fewer
+runs than its limit, even none, and still not be the last.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shared.run_lists import lists_of
+from shared.run_store import RunRecord, RunStore, Status
+
+Position = tuple[float, str]
+"""When a run was created, and its id."""
+_AT_ONCE = 200
+_MAX_LOOKED_AT = 2000
+
+
+@dataclass(frozen=True)
+class FoundRuns:
+    """A page of runs.
+
+    Args:
+        records: Newest first.
+        next_before: Where the next page begins; None on the last.
+    """
+
+    records: list[RunRecord]
+    next_before: Position | None
+
+
+async def find_runs(
+    store: RunStore, *, limit: int, before: Position | None, statuses: frozenset[Status], name: str | None
+) -> FoundRuns:
+    """Return up to ``limit`` runs created before ``before``, of any status if none is given, of any name if None."""
+    found = dict[Position, RunRecord]()
+    at_once, num_looked_at = max(limit + 1, _AT_ONCE if statuses or name is not None else 0), 0
+    while num_looked_at < max(_MAX_LOOKED_AT, limit + 1):
+        looked_at = await _page(store, before=before, statuses=statuses, limit=at_once)
+        found |= await _fitting(store, looked_at, statuses=statuses, name=name)
+        if len(found) > limit:
+            page = list(found)[:limit]
+            return FoundRuns([found[position] for position in page], page[-1])
+        if len(looked_at) < at_once:
+            return FoundRuns(list(found.values()), None)
+        num_looked_at += len(looked_at)
+        before = looked_at[-1]
+    return FoundRuns(list(found.values()), before)
+
+
+async def _page(
+    store: RunStore, *, before: Position | None, statuses: Collection[Status], limit: int
+) -> list[Position]:
+    pages = [await store.page(limit=limit, before=before, key=key) for key in lists_of(statuses)]
+    return sorted({position for page in pages for position in page}, reverse=True)[:limit]
+
+
+async def _fitting(
+    store: RunStore, positions: list[Position], *, statuses: Collection[Status], name: str | None
+) -> dict[Position, RunRecord]:
+    run_ids = [run_id for _, run_id in positions]
+    if statuses:
+        known = await store.statuses(run_ids)
+        run_ids = [run_id for run_id in run_ids if known.get(run_id) in statuses]
+    records = {record.run_id: record for record in await store.get_all(run_ids)}
+    return {
+        position: records[position[1]]
+        for position in positions
+        if position[1] in records
+        and (not statuses or records[position[1]].status in statuses)
+        and (name is None or records[position[1]].config.get("name") == name)
+    }
