@@ -16,11 +16,10 @@ from services.generator.openai_routes import PATHS, OpenAiRoutes
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
-from shared.access.door import Door
+from shared.access import entrance
 from shared.access.keyring import Keyring
-from shared.access.request_log import RequestLog
 from shared.access.route_table import GENERATOR
-from shared.http_guard import App, HttpGuard, Message, Receive, Scope, Send, declared_length, problem, reply
+from shared.http_guard import App, Message, Receive, Scope, Send, declared_length, problem, reply
 from shared.json_body import BodyError, refuse_nested
 
 _MAX_NESTED = 50_000
@@ -66,20 +65,21 @@ def make_app(
     app.add_api_route("/health", health, response_model=None)
     app.add_api_route("/readyz", readyz, response_model=None)
     app.add_exception_handler(HTTPException, _refuse)
-    return RequestLog(
-        Door(HttpGuard(_bounded(app), settings.http_limits()), routes=GENERATOR, keyring=keyring), routes=GENERATOR
-    )
+    return entrance.guarded(_Bounded(app), routes=GENERATOR, keyring=keyring, limits=settings.http_limits())
 
 
-def _bounded(app: App) -> App:
-    """Return an application whose bodies are whole, and hold no more lists and tables than can be decoded in no time.
+class _Bounded:
+    """Hands on bodies that are whole, and hold no more lists and tables than can be decoded in no time.
 
     It stands in front of vLLM's routes, too.
     """
 
-    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or declared_length(scope) == 0:
-            await app(scope, receive, send)
+            await self._app(scope, receive, send)
             return
         pieces: list[bytes] = []
         is_whole = False
@@ -100,9 +100,7 @@ def _bounded(app: App) -> App:
         async def again() -> Message:
             return messages.pop() if messages else await receive()
 
-        await app(scope, again, send)
-
-    return bounded
+        await self._app(scope, again, send)
 
 
 async def _refuse(_: Request, error: Exception) -> JSONResponse:

@@ -31,12 +31,11 @@ from services.rewarder.scoring import Scorer
 from services.rewarder.self_test import self_test
 from services.rewarder.settings import MIB, RewarderSettings
 from services.rewarder.worker_pool import WorkerPool
-from shared.access.door import Door
+from shared.access import entrance
 from shared.access.keyring import Keyring
-from shared.access.request_log import RequestLog
 from shared.access.route_table import REWARDER
 from shared.errors import HeadraceError
-from shared.http_guard import App, HttpGuard
+from shared.http_guard import App
 from shared.listening import listening_socket
 from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect, wait_until_ready
@@ -167,7 +166,7 @@ class RewarderService:
             queue_timeout_s=self._settings.queue_timeout_s,
             metrics=self._metrics,
         )
-        return RequestLog(Door(HttpGuard(queue, limits), routes=REWARDER, keyring=keyring), routes=REWARDER)
+        return entrance.guarded(queue, routes=REWARDER, keyring=keyring, limits=limits)
 
     async def close(self) -> None:
         """Close all connections."""

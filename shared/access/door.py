@@ -1,7 +1,7 @@
 """Asks every request for a key with the scope that its route needs. Pure ASGI, the same for all services.
 
-    request --> known route? --> known key? --> its scope? --> application
-                404, 405         401            403
+    request --> known route? --> known key? --> its scope? --> known query parameters? --> application
+                404, 405         401            403            422
 
 Deny by default: who shows no key that is known learns nothing but that, also where there is no route, and a path that
 is not in the service's table never reaches the application. The password of basic authentication is taken for the key
@@ -15,14 +15,17 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote_plus
 
 from shared.access.current_request import current_request
 from shared.access.keyring import Keyring
 from shared.access.named_keys import NamedKey
-from shared.access.route_table import INTERNAL, Found, Need, RouteTable
+from shared.access.route_table import INTERNAL, Found, Need, Route, RouteTable
 from shared.http_guard import App, Message, Receive, Scope, Send, problem, reply
 
 _LOOK_EVERY_S = 1.0
+_MAX_ERRORS, _MAX_NAME = 10, 100
 _ASK_FOR_KEY = (b"www-authenticate", b"Bearer")
 
 
@@ -47,7 +50,7 @@ class Door:
             return
         found = self._routes.find(str(scope["method"]), str(scope["path"]))
         if found.route is not None and found.route.needs is None:
-            await self._app(scope, receive, send)
+            await self._let_in(found, scope, receive, send)
             return
         need = _need(found, str(scope["path"]))
         if self._keyring.is_open_to_all(need):
@@ -71,7 +74,10 @@ class Door:
 
     async def _let_in(self, found: Found, scope: Scope, receive: Receive, send: Send) -> None:
         if found.route is not None:
-            await self._app(scope, receive, send)
+            if unknown := _unknown_parameters(found.route, scope):
+                await reply(send, _refusal_of(unknown, found.route))
+            else:
+                await self._app(scope, receive, send)
         elif found.methods:
             allowed = ", ".join(found.methods)
             body = problem(405, "Method not allowed", f"This path takes {allowed}. GET /openapi.json lists all routes.")
@@ -79,6 +85,27 @@ class Door:
         else:
             body = problem(404, "Not found", "There is nothing at this path. GET /openapi.json lists all routes.")
             await reply(send, body)
+
+
+def _unknown_parameters(route: Route, scope: Scope) -> list[str]:
+    """Return the names of query parameters that the route does not have, in the order in which they came."""
+    query: bytes = scope.get("query_string", b"")
+    if route.query is None or not query:
+        return []
+    given = (unquote_plus(part.partition(b"=")[0].decode(errors="replace")) for part in query.split(b"&") if part)
+    return [name for name in dict.fromkeys(given) if name not in route.query]
+
+
+def _refusal_of(unknown: list[str], route: Route) -> dict[str, Any]:
+    takes = f"this route takes {', '.join(sorted(route.query or ()))}" if route.query else "this route takes none"
+    message = f"there is no such query parameter; {takes}"
+    errors = [{"field": _shown(name), "message": message} for name in unknown[:_MAX_ERRORS]]
+    named = ", ".join(error["field"] for error in errors)
+    return problem(422, "Invalid request", f"{named}: {message}", errors=errors)
+
+
+def _shown(name: str) -> str:
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name[:_MAX_NAME])
 
 
 def _need(found: Found, path: str) -> Need:

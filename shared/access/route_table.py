@@ -1,6 +1,6 @@
-"""Every route of every service, with the scope that its key needs: the one place where that is declared.
+"""Every route of every service, with its name, its scope and its query parameters: the one place that declares them.
 
-    method, path --> RouteTable.find --> its scope, its name in the audit log
+    method, path --> RouteTable.find --> its scope, its query parameters, its name in the audit log
                                          nothing: there is no such route, and the application is never asked
 
     read      look: runs, metrics, rollouts, events, reward functions, releases, API documents
@@ -37,16 +37,20 @@ class Route:
     """One route.
 
     Args:
+        name: A verb and a noun; the operation id in the OpenAPI document, so it never changes.
         method: HTTP method; GET stands for HEAD too.
         path: As the application writes it, with ``{name}`` for a part that varies.
         needs: Scope of the key; None if no key is asked for.
         action: Its name in the audit log; empty if it changes nothing.
+        query: Its query parameters; None if the application behind it judges them, as vLLM does.
     """
 
+    name: str
     method: str
     path: str
     needs: Need | None
     action: str = ""
+    query: tuple[str, ...] | None = ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Found:
     subject: str = ""
     """What the first part of the path that varies holds, such as a run's id."""
     methods: tuple[str, ...] = ()
+    """Of the path, where the request's own is none of them; HEAD where there is GET."""
 
 
 class RouteTable:
@@ -84,7 +89,8 @@ class RouteTable:
                 if route.method == wanted:
                     return Found(route, subject=matched[1])
                 others.add(route.method)
-        return Found(None, methods=tuple(sorted(here or others)))
+        methods = here.keys() or others
+        return Found(None, methods=tuple(sorted({*methods, "HEAD"} if "GET" in methods else methods)))
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -93,60 +99,61 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(r"([^/\x00-\x1f\x7f]+)".join(map(re.escape, parts)))
 
 
-_OPEN = (Route("GET", "/livez", None), Route("GET", "/readyz", None))
-_DOCUMENT = Route("GET", "/openapi.json", "read")
-_ABOUT = Route("GET", "/v1/about", "read")
-_INTERNAL_ABOUT = Route("GET", "/internal/v1/about", "internal")
+_OPEN = (Route("get_liveness", "GET", "/livez", None), Route("get_readiness", "GET", "/readyz", None))
+_DOCUMENT = Route("get_openapi_document", "GET", "/openapi.json", "read")
+_ABOUT = Route("get_about", "GET", "/v1/about", "read")
+_INTERNAL_ABOUT = Route("get_internal_about", "GET", "/internal/v1/about", INTERNAL)
 _RUN = "/v1/runs/{run_id}"
+_PAGE = ("cursor", "limit")
 
 TRAINER: Final = RouteTable(
     *_OPEN,
     _DOCUMENT,
     _ABOUT,
     _INTERNAL_ABOUT,
-    Route("POST", "/v1/runs", "submit", "run.submit"),
-    Route("GET", "/v1/runs", "read"),
-    Route("GET", _RUN, "read"),
-    Route("POST", f"{_RUN}/pause", "operate", "run.pause"),
-    Route("POST", f"{_RUN}/resume", "operate", "run.resume"),
-    Route("POST", f"{_RUN}/stop", "operate", "run.stop"),
-    Route("DELETE", _RUN, "operate", "run.delete"),
-    Route("GET", f"{_RUN}/metrics", "read"),
-    Route("GET", f"{_RUN}/evaluations", "read"),
-    Route("GET", f"{_RUN}/events", "read"),
-    Route("GET", f"{_RUN}/rollouts", "read"),
-    Route("GET", f"{_RUN}/dead_letters", "read"),
-    Route("POST", f"{_RUN}/dead_letters/{{entry}}/replay", "operate", "run.replay"),
+    Route("submit_run", "POST", "/v1/runs", "submit", "run.submit", query=("dry_run",)),
+    Route("list_runs", "GET", "/v1/runs", "read", query=(*_PAGE, "name", "status")),
+    Route("get_run", "GET", _RUN, "read"),
+    Route("pause_run", "POST", f"{_RUN}/pause", "operate", "run.pause"),
+    Route("resume_run", "POST", f"{_RUN}/resume", "operate", "run.resume"),
+    Route("stop_run", "POST", f"{_RUN}/stop", "operate", "run.stop"),
+    Route("delete_run", "DELETE", _RUN, "operate", "run.delete"),
+    Route("list_metrics", "GET", f"{_RUN}/metrics", "read", query=("after_step", *_PAGE)),
+    Route("list_evaluations", "GET", f"{_RUN}/evaluations", "read", query=("after_step", *_PAGE)),
+    Route("stream_events", "GET", f"{_RUN}/events", "read", query=("after",)),
+    Route("list_rollouts", "GET", f"{_RUN}/rollouts", "read", query=(*_PAGE, "step")),
+    Route("list_dead_letters", "GET", f"{_RUN}/dead_letters", "read", query=_PAGE),
+    Route("replay_dead_letter", "POST", f"{_RUN}/dead_letters/{{entry}}/replay", "operate", "run.replay"),
 )
 REWARDER: Final = RouteTable(
     *_OPEN,
     _DOCUMENT,
     _ABOUT,
-    Route("GET", "/docs", "read"),
-    Route("GET", "/docs/oauth2-redirect", "read"),
-    Route("GET", "/redoc", "read"),
-    Route("GET", "/v1/rewards", "read"),
-    Route("POST", "/v1/rewards", "operate", "endpoint.register"),
-    Route("GET", "/v1/rewards/{name}", "read"),
-    Route("DELETE", "/v1/rewards/{name}", "operate", "endpoint.delete"),
-    Route("POST", "/v1/rewards/{name}/test", "score"),
-    Route("POST", "/v1/rewards/check", "score"),
-    Route("POST", "/v1/score", "score"),
+    Route("get_docs", "GET", "/docs", "read"),
+    Route("get_docs_redirect", "GET", "/docs/oauth2-redirect", "read", query=None),
+    Route("get_redoc", "GET", "/redoc", "read"),
+    Route("list_rewards", "GET", "/v1/rewards", "read", query=_PAGE),
+    Route("register_reward", "POST", "/v1/rewards", "operate", "endpoint.register"),
+    Route("get_reward", "GET", "/v1/rewards/{name}", "read"),
+    Route("delete_reward", "DELETE", "/v1/rewards/{name}", "operate", "endpoint.delete"),
+    Route("test_reward", "POST", "/v1/rewards/{name}/test", "score"),
+    Route("check_rewards", "POST", "/v1/rewards/check", "score"),
+    Route("score_completions", "POST", "/v1/score", "score"),
 )
 GENERATOR: Final = RouteTable(
     *_OPEN,
-    Route("GET", "/health", None),
+    Route("get_health", "GET", "/health", None),
     _DOCUMENT,
     _ABOUT,
     _INTERNAL_ABOUT,
-    Route("POST", "/v1/completions", "infer"),
-    Route("POST", "/v1/chat/completions", "infer"),
-    Route("POST", "/v1/generate", "infer"),
-    Route("GET", "/v1/models", "infer"),
-    Route("GET", "/internal/v1/weights", "internal"),
+    Route("create_completion", "POST", "/v1/completions", "infer", query=None),
+    Route("create_chat_completion", "POST", "/v1/chat/completions", "infer", query=None),
+    Route("generate_completions", "POST", "/v1/generate", "infer"),
+    Route("list_models", "GET", "/v1/models", "infer", query=None),
+    Route("get_weights", "GET", "/internal/v1/weights", INTERNAL),
     *(
-        Route("POST", f"/internal/v1/weights/{step}", "internal")
+        Route(f"{step}_weights", "POST", f"/internal/v1/weights/{step}", INTERNAL)
         for step in ("join", "begin", "commit", "abort", "sleep")
     ),
-    Route("POST", "/internal/v1/engine/check", "internal"),
+    Route("check_engine", "POST", "/internal/v1/engine/check", INTERNAL),
 )

@@ -17,10 +17,12 @@ from shared.access.door import Door
 from shared.access.keyring import Keyring
 from shared.access.named_keys import NamedKey, digest_of
 from shared.access.route_table import Route, RouteTable, Scope
+from shared.serving.head_requests import HeadRequests
+from tests.eventually import eventually
 
 ROUTES = RouteTable(
-    Route("GET", "/livez", None), Route("GET", "/stream", "read"), Route("POST", "/slow", "score"),
-    Route("POST", "/echo", "score"), Route("GET", "/waits", "read"),
+    Route("a", "GET", "/livez", None), Route("b", "GET", "/stream", "read"), Route("c", "POST", "/slow", "score"),
+    Route("d", "POST", "/echo", "score"), Route("e", "GET", "/waits", "read"),
 )  # fmt: skip
 
 
@@ -74,7 +76,7 @@ async def served(streams: Streams, keyring: Keyring) -> AsyncGenerator[httpx.Asy
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        door = Door(streams.app, routes=ROUTES, keyring=keyring)
+        door = HeadRequests(Door(streams.app, routes=ROUTES, keyring=keyring))
         server = uvicorn.Server(uvicorn.Config(door, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
         task = asyncio.create_task(server.serve(sockets=[listener]), name="server under test")
         try:
@@ -200,3 +202,12 @@ async def test_an_answer_that_does_not_watch_its_client_is_finished(file: KeysFi
         streams.release.set()
         assert (await slow).json() == "done"
     assert given_up.status_code in (200, 401), "it ended, although nobody hung up"
+
+
+async def test_head_of_a_stream_is_answered_at_once_and_leaves_no_stream_behind(file: KeysFile) -> None:
+    streams = Streams()
+    async with served(streams, Keyring(file=file.path)) as client:
+        head = await client.head("/stream", headers=bearer("watcher"))
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"].startswith("text/event-stream")
+        await eventually(lambda: streams.num_open == 0)

@@ -10,6 +10,8 @@ from typing import Any, cast
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.dependencies.utils import get_flat_dependant
+from fastapi.routing import APIRoute
 from pydantic import SecretStr
 from starlette.routing import Route as AppRoute
 
@@ -173,11 +175,66 @@ async def test_a_path_that_is_nearly_one_of_a_route_is_not_that_route(
 async def test_another_method_is_refused_with_those_that_there_are(service: str, apps: dict[str, App]) -> None:
     assert (await ask(apps[service], "DELETE", "/v1/about")).status_code == 401
     refused = await ask(apps[service], "DELETE", "/v1/about", key_of("infer"))
-    assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("service", TABLES)
+def test_the_table_of_a_service_has_the_query_parameters_of_its_routes(service: str, apps: dict[str, App]) -> None:
+    has = {
+        (method, route.path): {parameter.alias for parameter in get_flat_dependant(route.dependant).query_params}
+        for route in inside(apps[service]).routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    tables = {(route.method, route.path): set(route.query or ()) for route in TABLES[service].routes}
+    assert len(has) > 5
+    assert has == {which: tables[which] for which in has}
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_a_query_parameter_that_a_route_does_not_have_is_refused_with_those_it_has(
+    service: str, apps: dict[str, App]
+) -> None:
+    for route in TABLES[service].routes:
+        if route.query is None:
+            continue
+        key = INTERNAL_KEY if route.needs == "internal" else API_KEY
+        refused = await ask(apps[service], route.method, f"{route.path}?limt=3&can%0Aary", key)
+        assert refused.status_code == 422, route
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert [error["field"] for error in refused.json()["errors"]] == ["limt", "can\N{REPLACEMENT CHARACTER}ary"]
+        for name in route.query:
+            assert name in refused.json()["detail"]
+        if route.needs is not None:
+            unknown = await ask(apps[service], route.method, f"{route.path}?limt=3", "nonsense")
+            assert unknown.status_code == 401, "without a key nothing is told"
+
+
+async def test_vllms_own_routes_judge_their_query_parameters_themselves(apps: dict[str, App]) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert (await ask(apps["generator"], "POST", f"{path}?limt=3", API_KEY)).status_code == 503
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_head_is_answered_as_get_is_without_a_body(service: str, apps: dict[str, App]) -> None:
+    for route in TABLES[service].routes:
+        if route.method != "GET":
+            continue
+        key = INTERNAL_KEY if route.needs == "internal" else API_KEY
+        got, head = [await ask(apps[service], method, route.path, key) for method in ("GET", "HEAD")]
+        assert (head.status_code, head.content) == (got.status_code, b""), route
+        same, other = ({**answer.headers, "x-request-id": ""} for answer in (got, head))
+        assert same.keys() == other.keys(), route
+        assert same.get("content-type") == other.get("content-type"), route
+        if route.needs is not None:
+            assert (await ask(apps[service], "HEAD", route.path)).status_code == 401
+    not_there = await ask(apps[service], "HEAD", "/v1/nothing", API_KEY)
+    assert (not_there.status_code, not_there.content) == (404, b"")
 
 
 def test_a_path_without_a_part_that_varies_comes_first() -> None:
-    one, many = Route("POST", "/v1/rewards/check", "score"), Route("POST", "/v1/rewards/{name}", "operate")
+    one = Route("check", "POST", "/v1/rewards/check", "score")
+    many = Route("change", "POST", "/v1/rewards/{name}", "operate")
     for table in (RouteTable(one, many), RouteTable(many, one)):
         assert table.find("POST", "/v1/rewards/check").route == one
         found = table.find("POST", "/v1/rewards/judge")

@@ -80,15 +80,15 @@ def written() -> Iterator[Written]:
 async def test_a_request_is_one_line_with_its_key_and_its_id_and_without_its_query(
     written: Written,
 ) -> None:
-    answer = await ask("GET", f"/v1/runs/{RUN}?api_key={SECRET}")
+    answer = await ask("GET", f"/v1/runs/{RUN}/rollouts?cursor={SECRET}")
     (line,) = written.lines()
     said = {name: line[name] for name in ("method", "path", "status", "key", "client", "is_whole", "request_id")}
     assert said == {
-        "method": "GET", "path": f"/v1/runs/{RUN}", "status": 200, "key": "api-key", "client": "10.0.0.7",
+        "method": "GET", "path": f"/v1/runs/{RUN}/rollouts", "status": 200, "key": "api-key", "client": "10.0.0.7",
         "is_whole": True, "request_id": answer.headers["x-request-id"],
     }  # fmt: skip
     assert line["duration_ms"] >= 0
-    assert line["message"].startswith(f"GET /v1/runs/{RUN} 200 in ")
+    assert line["message"].startswith(f"GET /v1/runs/{RUN}/rollouts 200 in ")
     assert line["message"].endswith(" ms, key api-key, from 10.0.0.7")
     assert SECRET not in written.text
     assert KEY not in written.text

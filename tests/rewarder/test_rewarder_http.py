@@ -71,8 +71,8 @@ def test_the_openapi_document_says_which_scope_the_key_of_a_route_needs(client: 
 
 def test_a_wrong_method_is_told_which_ones_there_are(client: httpx.Client) -> None:
     assert client.get("/v1/score").headers["allow"] == "POST"
-    assert client.put("/v1/rewards").headers["allow"] == "GET, POST"
-    assert client.put("/v1/rewards/judge").headers["allow"] == "DELETE, GET"
+    assert client.put("/v1/rewards").headers["allow"] == "GET, HEAD, POST"
+    assert client.put("/v1/rewards/judge").headers["allow"] == "DELETE, GET, HEAD"
     assert client.put("/v1/rewards/check").headers["allow"] == "POST"
 
 

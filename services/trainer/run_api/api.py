@@ -18,12 +18,11 @@ from services.trainer.run_api.problems import Problem, add_problem_handlers
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
 from services.trainer.run_api.trainer_api import TrainerApi
-from shared.access.door import Door
+from shared.access import entrance
 from shared.access.keyring import Keyring
-from shared.access.request_log import RequestLog
 from shared.access.route_table import TRAINER
 from shared.errors import StateLostError, UnavailableError
-from shared.http_guard import App, HttpGuard
+from shared.http_guard import App
 from shared.redis_connection import TRANSIENT
 from shared.serving.http_limits import HttpLimits
 from shared.serving.shared_answer import SharedAnswer
@@ -55,8 +54,7 @@ def create_app(api: TrainerApi) -> FastAPI:
 
 def guarded(app: FastAPI, keyring: Keyring, limits: HttpLimits) -> App:
     """Return the application behind its door."""
-    limited = HttpGuard(cast("App", app), limits)
-    return RequestLog(Door(limited, routes=TRAINER, keyring=keyring), routes=TRAINER)
+    return entrance.guarded(cast("App", app), routes=TRAINER, keyring=keyring, limits=limits)
 
 
 async def livez() -> JSONResponse:
