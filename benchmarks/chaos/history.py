@@ -1,17 +1,20 @@
 """Reads what a run left behind: its directory, and what the run API said of it.
 
-    checkpoints/step_*/trainer_state.json   the ledger       rollouts/step_*.jsonl   what each step trained
-    metrics.jsonl                           each step        pushes.jsonl            each weight push
-    GET /v1/runs/RUN, .../dead_letters      its end          sightings               where it stood, again and again
+    checkpoints/step_*, model     the ledger, weights     rollouts/step_*.jsonl              what each step trained
+    metrics.jsonl                 each step               evaluations.jsonl, evaluations/    each evaluation
+    GET /v1/runs/RUN              its end, its counts     pushes.jsonl                       each weight push
+    sightings                     where it stood, again and again
 
 Nothing of the services is imported: what they wrote is read as anybody would read it.
 """
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.chaos.weights import weight_problems
 
 Row = dict[str, Any]
 
@@ -40,6 +43,12 @@ class RunHistory:
         metrics: Lines of metrics.jsonl.
         rollouts: Lines of the rollout log, by step.
         pushes: Lines of pushes.jsonl.
+        evaluations: Lines of evaluations.jsonl.
+        evaluation_rollouts: What was sampled in them, by step.
+        num_prompts: Rows of the data set; of the evaluation set, num_eval_prompts.
+        progress: Counts of the run API.
+        was_stopped: Whether somebody asked for its end, so that nothing more was evaluated.
+        weight_problems: What is wrong with the newest checkpoint and the final model.
         unreadable: Files, with the line, that are no JSON though nothing may be torn there.
     """
 
@@ -47,46 +56,62 @@ class RunHistory:
     status: str
     reason: str
     groups_per_step: int
+    num_generations: int
     max_staleness: int
+    eval_steps: int
+    num_prompts: int
+    num_eval_prompts: int
     ledger: Mapping[str, Any] | None
     ledger_step: int
     metrics: Sequence[Row]
     rollouts: Mapping[int, Sequence[Row]]
     pushes: Sequence[Row]
+    evaluations: Sequence[Row]
+    evaluation_rollouts: Mapping[int, Sequence[Row]]
+    progress: Mapping[str, Any]
+    was_stopped: bool
+    weight_problems: Sequence[str]
     sightings: Sequence[Sighting] = ()
-    num_dead_letters: int = 0
-    unreadable: Sequence[str] = field(default=())
+    unreadable: Sequence[str] = ()
 
 
-def read_history(
-    run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[Sighting] = (), num_dead_letters: int = 0
-) -> RunHistory:
+def read_history(run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[Sighting] = ()) -> RunHistory:
     """Return what is known of a run.
 
     Args:
         run: The run API's object.
         run_dir: Its directory.
         sightings: In the order of time.
-        num_dead_letters: Of the run API.
     """
     config: Mapping[str, Any] = run["config"]
     newest = newest_checkpoint(run_dir)
     state = None if newest is None else json.loads((newest / "trainer_state.json").read_text("utf-8"))
     unreadable: list[str] = []
-    rollouts = {_number(path): _lines(path, unreadable) for path in sorted((run_dir / "rollouts").glob("step_*.jsonl"))}
+    rollouts, evaluation_rollouts = (
+        {_number(path): _lines(path, unreadable) for path in sorted((run_dir / folder).glob("step_*.jsonl"))}
+        for folder in ("rollouts", "evaluations")
+    )
     return RunHistory(
         run_id=str(run["run_id"]),
         status=str(run["status"]),
         reason=str(run["reason"]),
         groups_per_step=int(config["groups_per_step"]),
+        num_generations=int(config["num_generations"]),
         max_staleness=int(config["max_staleness"]),
+        eval_steps=int(config["eval_steps"]),
+        num_prompts=_num_lines(config["dataset_name"]),
+        num_eval_prompts=_num_lines(config["eval_dataset_name"]),
         ledger=None if state is None else state["extra"]["ledger"],
         ledger_step=0 if newest is None else _number(newest),
         metrics=_lines(run_dir / "metrics.jsonl", unreadable),
         rollouts=rollouts,
         pushes=_lines(run_dir / "pushes.jsonl", []),  # never cut back, so a crash may have torn a line
+        evaluations=_lines(run_dir / "evaluations.jsonl", unreadable),
+        evaluation_rollouts=evaluation_rollouts,
+        progress=run.get("progress", {}),
+        was_stopped=run.get("desired") == "stop",
+        weight_problems=[] if newest is None else weight_problems(run_dir, newest, _number(newest)),
         sightings=sightings,
-        num_dead_letters=num_dead_letters,
         unreadable=unreadable,
     )
 
@@ -109,6 +134,10 @@ def numbers(runs: Iterable[Sequence[int]]) -> list[int]:
 
 def _number(path: Path) -> int:
     return int(path.stem.removeprefix("step_"))
+
+
+def _num_lines(path: str) -> int:
+    return len(Path(path).read_text("utf-8").splitlines())
 
 
 def _lines(path: Path, unreadable: list[str]) -> list[Row]:

@@ -5,6 +5,7 @@ rollout log = ledger                   written independently of each other: the 
 staleness <= max_staleness             of every token that was trained
 versions rise                          in a completion, and from push to push of one incarnation
 no step is lost below a checkpoint     that was whole
+nothing contradicts anything           agreement.py
 """
 
 import itertools
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.chaos.agreement import contradictions
 from benchmarks.chaos.history import RunHistory, numbers
 
 _EPOCH_BITS = 20
@@ -64,6 +66,7 @@ def judge(history: RunHistory, *, has_ended: bool = True) -> Verdict:
     _judge_staleness(history, verdict)
     broken += _falling_versions(history)
     broken += _steps_lost_below_a_checkpoint(history)
+    broken += contradictions(history, ended_well=ended_well)
     if verdict.lost:
         broken.append(f"{len(verdict.lost)} groups lost: {_named(verdict.lost)}")
     if verdict.twice:

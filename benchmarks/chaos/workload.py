@@ -1,8 +1,9 @@
-"""The run that is struck: a tiny model, sixty prompts, two reward functions, steps of a fraction of a second.
+"""The run that is struck: a tiny model, sixty prompts, two reward functions, short steps, evaluations.
 
 With simulated generators, weights travel over gloo for real and tokens are random; all else is as in any run.
 """
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 SIMULATED, VLLM = "simulated", "vllm"
 MAX_STALENESS = 2
 GROUPS_PER_STEP = 4
+LENGTH_REWARD = "chaos_rewards:length"
+PROMPT_TOKENS = 4
+"""Of every prompt: a word, two letters, and a word."""
+_NUM_PROMPTS, _NUM_EVAL_PROMPTS = 60, 6
 _REWARDS = '''
 """One function in a reward worker, one on the rewarder's loop."""
 import asyncio
@@ -28,11 +33,18 @@ _NUM_SIMULATED = 2
 _SIMULATION = {"TRANSPORT": "gloo", "SPEED_UP": "0.5", "COMPLETION_TOKENS": "12", "FIRST_TOKEN_S": "0.02"}
 
 
+def length_reward(num_tokens: int) -> float:
+    """Return what the first of the reward functions gives."""
+    return float(num_tokens % 7)
+
+
 def prepare(directory: Path) -> None:
-    """Write model, data set and reward functions."""
+    """Write model, data sets and reward functions."""
     _write_model(directory / "model")
-    rows = [json.dumps({"prompt": f"reverse {'abcdefghijkl'[number % 12]} ="}) for number in range(60)]
-    (directory / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    pairs = itertools.product("abcdefghijkl", repeat=2)
+    rows = [json.dumps({"prompt": f"reverse {first}{second} ="}) + "\n" for first, second in pairs]
+    (directory / "train.jsonl").write_text("".join(rows[:_NUM_PROMPTS]), encoding="utf-8")
+    (directory / "eval.jsonl").write_text("".join(rows[-_NUM_EVAL_PROMPTS:]), encoding="utf-8")
     (directory / "chaos_rewards.py").write_text(_REWARDS, encoding="utf-8")
 
 
@@ -41,13 +53,15 @@ def run_config(directory: Path, *, engine: str, max_steps: int) -> dict[str, Any
     config: dict[str, Any] = {
         "model": str(directory / "model"),
         "dataset_name": str(directory / "train.jsonl"),
-        "reward_funcs": ["chaos_rewards:length", "chaos_rewards:slow"],
+        "reward_funcs": [LENGTH_REWARD, "chaos_rewards:slow"],
         "num_generations": 4,
         "groups_per_step": GROUPS_PER_STEP,
         "max_steps": max_steps,
         "max_completion_length": 24,
         "max_staleness": MAX_STALENESS,
         "save_steps": 5,
+        "eval_dataset_name": str(directory / "eval.jsonl"),
+        "eval_steps": 10,
         "learning_rate": 1e-5,
         "push_timeout_s": 20.0,
     }

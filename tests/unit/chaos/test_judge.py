@@ -1,57 +1,14 @@
 """The judge, on histories that were made by hand: a good one, and each way to break it."""
 
-import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.chaos.history import Sighting, read_history
 from benchmarks.chaos.judge import Verdict, judge
-
-RUN = {
-    "run_id": "run-a",
-    "status": "finished",
-    "reason": "",
-    "config": {"groups_per_step": 2, "max_staleness": 1},
-}
-EPOCH_1, EPOCH_2 = 1 << 20, 2 << 20
-
-
-class Files:
-    """What a run of three steps of two groups left, with a seventh group that was dropped."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.run: dict[str, Any] = dict(RUN)
-        self.ledger: dict[str, Any] = {"admitted": 7, "trained": [[0, 2], [4, 6]], "dropped": {"stale": [[3, 3]]}}
-        self.groups = {1: [0, 1], 2: [2, 4], 3: [5, 6]}
-        self.spans: dict[int, list[list[int]]] = {
-            1: [[0, 0, 8, 1]],
-            2: [[0, 0, 4, 1], [1, 4, 8, 1]],
-            3: [[1, 0, 4, 1], [2, 4, 8, 2]],
-        }
-        self.metrics = [{"step": step, "staleness/max": step > 1} for step in (1, 2, 3)]
-        self.pushes = [(EPOCH_1, 0), (EPOCH_1, 1), (EPOCH_1, 2), (EPOCH_2, 2), (EPOCH_2, 3)]
-        self.sightings = [Sighting(0, 0), Sighting(2, 1), Sighting(1, 1), Sighting(3, 3)]
-
-    def verdict(self, *, has_ended: bool = True) -> Verdict:
-        checkpoint = self.run_dir / "checkpoints" / "step_00000003"
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "trainer_state.json").write_text(json.dumps({"extra": {"ledger": self.ledger}}))
-        rollouts = self.run_dir / "rollouts"
-        rollouts.mkdir()
-        for step, groups in self.groups.items():
-            rows = [{"group_id": f"{group:08d}", "policy_versions": self.spans[step]} for group in groups for _ in "ab"]
-            self.write(rollouts / f"step_{step:08d}.jsonl", rows)
-        self.write(self.run_dir / "metrics.jsonl", self.metrics)
-        pushes = [{"epoch": epoch, "policy_version": version} for epoch, version in self.pushes]
-        self.write(self.run_dir / "pushes.jsonl", pushes)
-        return judge(read_history(self.run, self.run_dir, sightings=self.sightings), has_ended=has_ended)
-
-    def write(self, path: Path, rows: list[dict[str, Any]]) -> None:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+from tests.unit.chaos.left_files import EPOCH_1, EPOCH_2, Files, rollout
 
 
 @pytest.fixture
@@ -66,12 +23,24 @@ def test_a_run_that_kept_its_promises_is_found_to_have_kept_them(files: Files) -
     )
 
 
+def train(files: Files, step: int, numbers: list[int]) -> None:
+    spans = files.rollouts[step][0]["policy_versions"]
+    files.rollouts[step] = [
+        rollout(number, branch, spans, staleness=step > 1) for number in numbers for branch in (0, 1)
+    ]
+
+
+def span(files: Files, step: int, spans: list[list[int]]) -> None:
+    for row in files.rollouts[step]:
+        row["policy_versions"] = spans
+
+
 def lose_a_group(files: Files) -> None:
     files.ledger["dropped"] = {}
 
 
 def train_a_group_in_two_steps(files: Files) -> None:
-    files.groups[3] = [5, 1]
+    train(files, 3, [5, 1])
     files.ledger |= {"trained": [[0, 2], [4, 5]], "dropped": {"stale": [[3, 3], [6, 6]]}}
 
 
@@ -84,7 +53,7 @@ def settle_a_group_that_was_never_admitted(files: Files) -> None:
 
 
 def train_beyond_the_staleness_bound(files: Files) -> None:
-    files.spans[3] = [[0, 0, 8, 1]]
+    span(files, 3, [[0, 0, 8, 1]])
 
 
 def log_staleness_beyond_the_bound(files: Files) -> None:
@@ -92,7 +61,7 @@ def log_staleness_beyond_the_bound(files: Files) -> None:
 
 
 def let_a_version_fall_within_a_completion(files: Files) -> None:
-    files.spans[3] = [[2, 0, 4, 1], [1, 4, 8, 1]]
+    span(files, 3, [[2, 0, 4, 1], [1, 4, 8, 1]])
 
 
 def push_an_older_version(files: Files) -> None:
@@ -112,7 +81,7 @@ def repeat_the_metrics_of_a_step(files: Files) -> None:
 
 
 def leave_out_the_rollouts_of_a_step(files: Files) -> None:
-    del files.groups[2]
+    del files.rollouts[2]
 
 
 def train_a_group_that_the_ledger_does_not_hold(files: Files) -> None:
@@ -120,7 +89,7 @@ def train_a_group_that_the_ledger_does_not_hold(files: Files) -> None:
 
 
 def train_half_a_step(files: Files) -> None:
-    files.groups[3] = [5]
+    train(files, 3, [5])
     files.ledger |= {"trained": [[0, 2], [4, 5]], "dropped": {"stale": [[3, 3], [6, 6]]}}
 
 
@@ -166,18 +135,20 @@ def test_a_torn_line_of_metrics_is_found(files: Files) -> None:
 
 
 def test_a_run_without_a_checkpoint_is_found(tmp_path: Path) -> None:
-    assert judge(read_history(RUN, tmp_path)).broken == ["there is no checkpoint, and so no ledger"]
+    files = Files(tmp_path)
+    files.verdict()
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert judge(read_history(files.run, tmp_path)).broken == ["there is no checkpoint, and so no ledger"]
 
 
 def test_groups_under_way_in_a_run_that_stands_are_not_lost(files: Files) -> None:
     files.run["status"] = "running"
-    lose_a_group(files)
+    files.ledger["admitted"] = 9
     verdict = files.verdict(has_ended=False)
     assert (verdict.lost, verdict.broken) == ([], [])
 
 
 def test_what_was_trained_after_the_newest_checkpoint_is_not_held_against_a_run_that_stands(files: Files) -> None:
-    files.groups[4] = [7, 8]
-    files.spans[4] = [[3, 0, 8, 2]]
+    files.rollouts[4] = [rollout(7, branch, [[3, 0, 8, 2]], staleness=False) for branch in (0, 1)]
     files.metrics.append({"step": 4, "staleness/max": 0})
     assert files.verdict(has_ended=False).broken == []
