@@ -85,8 +85,8 @@ class RunValidator:
             Problem: 422 with one sentence for each thing that is wrong, or 503 if the rewarder is away.
         """
         config = _parse(raw)
-        places = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
-        outside = await asyncio.to_thread(misplaced, config, **places)
+        data, weights = self._settings.places_of_data(), self._settings.places_of_weights()
+        outside = await asyncio.to_thread(misplaced, config, data=data, weights=weights)
         if outside:  # nothing looks at what is there
             raise invalid_run([*outside, *(await self._check_rewards(config)).errors])
         async with asyncio.TaskGroup() as tasks:

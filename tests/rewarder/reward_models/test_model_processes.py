@@ -115,10 +115,11 @@ async def test_a_process_that_is_killed_costs_nothing_once_and_then_what_it_was_
     name = str(reward_model)
     async with serving(SETTINGS, metrics=metrics) as models:
         struck = start_call(models, name, PAIR, timeout_s=60.0)
+        killed: list[int] = []
         for _ in range(num_kills):
-            pid = await in_a_pass(models, name, go, number=1)
+            killed.append(await in_a_pass(models, name, go, number=1))
             (go / "began-1").unlink()
-            os.kill(pid, signal.SIGKILL)
+            os.kill(killed[-1], signal.SIGKILL)
         if num_kills == 1:
             await in_a_pass(models, name, go, number=1)
             (go / "pass-1").touch()
@@ -128,7 +129,7 @@ async def test_a_process_that_is_killed_costs_nothing_once_and_then_what_it_was_
             outcome, detail = await outcome_of(struck)
             assert outcome == "error"
             assert detail.startswith("the model's process died twice while it scored this: it was killed by SIGKILL")
-        assert not is_running(pid)
+        assert not any(map(is_running, killed))
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Weights on disk: what is read is what was written, and what is damaged, missing or half-written is not read."""
 
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,10 +304,8 @@ def test_a_file_that_is_not_as_long_as_it_should_be_is_refused_however_it_is_rea
         DiskReader(str(tmp_path)).receive_into(trainer.staging(), place, held=None, timeout_s=30)
 
 
-def test_a_store_whose_package_is_missing_says_which_setting_it_is_about() -> None:
+def test_a_store_whose_package_is_missing_says_which_setting_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fsspec")
-    try:
-        import s3fs  # type: ignore[import-not-found]  # noqa: F401
-    except ImportError:
-        with pytest.raises(UserError, match=r"weight_dir s3://bucket/weights cannot be opened: .*s3fs"):
-            open_store("s3://bucket/weights")
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(UserError, match=r"weight_dir abfs://bucket/weights cannot be opened: .*adlfs"):
+        open_store("abfs://bucket/weights")
