@@ -10,10 +10,10 @@ laptop submits the runs too, and names whatever is theirs. Never /etc, /proc, /r
 import os
 import re
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import BinaryIO
 
 from shared.errors import UserError
 
@@ -29,10 +29,19 @@ _MAX_ENTRIES = 100_000
 
 @dataclass(frozen=True)
 class FileRoots:
-    """Directories, and prefixes of URLs, with the setting that names them."""
+    """Directories, and prefixes of URLs, with the setting that names them.
+
+    Attributes:
+        roots: What may be used.
+        variable: The setting that names the roots.
+        is_default: Whether the setting is empty. What this machine has instead is not listed to callers.
+        except_for: Directories below a root that may not be used.
+    """
 
     roots: tuple[str, ...]
     variable: str
+    is_default: bool = False
+    except_for: tuple[str, ...] = ()
 
     def require(self, path: str, *, field: str, whole: bool = False) -> None:
         """Return if the path may be used; with ``whole``, all that is below it too.
@@ -49,14 +58,29 @@ class FileRoots:
                 raise UserError(self._outside(shown), field=field)
             return
         spelled = os.path.normpath(path.removeprefix("file://"))
-        if not any(_is_below(spelled, root) for root in (*self.directories(), *self._resolved())):
+        allowed = any(_is_below(spelled, root) for root in (*self.directories(), *self._resolved()))
+        if not allowed or any(_is_below(spelled, closed) for closed in self._closed()):
             raise UserError(self._outside(shown), field=field)
-        found = [spelled, *(_links_below(spelled) if whole else ())]
-        if not all(self._holds(os.path.realpath(each)) for each in found):
-            raise UserError(
-                f"{shown!r} leads through a link out of the directories that runs may name; {self._named()}",
-                field=field,
-            )
+        if not self._holds(os.path.realpath(spelled)) or (whole and not self._holds_all_below(spelled)):
+            raise UserError(self._leads_out(shown), field=field)
+
+    def open(self, path: str, *, field: str) -> BinaryIO:
+        """Return a file opened for reading; where it lies is looked at once it is open.
+
+        Nobody can put another file in its place between the look and the reading.
+
+        Raises:
+            UserError: It may not be used.
+            OSError: It cannot be opened.
+        """
+        self.require(path, field=field)
+        file = open(path.removeprefix("file://"), "rb")  # noqa: SIM115  the caller's
+        at = f"/proc/self/fd/{file.fileno()}"
+        real = os.readlink(at) if os.path.islink(at) else os.path.realpath(path)
+        if not self._holds(real):
+            file.close()
+            raise UserError(self._leads_out(path[:200]), field=field)
+        return file
 
     def directories(self) -> tuple[str, ...]:
         """Return the roots that are directories."""
@@ -65,13 +89,46 @@ class FileRoots:
     def _resolved(self) -> tuple[str, ...]:
         return tuple(map(os.path.realpath, self.directories()))
 
+    def _closed(self) -> tuple[str, ...]:
+        return (*self.except_for, *map(os.path.realpath, self.except_for))
+
     def _holds(self, real: str) -> bool:
-        return any(_is_below(real, root) for root in self._resolved())
+        is_inside = any(_is_below(real, root) for root in self._resolved())
+        return is_inside and not any(_is_below(real, closed) for closed in self._closed())
+
+    def _holds_all_below(self, directory: str) -> bool:
+        """Whether no link in a directory leads out, nor one in a directory that a link leads to."""
+        num_entries = 0
+        waiting = [os.path.realpath(directory)]
+        seen = set(waiting)
+        while waiting:
+            for top, directories, files in os.walk(waiting.pop()):
+                num_entries += len(directories) + len(files)
+                if num_entries > _MAX_ENTRIES:
+                    return False
+                for name in (*directories, *files):
+                    path = os.path.join(top, name)
+                    if not os.path.islink(path):
+                        continue
+                    real = os.path.realpath(path)
+                    if not self._holds(real):
+                        return False
+                    if real not in seen and os.path.isdir(real):
+                        seen.add(real)
+                        waiting.append(real)
+        return True
 
     def _outside(self, shown: str) -> str:
         return f"{shown!r} is not in a place that runs may name; {self._named()}"
 
+    def _leads_out(self, shown: str) -> str:
+        return f"{shown!r} leads through a link out of the directories that runs may name; {self._named()}"
+
     def _named(self) -> str:
+        if self.is_default:
+            return (
+                f"{self.variable} of this service is empty, so it may not be one of the operating system's directories"
+            )
         return f"{self.variable} of this service names {', '.join(self.roots)}"
 
 
@@ -103,13 +160,3 @@ def default_weight_roots() -> tuple[str, ...]:
 
 def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root if root.endswith("/") else f"{root}/")
-
-
-def _links_below(directory: str) -> Iterable[str]:
-    """Yield the links in a directory and below it; a directory that is itself a link is resolved by its reader."""
-    num_entries = 0
-    for top, directories, files in os.walk(os.path.realpath(directory)):
-        num_entries += len(directories) + len(files)
-        if num_entries > _MAX_ENTRIES:
-            return
-        yield from (path for name in (*directories, *files) if os.path.islink(path := os.path.join(top, name)))

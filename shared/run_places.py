@@ -11,6 +11,7 @@ _FORMATS: Final = frozenset(
     {
         *("arrow", "audiofolder", "cache", "csv", "generator", "hdf5", "imagefolder", "json", "lance", "niftifolder"),
         *("pandas", "parquet", "pdffolder", "spark", "sql", "text", "videofolder", "webdataset", "xml", "eval"),
+        *("conll", "fasta", "fastq", "genbank", "harbor", "iceberg", "meshfolder", "mmcif", "pdb", "tsfile", "vortex"),
     }
 )
 """What the datasets library takes for files of its working directory."""

@@ -171,6 +171,7 @@ async def _train(
             replica_id=settings.replica_id or "trainer",
             lead=lead,
             room=Room(terminate),
+            data_roots=settings.places_of_data(),
         )
         ending: Ending = "terminated"
         try:

@@ -2,19 +2,25 @@
 
 import datetime
 import decimal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import packaged_modules
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from services.trainer.data.dataset import open_dataset, open_eval_dataset
 from services.trainer.data.dataset_check import check_dataset
 from shared.errors import UserError
+from shared.file_roots import FileRoots
 from shared.run_config import RunConfig
+from shared.run_places import misplaced
 
 
 def config(name: str, **settings: Any) -> RunConfig:
@@ -26,6 +32,32 @@ def config(name: str, **settings: Any) -> RunConfig:
 def parquet(path: Path, rows: list[dict[str, Any]]) -> RunConfig:
     pq.write_table(cast(Any, pa.Table).from_pylist(rows), path)
     return config(str(path))
+
+
+class HubBuilder:
+    """What ``load_dataset_builder`` gives for a data set of the hub; ``load_dataset`` says what is in it."""
+
+    def __init__(self, path: str, name: str | None, load_dataset: Callable[..., Any], files: list[str]) -> None:
+        self.config = SimpleNamespace(data_files={"train": files})
+        self._load = partial(load_dataset, path, name)
+
+    def download_and_prepare(self) -> None:
+        pass
+
+    def as_dataset(self, *, split: str) -> Any:
+        return self._load(split=split)
+
+
+HubBuilder.__module__ = "datasets.packaged_modules.json.json"
+
+
+def answer_as_the_hub(monkeypatch: pytest.MonkeyPatch, load_dataset: Callable[..., Any], *files: str) -> None:
+    named = list(files) or ["hf://datasets/owner/name@0123/train.jsonl"]
+
+    def load_dataset_builder(path: str, name: str | None) -> HubBuilder:
+        return HubBuilder(path, name, load_dataset, named)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
 
 
 def test_a_parquet_row_keeps_its_types_and_times_become_text(tmp_path: Path) -> None:
@@ -84,7 +116,7 @@ def test_a_split_of_a_dataset_is_read_like_a_file(monkeypatch: pytest.MonkeyPatc
         asked.append((path, name, split))
         return datasets.Dataset.from_list([{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}])
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    answer_as_the_hub(monkeypatch, load_dataset)
     dataset = open_dataset(config("owner/name", dataset_config="main", dataset_train_split="test"))
     assert asked == [("owner/name", "main", "test")]
     assert (dataset.row_at(3).prompt, dataset.row_at(3).columns) == ("b", {"answer": 2})
@@ -103,7 +135,7 @@ def test_whatever_the_hub_says_becomes_a_sentence(monkeypatch: pytest.MonkeyPatc
     def load_dataset(*args: object, **kwargs: object) -> Any:
         raise error
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    answer_as_the_hub(monkeypatch, load_dataset)
     with pytest.raises(UserError, match="owner/name") as caught:
         open_dataset(config("owner/name"))
     assert said in str(caught.value)
@@ -114,7 +146,7 @@ def test_of_a_data_set_of_the_hub_only_the_first_rows_are_looked_at(monkeypatch:
     def load_dataset(*_args: object, **_kwargs: object) -> Any:
         return datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": "b"}, {"prompt": ""}])
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    answer_as_the_hub(monkeypatch, load_dataset)
     (found,) = check_dataset(config("owner/name"), max_hub_rows=2).sources
     assert (found.is_file, found.num_rows, found.num_checked, found.num_bad) == (False, 3, 2, 0)
 
@@ -126,7 +158,7 @@ def test_a_data_set_of_the_hub_and_a_file_are_mixed(monkeypatch: pytest.MonkeyPa
         asked.append((path, name, split))
         return datasets.Dataset.from_list([{"problem": "h0", "solution": "1"}, {"problem": "h1", "solution": "2"}])
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    answer_as_the_hub(monkeypatch, load_dataset)
     pq.write_table(cast(Any, pa.Table).from_pylist([{"prompt": "f0", "level": 3}]), tmp_path / "f.parquet")
     mixed = RunConfig.model_validate(
         {
@@ -152,7 +184,7 @@ def test_a_split_to_evaluate_on_is_read_from_the_data_set_that_is_trained_on(mon
     def load_dataset(path: str, name: str | None, *, split: str) -> Any:
         return datasets.Dataset.from_list([{"prompt": f"{path} {name} {split}"}])
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    answer_as_the_hub(monkeypatch, load_dataset)
     dataset = open_eval_dataset(config("owner/name", dataset_config="main", dataset_test_split="test", eval_steps=5))
     assert dataset is not None
     assert dataset.row_at(0).prompt == "owner/name main test"
@@ -162,3 +194,71 @@ def test_a_directory_that_datasets_understands_is_a_dataset(tmp_path: Path) -> N
     (tmp_path / "train.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     dataset = open_dataset(config(str(tmp_path)))
     assert [dataset.row_at(n).prompt for n in range(2)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "{other}/secret.jsonl", "file://{other}/secret.jsonl", "../other/secret.jsonl", "{other}/*.jsonl",
+        "/proc/self/root{other}/secret.jsonl", "sub/../../other/secret.jsonl",
+    ],
+)  # fmt: skip
+def test_the_readme_of_a_directory_cannot_have_files_read_that_are_not_in_it(tmp_path: Path, file: str) -> None:
+    for name in ("data/sub", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "other" / "secret.jsonl").write_text('{"prompt": "canary"}\n')
+    named = file.replace("{other}", str(tmp_path / "other"))
+    readme = f'---\nconfigs:\n- config_name: default\n  data_files: "{named}"\n---\n'
+    (tmp_path / "data" / "README.md").write_text(readme)
+    with pytest.raises(UserError) as caught:
+        open_dataset(config(str(tmp_path / "data")))
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/etc/hosts.jsonl", "file:///etc/hosts.jsonl", "http://169.254.169.254/latest/user-data", "s3://bucket/x.jsonl",
+        "zip://x.jsonl::/etc/x.zip", "simplecache::file:///etc/x.jsonl", "hf://datasets/owner/name@0/../../x.jsonl",
+        "local:///etc/x.jsonl", "memory://x.jsonl", "hf://buckets/owner/name/x.jsonl",
+    ],
+)  # fmt: skip
+def test_the_readme_of_a_data_set_of_the_hub_cannot_name_files_of_the_machine_or_addresses(
+    monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    def load_dataset(*_args: object, **_kwargs: object) -> Any:
+        raise AssertionError("it was read")
+
+    answer_as_the_hub(monkeypatch, load_dataset, "hf://datasets/owner/name@0123/train.jsonl", file)
+    with pytest.raises(UserError, match="names files that are not in it"):
+        open_dataset(config("owner/name"))
+
+
+def test_formats_that_can_name_other_files_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.h5").write_bytes(b"\x89HDF")
+    with pytest.raises(UserError, match="of the format hdf5, which is not read"):
+        open_dataset(config(str(tmp_path)))
+
+
+def test_no_format_of_the_library_is_taken_for_a_data_set() -> None:
+    formats: list[str] = list(cast(Any, packaged_modules)._PACKAGED_DATASETS_MODULES)
+    roots = FileRoots((), "HEADRACE_DATA_ROOTS")
+    accepted = [name for name in formats if not misplaced(config(name), data=roots, weights=roots)]
+    assert accepted == []
+
+
+def test_a_file_that_is_swapped_after_the_look_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "secret.jsonl").write_text('{"prompt": "canary"}\n')
+    rows = tmp_path / "data" / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n')
+    look = FileRoots.require
+
+    def look_and_swap(self: FileRoots, path: str, **more: Any) -> None:
+        look(self, path, **more)
+        rows.unlink()
+        rows.symlink_to(tmp_path / "secret.jsonl")
+
+    monkeypatch.setattr(FileRoots, "require", look_and_swap)
+    with pytest.raises(UserError, match="leads through a link out"):
+        open_dataset(config(str(rows)), FileRoots((str(tmp_path / "data"),), "HEADRACE_DATA_ROOTS"))

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from services.trainer.data.dataset_mixture import mixture
 from services.trainer.data.dataset_rows import BadRowError, RowSource, open_rows
 from services.trainer.data.row_format import RowFormat
+from shared.file_roots import FileRoots
 from shared.messages import Prompt
 from shared.run_config import RunConfig
 from shared.run_options.data import DatasetSource
@@ -119,32 +120,41 @@ class PromptDataset:
         return Row(position=row.position, prompt=row.prompt, columns=columns)
 
 
-def open_dataset(config: RunConfig) -> PromptDataset:
-    """Return what the config trains on; rows are checked as they are read.
+def open_dataset(config: RunConfig, roots: FileRoots | None = None) -> PromptDataset:
+    """Return what the config trains on, from below ``roots``; rows are checked as they are read.
 
     Raises:
         UserError: There is no such file or dataset, it cannot be read, or it has no rows.
     """
-    return PromptDataset(open_sources(config, config.train_sources()), shuffle=config.shuffle_dataset)
+    return PromptDataset(open_sources(config, config.train_sources(), roots), shuffle=config.shuffle_dataset)
 
 
-def open_eval_dataset(config: RunConfig) -> PromptDataset | None:
+def open_eval_dataset(config: RunConfig, roots: FileRoots | None = None) -> PromptDataset | None:
     """Return what the config evaluates on, in its own order, or None. The first ``max_eval_prompts`` are asked.
 
     Raises:
         UserError: There is no such file or dataset, it cannot be read, or it has no rows.
     """
     found = config.eval_source()
-    return None if found is None else PromptDataset(open_sources(config, dict([found])), shuffle=False)
+    return None if found is None else PromptDataset(open_sources(config, dict([found]), roots), shuffle=False)
 
 
-def open_sources(config: RunConfig, sources: Mapping[str, DatasetSource]) -> list[SourceRows]:
+def open_sources(
+    config: RunConfig, sources: Mapping[str, DatasetSource], roots: FileRoots | None = None
+) -> list[SourceRows]:
     """Return the rows of each data set; the keys are the settings that name them.
+
+    Args:
+        config: Of the run.
+        sources: The data sets.
+        roots: Where their files may be; anywhere if left out.
 
     Raises:
         UserError: There is no such file or dataset, it cannot be read, or it has no rows.
     """
     return [
-        SourceRows(open_rows(source, field=name), source, config, number=number if len(sources) > 1 else None)
+        SourceRows(
+            open_rows(source, field=name, roots=roots), source, config, number=number if len(sources) > 1 else None
+        )
         for number, (name, source) in enumerate(sources.items())
     ]

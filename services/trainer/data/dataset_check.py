@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from services.trainer.data.dataset import PromptDataset, SourceRows, open_sources
 from services.trainer.data.prompt_lengths import TokenCount, fewest_tokens, token_count
+from shared.file_roots import FileRoots
 from shared.run_config import RunConfig
 
 MAX_HUB_ROWS = 1000
@@ -55,7 +56,9 @@ class DatasetSummary:
         return self.sources if self.evaluation is None else (*self.sources, self.evaluation)
 
 
-def check_dataset(config: RunConfig, *, max_hub_rows: int = MAX_HUB_ROWS) -> DatasetSummary:
+def check_dataset(
+    config: RunConfig, *, roots: FileRoots | None = None, max_hub_rows: int = MAX_HUB_ROWS
+) -> DatasetSummary:
     """Look at every row of files and at the first of hub data sets, and return what was found.
 
     Raises:
@@ -63,7 +66,7 @@ def check_dataset(config: RunConfig, *, max_hub_rows: int = MAX_HUB_ROWS) -> Dat
     """
     train = config.train_sources()
     count = None if config.max_prompt_length is None else token_count(config)
-    opened = open_sources(config, train)
+    opened = open_sources(config, train, roots)
     dataset = PromptDataset(opened, shuffle=config.shuffle_dataset)
     sources = [
         replace(_look(name, rows, config, count, max_hub_rows=max_hub_rows), share=share)
@@ -71,7 +74,7 @@ def check_dataset(config: RunConfig, *, max_hub_rows: int = MAX_HUB_ROWS) -> Dat
     ]
     evaluation = None
     if (found := config.eval_source()) is not None:
-        (rows,) = open_sources(config, dict([found]))
+        (rows,) = open_sources(config, dict([found]), roots)
         evaluation = _look(found[0], rows, config, count, max_hub_rows=max_hub_rows, num_asked=config.max_eval_prompts)
     return DatasetSummary(
         epoch=len(dataset),

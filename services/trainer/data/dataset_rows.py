@@ -6,14 +6,19 @@ Foreign errors end here: whatever is wrong with a file or a name becomes a sente
 """
 
 import contextlib
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import msgspec
 
 from shared.errors import UserError
+from shared.file_roots import FileRoots
 from shared.run_options.data import DatasetSource
 
+_FORMATS = frozenset({"arrow", "cache", "csv", "json", "parquet", "text"})
+"""Formats whose files name no other files; HDF5, for one, can have its rows in any file of the machine."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -41,19 +46,24 @@ class RowSource(Protocol):
         ...
 
 
-def open_rows(source: DatasetSource, *, field: str) -> RowSource:
-    """Return the rows of a data set; ``field`` is the setting that names it.
+def open_rows(source: DatasetSource, *, field: str, roots: FileRoots | None = None) -> RowSource:
+    """Return the rows of a data set.
+
+    Args:
+        source: The data set.
+        field: The setting that names it.
+        roots: Where its files may be; anywhere if left out.
 
     Raises:
         UserError: There is no such file or dataset, it cannot be read, or it has no rows.
     """
-    rows = _open(source, field)
+    rows = _open(source, field, roots)
     if len(rows) == 0:
         raise UserError(f"the dataset {source.path} has no rows", field=field)
     return rows
 
 
-def _open(source: DatasetSource, field: str) -> RowSource:
+def _open(source: DatasetSource, field: str, roots: FileRoots | None) -> RowSource:
     path = Path(source.path).expanduser()
     if source.is_file:
         if not path.is_file():
@@ -61,19 +71,24 @@ def _open(source: DatasetSource, field: str) -> RowSource:
                 f"there is no file {path}" + ("" if path.is_absolute() else f" in {Path.cwd()}; give an absolute path"),
                 field=field,
             )
-        return _JsonLines(path, field) if path.suffix == ".jsonl" else _Parquet(path, field)
+        return _JsonLines(path, field, roots) if path.suffix == ".jsonl" else _Parquet(path, field, roots)
     if path.is_file():
         raise UserError(f"{path} is neither .jsonl nor .parquet; convert it to one of them", field=field)
     return _Hub(source, field)
 
 
+def _opened(path: Path, field: str, roots: FileRoots | None) -> BinaryIO:
+    return path.open("rb") if roots is None else roots.open(str(path.absolute()), field=field)
+
+
 class _JsonLines:
     """One JSON object a line; blank lines are skipped. Lines are kept as bytes and decoded when they are read."""
 
-    def __init__(self, path: Path, field: str) -> None:
+    def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
         self._path = path
         try:
-            numbered = enumerate(path.read_bytes().split(b"\n"), start=1)
+            with _opened(path, field, roots) as file:
+                numbered = enumerate(file.read().split(b"\n"), start=1)
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}", field=field) from error
         self._lines = [(number, line) for number, line in numbered if line.strip()]
@@ -104,12 +119,13 @@ class _JsonLines:
 
 
 class _Parquet:
-    def __init__(self, path: Path, field: str) -> None:
+    def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
         from pyarrow import parquet
 
         self._path = path
         try:
-            self._table: Any = cast(Any, parquet).read_table(path)
+            with _opened(path, field, roots) as file:
+                self._table: Any = cast(Any, parquet).read_table(file)
         except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's errors derive from these
             raise UserError(f"{path} cannot be read as Parquet: {error}", field=field) from error
 
@@ -134,10 +150,20 @@ class _Hub:
         import datasets
         from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
+        if Path(source.path, "state.json").is_file():
+            raise UserError(
+                f"{source.path} was written by save_to_disk, which is another format; write a .parquet file with "
+                "to_parquet",
+                field=field,
+            )
+
         self._name = source.path
         self._split = source.split
         try:
-            rows: Any = cast(Any, datasets).load_dataset(self._name, source.name, split=self._split)
+            builder: Any = cast(Any, datasets).load_dataset_builder(self._name, source.name)
+            _require_own_files(source, builder, field)
+            builder.download_and_prepare()
+            rows: Any = builder.as_dataset(split=self._split)
         except DatasetNotFoundError as error:
             raise UserError(
                 f"no such file, and no dataset of that name on the Hugging Face Hub that can be read from here: "
@@ -161,3 +187,32 @@ class _Hub:
 
     def where(self, position: int) -> str:
         return f"{self._name} split {self._split} row {position}"
+
+
+def _require_own_files(source: DatasetSource, builder: Any, field: str) -> None:
+    """Refuse a data set that has others' files read: its README.md may name any path and any URL."""
+    kind = type(builder).__module__.rpartition(".")[2]
+    if kind not in _FORMATS:
+        raise UserError(
+            f"the dataset {source.path!r} has files of the format {kind}, which is not read; convert them to one of "
+            f"{', '.join(sorted(_FORMATS))}",
+            field=field,
+        )
+    by_split: Mapping[str, list[Any]] = builder.config.data_files or {}
+    if not all(_is_of(source.path, str(file)) for files in by_split.values() for file in files):
+        raise UserError(
+            f"the README.md of the dataset {source.path!r} names files that are not in it; put them beside it",
+            field=field,
+        )
+
+
+def _is_of(dataset: str, file: str) -> bool:
+    if ".." in file.split("/"):
+        return False
+    *packed, where = file.split("::")
+    if not all(part.startswith(("zip://", "gzip://")) for part in packed):
+        return False
+    if dataset.startswith("/"):
+        places = {os.path.normpath(dataset), os.path.realpath(dataset)}
+        return any(where.removeprefix("file://").startswith(f"{place}/") for place in places)
+    return where.startswith("hf://datasets/")

@@ -39,6 +39,7 @@ from services.trainer.telemetry.group_traces import GroupTraces
 from services.trainer.telemetry.reports import Reports
 from services.trainer.telemetry.run_log import RunLog
 from services.trainer.telemetry.step_report import StepReport
+from shared.file_roots import FileRoots
 from shared.keys import TRAINERS, RunKeys
 from shared.messages import ScoredGroup
 from shared.redis_connection import Redis
@@ -58,6 +59,7 @@ async def assemble(
     replica_id: str = "trainer",
     lead: Lead | None = None,
     room: Room | None = None,
+    data_roots: FileRoots | None = None,
 ) -> Parts:
     """Load everything, resume from the newest valid checkpoint, and account for every group ever admitted."""
     config, keys = record.parsed_config(), RunKeys(record.run_id)
@@ -65,8 +67,8 @@ async def assemble(
     room = room or Room()
     room.tell = lambda says: store.write_starting(record, f"waiting for {says}")
     await store.write_starting(record, "reading the data set")
-    rows = await asyncio.to_thread(open_dataset, config)
-    eval_rows = await asyncio.to_thread(open_eval_dataset, config)
+    rows = await asyncio.to_thread(open_dataset, config, data_roots)
+    eval_rows = await asyncio.to_thread(open_eval_dataset, config, data_roots)
     tokenizer = await asyncio.to_thread(load_tokenizer, config.model, config.model_revision)
     steps = total_steps(config, num_rows=len(rows))
     await store.write_starting(record, "loading the model")

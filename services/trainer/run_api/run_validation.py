@@ -7,6 +7,7 @@ looks at disk and hub happen in threads, under deadlines.
 """
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -75,7 +76,7 @@ class RunValidator:
     ) -> None:
         self._settings = settings
         self._engine_check = engine_check
-        self._dataset_check = dataset_check or check_dataset
+        self._dataset_check = dataset_check or functools.partial(check_dataset, roots=settings.places_of_data())
         self._lookup = lookup or hub_lookup(settings.hub_timeout_s)
 
     async def validate(self, raw: Any) -> ValidRun:
