@@ -66,10 +66,21 @@ def test_paths_of_variables_are_paths_of_mounts() -> None:
             paths = {
                 text for name, text in environment(it, pod="p").items()
                 if text.startswith("/") and name.startswith(("HEADRACE_", "HOME", "HF_"))
+                and not name.endswith("_ROOTS")
             }  # fmt: skip
             mounted = mounts(it).keys()
             assert paths
             assert all(any(path == top or path.startswith(f"{top}/") for top in mounted) for path in paths), paths
+
+
+def test_runs_may_name_what_is_mounted_for_them_and_nothing_else() -> None:
+    everything = workloads(render(values_of("everything")))
+    for workload in ("trainer", "generator", "rewarder"):
+        variables = environment(everything[workload], pod="p")
+        assert variables["HEADRACE_DATA_ROOTS"] == "/models", workload
+        assert variables.get("HEADRACE_WEIGHT_ROOTS", "/weights").split(":")[0] == "/weights", workload
+    trainer = workloads(render(values_of("values-kind.yaml")))["trainer"]
+    assert environment(trainer, pod="p")["HEADRACE_WEIGHT_ROOTS"] == "/weights", "no bucket without credentials"
 
 
 def test_the_trainer_is_told_where_everything_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,13 @@
 {{- end }}
 - {name: HEADRACE_TLS_CA_FILE, value: /run/secrets/headrace-tls/ca.crt}
 {{- end }}
+{{- if not (hasKey .of.env "HEADRACE_DATA_ROOTS") }}
+- {name: HEADRACE_DATA_ROOTS, value: /models}
+{{- end }}
+{{- if and (ne .component "rewarder") (not (hasKey .of.env "HEADRACE_WEIGHT_ROOTS")) }}
+{{- $store := .root.Values.storage.objectStore }}
+- {name: HEADRACE_WEIGHT_ROOTS, value: "/weights{{ if or $store.existingSecret $store.env }}:s3://:gs://:gcs://:az://:abfs://{{ end }}"}
+{{- end }}
 - name: HEADRACE_REPLICA_ID
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
