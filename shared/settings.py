@@ -126,11 +126,13 @@ class ServiceSettings(BaseSettings):
 
     def places_of_data(self) -> FileRoots:
         """Return where models and data sets may be."""
-        return FileRoots(parse_roots(self.data_roots) or default_roots(), "HEADRACE_DATA_ROOTS")
+        named = parse_roots(self.data_roots)
+        return FileRoots(named or default_roots(), "HEADRACE_DATA_ROOTS", is_default=not named)
 
     def places_of_weights(self) -> FileRoots:
         """Return where weights may be written."""
-        return FileRoots(parse_roots(self.weight_roots) or default_weight_roots(), "HEADRACE_WEIGHT_ROOTS")
+        named = parse_roots(self.weight_roots)
+        return FileRoots(named or default_weight_roots(), "HEADRACE_WEIGHT_ROOTS", is_default=not named)
 
     @model_validator(mode="after")
     def _a_reachable_service_has_keys(self) -> Self:

@@ -18,7 +18,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.engine_check import EngineProblem, EngineVerdict
-from shared.errors import UnavailableError
+from shared.errors import UnavailableError, UserError
+from shared.file_roots import FileRoots
+from shared.run_config import parse_run_config
+from shared.run_places import misplaced
 
 
 class EngineChecker:
@@ -27,11 +30,14 @@ class EngineChecker:
     Args:
         of_replica: HEADRACE_ENGINE_ARGS.
         timeout_s: How long a check may take.
+        data: Where the models of runs may be.
+        weights: Where their weights may be written.
     """
 
-    def __init__(self, of_replica: Mapping[str, Any], *, timeout_s: float) -> None:
+    def __init__(self, of_replica: Mapping[str, Any], *, timeout_s: float, data: FileRoots, weights: FileRoots) -> None:
         self._of_replica = dict(of_replica)
         self._timeout_s = timeout_s
+        self._places = {"data": data, "weights": weights}
         self._lock = asyncio.Lock()
 
     async def check(self, config: dict[str, Any]) -> EngineVerdict:
@@ -40,6 +46,13 @@ class EngineChecker:
         Raises:
             UnavailableError: It said nothing, or not in time.
         """
+        try:
+            run = parse_run_config(config)
+            outside = await asyncio.to_thread(misplaced, run, **self._places, opens_data_sets=False)
+        except UserError as error:
+            outside = [(error.field or "vllm", str(error))]
+        if outside:  # vLLM would read what is there
+            return EngineVerdict(errors=[EngineProblem(field=field, message=message) for field, message in outside])
         async with self._lock:
             question = json.dumps({"config": config, "of_replica": self._of_replica}).encode()
             answer = await self._ask(question)
@@ -74,7 +87,6 @@ def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVer
 
     from services.generator.engine_config import check_sampling, make_vllm_config
     from services.generator.engine_spec import spec_for
-    from shared.errors import UserError
     from shared.run_config import RunConfig
 
     run = RunConfig.model_validate(config)

@@ -41,7 +41,7 @@ def run_process(settings: GeneratorSettings) -> int:
 
 async def _serve(settings: GeneratorSettings) -> int:
     stop = stop_on_signals()
-    receiver = WeightReceiver(replica_id=settings.name)
+    receiver = WeightReceiver(replica_id=settings.name, weight_roots=settings.places_of_weights())
     state = ServiceState(receiver)
     openai = OpenAiRoutes(state.why_policy_closed, policy_version=lambda: receiver.policy_version)
     metrics = GeneratorMetrics()
@@ -56,7 +56,12 @@ async def _serve(settings: GeneratorSettings) -> int:
     follower = RunFollower(
         settings, redis=redis, receiver=receiver, state=state, openai=openai, metrics=metrics, url=url
     )
-    checker = EngineChecker(settings.engine_args, timeout_s=settings.engine_check_timeout_s)
+    checker = EngineChecker(
+        settings.engine_args,
+        timeout_s=settings.engine_check_timeout_s,
+        data=settings.places_of_data(),
+        weights=settings.places_of_weights(),
+    )
     app = make_app(
         settings,
         keyring=keyring,

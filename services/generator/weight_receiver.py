@@ -41,7 +41,8 @@ from shared.control import (
     ReplicaInfo,
     SleepRequest,
 )
-from shared.errors import PushError, UnavailableError
+from shared.errors import PushError, UnavailableError, UserError
+from shared.file_roots import FileRoots
 from shared.lineage import NO_WEIGHTS, LineageVersion
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class WeightReceiver:
 
     Args:
         replica_id: This replica's stable name.
+        weight_roots: Where weights may be read from, if they come by disk; anywhere if left out.
         grace_s: How long past its deadline the engine may take before it counts as stuck.
 
     Attributes:
@@ -82,11 +84,12 @@ class WeightReceiver:
         fatal_reason: Why, as a sentence.
     """
 
-    def __init__(self, *, replica_id: str, grace_s: float = 10.0) -> None:
+    def __init__(self, *, replica_id: str, weight_roots: FileRoots | None = None, grace_s: float = 10.0) -> None:
         self.fatal = asyncio.Event()
         self.fatal_reason = ""
         self._outputs = OutputGate()
         self._replica_id = replica_id
+        self._weight_roots = weight_roots
         self._grace_s = grace_s
         self._changed = asyncio.Event()
         self._serving: _Serving | None = None
@@ -204,10 +207,15 @@ class WeightReceiver:
 
         Raises:
             ConflictError: Another run, an epoch that is not newer, or versions that cannot talk to each other.
-            PushError: The rendezvous failed.
+            PushError: The rendezvous failed, or weights may not be read from where the body says.
             UnavailableError: No engine, it is stuck, or the run ended.
         """
         self._check_run(body)
+        if body.weight_dir is not None and self._weight_roots is not None:
+            try:
+                await asyncio.to_thread(self._weight_roots.require, body.weight_dir, field="weight_dir")
+            except UserError as error:
+                raise PushError(str(error)) from error
         if reason := incompatibility(self.info(), body):
             raise ConflictError(reason)
 

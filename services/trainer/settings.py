@@ -102,6 +102,10 @@ class TrainerSettings(ServiceSettings):
         given = super().places_of_data()
         return replace(given, roots=(*given.roots, str(self.runs_dir)))
 
+    def places_of_weights(self) -> FileRoots:
+        """Return where weights may be written: not among the runs, each of which has its directory to itself."""
+        return replace(super().places_of_weights(), except_for=(str(self.runs_dir),))
+
     def rank_environment(self) -> dict[str, str]:
         """Return the environment of a training rank: ours, these settings, and ``rank_env`` on top."""
         return {

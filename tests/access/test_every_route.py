@@ -71,7 +71,9 @@ async def apps(keys_file: Path, redis: Redis, redis_url: str, tmp_path: Path) ->
         state=state,
         openai=OpenAiRoutes(state.why_policy_closed, policy_version=lambda: 0),
         weight_routes=make_router(receiver),
-        engine_check=make_check_router(EngineChecker({}, timeout_s=1)),
+        engine_check=make_check_router(
+            EngineChecker({}, timeout_s=1, data=settings.places_of_data(), weights=settings.places_of_weights())
+        ),
     )
     yield {
         "trainer": guarded(create_app(api), api.keyring, HttpLimits()),

@@ -15,10 +15,13 @@ from services.generator.engine_check import EngineChecker, judge
 from services.generator.engine_spec import spec_for
 from services.generator.metrics import GeneratorMetrics
 from shared.errors import UserError
+from shared.file_roots import FileRoots
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from tests.generator.reference import Reference
 from tests.generator.test_generation import a_config, a_prompt, admit, completed, generating
+
+ANYWHERE = FileRoots(("/",), "HEADRACE_DATA_ROOTS")
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -107,7 +110,7 @@ async def test_vllm_judges_what_only_it_knows(
 async def test_the_check_runs_in_a_process_of_its_own_and_says_what_is_overruled(
     tiny_model: Path, vllm_environment: None
 ) -> None:
-    checker = EngineChecker({"max_num_seqs": 4}, timeout_s=120)
+    checker = EngineChecker({"max_num_seqs": 4}, timeout_s=120, data=ANYWHERE, weights=ANYWHERE)
     config = a_config(tiny_model, vllm={"max_num_seqs": 8}, generation_kwargs={"stop": ["a"]})
     verdict = await checker.check(config.model_dump(mode="json"))
     assert verdict.errors == []

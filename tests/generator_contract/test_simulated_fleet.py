@@ -92,3 +92,22 @@ async def test_one_that_receives_weights_refuses_a_run_whose_probe_it_could_not_
             await eventually(has_refused, within_s=60)
     finally:
         process.kill()
+
+
+async def test_one_refuses_a_run_whose_model_lies_outside_of_its_roots(
+    lonely: tuple[RedisServer, Redis], model_dir: Path, tmp_path: Path
+) -> None:
+    server, redis = lonely
+    simulated = IMPLEMENTATIONS[0]
+    confined = replace(simulated, environment={**simulated.environment, "HEADRACE_DATA_ROOTS": "/nowhere"})
+    process = GeneratorProcess(confined, server.url, "sim", tmp_path / "log")
+    try:
+        async with a_run(redis, model_dir, confined) as trainer:
+
+            async def has_refused() -> bool:
+                refused = decode_refusals(await redis.hgetall(trainer.keys.refusals))
+                return ["HEADRACE_DATA_ROOTS of this service names /nowhere" in one.reason for one in refused] == [True]
+
+            await eventually(has_refused, within_s=60)
+    finally:
+        process.kill()

@@ -4,11 +4,21 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from shared.errors import UserError
+from services.generator.engine_check import EngineChecker
+from services.generator.simulated.engine import SimulatedEngine
+from services.generator.simulated.model_facts import ModelFacts
+from services.generator.simulated.receiving import SimulatedReceivingEngine
+from services.generator.simulated.settings import SimulationSettings
+from services.generator.weight_receiver import WeightReceiver
+from services.trainer.settings import TrainerSettings
+from shared.control import JoinRequest
+from shared.errors import PushError, UserError
 from shared.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
 from shared.run_config import RunConfig
 from shared.run_places import misplaced
+from shared.settings import ServiceSettings
 
 
 def why_not(roots: FileRoots, path: object, *, whole: bool = False) -> str:
@@ -121,3 +131,71 @@ def test_every_path_of_a_run_is_looked_at(roots: FileRoots, tmp_path: Path, monk
 def test_a_tree_of_links_in_a_circle_ends(roots: FileRoots, tmp_path: Path) -> None:
     os.symlink(tmp_path / "data", tmp_path / "data" / "model" / "up")
     assert why_not(roots, tmp_path / "data" / "model", whole=True) == ""
+
+
+def test_a_link_behind_a_link_leads_out_as_well(roots: FileRoots, tmp_path: Path) -> None:
+    (tmp_path / "data" / "shared").mkdir()
+    (tmp_path / "data" / "shared" / "tokenizer.json").symlink_to(tmp_path / "other" / "secret")
+    (tmp_path / "data" / "model" / "parts").symlink_to(tmp_path / "data" / "shared")
+    assert "leads through a link out" in why_not(roots, tmp_path / "data" / "model", whole=True)
+
+
+def test_a_directory_with_more_than_can_be_looked_at_is_refused(
+    roots: FileRoots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.file_roots._MAX_ENTRIES", 3)
+    for name in range(3):
+        (tmp_path / "data" / "model" / f"part-{name}").touch()
+    assert why_not(roots, tmp_path / "data" / "model", whole=True)
+
+
+def test_without_a_setting_no_directory_of_the_machine_is_listed() -> None:
+    settings = ServiceSettings(redis_url=SecretStr("redis://127.0.0.1:6379/0"))
+    for places in (settings.places_of_data(), settings.places_of_weights()):
+        said = why_not(places, "/etc/shadow")
+        assert "of this service is empty" in said
+        assert not [root for root in places.roots if root in said]
+
+
+def test_weights_are_not_written_among_the_runs(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (runs / "of-another").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(runs)
+    (tmp_path / "inner").symlink_to(runs / "of-another")
+    for named in ("", str(tmp_path)):
+        settings = TrainerSettings(runs_dir=runs, weight_roots=named)
+        places = settings.places_of_weights()
+        for path in (
+            runs,
+            runs / "of-another",
+            runs / "of-another" / "checkpoints",
+            tmp_path / "link",
+            tmp_path / "inner",
+        ):
+            assert why_not(places, path), path
+        assert why_not(places, tmp_path / "weights") == ""
+        assert why_not(places, tmp_path / "runs-too") == ""
+        assert why_not(settings.places_of_data(), runs / "of-another") == ""
+
+
+async def test_the_check_of_engine_options_reads_no_model_outside_of_the_roots(
+    roots: FileRoots, tmp_path: Path
+) -> None:
+    asked = {"model": str(tmp_path / "other"), "dataset_name": "org/rows", "reward_funcs": ["accuracy_reward"]}
+    checker = EngineChecker({}, timeout_s=0.001, data=roots, weights=roots)  # no time to ask vLLM
+    verdict = await checker.check(RunConfig.model_validate(asked).model_dump(mode="json"))
+    assert [problem.field for problem in verdict.errors] == ["model"]
+
+
+async def test_weights_are_not_read_from_outside_of_the_roots(roots: FileRoots) -> None:
+    receiver = WeightReceiver(replica_id="generator-0", weight_roots=roots)
+    engine = SimulatedEngine(SimulationSettings(), ModelFacts(100, None, None), index=0, max_model_len=None)
+    receiver.attach(SimulatedReceivingEngine(engine, SimulationSettings()), run_id="r", model="m", dtype="float32")
+    body = JoinRequest(
+        run_id="r", epoch=1, transport="disk", weight_dir="/etc/r", master_address="127.0.0.1", master_port=1,
+        rank_offset=1, world_size=2, torch_version="", nccl_version=None, buffer_bytes=1000, timeout_s=5.0,
+    )  # fmt: skip
+    with pytest.raises(PushError, match="not in a place that runs may name"):
+        await receiver.join(body)
+    receiver.detach()
+    engine.close()

@@ -37,6 +37,7 @@ from shared.keys import RunKeys
 from shared.logs import about_run
 from shared.redis_connection import Redis, connect, wait_until_back, wait_until_ready
 from shared.run_config import RunConfig
+from shared.run_places import require_places
 from shared.run_store import TERMINAL, RunRecord, RunStore
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class SimulatedReplica:
         metrics: GeneratorMetrics,
     ) -> None:
         self.name = name
-        self.receiver = WeightReceiver(replica_id=name)
+        self.receiver = WeightReceiver(replica_id=name, weight_roots=settings.places_of_weights())
         self.state = ServiceState(self.receiver)
         self._settings = settings
         self._simulation = simulation
@@ -236,6 +237,8 @@ class SimulatedFleet:
     async def _serve(self, record: RunRecord) -> None:
         try:
             config = record.parsed_config()
+            roots = {"data": self._settings.places_of_data(), "weights": self._settings.places_of_weights()}
+            await asyncio.to_thread(require_places, config, **roots, opens_data_sets=False)
             _check_can_serve(config, self._simulation)
             facts = await asyncio.to_thread(read_model_facts, config.model, revision=config.model_revision)
         except UserError as error:
