@@ -44,7 +44,7 @@ def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
         key = read_secret(Path(key_file), variable="HEADRACE_API_KEY_FILE")
     deadline = time.monotonic() + TIMEOUT_S
     status, body = _get("/readyz", key, deadline)
-    is_well = (or_waiting and body.get("status") == "waiting") or (or_idle and body.get("reason") == NO_RUN)
+    is_well = (or_waiting and body.get("phase") == "waiting") or (or_idle and body.get("reason") == NO_RUN)
     if status != 200 and not is_well:
         return str(body.get("reason") or body.get("detail") or f"/readyz: HTTP {status}")
     if not key:  # there may be named keys only, of which no container has one

@@ -7,17 +7,27 @@
 It is up before vLLM is, so that what the replica waits for can be asked.
 """
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
+from services.generator.generate_route import refuse_body
 from services.generator.openai_routes import PATHS, OpenAiRoutes
+from services.generator.openapi_document import document
 from services.generator.service_state import ServiceState
 from services.generator.settings import GeneratorSettings
 from shared.about import ABOUT_PATH, INTERNAL_ABOUT_PATH, About, about
 from shared.access import entrance
 from shared.access.keyring import Keyring
+from shared.access.openapi_document import PROBLEM_JSON, responses
 from shared.access.route_table import GENERATOR
 from shared.http_guard import App, Message, Receive, Scope, Send, declared_length, problem, reply
 from shared.json_body import BodyError, refuse_nested
@@ -42,29 +52,43 @@ def make_app(
         app.include_router(engine_check)
     app.router.routes.extend(Route(path, openai, methods=methods) for path, methods in PATHS.items())
 
-    async def livez() -> dict[str, str]:
-        return {"status": "alive"}
+    async def livez() -> Health:
+        """The event loop turns."""
+        return Health(status="alive")
 
-    async def readyz() -> JSONResponse:
+    async def readyz() -> Health:
+        """The policy version that the run requires is held."""
         reason = state.why_not_ready()
-        if reason is None:
-            return JSONResponse({"status": "ready"})
-        status = "starting" if state.is_starting else "waiting"
-        return JSONResponse({"status": status, "reason": reason}, status_code=503)
+        if reason is not None:
+            raise NotReadyError(reason, phase="starting" if state.is_starting else "waiting")
+        return Health(status="ready")
 
-    async def health() -> Response:
-        # What clients of vLLM's server wait for before their first request: that the policy can answer.
-        return Response(status_code=200 if state.why_policy_closed() is None else 503)
+    async def health() -> Health:
+        """The policy can answer: what clients of vLLM's server wait for before their first request."""
+        reason = state.why_policy_closed()
+        if reason is not None:
+            raise NotReadyError(state.why_not_ready() or "the policy cannot answer", phase="waiting")
+        return Health(status="ready")
 
     async def about_generator() -> About:
+        """Say which releases are installed, and which GPUs there are."""
         return about("generator", replica_id=replica_id or settings.name)
 
-    app.add_api_route("/livez", livez)
-    app.add_api_route(ABOUT_PATH, about_generator)
-    app.add_api_route(INTERNAL_ABOUT_PATH, about_generator)
-    app.add_api_route("/health", health, response_model=None)
-    app.add_api_route("/readyz", readyz, response_model=None)
-    app.add_exception_handler(HTTPException, _refuse)
+    not_ready = responses({503: "Not yet, or not now: reason says what it waits for"})
+    app.add_api_route("/livez", livez, tags=["health"])
+    app.add_api_route("/readyz", readyz, tags=["health"], responses=not_ready)
+    app.add_api_route("/health", health, tags=["health"], responses=not_ready)
+    app.add_api_route(ABOUT_PATH, about_generator, tags=["about"])
+    app.add_api_route(INTERNAL_ABOUT_PATH, about_generator, include_in_schema=False)
+    for kind, handler in (
+        (NotReadyError, _say_not_ready),
+        (HTTPException, _refuse),
+        (RequestValidationError, refuse_body),
+        (ClientDisconnect, _client_gone),
+        (Exception, _bug),
+    ):
+        app.add_exception_handler(kind, handler)
+    app.openapi = partial(document, app)  # type: ignore[method-assign]
     return entrance.guarded(_Bounded(app), routes=GENERATOR, keyring=keyring, limits=settings.http_limits())
 
 
@@ -103,7 +127,40 @@ class _Bounded:
         await self._app(scope, again, send)
 
 
+class Health(BaseModel):
+    """Carries no data."""
+
+    status: str
+
+
+class NotReadyError(Exception):
+    """What /readyz and /health answer instead; ``phase`` is ``starting`` or ``waiting``."""
+
+    def __init__(self, reason: str, *, phase: str) -> None:
+        super().__init__(reason)
+        self.phase = phase
+
+
+async def _say_not_ready(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, NotReadyError)
+    return _answer(problem(503, "Not ready", f"{error}.", reason=str(error), phase=error.phase))
+
+
 async def _refuse(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    body = problem(error.status_code, str(error.detail), f"{error.detail}.")
-    return JSONResponse(body, error.status_code, error.headers, media_type="application/problem+json")
+    return _answer(problem(error.status_code, str(error.detail), f"{error.detail}."), error.headers)
+
+
+async def _client_gone(_: Request, _error: Exception) -> JSONResponse:
+    """Answer nobody: without an answer it would be in the log as a failure of ours."""
+    return _answer(problem(400, "Incomplete body", "The connection was closed before the body was whole."))
+
+
+async def _bug(_: Request, error: Exception) -> JSONResponse:
+    return _answer(
+        problem(500, "Internal error", f"The generator failed with {type(error).__name__}; its log says where.")
+    )
+
+
+def _answer(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(body, body["status"], headers, media_type=PROBLEM_JSON)

@@ -52,7 +52,7 @@ _MAX_PROBLEMS = 10
 class GenerateRequest(BaseModel):
     """What to sample; defaults are TRL's."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     prompts: Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         min_length=1, max_length=MAX_PROMPTS

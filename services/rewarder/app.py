@@ -12,6 +12,7 @@ and never repeat what was sent.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -26,7 +27,6 @@ from starlette.requests import ClientDisconnect
 from services.rewarder.bodies import (
     CheckRequest,
     Health,
-    ProblemBody,
     RewardFunctionInfo,
     RewardFunctions,
     ScoreReply,
@@ -35,14 +35,15 @@ from services.rewarder.bodies import (
 from services.rewarder.built_in_rewards import built_in
 from services.rewarder.endpoints.endpoint_source import Endpoints
 from services.rewarder.endpoints.routes import Listed, add_reward_routes
-from services.rewarder.openapi_document import declare_key
-from services.rewarder.problem_reply import PROBLEM_JSON, problem_reply
+from services.rewarder.problem_reply import problem_reply
 from services.rewarder.reward_call import printable
 from services.rewarder.rewarder_metrics import HTTP_LANE
 from services.rewarder.scoring import Scorer, WeightedFunction, weighted_sum
 from services.rewarder.unknown_field import no_such_field
 from services.rewarder.worker_frames import Inspected, Refused
 from shared.about import ABOUT_PATH, About, about
+from shared.access.openapi_document import complete, responses
+from shared.access.route_table import REWARDER
 from shared.errors import UserError
 from shared.json_body import BodyError, decode_json, require_json
 from shared.messages import RewardOutcome
@@ -67,18 +68,10 @@ def build_app(
     app.add_exception_handler(UserError, _user_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _bug)
-    errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": ProblemBody, "description": text, "content": {PROBLEM_JSON: {}}}
-        for status, text in (
-            (400, "Malformed JSON"),
-            (401, "Key required"),
-            (403, "The key lacks the scope that missing_scope names"),
-            (413, "Body too large"),
-            (415, "Not declared as JSON"),
-            (422, "What is wrong, per field"),
-            (429, "Too many requests are under way; Retry-After says when to come back"),
-        )
-    }
+    app.openapi = partial(_document, app.openapi)  # type: ignore[method-assign]
+    busy = responses(
+        {415: "Not declared as JSON", 429: "Too many requests are under way; Retry-After says when to come back"}
+    )
 
     @app.get("/livez", summary="The event loop turns")
     async def livez() -> Health:
@@ -88,7 +81,7 @@ def build_app(
         "/readyz",
         summary="Redis answers, workers are warm, a known sum was judged right",
         response_model=Health,
-        responses={503: {"model": ProblemBody, "description": "Not yet, or not now", "content": {PROBLEM_JSON: {}}}},
+        responses=responses({503: "Not yet, or not now"}),
     )
     async def readyz() -> JSONResponse:
         reason = await why_not_ready()
@@ -96,11 +89,11 @@ def build_app(
             return problem_reply(503, "Not ready", reason)
         return JSONResponse({"status": "ready"})
 
-    @app.get(ABOUT_PATH, summary="Releases and GPUs of this rewarder", responses={401: errors[401], 403: errors[403]})
+    @app.get(ABOUT_PATH, summary="Releases and GPUs of this rewarder")
     async def about_rewarder() -> About:
         return about("rewarder", replica_id=replica_id)
 
-    @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=errors)
+    @app.post("/v1/rewards/check", summary="Import reward functions and say what they are", responses=busy)
     async def check_rewards(body: CheckRequest) -> RewardFunctions:
         found = await scorer.check(list(dict.fromkeys(body.reward_funcs)), body.reward_kwargs)
         refused = {name: what.detail for name, what in found.items() if isinstance(what, Refused)}
@@ -120,7 +113,7 @@ def build_app(
             ]
         )
 
-    @app.post("/v1/score", summary="Score completions now", responses=errors, response_model=ScoreReply)
+    @app.post("/v1/score", summary="Score completions now", responses=busy, response_model=ScoreReply)
     async def score(body: ScoreRequest) -> Response:
         for name, kwargs in body.reward_kwargs.items():
             if (known := built_in(name)) is not None and (why_not := known.why_not(kwargs)):
@@ -133,9 +126,12 @@ def build_app(
         # There may be a quarter of a million outcomes.
         return _ScoreReply(await asyncio.to_thread(_score_reply, outcomes))
 
-    add_reward_routes(app, endpoints, errors=errors, listed=listed)
-    declare_key(app)
+    add_reward_routes(app, endpoints, busy=busy, listed=listed)
     return app
+
+
+def _document(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return complete(make(), REWARDER)
 
 
 class _ScoreReply(StreamingResponse):

@@ -221,25 +221,6 @@ class ScoreReply(Body):
     rewards: list[float | None]
 
 
-class FieldError(Body):
-    """What is wrong with one field, or with one reward function."""
-
-    field: str
-    message: str
-
-
-class ProblemBody(BaseModel):
-    """RFC 9457."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    errors: list[FieldError] = []
-    request_id: str = Field(default="", description="That of the header X-Request-Id; the log has it too")
-    missing_scope: str = Field(default="", description="With 403: what the key would need")
-
-
 class Health(Body):
     """Carries no data."""
 

@@ -4,9 +4,8 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
+from shared.access.openapi_document import PROBLEM_JSON
 from shared.http_guard import problem
-
-PROBLEM_JSON = "application/problem+json"
 
 
 def problem_reply(status: int, title: str, detail: str, **more: Any) -> JSONResponse:

@@ -14,6 +14,7 @@ from fastapi.dependencies.utils import get_flat_dependant
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
 from starlette.routing import Route as AppRoute
+from starlette.routing import request_response
 
 from services.generator.app import make_app
 from services.generator.engine_check import EngineChecker
@@ -241,3 +242,83 @@ def test_a_path_without_a_part_that_varies_comes_first() -> None:
         assert table.find("POST", "/v1/rewards/check").route == one
         found = table.find("POST", "/v1/rewards/judge")
         assert (found.route, found.subject) == (many, "judge")
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_the_openapi_document_has_all_public_routes_with_their_names_scopes_and_problems(
+    service: str, apps: dict[str, App]
+) -> None:
+    document = (await ask(apps[service], "GET", "/openapi.json", API_KEY)).json()
+    assert document["openapi"].startswith("3.1")
+    (scheme,) = document["components"]["securitySchemes"].items()
+    assert (scheme[1]["type"], scheme[1]["scheme"]) == ("http", "bearer")
+    left_out = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
+    public = {
+        (route.path, route.method.lower()): route
+        for route in TABLES[service].routes
+        if route.needs != "internal" and route.path not in left_out
+    }
+    found = {(path, method): one for path, methods in document["paths"].items() for method, one in methods.items()}
+    assert found.keys() == public.keys()
+    for which, operation in found.items():
+        needs = public[which].needs
+        assert operation["operationId"] == public[which].name
+        assert operation["security"] == ([] if needs is None else [{scheme[0]: [needs]}])
+        assert ({"401", "403"} <= operation["responses"].keys()) == (needs is not None), which
+        for status, answer in operation["responses"].items():
+            if status >= "400":
+                problem = answer["content"]["application/problem+json"]
+                assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}, (which, status)
+            if status >= "400" and not which[0].endswith("completions"):
+                assert [*answer["content"]] == ["application/problem+json"], (which, status)
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_every_reference_in_the_openapi_document_leads_somewhere(service: str, apps: dict[str, App]) -> None:
+    answer = await ask(apps[service], "GET", "/openapi.json", API_KEY)
+    referred = set(re.findall(r'"\$ref":\s*"([^"]+)"', answer.text))
+    assert referred
+    assert referred <= {f"#/components/schemas/{name}" for name in answer.json()["components"]["schemas"]}
+
+
+OPERATIONS = {
+    "trainer": """delete_run get_about get_liveness get_readiness get_run list_dead_letters list_evaluations
+        list_metrics list_rollouts list_runs pause_run replay_dead_letter resume_run stop_run stream_events
+        submit_run""",
+    "rewarder": """check_rewards delete_reward get_about get_liveness get_readiness get_reward list_rewards
+        register_reward score_completions test_reward""",
+    "generator": """create_chat_completion create_completion generate_completions get_about get_health get_liveness
+        get_readiness list_models""",
+}
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_operation_ids_never_change_for_generated_clients_are_made_of_them(
+    service: str, apps: dict[str, App]
+) -> None:
+    document = (await ask(apps[service], "GET", "/openapi.json", API_KEY)).json()
+    ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert sorted(ids) == OPERATIONS[service].split()
+    names = [route.name for route in TABLES[service].routes]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("service", TABLES)
+async def test_a_failure_of_ours_is_a_problem_too(service: str, apps: dict[str, App]) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a secret in a bug")
+
+    app = inside(apps[service])
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.path == "/v1/about":
+            route.app = request_response(lambda _request: fail())  # type: ignore[arg-type,return-value]
+    failed = await ask(apps[service], "GET", "/v1/about", API_KEY)
+    assert (failed.status_code, failed.headers["content-type"]) == (500, "application/problem+json")
+    assert failed.json()["type"] == "/problems/internal-error"
+    assert "secret" not in failed.text
+
+
+async def test_a_malformed_body_of_an_internal_route_is_a_problem(apps: dict[str, App]) -> None:
+    for path in ("/internal/v1/weights/join", "/internal/v1/engine/check"):
+        refused = await ask(apps["generator"], "POST", path, INTERNAL_KEY)
+        assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json"), path

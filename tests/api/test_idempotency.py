@@ -24,6 +24,8 @@ async def test_the_same_key_with_the_same_body_gives_the_same_answer_and_one_run
     first = await client.post("/v1/runs", json=run, headers=KEYED)
     second = await client.post("/v1/runs", json=run, headers=KEYED)
     assert (first.status_code, second.status_code) == (202, 202)
+    assert "idempotent-replayed" not in first.headers
+    assert second.headers["idempotent-replayed"] == "true"
     assert first.json() == second.json()
     assert first.headers["location"] == second.headers["location"]
     assert await redis.zcard(RUNS) == 1

@@ -108,7 +108,9 @@ async def test_the_openapi_document_names_every_setting_and_every_problem(client
     document = (await client.get("/openapi.json")).json()
     assert document["openapi"].startswith("3.1")
     submit_route = document["paths"]["/v1/runs"]["post"]
-    settings = submit_route["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    of_body = submit_route["requestBody"]["content"]["application/json"]["schema"]
+    assert of_body == {"$ref": "#/components/schemas/RunConfig"}
+    settings = document["components"]["schemas"]["RunConfig"]["properties"]
     assert {"model", "dataset_name", "reward_funcs", "num_generations"} <= set(settings)
     for operations in document["paths"].values():
         for operation in operations.values():

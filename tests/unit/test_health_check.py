@@ -83,11 +83,11 @@ def test_a_service_that_is_not_ready_says_why(service: Service, capsys: pytest.C
     assert "Redis does not answer." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("status", "healthy"), [("waiting", True), ("starting", False)])
+@pytest.mark.parametrize(("phase", "healthy"), [("waiting", True), ("starting", False)])
 def test_a_generator_that_waits_for_others_is_healthy_and_one_that_starts_is_not(
-    status: str, healthy: bool, service: Service
+    phase: str, healthy: bool, service: Service
 ) -> None:
-    service.ready = (503, {"status": status, "reason": "no run to serve"})
+    service.ready = (503, {"phase": phase, "reason": "no run to serve"})
     assert main(["--or-waiting"]) == (0 if healthy else 1)
     assert main([]) == 1, "waiting is healthy only where it was asked for"
 
@@ -98,7 +98,7 @@ def test_a_generator_that_waits_for_others_is_healthy_and_one_that_starts_is_not
 def test_an_idle_generator_needs_no_weights_and_one_with_a_run_does(
     reason: str, healthy: bool, service: Service
 ) -> None:
-    service.ready = (503, {"status": "waiting", "reason": reason})
+    service.ready = (503, {"phase": "waiting", "reason": reason})
     assert main(["--or-idle"]) == (0 if healthy else 1)
 
 

@@ -31,10 +31,11 @@ from services.rewarder.endpoints.trial import trial
 from services.rewarder.problem_reply import problem_reply
 from services.rewarder.reward_call import printable
 from shared.access.current_request import name_subject
+from shared.access.openapi_document import responses
 from shared.errors import NoRoomError, UnavailableError
 from shared.page_cursor import MAX_CURSOR, MEANING, decode_cursor, encode_cursor
 
-Errors = dict[int | str, dict[str, Any]]
+Responses = dict[int | str, dict[str, Any]]
 Listed = Callable[[], list[RewardFunctionInfo]]
 """Returns what was found beside built-in functions and endpoints."""
 
@@ -47,29 +48,25 @@ class RewardProblem(Exception):  # noqa: N818  an answer, and no failure of ours
         self.status, self.title, self.detail = status, title, detail
 
 
-def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, listed: Listed) -> None:
+def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, listed: Listed) -> None:
     """Add the routes to the application, whose route class and error handlers hold for them too.
 
     Args:
         app: The rewarder's.
         endpoints: What they are about.
-        errors: Problems that routes with a body can answer, for the OpenAPI document.
+        busy: Problems that routes with a body can answer, for the OpenAPI document.
         listed: What else there is.
     """
     app.add_exception_handler(RewardProblem, _reward_problem)
     app.add_exception_handler(UnavailableError, _unavailable)
-    read: Errors = {
-        401: errors[401],
-        403: errors[403],
-        404: {**errors[422], "description": "No such reward"},
-        503: _without_redis(errors),
-    }
-    write: Errors = {**errors, 404: read[404], 409: {**errors[422], "description": "The name is taken"}, 503: read[503]}
+    no_redis = responses({503: "Redis does not answer, or is full"})
+    one = responses({404: "No such reward"}) | no_redis
+    taken = responses({409: "The name is taken, or built in"})
 
     @app.get(
         "/v1/rewards",
         summary="Reward functions: built in, registered, and in force here",
-        responses={400: errors[400], 401: read[401], 403: read[403], 422: errors[422], 503: read[503]},
+        responses=responses({400: "Bad cursor"}) | no_redis,
     )
     async def list_rewards(
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -85,7 +82,19 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, lis
             next_cursor=encode_cursor(page[-1]) if len(rest) > limit else None,
         )
 
-    @app.post("/v1/rewards", summary="Register a reward endpoint", responses={**write, 201: {"model": RewardDetails}})
+    @app.post(
+        "/v1/rewards",
+        summary="Register a reward endpoint",
+        responses={
+            **busy,
+            **taken,
+            **no_redis,
+            201: {
+                "model": RewardDetails,
+                "description": "Registered; 200: it was already, or took the place of another",
+            },
+        },
+    )
     async def register(body: RegisterRequest, response: Response) -> RewardDetails:
         name_subject(body.name)
         written = await endpoints.register(body.name, body.spec(), replace=body.replace)
@@ -99,22 +108,20 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, errors: Errors, lis
             response.headers["Location"] = f"/v1/rewards/{body.name}"
         return _details(await _client(endpoints, body.name))
 
-    @app.get("/v1/rewards/{name}", summary="One built-in function or endpoint", responses=read)
+    @app.get("/v1/rewards/{name}", summary="One built-in function or endpoint", responses=one)
     async def get_reward(name: str) -> RewardDetails:
         if built_in(name) is not None:
             return RewardDetails(**dict(_built_in(name)))
         return _details(await _client(endpoints, name))
 
-    @app.delete(
-        "/v1/rewards/{name}", status_code=204, summary="Forget an endpoint", responses={**read, 409: write[409]}
-    )
+    @app.delete("/v1/rewards/{name}", status_code=204, summary="Forget an endpoint", responses=one | taken)
     async def delete_reward(name: str) -> None:
         if built_in(name) is not None:
             raise RewardProblem(409, "Built-in reward", f"{name} is built in and cannot be deleted.")
         if not await endpoints.registry.delete(name):
             raise _no_such(name)
 
-    @app.post("/v1/rewards/{name}/test", summary="Call an endpoint once and show what was said", responses=write)
+    @app.post("/v1/rewards/{name}/test", summary="Call an endpoint once and show what was said", responses=busy | one)
     async def try_reward(name: str, body: TrialRequest) -> TrialReply:
         client = await _client(endpoints, name)
         return await trial(client, body.call(), requests=endpoints.requests, timeout_s=body.timeout_s)
@@ -163,10 +170,6 @@ def _details(client: EndpointClient) -> RewardDetails:
         requests_queued=client.turnstile.num_queued,
     )
     return RewardDetails(**dict(_info(client)), endpoint=client.spec, state=state)
-
-
-def _without_redis(errors: Errors) -> dict[str, Any]:
-    return {**errors[422], "description": "Redis does not answer, or is full"}
 
 
 async def _reward_problem(_request: Request, error: Exception) -> JSONResponse:

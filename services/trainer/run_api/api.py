@@ -7,23 +7,26 @@ It keeps nothing of its own: all it shows is in Redis or on disk, and a restarte
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 from services.trainer.run_api.about_routes import router as about_routes
-from services.trainer.run_api.problems import Problem, add_problem_handlers
+from services.trainer.run_api.problems import Problem, add_problem_handlers, documented
 from services.trainer.run_api.run_data_routes import router as data_routes
 from services.trainer.run_api.run_routes import router as run_routes
 from services.trainer.run_api.trainer_api import TrainerApi
 from shared.access import entrance
 from shared.access.keyring import Keyring
+from shared.access.openapi_document import complete
 from shared.access.route_table import TRAINER
 from shared.errors import StateLostError, UnavailableError
 from shared.http_guard import App
 from shared.redis_connection import TRANSIENT
+from shared.run_config import RunConfig
 from shared.serving.http_limits import HttpLimits
 from shared.serving.shared_answer import SharedAnswer
 
@@ -47,8 +50,9 @@ def create_app(api: TrainerApi) -> FastAPI:
     app.include_router(run_routes)
     app.include_router(data_routes)
     app.include_router(about_routes)
-    app.add_api_route("/livez", livez, include_in_schema=False)
-    app.add_api_route("/readyz", readyz, include_in_schema=False)
+    app.add_api_route("/livez", livez, tags=["health"])
+    app.add_api_route("/readyz", readyz, tags=["health"], responses=documented(503))
+    app.openapi = partial(_document, app.openapi)  # type: ignore[method-assign]
     return app
 
 
@@ -57,17 +61,30 @@ def guarded(app: FastAPI, keyring: Keyring, limits: HttpLimits) -> App:
     return entrance.guarded(cast("App", app), routes=TRAINER, keyring=keyring, limits=limits)
 
 
-async def livez() -> JSONResponse:
+class Health(BaseModel):
+    """Carries no data."""
+
+    status: str
+
+
+def _document(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    made = make()
+    config = RunConfig.model_json_schema(ref_template="#/components/schemas/{model}")
+    made["components"]["schemas"] |= config.pop("$defs", {}) | {"RunConfig": config}
+    return complete(made, TRAINER)
+
+
+async def livez() -> Health:
     """The event loop turns. Deliberately does not ask Redis: restarting this process would not mend that."""
-    return JSONResponse({"status": "alive"})
+    return Health(status="alive")
 
 
-async def readyz(request: Request) -> JSONResponse:
+async def readyz(request: Request) -> Health:
     """Redis answers within a second and holds our functions, and nobody asked this process to stop."""
     reason: str | None = await request.app.state.why_not_ready()
     if reason is not None:
         raise Problem(503, "Not ready", reason)
-    return JSONResponse({"status": "ready"})
+    return Health(status="ready")
 
 
 async def _why_not_ready(api: TrainerApi) -> str | None:

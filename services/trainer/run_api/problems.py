@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from shared.access.openapi_document import PROBLEM_JSON, responses
 from shared.errors import NoRoomError, StateLostError, UnavailableError, UserError
 from shared.http_guard import problem
 from shared.json_body import BodyError
@@ -26,7 +27,6 @@ from shared.run_options.wording import what_is_wrong
 
 log = logging.getLogger(__name__)
 
-MEDIA_TYPE = "application/problem+json"
 _MAX_SENTENCE = 1000
 _MAX_ERRORS = 100
 
@@ -87,34 +87,12 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entry of the problems that a route answers with, those that every route has included."""
-    schema = {
-        "type": "object",
-        "required": ["type", "title", "status", "detail"],
-        "properties": {
-            "type": {"type": "string"},
-            "title": {"type": "string"},
-            "status": {"type": "integer"},
-            "detail": {"type": "string", "description": "What happened and what to do"},
-            "request_id": {"type": "string", "description": "That of the header X-Request-Id; the log has it too"},
-            "missing_scope": {"type": "string", "description": "With 403: what the key would need"},
-            "errors": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
-                },
-            },
-        },
-    }
-    return {
-        status: {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
-        for status in sorted({401, 403, 413, 422, *statuses, 500, 503})
-    }
+    """Return the OpenAPI entry of the problems that are a route's own."""
+    return responses({status: HTTPStatus(status).phrase for status in statuses})
 
 
 def _answer(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(body, status_code=body["status"], media_type=MEDIA_TYPE, headers=headers)
+    return JSONResponse(body, status_code=body["status"], media_type=PROBLEM_JSON, headers=headers)
 
 
 def _on_problem(_request: Request, error: Exception) -> JSONResponse:

@@ -42,6 +42,14 @@ from shared.run_store import TERMINAL, RunRecord, Status
 _MAX_NESTED = 10_000
 """Of a run: its largest tables are keyword arguments of rewards and of templates."""
 
+_HEADERS_OF_A_SUBMIT: dict[str, Any] = {
+    "Location": {"description": "Path of the run", "required": True, "schema": {"type": "string"}},
+    "Idempotent-Replayed": {
+        "description": "The answer to the first request with this Idempotency-Key, given again",
+        "schema": {"type": "string", "enum": ["true"]},
+    },
+}
+
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 Api = Annotated[TrainerApi, Depends(trainer_api)]
@@ -67,9 +75,16 @@ class RunList(BaseModel):
     "",
     status_code=202,
     response_model=SubmittedRun,
-    responses=documented(400, 408, 409, 415, 422, 429) | {200: {"model": SubmittedRun, "description": "A dry run"}},
+    responses=documented(409, 415, 429)
+    | {
+        200: {"model": SubmittedRun, "description": "A dry run"},
+        202: {"model": SubmittedRun, "description": "The run is queued", "headers": _HEADERS_OF_A_SUBMIT},
+    },
     openapi_extra={
-        "requestBody": {"required": True, "content": {"application/json": {"schema": RunConfig.model_json_schema()}}}
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/RunConfig"}}},
+        }
     },
 )
 async def submit_run(
@@ -88,7 +103,9 @@ async def submit_run(
     if idempotency_key is None:
         return _accepted(await _submit(api, raw, run_id=_new_run_id()))
     ticket = await api.idempotency.claim(idempotency_key, body=body, run_id=_new_run_id())
-    return _accepted(ticket.answer if ticket.answer is not None else await _submit_once(api, raw, ticket))
+    if ticket.answer is not None:
+        return _accepted(ticket.answer, **{"Idempotent-Replayed": "true"})
+    return _accepted(await _submit_once(api, raw, ticket))
 
 
 async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, Any]:
@@ -281,8 +298,9 @@ def _waiting(api: TrainerApi, record: RunRecord, around: Surroundings) -> dict[s
     return {"waiting_for": found and found.says, "waiting_kind": found and found.kind}
 
 
-def _accepted(answer: dict[str, Any]) -> JSONResponse:
-    return JSONResponse(answer, status_code=202, headers={"Location": f"/v1/runs/{answer['run']['run_id']}"})
+def _accepted(answer: dict[str, Any], **headers: str) -> JSONResponse:
+    headers["Location"] = f"/v1/runs/{answer['run']['run_id']}"
+    return JSONResponse(answer, status_code=202, headers=headers)
 
 
 def _new_run_id() -> str:

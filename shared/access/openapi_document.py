@@ -1,0 +1,109 @@
+"""Completes the OpenAPI document of a service with what stands in front of its application, the same for all services.
+
+    document of the framework, RouteTable --> names, keys and scopes, problems of door and guard, one error
+
+Only public routes are in a document: what services ask each other is not for clients. Whatever the framework says of
+its own errors is replaced, because no service answers with them.
+"""
+
+from http import HTTPStatus
+from typing import Any, Final
+
+from shared.access.route_table import INTERNAL, MEANINGS, Route, RouteTable
+
+PROBLEM_JSON: Final = "application/problem+json"
+_SCHEME: Final = "key"
+_OF_THE_FRAMEWORK: Final = ("HTTPValidationError", "ValidationError")
+_EVERYWHERE: Final = (422, 500, 503)
+_WITH_A_KEY: Final = (401, 403)
+_WITH_A_BODY: Final = (400, 408, 413)
+
+_PROBLEM: Final[dict[str, Any]] = {
+    "title": "Problem",
+    "description": "An error, after RFC 9457.",
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "request_id"],
+    "properties": {
+        "type": {"type": "string", "description": "Says what went wrong; it never changes", "pattern": "^/problems/"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "What happened and what to do"},
+        "request_id": {"type": "string", "description": "That of the header X-Request-Id; the log has it too"},
+        "missing_scope": {"type": "string", "description": "With 403: what the key would need"},
+        "errors": {
+            "type": "array",
+            "description": "One for each thing that is wrong",
+            "items": {
+                "type": "object",
+                "required": ["field", "message"],
+                "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+}
+
+
+def responses(descriptions: dict[int, str]) -> dict[int | str, dict[str, Any]]:
+    """Return what a route says of the problems that are its own; ``complete`` adds their shape, and the others."""
+    return {status: {"description": text} for status, text in descriptions.items()}
+
+
+def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
+    """Return the document of a service, completed; doing it twice changes nothing.
+
+    Args:
+        document: As the framework made it; it is changed.
+        routes: The service's routes.
+    """
+    components = document.setdefault("components", {})
+    components["securitySchemes"] = {_SCHEME: _scheme()}
+    schemas = components.setdefault("schemas", {})
+    for name in _OF_THE_FRAMEWORK:
+        schemas.pop(name, None)
+    schemas["Problem"] = _PROBLEM
+    for path in [*document["paths"]]:
+        for method in [*document["paths"][path]]:
+            route = routes.find(method.upper(), path).route
+            if route is None or route.needs == INTERNAL:
+                del document["paths"][path][method]
+            else:
+                _complete(document["paths"][path][method], route)
+        if not document["paths"][path]:
+            del document["paths"][path]
+    return document
+
+
+def _scheme() -> dict[str, Any]:
+    scopes = "; ".join(f"{scope}: {meaning}" for scope, meaning in MEANINGS.items())
+    return {
+        "type": "http",
+        "scheme": "bearer",
+        "description": f"An API key. A named key has scopes, and each operation says which it needs. {scopes}.",
+    }
+
+
+def _complete(operation: dict[str, Any], route: Route) -> None:
+    operation["operationId"] = route.name
+    operation["security"] = [] if route.needs is None else [{_SCHEME: [route.needs]}]
+    answers = operation.setdefault("responses", {})
+    statuses = {*_EVERYWHERE}
+    if route.needs is not None:
+        statuses |= {*_WITH_A_KEY}
+    if "requestBody" in operation:
+        statuses |= {*_WITH_A_BODY}
+    if "{" in route.path:
+        statuses.add(404)
+    for status in statuses:
+        answers.setdefault(str(status), {"description": HTTPStatus(status).phrase})
+    for status, answer in answers.items():
+        if status >= "400":
+            content = answer.setdefault("content", {})
+            if _is_of_the_framework(content.get("application/json", {})):
+                del content["application/json"]
+                answer["description"] = HTTPStatus(int(status)).phrase
+            content[PROBLEM_JSON] = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    operation["responses"] = {status: answers[status] for status in sorted(answers)}
+
+
+def _is_of_the_framework(media: dict[str, Any]) -> bool:
+    return str(media.get("schema", {}).get("$ref", "")).endswith(f"/{_OF_THE_FRAMEWORK[0]}")
