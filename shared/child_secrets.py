@@ -6,8 +6,9 @@
 A process that needs no secret cannot leak one: whatever reports, logs or dumps its environment shows none.
 """
 
-import functools
+import logging
 import os
+import threading
 from collections.abc import MutableMapping
 from typing import Final
 
@@ -22,6 +23,11 @@ SECRETS: Final[tuple[str, ...]] = (
 )
 """Variables that hold secrets, or say where they are."""
 
+log = logging.getLogger(__name__)
+
+_files: dict[str, int] = {}
+_lock = threading.Lock()
+
 
 def hide_secrets(environment: MutableMapping[str, str]) -> None:
     """Take the secrets out of this process's environment, once its settings have been read from it."""
@@ -29,9 +35,24 @@ def hide_secrets(environment: MutableMapping[str, str]) -> None:
         environment.pop(name, None)
 
 
-@functools.cache
 def in_memory(secret: str) -> str:
     """Return the path of a file in this process's memory, which its children may read as long as it lives."""
-    descriptor = os.memfd_create("headrace-secret", os.MFD_CLOEXEC)
-    os.write(descriptor, secret.encode())
+    with _lock:
+        descriptor = _files.get(secret)
+        if descriptor is not None and not _holds(descriptor, secret):
+            log.error("descriptor %d, of a secret, was closed by something in this process; it has another", descriptor)
+            descriptor = None
+        if descriptor is None:
+            descriptor = os.memfd_create("headrace-secret", os.MFD_CLOEXEC)
+            os.write(descriptor, secret.encode())
+            _files[secret] = descriptor
     return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def _holds(descriptor: int, secret: str) -> bool:
+    """Whether it is still ours: a library that closes a number twice closes somebody else's file."""
+    data = secret.encode()
+    try:
+        return os.pread(descriptor, len(data) + 1, 0) == data
+    except OSError:
+        return False
