@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from shared.errors import UserError
+from shared.file_mark import FileMark, mark_of
 
 if TYPE_CHECKING:
     import httpx
@@ -27,7 +28,6 @@ log = logging.getLogger(__name__)
 
 CA_VARIABLE = "HEADRACE_TLS_CA_FILE"
 _LOOK_EVERY_S = 1.0
-_Mark = tuple[int, ...]
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _WRONG_NAME = frozenset({62, 64})
 """Of X509_verify_cert_error_string: host name, IP address."""
@@ -78,8 +78,8 @@ class ServerCertificate:
             return
         log.info("the certificate in %s was read again", self._files[0])
 
-    def _marks_now(self) -> list[_Mark | None]:
-        return [_mark_of(file) for file in self._files]
+    def _marks_now(self) -> list[FileMark | None]:
+        return [mark_of(file) for file in self._files]
 
 
 @dataclass(frozen=True)
@@ -240,11 +240,3 @@ def _why_unreadable(file: Path, error: OSError, what: str) -> str:
     if isinstance(error, ssl.SSLError):
         return f"{file} holds no {what} as PEM"
     return f"{file} cannot be read: {error.strerror or type(error).__name__}"
-
-
-def _mark_of(path: Path) -> _Mark | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

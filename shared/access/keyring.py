@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from shared.access.named_keys import KeysFileError, NamedKey, api_key, digest_of, internal_key, read_keys_file
 from shared.access.route_table import INTERNAL, Need
 from shared.errors import UserError
+from shared.file_mark import FileMark, mark_of
 from shared.logs import AUDIT_LOGGER
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,6 @@ audit_log = logging.getLogger(AUDIT_LOGGER)
 
 VARIABLE = "HEADRACE_API_KEYS_FILE"
 LOOK_EVERY_S = 1.0
-_Mark = tuple[int, ...]
 
 
 class Keyring:
@@ -53,11 +53,11 @@ class Keyring:
         self._look_every_s = look_every_s
         self._looked_at = time.monotonic()
         self._looking = threading.Lock()
-        self._mark: _Mark | None = None
+        self._mark: FileMark | None = None
         self._named: tuple[NamedKey, ...] = ()
         self._is_broken = False
         if file is not None:
-            self._mark = _mark_of(file)
+            self._mark = mark_of(file)
             try:
                 self._named = read_keys_file(file)
             except KeysFileError as error:
@@ -110,7 +110,7 @@ class Keyring:
             return
         try:
             self._looked_at = time.monotonic()
-            mark = _mark_of(self._file)
+            mark = mark_of(self._file)
             if mark != self._mark:
                 self._mark = mark
                 self._read_again(self._file)
@@ -140,15 +140,6 @@ def keys_file_gauge(registry: CollectorRegistry) -> Gauge:
         "1 while HEADRACE_API_KEYS_FILE cannot be read, so that keys which were read earlier stay in force",
         registry=registry,
     )
-
-
-def _mark_of(path: Path) -> _Mark | None:
-    """Return what changes when a file does; None if it is not there."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _what_changed(before: Sequence[NamedKey], now: Sequence[NamedKey]) -> str:
