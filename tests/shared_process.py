@@ -1,6 +1,6 @@
 """A process that many tests share: one that died is started again, one that does not start fails one test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 import pytest
@@ -18,7 +18,16 @@ class Process(Protocol):
         ...
 
 
+class Talking(Process, Protocol):
+    """One that keeps a log."""
+
+    def log(self) -> str:
+        """Return everything it has said."""
+        ...
+
+
 _ProcessT = TypeVar("_ProcessT", bound=Process)
+_TalkingT = TypeVar("_TalkingT", bound=Talking)
 
 
 class SharedProcess(Generic[_ProcessT]):
@@ -47,8 +56,19 @@ class SharedProcess(Generic[_ProcessT]):
             raise
         return self._process
 
+    def living(self) -> _ProcessT | None:
+        """Return it, if it was started and has not ended."""
+        return self._process if self._process is not None and self._process.is_alive() else None
+
     def end(self) -> None:
         """End what there is."""
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+
+def lent(shared: SharedProcess[_TalkingT]) -> Iterator[_TalkingT]:
+    """Lend it to one test: if it ends meanwhile, that test fails with its log, and the next has another."""
+    process = shared.get()
+    yield process
+    assert process.is_alive(), f"what this test shares with others ended: {process.log()}"

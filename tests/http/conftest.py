@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import RedisServer
 from tests.http.service_process import SERVICES, ServiceProcess
+from tests.shared_process import SharedProcess, lent
 
 Services = Callable[[str], ServiceProcess]
 
@@ -19,12 +20,31 @@ def http_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer
     server.kill()
 
 
+@pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    """Return what the services of a file are told beyond the usual."""
+    return {}
+
+
 @pytest.fixture(scope="module", params=SERVICES)
-def service(
-    request: pytest.FixtureRequest, http_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServiceProcess]:
-    """Return one service after the other."""
+def shared(
+    request: pytest.FixtureRequest,
+    http_redis: RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
+    settings: dict[str, str],
+) -> Iterator[SharedProcess[ServiceProcess]]:
+    """Share one service after the other among the tests of a file. In the end each has to stop in order."""
     kind: str = request.param
-    process = ServiceProcess(kind, http_redis.url, tmp_path_factory.mktemp(kind))
-    yield process
-    assert process.end() == 0, process.log()
+    directory = tmp_path_factory.mktemp(kind)
+    shared = SharedProcess(lambda: ServiceProcess(kind, http_redis.url, directory, **settings))
+    try:
+        yield shared
+        if (process := shared.living()) is not None:
+            assert process.end() == 0, process.log()
+    finally:
+        shared.end()
+
+
+@pytest.fixture
+def service(shared: SharedProcess[ServiceProcess]) -> Iterator[ServiceProcess]:
+    yield from lent(shared)

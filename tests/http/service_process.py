@@ -67,15 +67,26 @@ class ServiceProcess:
                 stdout=log,
                 stderr=log,
             )
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.kill()
+            raise
+
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self.process.poll() is None
+
+    def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + 120
         while not self._answers():
-            assert self.process.poll() is None, self.log()
+            assert self.is_alive(), self.log()
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.02)
 
     def _answers(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{self.port}/livez", trust_env=False, timeout=10).is_success
+            return httpx.get(f"http://127.0.0.1:{self.port}/livez", trust_env=False, timeout=120).is_success
         return False
 
     def client(self, key: str = KEY) -> httpx.AsyncClient:
@@ -83,7 +94,7 @@ class ServiceProcess:
         return httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"Authorization": f"Bearer {key}"},
-            timeout=60,
+            timeout=120,
             trust_env=False,
         )
 
@@ -102,12 +113,16 @@ class ServiceProcess:
 
     def end(self) -> int:
         """Ask it to stop, and return its exit status."""
-        if self.process.poll() is None:
+        if self.is_alive():
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout=60)
+            return self.process.wait(timeout=120)
         finally:
-            self.process.kill()
-            self.process.wait(timeout=20)
-            for port in self._ports.values():
-                port.close()
+            self.kill()
+
+    def kill(self) -> None:
+        """End it with SIGKILL, and give its ports back."""
+        self.process.kill()
+        self.process.wait(timeout=120)
+        for port in self._ports.values():
+            port.close()

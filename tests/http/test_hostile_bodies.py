@@ -5,15 +5,14 @@ What counts is the processor time of the longest callback (loop_meter.py), which
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
-import pytest
 
 from shared.control import WEIGHTS_PATH
-from tests.conftest import MEASURED, RedisServer
-from tests.http.service_process import INTERNAL_KEY, KEY, SERVICES, ServiceProcess
+from tests.conftest import MEASURED
+from tests.http.service_process import INTERNAL_KEY, KEY, ServiceProcess
 
 _MOST_MS = 200.0
 """Twice what is wanted: on a busy machine the same work takes more processor time."""
@@ -104,36 +103,25 @@ _BODIES: dict[str, tuple[str, dict[str, bytes]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=SERVICES)
-def metered(
-    request: pytest.FixtureRequest, http_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServiceProcess]:
-    """Return one service after the other."""
-    kind: str = request.param
-    process = ServiceProcess(kind, http_redis.url, tmp_path_factory.mktemp(kind))
-    yield process
-    assert process.end() == 0, process.log()
-
-
 def test_no_body_takes_the_event_loop_for_long(
-    metered: ServiceProcess, record_property: Callable[[str, object], None]
+    service: ServiceProcess, record_property: Callable[[str, object], None]
 ) -> None:
-    path, bodies = _BODIES[metered.kind]
-    key = INTERNAL_KEY if metered.kind == "generator" else KEY
+    path, bodies = _BODIES[service.kind]
+    key = INTERNAL_KEY if service.kind == "generator" else KEY
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     found: dict[str, tuple[float, int, float]] = {}
     with httpx.Client(
-        base_url=f"http://127.0.0.1:{metered.port}", headers=headers, trust_env=False, timeout=120
+        base_url=f"http://127.0.0.1:{service.port}", headers=headers, trust_env=False, timeout=120
     ) as client:
         client.post(path, content=b"{}")  # what is loaded at the first request is no body's doing
         for name, body in bodies.items():
-            before, began_at = metered.num_callbacks(), time.monotonic()
+            before, began_at = service.num_callbacks(), time.monotonic()
             reply = client.post(path, content=body)
             took_s = time.monotonic() - began_at
             assert client.get("/livez").is_success  # a callback that answers has ended by then
-            found[name] = (metered.longest_callback_ms(since=before), reply.status_code, took_s)
+            found[name] = (service.longest_callback_ms(since=before), reply.status_code, took_s)
             assert len(reply.content) < 64 * 1024 or reply.is_success, f"{name}: {len(reply.content)} bytes of answer"
     for name, (ms, status, took_s) in sorted(found.items(), key=lambda item: -item[1][0]):
-        record_property(MEASURED, f"{metered.kind}: {name}: {ms:.0f} ms of the loop, {status} after {took_s:.2f} s")
+        record_property(MEASURED, f"{service.kind}: {name}: {ms:.0f} ms of the loop, {status} after {took_s:.2f} s")
     assert not {name for name, (_, status, _) in found.items() if status in (500, 503)}, found
     assert not {name: ms for name, (ms, _, _) in found.items() if ms > _MOST_MS}

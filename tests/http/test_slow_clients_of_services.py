@@ -1,35 +1,27 @@
 """All three services have the deadlines; a broken-off upload is a line in their logs, and no stack trace."""
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 
 from shared.control import WEIGHTS_PATH
-from tests.conftest import RedisServer
 from tests.eventually import eventually
 from tests.http.raw_client import RawClient, head, parsed
-from tests.http.service_process import INTERNAL_KEY, KEY, SERVICES, ServiceProcess
+from tests.http.service_process import INTERNAL_KEY, KEY, ServiceProcess
 
 _KEYS = {"trainer": KEY, "rewarder": KEY, "generator": INTERNAL_KEY}
 ROUTES = {"trainer": "/v1/runs", "rewarder": "/v1/score", "generator": f"{WEIGHTS_PATH}/join"}
 
 
-@pytest.fixture(scope="module", params=SERVICES)
-def hasty(
-    request: pytest.FixtureRequest, http_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServiceProcess]:
+@pytest.fixture(scope="module")
+def settings() -> dict[str, str]:
+    """Return deadlines of a second."""
+    return {"HEADRACE_REQUEST_HEAD_TIMEOUT_S": "1", "HEADRACE_REQUEST_BODY_TIMEOUT_S": "1"}
+
+
+@pytest.fixture
+def hasty(service: ServiceProcess) -> ServiceProcess:
     """Return one service after the other, with deadlines of a second."""
-    kind: str = request.param
-    process = ServiceProcess(
-        kind,
-        http_redis.url,
-        tmp_path_factory.mktemp(kind),
-        HEADRACE_REQUEST_HEAD_TIMEOUT_S="1",
-        HEADRACE_REQUEST_BODY_TIMEOUT_S="1",
-    )
-    yield process
-    assert process.end() == 0, process.log()
+    return service
 
 
 async def test_a_head_that_is_trickled_is_a_408_on_every_port(hasty: ServiceProcess) -> None:

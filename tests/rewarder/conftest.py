@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from services.rewarder.scoring import Scorer
 from services.rewarder.worker_pool import WorkerPool
 from shared.arrays import pack_ids
 from tests.rewarder.bwrap_binary import find_or_fetch
+from tests.shared_process import SharedProcess
 
 USER_CODE = Path(__file__).parent / "user_code"
 ROOT = Path(__file__).parent.parent.parent
@@ -49,7 +50,7 @@ def call_with(*completions: str, **columns: object) -> RewardCall:
     )
 
 
-def wait_for(condition: Callable[[], object], *, what: str, timeout_s: float = 30.0) -> None:
+def wait_for(condition: Callable[[], object], *, what: str, timeout_s: float = 120.0) -> None:
     """Poll until ``condition`` is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -86,7 +87,7 @@ def is_worker(pid: int) -> bool:
     return fields[0] != "Z" and int(fields[3]) == pid
 
 
-async def until(condition: Callable[[], Awaitable[object]], *, what: str, timeout_s: float = 60.0) -> None:
+async def until(condition: Callable[[], Awaitable[object]], *, what: str, timeout_s: float = 120.0) -> None:
     """Poll until ``condition`` is true, and let the event loop turn meanwhile."""
     deadline = time.monotonic() + timeout_s
     while not await condition():
@@ -176,6 +177,10 @@ class RewarderProcess:
         """Return everything it has said."""
         return self.log_file.read_text()
 
+    def is_alive(self) -> bool:
+        """Return whether it has not ended."""
+        return self.process.poll() is None
+
     def wait_until_ready(self) -> None:
         """Wait for /readyz."""
         start = "rewarder listens on http://127.0.0.1:"
@@ -186,8 +191,8 @@ class RewarderProcess:
 
         wait_for(is_listening, what="the port")
         self.port = int(self.log().rpartition(start)[2].partition('"')[0])
-        with httpx.Client(trust_env=False, timeout=5) as client:
-            wait_for(lambda: client.get(self.url("/readyz")).status_code == 200, what="/readyz", timeout_s=60)
+        with httpx.Client(trust_env=False, timeout=120) as client:
+            wait_for(lambda: client.get(self.url("/readyz")).status_code == 200, what="/readyz")
 
     def url(self, path: str) -> str:
         """Return the address of a route."""
@@ -196,12 +201,34 @@ class RewarderProcess:
     def stop(self) -> int:
         """SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=120)
 
     def kill(self) -> None:
         """Send SIGKILL."""
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=120)
+
+
+@contextlib.contextmanager
+def shared_rewarder(redis_url: str, log_file: Path, **settings: str) -> Generator[SharedProcess[RewarderProcess]]:
+    """Share one among the tests of a file. In the end it has to stop in order."""
+
+    def start() -> RewarderProcess:
+        rewarder = RewarderProcess(redis_url, log_file, **settings)
+        try:
+            rewarder.wait_until_ready()
+        except BaseException:
+            rewarder.kill()
+            raise
+        return rewarder
+
+    shared = SharedProcess(start)
+    try:
+        yield shared
+        if (rewarder := shared.living()) is not None:
+            assert rewarder.stop() == 0, rewarder.log()
+    finally:
+        shared.end()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import pytest
 
 from tests.conftest import RedisServer
 from tests.kept_ports import kept_port
-from tests.rewarder.conftest import RewarderProcess, until, user
+from tests.rewarder.conftest import RewarderProcess, shared_rewarder, until, user
+from tests.shared_process import SharedProcess, lent
 
 KEY = {"Authorization": "Bearer key-of-the-test"}
 JUDGE, PACED = user("begins_and_ends"), user("without_kwargs")
@@ -23,24 +24,25 @@ def metrics_url() -> str:
 
 
 @pytest.fixture(scope="module")
-def narrow(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, metrics_url: str) -> Any:
-    """Return a rewarder that works on two requests at a time and lets one wait."""
-    rewarder = RewarderProcess(
-        redis_server.url,
-        tmp_path_factory.mktemp("narrow") / "rewarder.log",
-        HEADRACE_MAX_INFLIGHT_REQUESTS="2",
-        HEADRACE_MAX_QUEUED_REQUESTS="1",
-        HEADRACE_REWARD_LIMITS=json.dumps({JUDGE: {"max_concurrency": 1}}),
-        HEADRACE_METRICS_PORT=str(httpx.URL(metrics_url).port),
-    )
-    try:
-        rewarder.wait_until_ready()
-        yield rewarder
-        assert rewarder.stop() == 0, rewarder.log()
-        assert "Traceback" not in rewarder.log(), rewarder.log()
-    finally:
-        if rewarder.process.poll() is None:
-            rewarder.kill()
+def shared(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, metrics_url: str
+) -> Iterator[SharedProcess[RewarderProcess]]:
+    """Share a rewarder that works on two requests at a time and lets one wait."""
+    log_file = tmp_path_factory.mktemp("narrow") / "rewarder.log"
+    settings = {
+        "HEADRACE_MAX_INFLIGHT_REQUESTS": "2",
+        "HEADRACE_MAX_QUEUED_REQUESTS": "1",
+        "HEADRACE_REWARD_LIMITS": json.dumps({JUDGE: {"max_concurrency": 1}}),
+        "HEADRACE_METRICS_PORT": str(httpx.URL(metrics_url).port),
+    }
+    with shared_rewarder(redis_server.url, log_file, **settings) as shared:
+        yield shared
+    assert "Traceback" not in log_file.read_text(), log_file.read_text()
+
+
+@pytest.fixture
+def narrow(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
+    yield from lent(shared)
 
 
 @pytest.fixture
@@ -164,6 +166,6 @@ def test_limits_that_cannot_be_read_are_a_sentence_and_exit_status_2(
     start_rewarder: Callable[..., RewarderProcess], value: str, says: str
 ) -> None:
     rewarder = start_rewarder(HEADRACE_REWARD_LIMITS=value)
-    assert rewarder.process.wait(timeout=60) == 2
+    assert rewarder.process.wait(timeout=120) == 2
     assert says in rewarder.log()
     assert "Traceback" not in rewarder.log()

@@ -16,7 +16,8 @@ from services.rewarder.scoring import Scorer, WeightedFunction
 from services.rewarder.worker_frames import Inspected, Refused
 from tests.conftest import RedisServer
 from tests.groups import completed_group
-from tests.rewarder.conftest import RewarderProcess, call_with, user
+from tests.rewarder.conftest import RewarderProcess, call_with, shared_rewarder, user
+from tests.shared_process import SharedProcess, lent
 
 KEY = {"Authorization": "Bearer key-of-the-test"}
 
@@ -99,16 +100,17 @@ async def test_a_catastrophic_pattern_is_a_timeout_and_costs_nobody_else(scorer:
 
 
 @pytest.fixture(scope="module")
-def rewarder(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewarderProcess]:
+def shared(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedProcess[RewarderProcess]]:
     log_file = tmp_path_factory.mktemp("arguments") / "rewarder.log"
-    rewarder = RewarderProcess(redis_server.url, log_file, HEADRACE_BWRAP=str(Path("/nowhere/bwrap")))
-    try:
-        rewarder.wait_until_ready()
-        yield rewarder
-        assert rewarder.stop() == 0, rewarder.log()
-    finally:
-        if rewarder.process.poll() is None:
-            rewarder.kill()
+    with shared_rewarder(redis_server.url, log_file, HEADRACE_BWRAP=str(Path("/nowhere/bwrap"))) as shared:
+        yield shared
+
+
+@pytest.fixture
+def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
+    yield from lent(shared)
 
 
 def post(rewarder: RewarderProcess, path: str, body: dict[str, Any]) -> httpx.Response:

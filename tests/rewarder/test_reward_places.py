@@ -14,7 +14,8 @@ from services.rewarder.reward_worker import Limits
 from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_frames import Inspected, Refused
 from tests.conftest import RedisServer
-from tests.rewarder.conftest import LIMITS, ROOT, RewarderProcess, pool_and_scorer
+from tests.rewarder.conftest import LIMITS, ROOT, RewarderProcess, pool_and_scorer, shared_rewarder
+from tests.shared_process import SharedProcess, lent
 
 LEAVES_A_MARK = """
 from pathlib import Path
@@ -91,20 +92,18 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rewarder(redis_server: RedisServer, places: Path) -> Iterator[RewarderProcess]:
-    rewarder = RewarderProcess(
-        redis_server.url,
-        places / "rewarder.log",
-        HEADRACE_REWARD_PATH=str(places / "rewards"),
-        PYTHONPATH=os.pathsep.join([str(ROOT), str(places / "installed")]),
-    )
-    try:
-        rewarder.wait_until_ready()
-        yield rewarder
-        assert rewarder.stop() == 0, rewarder.log()
-    finally:
-        if rewarder.process.poll() is None:
-            rewarder.kill()
+def shared(redis_server: RedisServer, places: Path) -> Iterator[SharedProcess[RewarderProcess]]:
+    settings = {
+        "HEADRACE_REWARD_PATH": str(places / "rewards"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(places / "installed")]),
+    }
+    with shared_rewarder(redis_server.url, places / "rewarder.log", **settings) as shared:
+        yield shared
+
+
+@pytest.fixture
+def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
+    yield from lent(shared)
 
 
 @pytest.fixture

@@ -10,22 +10,24 @@ import pytest
 from services.rewarder.built_in_rewards import BUILT_INS
 from tests.conftest import RedisServer
 from tests.kept_ports import kept_port
-from tests.rewarder.conftest import RewarderProcess, user
+from tests.rewarder.conftest import RewarderProcess, shared_rewarder, user
+from tests.shared_process import SharedProcess, lent
 
 KEY = {"Authorization": "Bearer key-of-the-test"}
 
 
 @pytest.fixture(scope="module")
-def rewarder(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewarderProcess]:
+def shared(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedProcess[RewarderProcess]]:
     log_file = tmp_path_factory.mktemp("http") / "rewarder.log"
-    rewarder = RewarderProcess(redis_server.url, log_file, HEADRACE_METRICS_PORT=str(kept_port()))
-    try:
-        rewarder.wait_until_ready()
-        yield rewarder
-        assert rewarder.stop() == 0, rewarder.log()
-    finally:
-        if rewarder.process.poll() is None:
-            rewarder.kill()
+    with shared_rewarder(redis_server.url, log_file, HEADRACE_METRICS_PORT=str(kept_port())) as shared:
+        yield shared
+
+
+@pytest.fixture
+def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
+    yield from lent(shared)
 
 
 @pytest.fixture
@@ -327,7 +329,7 @@ def test_the_metrics_count_outcomes_by_function(rewarder: RewarderProcess, clien
         for value in Path(f"/proc/{rewarder.process.pid}/environ").read_bytes().split(b"\0")
         if value.startswith(b"HEADRACE_METRICS_PORT=")
     )
-    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=10).text
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=120).text
     assert 'headrace_reward_outcomes_total{function="think_format_reward",outcome="scored"}' in text
     assert 'headrace_reward_seconds_bucket{function="think_format_reward",le="0.001",outcome="scored"}' in text
     assert 'headrace_replica_info{replica_id="rewarder-0"} 1.0' in text

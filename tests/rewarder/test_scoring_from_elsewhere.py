@@ -10,21 +10,23 @@ import httpx
 import pytest
 
 from tests.conftest import RedisServer
-from tests.rewarder.conftest import ROOT, RewarderProcess, user
+from tests.rewarder.conftest import ROOT, RewarderProcess, shared_rewarder, user
+from tests.shared_process import SharedProcess, lent
 
 PAGE = ROOT / "docs" / "scoring-from-elsewhere.md"
 
 
 @pytest.fixture(scope="module")
-def rewarder(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewarderProcess]:
-    rewarder = RewarderProcess(redis_server.url, tmp_path_factory.mktemp("elsewhere") / "rewarder.log")
-    try:
-        rewarder.wait_until_ready()
-        yield rewarder
-        assert rewarder.stop() == 0, rewarder.log()
-    finally:
-        if rewarder.process.poll() is None:
-            rewarder.kill()
+def shared(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedProcess[RewarderProcess]]:
+    with shared_rewarder(redis_server.url, tmp_path_factory.mktemp("elsewhere") / "rewarder.log") as shared:
+        yield shared
+
+
+@pytest.fixture
+def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
+    yield from lent(shared)
 
 
 def reward_function(rewarder: RewarderProcess, *, key: str = "key-of-the-test", functions: str | None = None) -> Any:

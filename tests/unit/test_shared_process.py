@@ -7,7 +7,7 @@ import pytest
 
 from shared.listening import listening_socket
 from tests.kept_ports import kept_port
-from tests.shared_process import SharedProcess
+from tests.shared_process import SharedProcess, lent
 
 
 class Started:
@@ -19,6 +19,9 @@ class Started:
 
     def kill(self) -> None:
         self.has_ended = True
+
+    def log(self) -> str:
+        return "its last words"
 
 
 def shared(*outcomes: Started | Exception) -> SharedProcess[Started]:
@@ -42,6 +45,19 @@ def test_a_process_that_died_is_started_again_for_the_next_test() -> None:
     assert process.get() is second
     process.end()
     assert second.has_ended
+
+
+def test_a_test_in_which_the_process_dies_fails_with_its_log_and_the_next_has_another() -> None:
+    first, second = Started(), Started()
+    process = shared(first, second)
+    lending = lent(process)
+    assert next(lending) is first
+    first.has_ended = True
+    assert process.living() is None
+    with pytest.raises(AssertionError, match="its last words"):
+        next(lending)
+    assert next(lent(process)) is second
+    assert process.living() is second
 
 
 def test_a_process_that_does_not_start_fails_the_first_test_and_no_other() -> None:

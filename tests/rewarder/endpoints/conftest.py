@@ -22,9 +22,10 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from shared.keys import REWARD_ENDPOINTS
 from shared.redis_connection import Redis
 from tests.conftest import RedisServer
-from tests.rewarder.conftest import RewarderProcess
+from tests.rewarder.conftest import RewarderProcess, shared_rewarder
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, misbehaving_server
 from tests.rewarder.endpoints.routes_rig import KEY, NAMES_OF_SECRETS, SECRET, Judge
+from tests.shared_process import SharedProcess, lent
 
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.1/32"),)
 ALL_PORTS = ((1, 65535),)
@@ -120,21 +121,23 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def rewarder(
+def shared(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, settings: dict[str, str]
-) -> Iterator[RewarderProcess]:
-    rewarder = RewarderProcess(redis_server.url, tmp_path_factory.mktemp("http") / "rewarder.log", **settings)
+) -> Iterator[SharedProcess[RewarderProcess]]:
+    log_file = tmp_path_factory.mktemp("http") / "rewarder.log"
     try:
-        rewarder.wait_until_ready()
-        yield rewarder
-        assert rewarder.stop() == 0, rewarder.log()
+        with shared_rewarder(redis_server.url, log_file, **settings) as shared:
+            yield shared
         for secret in NAMES_OF_SECRETS.values():
-            assert secret not in rewarder.log()
+            assert secret not in log_file.read_text()
     finally:
-        if rewarder.process.poll() is None:
-            rewarder.kill()
         with redis_py.Redis.from_url(redis_server.url) as stored:
             stored.delete(REWARD_ENDPOINTS)
+
+
+@pytest.fixture
+def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
+    yield from lent(shared)
 
 
 @pytest.fixture
