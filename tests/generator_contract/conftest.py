@@ -66,7 +66,7 @@ def generator(shared_generator: SharedProcess[GeneratorProcess]) -> GeneratorPro
 @pytest.fixture
 async def redis(contract_redis: RedisServer) -> AsyncIterator[Redis]:
     client = connect(contract_redis.url)
-    await wait_until_ready(client, timeout_s=10)
+    await wait_until_ready(client, timeout_s=120)
     yield client
     await client.aclose()
 
@@ -78,7 +78,7 @@ async def lonely(tmp_path: Path) -> AsyncIterator[tuple[RedisServer, Redis]]:
     server = RedisServer(tmp_path / "redis")
     server.start()
     client = connect(server.url)
-    await wait_until_ready(client, timeout_s=10)
+    await wait_until_ready(client, timeout_s=120)
     yield server, client
     await client.aclose()
     server.kill()

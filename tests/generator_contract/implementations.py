@@ -113,14 +113,14 @@ class GeneratorProcess:
             assert self.is_alive(), f"it ended with {self.process.returncode}: {self.said()}"
             assert time.monotonic() < deadline, f"it does not answer: {self.said()}"
             with contextlib.suppress(httpx.TransportError):
-                assert httpx.get(f"{self.url}/livez", timeout=30, trust_env=False).is_success
+                assert httpx.get(f"{self.url}/livez", timeout=120, trust_env=False).is_success
                 return
             time.sleep(0.05)
 
     def client(self, key: str = "") -> httpx.AsyncClient:
         """Return a client of its HTTP routes."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
     async def reason(self) -> str:
         """Return what /readyz says it waits for; empty if it is ready or does not answer."""
@@ -146,7 +146,7 @@ class GeneratorProcess:
         """End it, and whatever it started, with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
         self._wait_for_children()
 
     def terminate(self, *, within_s: float) -> int:

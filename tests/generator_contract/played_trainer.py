@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import Qwen3ForCausalLM
 
 from services.trainer.push.push_result import PushResult
 from services.trainer.push.weight_sender import WeightSender
@@ -23,7 +24,7 @@ from tests.generator_contract.implementations import INTERNAL_KEY, GeneratorProc
 from tests.stream_view import entries
 from tests.weights.known_weights import make_policy, weights_of
 
-PUSH_TIMEOUT_S = 30.0
+PUSH_TIMEOUT_S = 90.0
 ENGINE_START_S = 400.0
 _RUN_NUMBERS = itertools.count(1)
 _INCARNATIONS = itertools.count(1, step=10)
@@ -78,9 +79,13 @@ class PlayedTrainer:
 
         await eventually(are_there, within_s=ENGINE_START_S)
 
-    async def push(self, version: int) -> PushResult:
-        """Push weights that have nothing in common with any other version's."""
-        policy = make_policy(self._model_dir, seed=version)
+    def policy(self, version: int) -> Qwen3ForCausalLM:
+        """Return a model that has nothing in common with any other version's."""
+        return make_policy(self._model_dir, seed=version)
+
+    async def push(self, version: int, policy: Qwen3ForCausalLM | None = None) -> PushResult:
+        """Push the weights of a version."""
+        policy = policy or self.policy(version)
         result = await self.sender.push(weights_of(policy), policy_version=version)
         assert result.is_confirmed, result.failed
         return result
@@ -133,7 +138,7 @@ class PlayedTrainer:
         )
         return int(num_takers)
 
-    async def completed(self, count: int, *, within_s: float = 60.0) -> list[CompletedGroup]:
+    async def completed(self, count: int, *, within_s: float = 120.0) -> list[CompletedGroup]:
         """Return the groups on the completions stream, once there are so many; all of them can be trained on."""
 
         async def are_there() -> bool:
@@ -152,7 +157,7 @@ class PlayedTrainer:
         async def are_there() -> bool:
             return int(await self.redis.xlen(self.keys.dead)) >= count
 
-        await eventually(are_there, within_s=30)
+        await eventually(are_there)
         found = [fields for _, fields in await entries(self.redis, self.keys.dead)]
         return {fields["group_id"].decode(): fields["reason"].decode() for fields in found}
 

@@ -43,7 +43,7 @@ async def served(
                 listed = await redis.hvals(trainer.keys.generators)
                 return sum(not decode_registration(entry).doing for entry in listed) == NUM_REPLICAS
 
-            await eventually(all_serve, within_s=60)
+            await eventually(all_serve)
             result = await trainer.push(0)
             assert len(result.members) == NUM_REPLICAS
 
@@ -89,7 +89,7 @@ async def test_one_that_receives_weights_refuses_a_run_whose_probe_it_could_not_
                 refused = decode_refusals(await redis.hgetall(trainer.keys.refusals))
                 return ["push_probe_tolerance: null" in refusal.reason for refusal in refused] == [True]
 
-            await eventually(has_refused, within_s=60)
+            await eventually(has_refused)
     finally:
         process.kill()
 
