@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from services.trainer.push import push_attempt
+from services.trainer.push import push_attempt, replicas
 from services.trainer.push.communicator import GlooCommunicator
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.weight_sender import WeightSender
@@ -29,6 +29,8 @@ from tests.weights.served_receiver import ServedReceiver, serve
 JOIN, RENDEZVOUS, TRANSFER, COMMIT, PROBE = "join", "rendezvous", "transfer", "commit", "probe"
 STEPS = (JOIN, RENDEZVOUS, TRANSFER, COMMIT, PROBE)
 GRACE_S = 5.0
+INFO_TIMEOUT_S = 10.0
+"""How long a trainer waits for a replica to say who it is: on a busy machine 3 s are not enough."""
 _AT_PARAMETER = 8
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])
@@ -59,7 +61,7 @@ class Forked:
                 await asyncio.sleep(0.01)
         return self._pipe.recv()
 
-    async def ask(self, *command: Any, within_s: float = 30.0) -> Any:
+    async def ask(self, *command: Any, within_s: float = 120.0) -> Any:
         """Send a command and return the answer."""
         self.tell(*command)
         return await self.answer(within_s=within_s)
@@ -70,7 +72,7 @@ class Forked:
     def kill(self) -> None:
         if self._process.is_alive():
             self._process.kill()
-        self._process.join(timeout=20)
+        self._process.join(timeout=120)
         self._pipe.close()
 
 
@@ -94,6 +96,7 @@ def receiver(pipe: Connection, replica_id: str, model_dir: str) -> None:
 
 
 async def _train(pipe: Connection, redis_url: str, model_dir: Path, incarnation: int, push_timeout_s: float) -> None:
+    setattr(replicas, "_INFO_TIMEOUT_S", INFO_TIMEOUT_S)  # noqa: B010  it is not for others
     held_at = _Hold(pipe)
     held_at.install()
     sender = WeightSender(

@@ -10,7 +10,7 @@ from shared.keys import GENERATORS, RunKeys
 from shared.redis_connection import Redis
 from tests.weights.forked import TRANSFER, forked, receiver, trainer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 log = logging.getLogger(__name__)
 
 WARM_UP = 20
@@ -22,11 +22,14 @@ async def test_rounds_of_join_abort_and_push_leave_nothing_behind(
     num_rounds: int, redis: Redis, redis_url: str, run_keys: RunKeys, model_dir: Path, incarnation: int
 ) -> None:
     with (
-        forked(trainer, redis_url, str(model_dir), incarnation, 10.0) as pushing,
+        forked(trainer, redis_url, str(model_dir), incarnation, 60.0) as pushing,
         forked(receiver, "generator-1", str(model_dir)) as stays,
         forked(receiver, "generator-2", str(model_dir)) as comes_and_goes,
     ):
-        urls = {"generator-1": await stays.answer(within_s=60), "generator-2": await comes_and_goes.answer(within_s=60)}
+        urls = {
+            "generator-1": await stays.answer(within_s=120),
+            "generator-2": await comes_and_goes.answer(within_s=120),
+        }
         for name in urls:
             await lease.renew(redis, leases=run_keys.leases(GENERATORS), consumer=name, lease_s=3600)
         await redis.hset(run_keys.generators, "generator-1", f'{{"url": "{urls["generator-1"]}"}}')
@@ -42,9 +45,9 @@ async def test_rounds_of_join_abort_and_push_leave_nothing_behind(
             if number % 5 == 0:
                 # The first try breaks off in the middle of the transfer, and is given up.
                 pushing.tell("push", number, number % 2, TRANSFER)
-                assert await pushing.answer(within_s=30) == ("held",)
+                assert await pushing.answer(within_s=120) == ("held",)
                 pushing.tell("break off")
-                _, failed, members, _ = await pushing.answer(within_s=30)
+                _, failed, members, _ = await pushing.answer(within_s=120)
             else:
                 _, failed, members, _ = await pushing.ask("push", number, number % 2, None)
             assert (failed, len(members)) == ({}, 1 + number % 2)
