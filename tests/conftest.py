@@ -133,13 +133,13 @@ class RedisServer:
         """End it with SIGKILL."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=120)
 
 
 async def write_until_refused(client: Redis) -> None:
     """Have a server notice that its disk is full; the first writes that do not get there are taken."""
     with contextlib.suppress(NO_ROOM):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while True:
                 await client.set("filler", "x" * 64)
 
@@ -160,7 +160,7 @@ async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
         redis_server.start()  # a test that ended it has failed
     client = connect(redis_server.url)
     await client.flushall()
-    await wait_until_ready(client, timeout_s=10)
+    await wait_until_ready(client, timeout_s=120)
     yield client
     await client.aclose()
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 
-async def eventually(is_true: Callable[[], object | Awaitable[object]], *, within_s: float = 30.0) -> None:
+async def eventually(is_true: Callable[[], object | Awaitable[object]], *, within_s: float = 120.0) -> None:
     """Return as soon as ``is_true()`` is; fails after ``within_s``."""
     deadline = time.monotonic() + within_s
     while True:

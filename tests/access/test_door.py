@@ -80,7 +80,7 @@ async def served(streams: Streams, keyring: Keyring) -> AsyncGenerator[httpx.Asy
         server = uvicorn.Server(uvicorn.Config(door, log_config=None, lifespan="off", timeout_graceful_shutdown=2))
         task = asyncio.create_task(server.serve(sockets=[listener]), name="server under test")
         try:
-            async with asyncio.timeout(60), httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+            async with asyncio.timeout(120), httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
                 while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
                     await asyncio.sleep(0.01)
                 yield client

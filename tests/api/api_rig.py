@@ -78,7 +78,7 @@ class FakeRewarder:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=120)
 
 
 @contextlib.asynccontextmanager
@@ -91,18 +91,18 @@ async def serving(api: TrainerApi) -> AsyncGenerator[httpx.AsyncClient]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with httpx.AsyncClient(
-                base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=20, trust_env=False
+                base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=120, trust_env=False
             ) as client:
                 await wait_until(lambda: server.started)
                 yield client
         finally:
             api.stopping.set()
             server.should_exit = True
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 await task
 
 
-async def wait_until(is_true: Any, *, timeout_s: float = 20.0) -> None:
+async def wait_until(is_true: Any, *, timeout_s: float = 120.0) -> None:
     """Wait for a condition, a function or a coroutine function, and fail if it does not come."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -121,6 +121,6 @@ async def supervising(settings: TrainerSettings, redis: Redis) -> AsyncGenerator
         yield api
     finally:
         api.stopping.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await task
         assert api.supervisor.rank is None

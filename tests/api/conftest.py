@@ -75,7 +75,7 @@ def settings(redis_url: str, rewarder: FakeRewarder, tmp_path: Path) -> TrainerS
         rank_stop_grace_s=2.0,
         rank_exit_grace_s=0.5,
         heartbeat_s=0.1,
-        reward_check_timeout_s=5.0,
+        reward_check_timeout_s=60.0,
     )
 
 

@@ -29,7 +29,7 @@ class Service:
         self.client = httpx.Client(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"Authorization": f"Bearer {KEY}"},
-            timeout=20,
+            timeout=120,
             trust_env=False,
         )
 
@@ -53,13 +53,13 @@ class Service:
     def close(self) -> None:
         self.client.close()
         self.process.kill()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
 
 
 Start = Callable[..., Service]
 
 
-def wait_until(is_true: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+def wait_until(is_true: Callable[[], bool], *, timeout_s: float = 120.0) -> None:
     """Poll until ``is_true()``."""
     deadline = time.monotonic() + timeout_s
     while not is_true():

@@ -54,7 +54,7 @@ class FakeGenerator:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=120)
 
 
 @pytest.fixture

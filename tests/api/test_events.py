@@ -51,7 +51,7 @@ async def read(
 ) -> list[Event]:
     """Read ``count`` events, or all until the stream ends; comments are left out."""
     found: list[Event] = []
-    async with asyncio.timeout(15), client.stream("GET", f"/v1/runs/{run_id}/events", headers=headers) as reply:
+    async with asyncio.timeout(120), client.stream("GET", f"/v1/runs/{run_id}/events", headers=headers) as reply:
         assert reply.status_code == 200
         assert reply.headers["content-type"].startswith("text/event-stream")
         async for event in events(reply.aiter_lines()):  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ async def test_a_deleted_run_ends_its_streams(
 
 async def test_silence_is_broken_by_heartbeats(client: httpx.AsyncClient, run_id: str) -> None:
     comments = 0
-    async with asyncio.timeout(60), client.stream("GET", f"/v1/runs/{run_id}/events") as reply:
+    async with asyncio.timeout(120), client.stream("GET", f"/v1/runs/{run_id}/events") as reply:
         async for event in events(reply.aiter_lines()):  # type: ignore[arg-type]
             comments += "comment" in event
             if comments == 2:
@@ -181,6 +181,6 @@ async def test_of_watchers_that_come_at_once_no_more_are_let_in_than_there_are_p
                 statuses.append(reply.status_code)
                 await wait_until(lambda: len(statuses) == 24)
 
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await asyncio.gather(*(watch() for _ in range(24)))
     assert sorted(statuses) == [200] * 4 + [503] * 20

@@ -144,11 +144,11 @@ async def test_while_redis_cannot_write_to_its_disk_a_person_is_told_so_at_once(
     server.start()
     redis = connect(server.url)
     try:
-        await wait_until_ready(redis, timeout_s=10)
+        await wait_until_ready(redis, timeout_s=120)
         await RunStore(redis).create("run-a", run_config, run_dir=str(tmp_path / "run-a"))
         server.fill_disk()
         await write_until_refused(redis)
-        async with supervising(settings, redis) as api, asyncio.timeout(20):
+        async with supervising(settings, redis) as api, asyncio.timeout(120):
             with pytest.raises(NoRoomError, match="Redis cannot write to its disk"):
                 await api.supervisor.pause_run("run-a")
         server.free_disk()

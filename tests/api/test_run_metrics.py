@@ -118,7 +118,7 @@ async def test_no_scrape_misses_a_series_while_they_are_set_again(
     monkeypatch.setattr(Gauge, "clear", clear_and_scrape)
     await metrics.refresh()
     for scrape in scrapes:
-        scrape.join(timeout=30)
+        scrape.join(timeout=120)
     assert len(missed) == len(scrapes) > 0
     assert set().union(*missed) == set()
 

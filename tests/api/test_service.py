@@ -28,7 +28,7 @@ def test_sigterm_ends_streams_and_rank_and_the_run_goes_on_at_the_next_start(
     with first.client.stream("GET", f"/v1/runs/{run_id}/events") as watched:
         first.process.send_signal(signal.SIGTERM)
         assert [line for line in watched.iter_lines() if line.startswith("event")] == []
-    assert first.process.wait(timeout=20) == 0
+    assert first.process.wait(timeout=120) == 0
     assert not is_alive(plan.pids()[0])
     assert "Traceback" not in first.log()
 
@@ -58,7 +58,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(start: Sta
     service.submit(run)
     wait_until(plan.is_at_work)
     service.process.send_signal(signal.SIGINT)
-    assert service.process.wait(timeout=20) == 0
+    assert service.process.wait(timeout=120) == 0
     assert not is_alive(plan.pids()[0])
 
 
@@ -83,7 +83,7 @@ def test_sigterm_ends_a_service_that_waits_for_room_in_redis_and_its_run_stays_a
             os.kill(plan.pids()[0], signal.SIGKILL)
             wait_until(lambda: "waits until Redis has room" in service.log())  # to write that the run failed
             service.process.send_signal(signal.SIGTERM)
-            assert service.process.wait(timeout=60) == 0
+            assert service.process.wait(timeout=120) == 0
             assert cast("Any", admin).hget(RunKeys(run_id).run, "status") == b"running"
         finally:
             redis_server.free_disk()
@@ -98,8 +98,8 @@ def test_kill_9_of_the_service_takes_its_rank_along_and_the_next_start_resumes_t
     run_id = first.submit(run)
     wait_until(plan.is_at_work)
     first.process.kill()
-    first.process.wait(timeout=20)
-    wait_until(lambda: not is_alive(plan.pids()[0]), timeout_s=5)
+    first.process.wait(timeout=120)
+    wait_until(lambda: not is_alive(plan.pids()[0]))
 
     second = start(FAKE_RANK_PLAN="stubborn finish")
     wait_until(lambda: second.status(run_id) == "finished")
@@ -121,7 +121,7 @@ def test_metrics_are_served_on_their_own_port(start: Start, run: Run, plan: Rank
     wait_until(plan.is_at_work)
 
     def shows_the_run() -> bool:
-        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=120).text
         return "headrace_rank_up 1.0" in text and 'headrace_runs{status="running"} 1.0' in text
 
     wait_until(shows_the_run)
@@ -141,7 +141,9 @@ def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(
     def is_scraped() -> bool:
         assert service.process.poll() is None, service.log()
         with contextlib.suppress(httpx.TransportError):
-            served = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False).text.splitlines()
+            served = httpx.get(
+                f"http://127.0.0.1:{metrics_port}/metrics", trust_env=False, timeout=120
+            ).text.splitlines()
             return "headrace_redis_up 0.0" in served and service.client.get("/livez").is_success
         return False
 
@@ -149,7 +151,7 @@ def test_who_waits_for_redis_answers_meanwhile_and_says_that_it_is_away(
         wait_until(is_scraped)
         assert [service.client.get(path).status_code for path in ("/readyz", "/v1/about")] == [503, 200]
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(timeout=60) == 0
+        assert service.process.wait(timeout=120) == 0
     finally:
         service.close()
     assert "Traceback" not in service.log()
@@ -161,7 +163,7 @@ def test_help_is_there_at_once_and_imports_nothing_heavy() -> None:
         "from services.trainer.__main__ import main\nmain(['--help'])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0
     assert "HEADRACE_REDIS_URL" in done.stdout

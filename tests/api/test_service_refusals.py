@@ -22,7 +22,7 @@ def end(environment: dict[str, str]) -> tuple[int, str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert "Traceback" not in done.stderr

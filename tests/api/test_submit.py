@@ -228,7 +228,7 @@ async def test_a_dataset_that_takes_too_long_is_a_503(settings: TrainerSettings,
     loop = asyncio.get_running_loop()
 
     def hang(_config: Any) -> Any:
-        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(timeout=20)
+        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(timeout=120)
         raise AssertionError("nobody waits for this any more")
 
     impatient = settings.model_copy(update={"dataset_check_timeout_s": 0.2})

@@ -141,7 +141,7 @@ def test_a_core_with_such_a_schedule_is_resumed_to_the_last_bit(models: Models, 
             core.accumulate(random_rows(2, seed=step))
             core.step()
     (tmp_path / "state").mkdir()
-    first.begin_save(tmp_path / "state", None).result(timeout=60)
+    first.begin_save(tmp_path / "state", None).result(timeout=120)
     resumed.load_state(tmp_path / "state")
     for step in range(13, 16):
         resumed.accumulate(random_rows(2, seed=step))

@@ -132,7 +132,7 @@ async def test_checkpoints_and_then_redis_restored_lose_no_group_and_train_none_
 
     restored.start()
     there = connect(restored.url)
-    await wait_until_ready(there, timeout_s=10)
+    await wait_until_ready(there, timeout_s=120)
     whole: Any = await there.get("written-meanwhile")
     assert int(whole) == num_meanwhile - bool(num_torn_bytes), "the entry that is torn is cut off, and no other"
     newest = newest_valid(tmp_path / "runs-copy")
@@ -162,7 +162,7 @@ async def test_a_rewrite_of_the_append_only_file_shows_in_its_manifest(restored:
     restored.directory.mkdir()
     restored.start()
     redis = connect(restored.url)
-    await wait_until_ready(redis, timeout_s=10)
+    await wait_until_ready(redis, timeout_s=120)
     before = manifest()
     await redis.set("key", "value")
     assert manifest() == before, "writing alone leaves it as it is"
@@ -185,7 +185,7 @@ async def test_a_redis_older_than_the_checkpoints_needs_its_epoch_raised_and_the
 
     restored.start()
     there = connect(restored.url)
-    await wait_until_ready(there, timeout_s=10)
+    await wait_until_ready(there, timeout_s=120)
     newest = newest_valid(runs)
     assert newest is not None
     assert newest.incarnation == 3

@@ -52,7 +52,7 @@ class Running:
 async def running(server: RedisServer, run_config: RunConfig) -> AsyncIterator[Running]:
     """Return a run whose trainer knows the server."""
     redis, keys = connect(server.url), RunKeys("run-test")
-    await wait_until_ready(redis, timeout_s=10)
+    await wait_until_ready(redis, timeout_s=120)
     await RunStore(redis).create(keys.run_id, run_config, run_dir="none")
     trainer = await Trainer.start(redis, keys, run_config)
     evaluations = Evaluations(
@@ -134,7 +134,7 @@ async def test_a_group_whose_hand_off_redis_forgot_is_found_by_the_consumer_that
     await file_of(redis, server)
 
     start_without_what_came_after(server, file, size)
-    await wait_until_ready(redis, timeout_s=10)  # it was not reading when the server went away
+    await wait_until_ready(redis, timeout_s=120)  # it was not reading when the server went away
     assert (await redis.xlen(keys.prompts), await redis.xlen(keys.completions)) == (1, 0)
 
     (again,) = await replica.read(count=1, block_s=0.1)
@@ -157,7 +157,7 @@ async def test_prompts_of_an_evaluation_that_redis_forgot_are_sent_off_again(
     await file_of(redis, server)
 
     start_without_what_came_after(server, file, size)
-    await wait_until_ready(redis, timeout_s=10)
+    await wait_until_ready(redis, timeout_s=120)
     assert await redis.xlen(keys.prompts) == await redis.xlen(keys.completions) == 0
     for _ in range(2):  # the second look finds nothing new
         await running.lost_writes.make_up()
@@ -183,7 +183,7 @@ async def test_prompts_of_an_evaluation_that_are_in_hand_when_redis_is_killed_ar
     file, size = await file_of(redis, server)
 
     start_without_what_came_after(server, file, size)
-    await wait_until_ready(redis, timeout_s=10)
+    await wait_until_ready(redis, timeout_s=120)
     await running.lost_writes.make_up()
 
     assert await entries(redis, keys.prompts) == []
@@ -201,7 +201,7 @@ async def test_a_buried_prompt_of_an_evaluation_is_not_sent_off_again(server: Re
     file, size = await file_of(redis, server)
 
     start_without_what_came_after(server, file, size)
-    await wait_until_ready(redis, timeout_s=10)
+    await wait_until_ready(redis, timeout_s=120)
     await running.lost_writes.make_up()
     assert await entries(redis, keys.prompts) == []
 
@@ -218,7 +218,7 @@ async def test_a_group_in_hand_whose_entry_redis_forgot_is_trained_and_not_sampl
     await file_of(redis, server)
 
     start_without_what_came_after(server, file, size)
-    await wait_until_ready(redis, timeout_s=10)
+    await wait_until_ready(redis, timeout_s=120)
     await redis.xtrim(keys.completions, maxlen=0)  # nobody scores them again
     await running.lost_writes.make_up()
     assert trainer.admission.num_unadmitted == 0

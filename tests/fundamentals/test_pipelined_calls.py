@@ -175,8 +175,8 @@ async def test_a_round_trip_that_never_ends_costs_those_who_come_later_nothing()
     calls = PipelinedCalls(cast("Redis", HangingOnce()))
     callers: list[asyncio.Task[Any]] = []
     for _ in range(10):  # so that there is always somebody who waits
-        callers.append(asyncio.create_task(calls.call("f", keys=(), timeout_s=0.4)))
-        await asyncio.sleep(0.1)
+        callers.append(asyncio.create_task(calls.call("f", keys=(), timeout_s=1.2)))
+        await asyncio.sleep(0.3)
     ended = await asyncio.gather(*callers, return_exceptions=True)
     assert isinstance(ended[0], UnavailableError)
     assert ended[5:] == [1] * 5
@@ -200,13 +200,13 @@ async def test_if_the_one_that_sends_is_cancelled_by_others_its_callers_are_told
     await asyncio.sleep(0.01)
     for task in asyncio.all_tasks() - {asyncio.current_task(), *callers}:
         task.cancel()
-    ended = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 10)
+    ended = await asyncio.wait_for(asyncio.gather(*callers, return_exceptions=True), 120)
     assert [str(error) for error in ended] == ["Redis function f was cancelled"] * 3
 
 
 async def test_nobody_waits_longer_than_asked_for_because_others_are_ahead() -> None:
     calls = PipelinedCalls(cast("Redis", PlayedRedis(answers=False)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         ended = await asyncio.gather(
             *(calls.call("f", keys=(), timeout_s=0.1) for _ in range(500)), return_exceptions=True
         )

@@ -50,6 +50,6 @@ async def session_redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
     """Return a client of an empty server, on the event loop of the engine."""
     client = connect(redis_server.url)
     await client.flushall()
-    await wait_until_ready(client, timeout_s=10)
+    await wait_until_ready(client, timeout_s=120)
     yield client
     await client.aclose()

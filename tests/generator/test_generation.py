@@ -188,7 +188,7 @@ async def test_no_more_groups_are_claimed_than_may_be_in_flight(
     most = 0
     async with generating(session_redis, engine, config):
         await admit(session_redis, *(a_prompt(f"{n:08d}") for n in range(12)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while int(await session_redis.xlen(KEYS.completions)) < 12:
                 most = max(most, (await session_redis.xpending(KEYS.prompts, "generators"))["pending"])
     assert most == 2

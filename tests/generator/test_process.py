@@ -58,7 +58,7 @@ class Generator:
         """Return the answer, or None while nobody listens."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with contextlib.suppress(httpx.NetworkError):
-            return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=30)
+            return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=120)
         return None
 
     def reason(self) -> str:
@@ -102,7 +102,7 @@ class Generator:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=120)
         self._errors.close()
 
 
@@ -143,7 +143,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     config_json = untrusted / "config.json"
     config_json.write_text(config_json.read_text().replace("{", '{"auto_map": {"AutoConfig": "code.Config"},', 1))
     generator = start()
-    generator.until(lambda: generator.get("/livez"), within_s=60)
+    generator.until(lambda: generator.get("/livez"), within_s=120)
     generator.until(lambda: generator.reason() == "no run to serve")
     policy = generator.get("/v1/models", key="public")
     assert policy is not None
@@ -205,7 +205,7 @@ async def test_a_generator_killed_while_loading_leaves_no_child(
     children = generator.descendants()
     generator.process.kill()
     # A child looks for its parent once it has loaded its modules.
-    assert not survivors_of(children, within_s=60)
+    assert not survivors_of(children, within_s=120)
 
 
 async def test_asked_to_stop_while_loading_it_stops(
@@ -231,7 +231,7 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
     assert "EngineCore" in _title(engine), "it is its own worker"
     assert os.sched_getaffinity(engine) == {core}, "it computes where it was told to"
     os.kill(engine, signal.SIGKILL)
-    assert generator.ended(within_s=30) == 1
+    assert generator.ended(within_s=120) == 1
     assert "vLLM's engine died" in generator.log.read_text()
     (refusal,) = decode_refusals(await redis.hgetall(keys.refusals))
     assert refusal.reason.startswith("it ended, saying: vLLM's engine died: its process EngineCore")
@@ -274,9 +274,9 @@ async def test_without_redis_it_gives_up_with_a_sentence(start: Callable[..., Ge
 
 async def test_a_taken_port_is_the_operators_mistake(start: Callable[..., Generator]) -> None:
     first = start()
-    first.until(lambda: first.get("/livez"), within_s=60)
+    first.until(lambda: first.get("/livez"), within_s=120)
     second = start(HEADRACE_PORT=str(first.port))
-    assert second.ended(within_s=60) == 2
+    assert second.ended(within_s=120) == 2
     assert f"cannot listen on 127.0.0.1:{first.port}" in second.log.read_text()
 
 

@@ -69,7 +69,7 @@ def redis_server(directory: Path, *flags: str) -> Generator[str]:
         yield f"redis://127.0.0.1:{port}/0"
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=120)
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def dripping_port() -> Generator[int]:
             yield int(door.getsockname()[1])
         finally:
             stop.set()
-            thread.join(timeout=20)
+            thread.join(timeout=120)
 
 
 def wrong(found: Examination | list[Finding]) -> dict[tuple[str, str], str]:

@@ -14,7 +14,7 @@ from headrace import process_table
 from headrace.state_dir import Endpoint, ProcessMark, StateDir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 _FoundT = TypeVar("_FoundT")
 
 

@@ -45,7 +45,7 @@ def headrace(rig: LauncherRig, *arguments: str) -> "subprocess.CompletedProcess[
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

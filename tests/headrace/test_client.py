@@ -89,13 +89,11 @@ def test_an_api_that_does_not_answer_is_given_up() -> None:
     finished = threading.Event()
 
     def hang(_: Asked) -> Any:
-        finished.wait(20)
+        finished.wait(120)
         return RUN
 
-    with serving(hang) as api, HeadraceClient(api.url, "k", timeout_s=0.2) as client:
-        assert "does not answer within 0.2 s; `headrace doctor` says more" in str(
-            refusal_of(lambda: client.get("run-a"))
-        )
+    with serving(hang) as api, HeadraceClient(api.url, "k", timeout_s=1.0) as client:
+        assert "does not answer within 1 s; `headrace doctor` says more" in str(refusal_of(lambda: client.get("run-a")))
         finished.set()
 
 
@@ -104,16 +102,16 @@ def test_only_a_submit_and_a_check_are_given_long_and_not_before_the_api_was_hea
 
     def hang(asked: Asked) -> Any:
         if asked.method == "GET":
-            finished.wait(20)
+            finished.wait(120)
         return SUBMITTED
 
     with (
         serving(hang) as api,
-        HeadraceClient(api.url, "k", timeout_s=0.2, submit_timeout_s=60) as client,
+        HeadraceClient(api.url, "k", timeout_s=1.0, submit_timeout_s=60) as client,
         client.another() as other,
     ):
         for call in (client.list, client.wait_until_heard, other.list):
-            assert "within 0.2 s" in str(refusal_of(call))
+            assert "within 1 s" in str(refusal_of(call))
         finished.set()
         client.wait_until_heard()
     assert [asked.path for asked in api.asked][-1] == "/livez"
@@ -124,12 +122,12 @@ def test_a_submit_and_a_check_may_take_longer_than_other_answers() -> None:
 
     def slow(asked: Asked) -> Any:
         if asked.method == "POST":
-            gone.wait(1.0)
+            gone.wait(2.5)
         return SUBMITTED
 
     with (
         serving(slow) as api,
-        HeadraceClient(api.url, "k", timeout_s=0.2, submit_timeout_s=60) as client,
+        HeadraceClient(api.url, "k", timeout_s=1.0, submit_timeout_s=60) as client,
     ):
         assert client.submit({}).run_id == client.check({}).run_id == "run-a"
     assert len(api.asked) == 2

@@ -53,7 +53,7 @@ async def test_services_that_hang_are_given_up_after_the_time_out_all_at_once() 
                 timeout_s=0.5,
             )
         )
-    assert time.monotonic() - began_at < 20
+    assert time.monotonic() - began_at < 60
     assert {where for where, _ in wrong(found)} == {"trainer", "rewarder", "redis"}
     assert all("did not answer within 0.5 s" in says for says in wrong(found).values())
 

@@ -161,7 +161,7 @@ def run(*arguments: str, directory: Path, **environment: str) -> "subprocess.Com
         env={**kept, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=120,
         check=False,
     )
 
@@ -178,7 +178,7 @@ def eventually_fine(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_real_services_are_fine_and_are_not_when_a_key_or_a_service_is_missing(tmp_path: Path) -> None:
     up = run("up", "--simulate", "2", "--detach", directory=tmp_path)
     try:

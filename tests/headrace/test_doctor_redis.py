@@ -60,7 +60,7 @@ async def test_of_generators_that_it_may_not_see_doctor_says_nothing(tmp_path: P
     rights = {"rewarder": ("~headrace:runs", "+zrange"), "generator": ("~headrace:fleet", "+hgetall")}[user]
     with redis_server(tmp_path / "redis", *RIGHT) as url:
         admin = connect(url)
-        await wait_until_ready(admin, timeout_s=10)
+        await wait_until_ready(admin, timeout_s=120)
         of_all = ("-@all", "+ping", "+info", "+time", "+function|list")
         await cast("Any", admin).execute_command("ACL", "SETUSER", user, "on", ">pw", *of_all, *rights)
         found = await examine(targets(redis_url=url.replace("redis://", f"redis://{user}:pw@")))
@@ -76,7 +76,7 @@ async def test_reading_is_all_that_doctor_needs_of_redis(tmp_path: Path) -> None
     rights = ("~headrace:*", "-@all", "+ping", "+info", "+time", "+function|list", "+hgetall", "+zrange")
     with redis_server(tmp_path / "redis", *RIGHT, "--requirepass", "secret") as url:
         admin = connect(url.replace("redis://", "redis://:secret@"))
-        await wait_until_ready(admin, timeout_s=10)
+        await wait_until_ready(admin, timeout_s=120)
         await cast("Any", admin).execute_command("ACL", "SETUSER", "ops", "on", ">pw", *rights)
         found = await look_at_redis(url.replace("redis://", "redis://ops:pw@"), timeout_s=5.0)
         await admin.aclose()
@@ -158,7 +158,7 @@ async def test_a_redis_with_a_full_disk_answers_and_its_disk_is_named(tmp_path: 
     server.start()
     client = connect(server.url)
     try:
-        await wait_until_ready(client, timeout_s=10)
+        await wait_until_ready(client, timeout_s=120)
         server.fill_disk()
         await write_until_refused(client)
         found = await look_at_redis(server.url, timeout_s=5.0)

@@ -31,12 +31,12 @@ def test_a_service_that_was_stopped_is_killed_and_started_again(impatient_rig: L
     wait_for(lambda: f"{name} has not reacted for " in rig.output(), "the launcher to notice")
     wait_for(lambda: rig.endpoint().processes[name] != stopped, "another one")
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(timeout=60) == 0
+    assert launcher.wait(timeout=120) == 0
 
 
 async def test_whoever_reacts_at_all_lives_and_whoever_does_not_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_watch, "SILENT_S", 0.2)
-    monkeypatch.setattr(hang_watch, "FIRST_REACTION_S", 0.4)
+    monkeypatch.setattr(hang_watch, "SILENT_S", 1.0)
+    monkeypatch.setattr(hang_watch, "FIRST_REACTION_S", 4.0)
     monkeypatch.setattr(hang_watch, "_TICK_S", 0.05)
     num_asked, is_mute = 0, False
 
@@ -56,7 +56,7 @@ async def test_whoever_reacts_at_all_lives_and_whoever_does_not_hangs(monkeypatc
             await asyncio.sleep(0)
             assert not watching.done()
         is_mute = True
-        assert await watching >= 0.2
+        assert await watching >= 1.0
 
 
 async def test_a_port_where_nobody_ever_listens_is_given_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_two_who_edit_a_file_at_once_lose_nothing(file: Path) -> None:
         for number in range(6)
     ]
     adding = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for command in commands]
-    keys = [process.communicate(timeout=60)[0].strip() for process in adding]
+    keys = [process.communicate(timeout=120)[0].strip() for process in adding]
     assert [process.returncode for process in adding] == [0] * 6
     keyring = Keyring(file=file)
     assert all(keyring.find(key.encode(), "read") for key in keys)

@@ -21,7 +21,7 @@ def redis_url_of(rig: LauncherRig) -> str:
 
 
 def open_redis(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+    return redis.Redis.from_url(url, socket_timeout=60, socket_connect_timeout=60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -51,7 +51,7 @@ def test_launchers_that_start_at_once_have_ports_of_their_own(tmp_path: Path) ->
             assert [len(rig.starts(name)) for name in ("trainer", "rewarder", "generator")] == [1, 1, 1], rig.output()
             endpoint = rig.endpoint()
             for name, url in (("trainer", endpoint.api_url), ("rewarder", endpoint.rewarder_url)):
-                assert httpx.get(url, trust_env=False, timeout=30).json() == {"pid": endpoint.processes[name].pid}
+                assert httpx.get(url, trust_env=False, timeout=120).json() == {"pid": endpoint.processes[name].pid}
 
 
 def test_the_person_is_told_where_the_api_and_its_key_are(rig: LauncherRig) -> None:
@@ -255,7 +255,7 @@ def scale(state_dir: Path, count: int) -> "subprocess.CompletedProcess[str]":
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

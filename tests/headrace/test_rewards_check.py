@@ -74,7 +74,7 @@ def headrace(directory: Path, *arguments: str) -> "subprocess.CompletedProcess[s
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=120,
         check=False,
     )
 
@@ -94,7 +94,7 @@ def test_a_file_named_like_a_standard_module_beside_the_function_hides_nothing(p
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=120,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from tests.helm.inside import inside
 from tests.kept_ports import kept_port
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MODULES = {"trainer": "trainer", "rewarder": "rewarder", "generator": "generator.simulated"}
 

@@ -38,7 +38,7 @@ class RawClient:
 
     async def send_for_ever(self) -> None:
         """Send until the server hangs up."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 await self.send(b"x" * 1000)
                 await asyncio.sleep(0)
@@ -55,7 +55,7 @@ class RawClient:
 
     async def until_closed(self, begun: bytes = b"") -> bytes:
         """Return everything the server says until it hangs up."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             with contextlib.suppress(ConnectionError):
                 while data := await self._reader.read(65536):
                     begun += data
@@ -63,7 +63,7 @@ class RawClient:
 
     async def answer(self) -> tuple[int, Any]:
         """Return status and body of one answer; the connection may go on."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
             body = await self._reader.readexactly(int(headers["content-length"]))

@@ -52,7 +52,7 @@ async def serving(app: App, limits: HttpLimits) -> AsyncGenerator[tuple[HttpServ
             yield server, listener.getsockname()[1]
         finally:
             server.should_exit = True
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await task
 
 

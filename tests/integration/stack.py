@@ -18,7 +18,7 @@ from headrace.process_table import descendants
 from headrace.state_dir import StateDir
 from shared.tls import trusted
 
-READY_TIMEOUT_S = 90
+READY_TIMEOUT_S = 240
 
 
 class Stack:
@@ -68,7 +68,7 @@ class Stack:
     def __exit__(self, *_: object) -> None:
         self.client.close()
         self._launcher.send_signal(signal.SIGINT)
-        self._launcher.communicate(timeout=60)
+        self._launcher.communicate(timeout=120)
         self.exit_code = self._launcher.returncode
 
     def wait_for_rewarder(self) -> None:
@@ -79,7 +79,7 @@ class Stack:
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError):
                 url, verify = f"{endpoint.rewarder_url}/readyz", trusted(endpoint.ca_file)
-                if httpx.get(url, trust_env=False, verify=verify).is_success:
+                if httpx.get(url, trust_env=False, verify=verify, timeout=120).is_success:
                     return
             time.sleep(0.05)
         raise AssertionError("the rewarder did not come up")

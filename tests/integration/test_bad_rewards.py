@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.stack import Stack
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", ["raises", "wrong_length", "hangs"])

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_run_whose_redis_was_cut_at_a_damage_goes_on_from_its_checkpoint(

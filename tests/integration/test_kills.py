@@ -11,7 +11,7 @@ import pytest
 from headrace.process_table import descendants, is_alive
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RunFile = Callable[..., dict[str, Any]]
 

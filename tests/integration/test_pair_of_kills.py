@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for, ledger
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_crash_of_generator_and_rank_together_costs_no_group(

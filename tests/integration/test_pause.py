@@ -15,7 +15,7 @@ import pytest
 from headrace.client import HeadraceApiError
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Run = dict[str, Any]
 REWARD = """
@@ -36,7 +36,7 @@ def headrace(stack: Stack, *words: str) -> str:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=120,
         check=True,
     )
     return done.stdout

@@ -14,7 +14,7 @@ from shared.control import WEIGHTS_PATH, ReplicaInfo
 from shared.lease import LEASE_S
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def info_of_generator(stack: Stack) -> ReplicaInfo:
@@ -22,7 +22,7 @@ def info_of_generator(stack: Stack) -> ReplicaInfo:
     assert endpoint is not None
     headers = {"authorization": f"Bearer {stack.state.keys().internal_key}"}
     url = f"{endpoint.generator_urls[0]}{WEIGHTS_PATH}"
-    response = httpx.get(url, headers=headers, timeout=10, trust_env=False)
+    response = httpx.get(url, headers=headers, timeout=120, trust_env=False)
     return ReplicaInfo.model_validate_json(response.raise_for_status().content)
 
 

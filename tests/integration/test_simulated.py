@@ -13,7 +13,7 @@ from headrace import process_table
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
 # test_scale.py has simulated generators in CI.
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_a_run_on_three_simulated_generators_ends_with_every_group_accounted_for(
@@ -32,7 +32,7 @@ def test_a_run_on_three_simulated_generators_ends_with_every_group_accounted_for
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=True,
         )
         (row, *_) = stack.client.rollouts(run_id, step=8)

@@ -15,7 +15,7 @@ from headrace.state_dir import StateDir
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 from tests.tls.authority import Authority
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 REWARD = "def length(completion_ids, **columns):\n    return [float(len(set(ids))) for ids in completion_ids]\n"
 
@@ -31,7 +31,7 @@ def headrace(*arguments: str, state: StateDir, **environment: str) -> "subproces
         },
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=120,
         check=False,
     )
 
@@ -52,7 +52,7 @@ def test_a_run_is_trained_over_tls_and_a_renewed_certificate_is_shown_without_a_
         assert all(url.startswith("https://127.0.0.1:") for url in urls)
         for url in urls:
             with pytest.raises(httpx.TransportError):
-                httpx.get(f"{url.replace('https', 'http')}/livez", trust_env=False)
+                httpx.get(f"{url.replace('https', 'http')}/livez", trust_env=False, timeout=120)
         stack.wait_for_rewarder()
         run_id = stack.client.submit(run_file(reward_funcs=["user_rewards:length"], max_steps=4)).run_id
         addresses = set[str]()  # of replicas that the run has, which leave it when it ends

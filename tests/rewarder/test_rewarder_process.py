@@ -53,7 +53,7 @@ async def test_a_group_whose_rewarder_was_killed_is_scored_exactly_once_after_a_
 ) -> None:
     keys = await a_run_that_waits(redis, run_config, tmp_path)
     first = start_rewarder()
-    wait_for(lambda: has_started(tmp_path), what="the reward function to start", timeout_s=60)
+    wait_for(lambda: has_started(tmp_path), what="the reward function to start", timeout_s=120)
     children = descendants(first.process.pid)
     first.kill()
     wait_for(lambda: not any(is_running(pid) for pid in children), what="the end of every process of the dead rewarder")
@@ -86,7 +86,7 @@ async def test_sigterm_ends_it_with_exit_0_and_no_process_left_even_with_calls_t
     rewarder.wait_until_ready()
     wait_for(lambda: has_started(tmp_path), what="the reward function to start")
     body = {"reward_funcs": [user("never_ends")], "prompts": ["p"], "completions": ["c"], "timeout_s": 0.1}
-    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as client:
         reply = await client.post(
             rewarder.url("/v1/score"), json=body, headers={"Authorization": "Bearer key-of-the-test"}
         )
@@ -94,7 +94,7 @@ async def test_sigterm_ends_it_with_exit_0_and_no_process_left_even_with_calls_t
     children = descendants(rewarder.process.pid)
     started_at = time.monotonic()
     assert rewarder.stop() == 0, rewarder.log()
-    assert time.monotonic() - started_at < 10
+    assert time.monotonic() - started_at < 60
     wait_for(lambda: not any(is_running(pid) for pid in children), what="the end of its children")
     assert await redis.xlen(keys.completions) == 1, "the group waits for the next rewarder"
 
@@ -110,7 +110,7 @@ async def test_an_async_function_that_blocks_costs_its_own_outcome_and_nothing_e
     key = {"Authorization": "Bearer key-of-the-test"}
     async with httpx.AsyncClient(base_url=rewarder.url(""), trust_env=False, timeout=60, headers=key) as client:
         blocking = asyncio.create_task(client.post("/v1/score", json={**body, "timeout_s": 3}))
-        await eventually(lambda: has_started(tmp_path), within_s=60)
+        await eventually(lambda: has_started(tmp_path))
         assert (await client.get("/livez")).status_code == 200
         assert (await client.post("/v1/score", json=other)).json()["outcomes"][0][0]["outcome"] == "scored"
         (outcome,) = (await blocking).json()["outcomes"][0]
@@ -126,7 +126,7 @@ def test_help_needs_nothing_heavy_and_no_settings(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "HEADRACE_REWARD_PATH" in done.stdout
@@ -144,7 +144,7 @@ def test_a_wrong_setting_is_a_sentence_and_exit_2(
     start_rewarder: StartRewarder, settings: dict[str, str], message: str
 ) -> None:
     rewarder = start_rewarder(**settings)
-    assert rewarder.process.wait(timeout=60) == 2
+    assert rewarder.process.wait(timeout=120) == 2
     assert message in rewarder.log()
     assert "Traceback" not in rewarder.log()
 
@@ -152,7 +152,7 @@ def test_a_wrong_setting_is_a_sentence_and_exit_2(
 def test_a_port_that_is_taken_is_a_sentence_and_exit_2(start_rewarder: StartRewarder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         rewarder = start_rewarder(HEADRACE_PORT=str(taken.getsockname()[1]), HEADRACE_LOG_LEVEL="CRITICAL")
-        assert rewarder.process.wait(timeout=60) == 2
+        assert rewarder.process.wait(timeout=120) == 2
     assert "set HEADRACE_PORT to a free port" in rewarder.log()
     assert "Traceback" not in rewarder.log()
 
@@ -160,7 +160,7 @@ def test_a_port_that_is_taken_is_a_sentence_and_exit_2(start_rewarder: StartRewa
 def test_a_metrics_port_that_is_taken_is_a_sentence_and_exit_2(start_rewarder: StartRewarder) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         rewarder = start_rewarder(HEADRACE_METRICS_PORT=str(taken.getsockname()[1]))
-        assert rewarder.process.wait(timeout=60) == 2
+        assert rewarder.process.wait(timeout=120) == 2
     assert "set HEADRACE_METRICS_PORT to a free port" in rewarder.log()
     assert "Traceback" not in rewarder.log()
 
@@ -171,7 +171,7 @@ async def test_why_it_cannot_start_is_left_where_people_look_until_it_does(
     await redis.config_set("maxmemory-policy", "allkeys-lru")
     try:
         rewarder = start_rewarder()
-        assert rewarder.process.wait(timeout=60) == 2
+        assert rewarder.process.wait(timeout=120) == 2
     finally:
         await redis.config_set("maxmemory-policy", "noeviction")
     (refusal,) = decode_refusals(await redis.hgetall(REFUSALS))
@@ -186,10 +186,10 @@ def test_without_redis_it_is_alive_but_not_ready_and_gives_up_with_exit_1(start_
     start = "rewarder listens on http://127.0.0.1:"
     wait_for(lambda: start in rewarder.log(), what="the port")
     rewarder.port = int(rewarder.log().rpartition(start)[2].partition('"')[0])
-    with httpx.Client(trust_env=False, timeout=5) as client:
+    with httpx.Client(trust_env=False, timeout=120) as client:
         assert client.get(rewarder.url("/livez")).status_code == 200
         reply = client.get(rewarder.url("/readyz"))
     assert (reply.status_code, reply.json()["detail"]) == (503, "starting: waiting for Redis")
-    assert rewarder.process.wait(timeout=60) == 1
+    assert rewarder.process.wait(timeout=120) == 1
     assert "Redis PING failed for 3 s" in rewarder.log()
     assert "Traceback" not in rewarder.log()

@@ -214,7 +214,7 @@ def test_a_worker_s_own_limits_do_not_break_it(bwrap: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     ended, said = done.stdout.splitlines()
     assert ended == str(Finished("exited", 0, b"7\n", b"")), done.stderr
@@ -267,7 +267,7 @@ def test_a_service_that_is_not_root_has_a_sandbox_too(bwrap: str) -> None:
         done = subprocess.run(
             [usable_python(), "-c", program],
             cwd=directory, env={"PATH": os.environ["PATH"]}, user=61_999, group=61_999, extra_groups=[],
-            capture_output=True, text=True, timeout=100, check=False,
+            capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
     assert done.stdout == f"61999 {Finished('exited', 0, b'1' + chr(10).encode(), b'')}\n", done.stderr
 

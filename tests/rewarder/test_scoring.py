@@ -144,7 +144,7 @@ async def test_a_hanging_function_is_killed_at_its_deadline_with_all_it_spawned_
     pid_file = tmp_path / "pids"
     started_at = time.monotonic()
     hanging = asyncio.create_task(
-        outcomes_of(scorer, user("hangs"), call=call_with("a", "b", pid_file=str(pid_file)), timeout_s=5.0)
+        outcomes_of(scorer, user("hangs"), call=call_with("a", "b", pid_file=str(pid_file)), timeout_s=10.0)
     )
     neighbours = [await outcomes_of(scorer, user("one"), user("step_as_reward"), call=call_with("a")) for _ in range(5)]
     assert not hanging.done(), "the neighbours waited for the hanging function"
@@ -152,8 +152,8 @@ async def test_a_hanging_function_is_killed_at_its_deadline_with_all_it_spawned_
     hanging_s = time.monotonic() - started_at
     assert all([outcome.value for outcome in rows_of_one[0]] == [1.0, 3.0] for rows_of_one in neighbours)
     assert [(row[0].outcome, row[0].value) for row in rows] == [("timeout", None)] * 2
-    assert rows[0][0].detail == "took longer than 5 s and was killed"
-    assert 5.0 <= hanging_s < 30.0
+    assert rows[0][0].detail == "took longer than 10 s and was killed"
+    assert 10.0 <= hanging_s < 100.0
     worker, grandchild = (int(pid) for pid in pid_file.read_text().split())
     wait_for(lambda: not is_running(worker) and not is_running(grandchild), what="the end of worker and grandchild")
     assert metrics.registry.get_sample_value("headrace_reward_worker_kills_total", {"reason": "timeout"}) == 2.0
@@ -163,7 +163,7 @@ async def test_a_hanging_function_is_killed_at_its_deadline_with_all_it_spawned_
 
 async def test_a_hanging_async_function_is_a_timeout_even_if_it_swallows_the_cancellation(scorer: Scorer) -> None:
     await outcomes_of(scorer, user("step_as_reward"), call=call_with("a"))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         rows = await outcomes_of(
             scorer, user("hangs_async"), user("step_as_reward"), call=call_with("a"), timeout_s=0.5
         )

@@ -51,7 +51,7 @@ class Listener:
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=120)
 
 
 def serial_shown(port: int, authority: Authority) -> int:
@@ -166,7 +166,7 @@ def test_what_clients_will_make_of_a_certificate_is_known_before_it_is_shown(
 def asked(url: str, authority: Authority) -> str:
     """Return what is said of a call that fails."""
     with (
-        httpx.Client(verify=trusted(authority.file), trust_env=False, timeout=10) as client,
+        httpx.Client(verify=trusted(authority.file), trust_env=False, timeout=120) as client,
         pytest.raises(httpx.TransportError) as raised,
     ):
         client.get(url)

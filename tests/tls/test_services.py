@@ -60,7 +60,7 @@ class Served:
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]), name="server under test")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not self._server.started:  # noqa: ASYNC110  uvicorn has no event for it
                 await asyncio.sleep(0.01)
         return self

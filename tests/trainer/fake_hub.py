@@ -136,7 +136,7 @@ def fake_hub() -> Generator[FakeHub]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(timeout=10)
+        thread.join(timeout=120)
 
 
 def _mode(file: dict[str, Any]) -> dict[str, Any]:

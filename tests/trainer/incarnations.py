@@ -63,7 +63,7 @@ async def train(
     loop = TrainingLoop(parts, terminate=terminate or asyncio.Event())
     services = asyncio.create_task(played.play(), name="played services")
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             ending = await loop.run()
     finally:
         services.cancel()

@@ -52,7 +52,7 @@ class Watcher:
             found[:] = [await self.record()]
             return is_so(found[0])
 
-        await eventually(look, within_s=50)
+        await eventually(look)
         return found[0]
 
     async def paused(self, by: str) -> RunRecord:

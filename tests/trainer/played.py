@@ -49,7 +49,7 @@ class FakeSender:
 
     async def reached(self, version: int) -> None:
         """Wait for a version to be pushed."""
-        async with asyncio.timeout(60), self._pushed:
+        async with asyncio.timeout(120), self._pushed:
             await self._pushed.wait_for(lambda: version in self.versions)
 
     async def needs_push(self) -> bool:

@@ -123,7 +123,7 @@ def save(learner: Learner, root: Path, *, rank: int, train_on: int = 0) -> None:
     else:
         written = learner.begin_save(_follow(), None)
         learner.train(train_on)
-        written.result(timeout=60)
+        written.result(timeout=120)
 
 
 class _Led:

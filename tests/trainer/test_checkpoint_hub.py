@@ -148,9 +148,9 @@ async def test_a_process_asked_to_end_gives_the_upload_up_and_the_next_one_makes
     hub.hold.clear()
     terminate = asyncio.Event()
     ending = asyncio.create_task(run.end(terminate=terminate))
-    await asyncio.wait_for(asyncio.to_thread(hub.asked_to_store.wait, 20), timeout=30)
+    await asyncio.wait_for(asyncio.to_thread(hub.asked_to_store.wait, 20), timeout=120)
     terminate.set()
-    assert await asyncio.wait_for(ending, timeout=10) is None
+    assert await asyncio.wait_for(ending, timeout=120) is None
     hub.hold.set()
     assert await run.end() == ""
     assert "model.safetensors" in hub.files["group/better"]

@@ -60,7 +60,7 @@ def contents(directory: Path) -> dict[str, str]:
 
 def save_state(core: PolicyCore, directory: Path) -> None:
     directory.mkdir(exist_ok=True)
-    core.begin_save(directory, None).result(timeout=60)
+    core.begin_save(directory, None).result(timeout=120)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

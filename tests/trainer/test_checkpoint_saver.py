@@ -183,10 +183,10 @@ async def test_the_next_checkpoint_waits_for_the_one_before(rig: Rig) -> None:
         await rig.begin(tasks)
         await rig.train(1)
         second = tasks.create_task(rig.begin(tasks))
-        await asyncio.wait_for(rig.core.begun.wait(), timeout=10)
+        await asyncio.wait_for(rig.core.begun.wait(), timeout=120)
         assert not second.done()
         rig.core.write()
-        await asyncio.wait_for(rig.core.begun.wait(), timeout=10)  # the copy of the second
+        await asyncio.wait_for(rig.core.begun.wait(), timeout=120)  # the copy of the second
         await second
         assert await rig.num_entries() == 1, "the first one's group was acked before the second began"
         rig.core.write()
@@ -207,7 +207,7 @@ async def test_a_write_that_fails_ends_the_rank_leaves_the_older_checkpoint_and_
             await asyncio.Event().wait()  # the loop goes on training
 
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(live(), timeout=20)
+        await asyncio.wait_for(live(), timeout=120)
     (error,) = raised.value.exceptions
     assert isinstance(error, CheckpointError)
     assert "step 2 could not be written" in str(error)
@@ -219,7 +219,7 @@ async def test_a_checkpoint_that_finds_no_room_is_written_when_there_is_and_trai
     rig: Rig,
 ) -> None:
     full = OSError(28, "No space left on device")
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         await rig.train(0)
         await rig.begin(tasks)
         rig.core.write(full)
@@ -243,7 +243,7 @@ async def test_a_checkpoint_that_finds_no_room_is_written_when_there_is_and_trai
 
 
 async def test_a_last_checkpoint_that_finds_no_room_is_waited_for(rig: Rig) -> None:
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         await rig.train(0)
         await rig.begin(tasks)
         finishing = tasks.create_task(rig.saver.finish())
@@ -266,7 +266,7 @@ async def test_a_trainer_whose_heir_cleared_its_checkpoint_away_is_superseded_an
             await asyncio.Event().wait()
 
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(live(), timeout=20)
+        await asyncio.wait_for(live(), timeout=120)
     assert isinstance(raised.value.exceptions[0], FencedError)
     assert list(rig.root.iterdir()) == []
 
@@ -278,7 +278,7 @@ async def test_a_trainer_whose_checkpoint_cannot_begin_since_it_was_superseded_s
     loop = asyncio.get_running_loop()
 
     def begin_save(directory: Path, _tokenizer: Any) -> "Future[None]":
-        asyncio.run_coroutine_threadsafe(superseded(directory), loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(superseded(directory), loop).result(timeout=120)
         raise FileNotFoundError(2, "No such file or directory")
 
     cast(Any, rig.core).begin_save = begin_save
@@ -299,7 +299,7 @@ async def test_a_trainer_that_was_superseded_while_it_wrote_publishes_and_acks_n
             await asyncio.Event().wait()
 
     with pytest.raises(ExceptionGroup) as raised:
-        await asyncio.wait_for(live(), timeout=20)
+        await asyncio.wait_for(live(), timeout=120)
     assert isinstance(raised.value.exceptions[0], FencedError)
     assert list(rig.root.iterdir()) == []
     assert await rig.num_entries() == 1

@@ -25,7 +25,7 @@ from tests.trainer.deadly_rank import DEADLY_TOKEN
 from tests.trainer.incarnations import create, newest_ledger, rank_process, small_config
 from tests.trainer.played import RUN_ID, PlayedServices
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(600)
 DEADLY = "00000005"
 
 

@@ -11,7 +11,7 @@ from shared.run_store import RunStore
 from tests.trainer.incarnations import create, newest_ledger, rank_process, small_config
 from tests.trainer.played import RUN_ID, PlayedServices
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(600)
 
 
 async def test_the_record_of_a_run_with_a_loss_that_is_not_finite_names_the_post_mortem(
@@ -22,7 +22,7 @@ async def test_the_record_of_a_run_with_a_loss_that_is_not_finite_names_the_post
     played = PlayedServices(redis, reward=lambda label, branch: (branch % 2) * (1e300 if label == "00000005" else 1.0))
     services = asyncio.create_task(played.play(), name="played services")
     try:
-        async with rank_process(redis_url, RUN_ID, tmp_path) as process, asyncio.timeout(100):
+        async with rank_process(redis_url, RUN_ID, tmp_path) as process, asyncio.timeout(300):
             assert await process.wait() == REFUSED
     finally:
         services.cancel()

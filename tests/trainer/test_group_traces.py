@@ -231,12 +231,12 @@ def test_a_collector_that_takes_nothing_does_not_hold_up_the_end_of_a_run() -> N
     answered = threading.Event()
 
     def send() -> None:
-        answered.wait(timeout=60)
+        answered.wait(timeout=600)
 
     traces = GroupTraces("run-a", end=send)
     began_at = time.monotonic()
     traces.close(timeout_s=0.1)
-    assert time.monotonic() - began_at < 20
+    assert time.monotonic() - began_at < 120
     answered.set()
 
 

@@ -43,7 +43,7 @@ async def train(redis: Redis, tiny_model: Path, tmp_path: Path, **options: Any) 
     parts = await assemble(redis, RunStore(redis), record, FakeSender(redis), epoch=epoch)
     services = asyncio.create_task(played.play(), name="played services")
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             assert await TrainingLoop(parts, terminate=asyncio.Event()).run() == "finished"
     finally:
         services.cancel()

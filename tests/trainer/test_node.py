@@ -185,6 +185,6 @@ def test_it_says_that_it_must_know_where_the_ranks_meet() -> None:
     command = [sys.executable, "-m", "services.trainer.ranks.node", "--api", "http://trainer:8000", "--node-rank", "1"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     environment["HEADRACE_LOG_LEVEL"] = "CRITICAL"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "HEADRACE_RENDEZVOUS_ENDPOINT is not set" in done.stderr

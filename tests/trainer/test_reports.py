@@ -223,7 +223,7 @@ def test_trackio_and_tensorboard_make_no_network_call(tmp_path: Path, monkeypatc
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK.format(log=str(calls)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     probe = "import socket; socket.create_connection(('127.0.0.1', 9))"
-    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False, timeout=30).returncode == 1
+    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False, timeout=120).returncode == 1
     assert "9" in calls.read_text(), "the trap works"
     calls.unlink()
 
@@ -331,7 +331,7 @@ print(reports._trackers[0].pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     command = [sys.executable, "-c", rank]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     await eventually(lambda: has_ended(int(done.stdout)))
     assert scalars_of_tensorboard(tmp_path) == {1: 1.0, 2: 2.0, 3: 3.0}

@@ -122,7 +122,7 @@ def test_two_ranks_on_two_nodes_make_the_steps_of_one_and_survive_troubles(
     finally:
         for node in nodes:
             node.terminate()
-            node.communicate(timeout=60)
+            node.communicate(timeout=120)
     for name in configs:
         assert_same_steps(tmp_path / name, alone / name)
 
@@ -253,5 +253,5 @@ async def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
         assert None not in ranks
     finally:
         launcher.kill()
-        launcher.communicate(timeout=20)
+        launcher.communicate(timeout=120)
     assert wait_until_gone([rank for rank in ranks if rank is not None], timeout_s=10) == []

@@ -26,7 +26,7 @@ from tests.trainer.tensor_files import load_file
 from tests.weights.replica import KEY
 from tests.weights.served_receiver import ServedReceiver, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WITHIN_S = 150.0
 
 

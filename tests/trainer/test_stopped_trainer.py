@@ -19,7 +19,7 @@ from tests.trainer.scripted import ScriptedServices
 
 RUN = "run-stopped"
 WITHIN_S = 150
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("moment", ["between steps", "while it writes a checkpoint"])

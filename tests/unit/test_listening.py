@@ -25,7 +25,7 @@ async def test_an_accepted_connection_sends_at_once_what_is_written(listener: so
 
     async with await asyncio.start_server(look, sock=listener):
         _, writer = await asyncio.open_connection(*listener.getsockname())
-        assert await asyncio.wait_for(accepted, 10)
+        assert await asyncio.wait_for(accepted, 120)
         writer.close()
 
 

@@ -121,7 +121,7 @@ for variables in ({}, settings.secrets_of_a_child()):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={**environment, **ours, "CODE": code}, capture_output=True,
-        text=True, timeout=60, check=False,
+        text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["redis://127.0.0.1:6379/0  ", "False", f"{url} canary-key ", "False"], (
         done.stderr
@@ -137,7 +137,7 @@ def test_a_missing_secret_ends_the_service_with_status_2_and_a_sentence(module: 
         env={**os.environ, "HEADRACE_API_KEY_FILE": str(tmp_path / "nothing"), "HEADRACE_PORT": "0"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 2, done.stderr

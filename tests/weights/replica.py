@@ -90,7 +90,7 @@ class ReplicaProcess:
 
     def info(self) -> ReplicaInfo:
         """Return what it says of itself."""
-        response = httpx.get(f"{self.url}{WEIGHTS_PATH}", headers=HEADERS, timeout=10, trust_env=False)
+        response = httpx.get(f"{self.url}{WEIGHTS_PATH}", headers=HEADERS, timeout=60, trust_env=False)
         return ReplicaInfo.model_validate_json(response.raise_for_status().content)
 
     async def sample(self, prompt_ids: list[int], *, max_tokens: int) -> Sample:
@@ -135,4 +135,4 @@ class ReplicaProcess:
     def kill(self) -> None:
         """End it with SIGKILL, children included; they may outlive it."""
         self.signal_all(signal.SIGKILL)
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=120)

@@ -88,7 +88,7 @@ async def serve(
     )
     task = asyncio.create_task(server.serve(sockets=[listener]), name=f"serve {replica_id}")
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
                 await asyncio.sleep(0.01)
         yield served

@@ -17,7 +17,7 @@ from tests.weights.known_weights import PROMPT_IDS, adapters_of, logprobs_of, ma
 from tests.weights.replica import HEADERS, ReplicaProcess, Sample
 from tests.weights.spans import check, check_spans, kept_busy, worst
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 log = logging.getLogger(__name__)
 MAX_DIFFERENCE = 1e-4

@@ -33,7 +33,7 @@ from tests.weights.known_weights import (
 from tests.weights.replica import RUN_ID, ReplicaProcess
 from tests.weights.spans import MAX_DIFFERENCE, check, check_spans, kept_busy
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 log = logging.getLogger(__name__)
 

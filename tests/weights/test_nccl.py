@@ -48,7 +48,7 @@ def test_vllm_receives_what_the_sender_broadcasts() -> None:
         communicator.rendezvous(world_size=2, timeout_s=100.0)
         for chunk in pack(named, announce(named), buffer_bytes=1000):
             communicator.broadcast(chunk, timeout_s=20.0)
-        output, _ = peer.communicate(timeout=60)
+        output, _ = peer.communicate(timeout=120)
         assert json.loads(output.splitlines()[-1]) == {"a": 500.0, "b": 100.0}
     finally:
         peer.kill()

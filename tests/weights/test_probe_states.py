@@ -36,7 +36,7 @@ async def test_a_version_is_verified_by_the_probe_before_what_it_sampled_goes_ou
     async def sample() -> None:
         passed.extend([output async for output in one.receiver.outputs.passing(_outputs("a", "b"))])
 
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(120):
         pushing = tasks.create_task(
             quick_sender.push(weights(1.0), policy_version=1, prober=prober([-1.0, -2.25, -3.0])), name="push"
         )
@@ -82,13 +82,13 @@ async def test_a_replica_whose_probe_fails_is_taken_out_and_nothing_it_sampled_g
     ("how", "reason"),
     [
         ("failing", "scoring the probe failed: Call to probe method failed: out of memory"),
-        ("hanging", "the engine did not score the probe within 1 s"),
+        ("hanging", "the engine did not score the probe within 3 s"),
     ],
 )
 async def test_a_replica_that_does_not_answer_the_probe_is_taken_out(
     how: str, reason: str, redis: Redis, incarnation: int, one: ServedReceiver
 ) -> None:
-    sender = make_sender(redis, incarnation, push_timeout_s=2.0)
+    sender = make_sender(redis, incarnation, push_timeout_s=6.0)
     setattr(one.engine, how, {"probe"})
     result = await sender.push(weights(0.0), policy_version=0, prober=prober())
     await sender.close()

@@ -19,7 +19,7 @@ from tests.weights.known_weights import PROMPT_IDS, interrupted, logprobs_of, ma
 from tests.weights.replica import ReplicaProcess, Sample
 from tests.weights.spans import MAX_DIFFERENCE, check, check_spans, kept_busy, worst
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 log = logging.getLogger(__name__)
 

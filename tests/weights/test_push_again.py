@@ -96,7 +96,7 @@ class SlowProber(Prober):
     def _wait(self, _: Sequence[int]) -> list[float]:
         self.is_computing = True
         try:
-            self.may_end.wait(20.0)
+            self.may_end.wait(120.0)
         finally:
             self.is_computing = False
         return self._found
@@ -106,7 +106,7 @@ async def test_replicas_receive_while_one_rank_computes_the_probe_and_load_after
     quick_sender: WeightSender, one: ServedReceiver
 ) -> None:
     prober = SlowProber(is_alone=True)
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(120):
         pushing = tasks.create_task(quick_sender.push(weights(0.5), policy_version=0, prober=prober), name="push")
         while not (await one.engine.progress(wait_s=0.01))[0].checksum:  # noqa: ASYNC110  it has no event for it
             await asyncio.sleep(0.01)
@@ -134,7 +134,7 @@ async def test_weights_that_turn_out_to_have_diverged_once_they_were_sent_are_ne
             await asyncio.sleep(0.01)
         prober.may_end.set()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         ending = asyncio.create_task(let_it_end_once_all_is_there(), name="end the probe")
         with pytest.raises(PushError, match="they have diverged"):
             await quick_sender.push(weights(0.5), policy_version=1, prober=prober)
@@ -171,7 +171,7 @@ async def test_several_ranks_join_while_they_compute_the_probe_and_read_the_weig
         readings.append(prober.is_computing)
         yield from weights(0.5)()
 
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(120):
         pushing = tasks.create_task(quick_sender.push(watched, policy_version=0, prober=prober), name="push")
         while "receive" not in one.engine.calls:  # noqa: ASYNC110  the fake has no event for it
             await asyncio.sleep(0.01)
@@ -191,7 +191,7 @@ async def test_a_push_that_fails_does_not_return_while_the_probe_is_computed(
 ) -> None:
     prober = SlowProber()
     one.engine.failing = {"enter"}
-    async with asyncio.TaskGroup() as tasks, asyncio.timeout(10):
+    async with asyncio.TaskGroup() as tasks, asyncio.timeout(120):
         pushing = tasks.create_task(quick_sender.push(weights(0.0), policy_version=0, prober=prober), name="push")
         while "enter" not in one.engine.calls:  # noqa: ASYNC110  the fake has no event for it
             await asyncio.sleep(0.01)
@@ -204,11 +204,11 @@ async def test_a_push_that_fails_does_not_return_while_the_probe_is_computed(
 async def test_a_trainer_that_cannot_compute_the_probe_in_time_is_stuck_and_says_so(
     redis: Redis, incarnation: int, one: ServedReceiver
 ) -> None:
-    sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=0.5), SlowProber()
+    sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=3.0), SlowProber()
     started = time.monotonic()
     with pytest.raises(UnavailableError, match=r"\(push_timeout_s\): it is stuck"):
         await sender.push(weights(0.0), policy_version=0, prober=prober)
-    assert time.monotonic() - started < 2 * (0.5 + 3.0 + 5.0) + 2 * 3.0
+    assert time.monotonic() - started < 2 * (3.0 + 3.0 + 5.0) + 2 * 3.0 + 20.0
     prober.may_end.set()
     await sender.close()
     assert "load" not in one.engine.calls
@@ -217,7 +217,7 @@ async def test_a_trainer_that_cannot_compute_the_probe_in_time_is_stuck_and_says
 async def test_a_trainer_that_finds_its_deadline_passed_and_itself_superseded_is_fenced_off_and_not_stuck(
     redis: Redis, run_keys: RunKeys, incarnation: int, one: ServedReceiver
 ) -> None:
-    sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=0.5), SlowProber()
+    sender, prober = make_quick_sender(redis, incarnation, push_timeout_s=3.0), SlowProber()
 
     async def push_while_an_heir_takes_over() -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -153,9 +153,9 @@ async def test_prompts_wait_for_the_first_push_and_for_the_required_version(
     waiting = asyncio.create_task(one.receiver.wait_open(NO_WEIGHTS), name="wait for any version")
     later = asyncio.create_task(one.receiver.wait_open(LineageVersion(incarnation, 1)), name="wait for version 1")
     await quick_sender.push(weights(0.0), policy_version=0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         await waiting
     assert not later.done()
     await quick_sender.push(weights(1.0), policy_version=1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         await later

@@ -22,7 +22,7 @@ from shared.redis_connection import Redis
 from tests.weights.known_weights import PROMPT_IDS, logprobs_of, make_policy, weights_of
 from tests.weights.replica import HEADERS, RUN_ID, ReplicaProcess
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 async def test_damage_spoils_the_replica_until_the_next_push(
@@ -60,7 +60,7 @@ async def push_damaged(replica: ReplicaProcess, weights: Weights, *, epoch: int)
             yield name, one
 
     communicator = open_communicator("gloo", address="127.0.0.1", buffer_bytes=20_000)
-    async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as client:
+    async with httpx.AsyncClient(headers=HEADERS, trust_env=False, timeout=120) as client:
         attempt = PushAttempt(
             requirements=Requirements(RUN_ID, "gloo", own.torch_version, own.nccl_version),
             epoch=epoch,

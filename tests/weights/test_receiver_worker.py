@@ -108,7 +108,7 @@ def a_worker(device: str = "cpu") -> "WorkerTransfer":
 def until_idle(worker: "WorkerTransfer") -> None:
     for thread in threading.enumerate():
         if thread.name == "weight push":
-            thread.join(timeout=20)
+            thread.join(timeout=120)
     assert worker.progress().phase == "idle"
     assert worker.progress().failure is None
 
@@ -164,7 +164,7 @@ def test_leaving_nccl_does_not_wait_for_the_abort(monkeypatch: pytest.MonkeyPatc
 
     class Group:
         def destroy(self) -> None:
-            assert may_end.wait(timeout=20)
+            assert may_end.wait(timeout=120)
             has_ended.set()
 
     nccl: Any = SimpleNamespace(decode_nccl_unique_id=giving("id"), uid_init_process_group=giving(Group()))
@@ -172,9 +172,9 @@ def test_leaving_nccl_does_not_wait_for_the_abort(monkeypatch: pytest.MonkeyPatc
     wire = nccl_wire.NcclWire(unique_id="", rank=1, world_size=2, device=torch.device("cuda", 0))
     leaving = threading.Thread(target=wire.leave, name="worker's main loop")
     leaving.start()
-    leaving.join(timeout=2)
+    leaving.join(timeout=60)
     is_waiting = leaving.is_alive()
     may_end.set()
-    leaving.join(timeout=20)
+    leaving.join(timeout=120)
     assert not is_waiting
-    assert has_ended.wait(timeout=20)
+    assert has_ended.wait(timeout=120)

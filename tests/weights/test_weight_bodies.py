@@ -17,7 +17,7 @@ from tests.weights.small_pushes import holds, weights
 
 
 async def post(url: str, route: str, body: Mapping[str, object]) -> httpx.Response:
-    async with httpx.AsyncClient(headers=HEADERS, trust_env=False) as client:
+    async with httpx.AsyncClient(headers=HEADERS, trust_env=False, timeout=120) as client:
         return await client.post(f"{url}{WEIGHTS_PATH}{route}", json=dict(body))
 
 

@@ -29,7 +29,7 @@ async def attempt_on(served: ServedReceiver) -> AsyncGenerator[PushAttempt]:
             communicator=communicator,
             members={served.replica_id: Member(Replica(served.replica_id, served.url, client), info)},
             buffer_bytes=32,
-            deadline=time.monotonic() + 5.0,
+            deadline=time.monotonic() + 600.0,
         )
     communicator.close()
 

@@ -44,7 +44,7 @@ asyncio.run(main())
 
 async def in_a_pass(models: RewardModels, name: str, go: Path, *, number: int) -> int:
     """Wait until the model is in its pass of that number; return the process's id."""
-    await eventually((go / f"began-{number}").exists, within_s=100.0)
+    await eventually((go / f"began-{number}").exists)
     pid = models._models[name].pid  # pyright: ignore[reportPrivateUsage]
     assert pid is not None
     return pid

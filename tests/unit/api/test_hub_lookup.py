@@ -48,7 +48,7 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
     yield hub_lookup(5.0, endpoint=f"http://127.0.0.1:{server.server_port}")
     server.shutdown()
     server.server_close()
-    thread.join(timeout=10)
+    thread.join(timeout=120)
 
 
 def test_a_model_that_is_there_is_described(lookup: HubLookup) -> None:

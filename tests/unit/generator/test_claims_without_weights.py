@@ -52,7 +52,7 @@ async def test_no_group_is_noted_as_begun_without_weights(
     )
     task = asyncio.create_task(loop.run(), name="loop under test")
     try:
-        await asyncio.wait_for(claimed.wait(), timeout=20)
+        await asyncio.wait_for(claimed.wait(), timeout=120)
         for _ in range(20):
             await asyncio.sleep(0.01)  # in which it would be noted
         assert await redis.hgetall(run_keys.started) == {}

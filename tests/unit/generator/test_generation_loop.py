@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from services.generator.fair_share import LEFTOVERS_EVERY_S, look
+from services.generator.fair_share import look
 from services.generator.generation_loop import GenerationLoop
 from services.generator.inflight_window import EngineLoad
 from services.generator.metrics import GeneratorMetrics
@@ -120,7 +120,7 @@ async def test_an_engine_failure_ends_the_loop_and_leaves_every_group_pending(
         engine.failure = RuntimeError("the engine is gone")
         engine.may_answer.set()
         with pytest.raises(ExceptionGroup) as failed:
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 120)
     assert failed.group_contains(RuntimeError, match="the engine is gone")
     assert (await redis.xpending(run_keys.prompts, GENERATORS))["pending"] == 2
     assert await redis.xlen(run_keys.dead) == 0
@@ -176,7 +176,7 @@ async def test_a_wiped_redis_ends_the_loop(
     await redis.flushdb()
     async with generating(redis, run_keys, run_config, engine) as task:
         with pytest.raises(ExceptionGroup) as failed:
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 120)
     assert failed.group_contains(StateLostError)
 
 
@@ -276,10 +276,10 @@ async def test_what_a_replica_left_when_it_died_it_begins_again_at_once_beyond_i
     await admit_at_once(redis, run_keys, 40)
     await redis.xreadgroup(GENERATORS, "generator-0", {run_keys.prompts: ">"}, count=40)
     for number in range(7):
-        await look(redis, run_keys, replica_id=f"another-{number}", timeout_s=5)
+        await look(redis, run_keys, replica_id=f"another-{number}", timeout_s=600)
     engine.may_answer.clear()
     async with generating(redis, run_keys, run_config, engine):
-        await eventually(lambda: len(engine.started) == 40, within_s=10 * LEFTOVERS_EVERY_S)  # its share is 6
+        await eventually(lambda: len(engine.started) == 40)  # its share is 6
 
 
 async def test_a_replica_is_in_the_fleet_whether_or_not_there_is_a_run(redis: Redis) -> None:

@@ -80,7 +80,7 @@ async def replica() -> AsyncIterator[Replica]:
         keyless, keyring=keyless.keyring(), state=state, openai=openai, weight_routes=make_router(receiver)
     )
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://generator", timeout=30) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://generator", timeout=120) as client:
         replica = Replica(receiver, receiving, state, client)
         await replica.move(
             "join", run_id="run-1", epoch=EPOCH, transport="simulated", master_address="127.0.0.1", master_port=1,
@@ -99,7 +99,7 @@ async def test_while_weights_are_loaded_the_old_version_is_the_one_that_is_there
     replica.receiving.may_load.clear()
     replica.receiving.is_loading.clear()
     pushing = asyncio.create_task(replica.push(4), name="push")
-    await asyncio.wait_for(replica.receiving.is_loading.wait(), timeout=10)
+    await asyncio.wait_for(replica.receiving.is_loading.wait(), timeout=120)
 
     assert replica.receiver.is_held
     assert not replica.receiver.is_open(LineageVersion(1, 3)), "no prompt group begins under a hold"
@@ -114,9 +114,9 @@ async def test_while_weights_are_loaded_the_old_version_is_the_one_that_is_there
     assert not done
 
     replica.receiving.may_load.set()
-    reply = (await asyncio.wait_for(pushing, timeout=10)).raise_for_status().json()
+    reply = (await asyncio.wait_for(pushing, timeout=120)).raise_for_status().json()
     assert reply["policy_version"] == 4
-    answer = (await asyncio.wait_for(asking, timeout=10)).raise_for_status()
+    answer = (await asyncio.wait_for(asking, timeout=120)).raise_for_status()
     assert answer.json()["usage"]["completion_tokens"] == 2
     assert replica.receiver.held == LineageVersion(1, 4)
     assert not replica.receiver.is_held

@@ -39,7 +39,7 @@ async def test_who_waits_for_a_request_that_is_not_finished_is_told(
         ]
         await eventually(lambda: sum((engine.take_load().num_running, engine.take_load().num_waiting)) == len(waiting))
         end(engine)
-        whole, stream, generate = await asyncio.wait_for(asyncio.gather(*waiting), timeout=20)
+        whole, stream, generate = await asyncio.wait_for(asyncio.gather(*waiting), timeout=120)
     assert (whole.status_code, generate.status_code) == (503, 503)
     assert why in whole.json()["error"]["message"]
     assert why in generate.text

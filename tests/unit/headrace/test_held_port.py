@@ -146,7 +146,7 @@ def test_what_a_service_starts_takes_its_sockets_for_nothing(port: HeldPort) -> 
     )
     done = subprocess.run(
         [*guarded_exec.guard({"http": port.fileno()}), sys.executable, "-c", code],
-        pass_fds=[port.fileno()], capture_output=True, text=True, timeout=60, check=False,
+        pass_fds=[port.fileno()], capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == ("its own socket\n", 0), done.stderr
 
@@ -165,6 +165,6 @@ def test_a_socket_that_is_bound_elsewhere_is_refused(
     )
     done = subprocess.run(
         [*guarded_exec.guard({"http": port.fileno()}), sys.executable, "-c", code, host, str(port_asked_for)],
-        pass_fds=[port.fileno()], capture_output=True, text=True, timeout=60, check=False,
+        pass_fds=[port.fileno()], capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert sentence in done.stdout, done.stderr

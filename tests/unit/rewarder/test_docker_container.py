@@ -66,7 +66,7 @@ class PlayedEngine:
     def close(self) -> None:
         self._ours.close()
         if self._thread.ident is not None:
-            self._thread.join(timeout=30)
+            self._thread.join(timeout=120)
         self._theirs.close()
 
     def _play(self) -> None:

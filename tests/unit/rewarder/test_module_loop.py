@@ -47,4 +47,4 @@ async def test_a_loop_that_is_given_up_with_a_call_on_its_way_that_is_over_ends(
 async def test_a_call_in_the_turn_in_which_the_loop_has_closed_ends_at_once() -> None:
     loop = ModuleLoop("rewards")
     await loop.close()
-    assert await asyncio.wait_for(loop.run("f", answer, timeout_s=60), 10) is NoAnswer.CANCELLED
+    assert await asyncio.wait_for(loop.run("f", answer, timeout_s=60), 120) is NoAnswer.CANCELLED

@@ -118,6 +118,6 @@ print(first(), second(), again(), first(), [file.module for file in versions[0].
 def test_a_process_imports_any_version_from_memory_also_of_a_package_without_init(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", MIXED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", MIXED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout == "1 2 1 1 ['main', 'pack.part']\n", done.stderr

@@ -108,7 +108,7 @@ def test_what_goes_through_the_buffer_comes_out_in_whatever_pieces(communicator:
         communicator.rendezvous(world_size=2, timeout_s=20)
         for chunk in pack(weights, announced, buffer_bytes=400):
             communicator.broadcast(chunk, timeout_s=20)
-        received = receiving.result(timeout=20)
+        received = receiving.result(timeout=120)
     assert all(torch.equal(received[name], tensor) for name, tensor in weights)
 
 
@@ -124,7 +124,7 @@ def test_a_worker_that_leaves_in_the_middle_ends_the_trainers_wait(communicator:
         leaving = threads.submit(leave)
         communicator.rendezvous(world_size=2, timeout_s=20)
         left.set()
-        leaving.result(timeout=20)
+        leaving.result(timeout=120)
         with pytest.raises(PushError, match="broke off"):
             communicator.broadcast(torch.zeros(2_000, dtype=torch.uint8), timeout_s=5)
 
@@ -144,7 +144,7 @@ def test_a_size_that_was_not_announced_is_refused(communicator: IpcCommunicator)
         with contextlib.suppress(PushError):
             communicator.broadcast(torch.zeros(20, dtype=torch.uint8), timeout_s=5)
         with pytest.raises(RuntimeError, match="20 bytes are in its buffer, which is not what it announced"):
-            receiving.result(timeout=20)
+            receiving.result(timeout=120)
 
 
 def place(**changes: Any) -> IpcBuffer:

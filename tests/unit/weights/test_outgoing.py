@@ -36,13 +36,13 @@ def prepare(
         policy_version=version,
         transport=transport,
         staged=staged,
-        deadline=time.monotonic() + 5.0,
+        deadline=time.monotonic() + 120.0,
         given_up=threading.Event(),
     )
 
 
 def write(outgoing: Outgoing, parcel: Parcel) -> Parcel:
-    return outgoing.write(parcel, incarnation=1, deadline=time.monotonic() + 5.0)
+    return outgoing.write(parcel, incarnation=1, deadline=time.monotonic() + 120.0)
 
 
 @pytest.mark.parametrize(("encoding", "num_compared"), [("full", 0), ("auto", 4), ("delta", 4)])
@@ -85,7 +85,7 @@ def test_a_reading_that_was_given_up_ends_with_the_next_parameter_and_leaves_not
             policy_version=1,
             transport="disk",
             staged=(),
-            deadline=time.monotonic() + 5.0,
+            deadline=time.monotonic() + 120.0,
             given_up=given_up,
         )
     assert read == ["wide", "norm"]
@@ -99,17 +99,17 @@ def test_old_versions_are_never_removed_beside_the_next_write(tmp_path: Path, mo
 
     def slow(_: DiskWriter) -> None:
         is_removing.set()
-        assert may_end.wait(10.0)
+        assert may_end.wait(120.0)
 
     monkeypatch.setattr(DiskWriter, "remove_old", slow)
-    removing = threading.Thread(target=lambda: outgoing.remove_old(deadline=time.monotonic() + 5.0), daemon=True)
+    removing = threading.Thread(target=lambda: outgoing.remove_old(deadline=time.monotonic() + 120.0), daemon=True)
     removing.start()
-    assert is_removing.wait(10.0)
+    assert is_removing.wait(120.0)
     parcel = Parcel(1, announce(weights(1)), "full", lambda: weights(1), 40_012, checksum="of version 1")
     with pytest.raises(StoreError, match=r"still being written to .*, or old ones removed"):
         outgoing.write(parcel, incarnation=1, deadline=time.monotonic() + 0.05)
     may_end.set()
-    removing.join(10.0)
+    removing.join(120.0)
     assert write(outgoing, parcel).place is not None
 
 
@@ -117,11 +117,11 @@ def test_what_could_be_read_is_built_on_and_what_could_not_is_written_anew(tmp_p
     outgoing = Outgoing(run_id="run", encoding="auto", weight_dir=str(tmp_path))
     assert [write(outgoing, prepare(outgoing, version)).encoding for version in range(2)] == ["full", "delta"]
     outgoing.distrust()
-    outgoing.remove_old(deadline=time.monotonic() + 5.0)
+    outgoing.remove_old(deadline=time.monotonic() + 120.0)
     again = write(outgoing, prepare(outgoing, 1))
     assert again.encoding == "full"
     assert write(outgoing, prepare(outgoing, 2)).encoding == "delta"
-    outgoing.remove_old(deadline=time.monotonic() + 5.0)
+    outgoing.remove_old(deadline=time.monotonic() + 120.0)
     assert [path.name for path in sorted((tmp_path / "run").iterdir())] == [
         "00000001-00000003-v1",
         "00000001-00000004-v2",
