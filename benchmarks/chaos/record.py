@@ -32,7 +32,12 @@ class FaultRecord:
 
 @dataclass
 class TrialRecord:
-    """All of one seed."""
+    """All of one seed.
+
+    Attributes:
+        release: Of the code, with the commit.
+        loads: Load average of the machine, over a minute, before each strike.
+    """
 
     seed: int
     engine: str
@@ -43,6 +48,7 @@ class TrialRecord:
     orphans: list[str] = field(default_factory=list[str])
     stood: list[str] = field(default_factory=list[str])
     left_out: list[str] = field(default_factory=list[str])
+    loads: list[float] = field(default_factory=list[float])
 
     @property
     def is_broken(self) -> bool:

@@ -20,8 +20,11 @@ def totals(trials: Sequence[TrialRecord]) -> str:
     for run in runs:
         dropped.update(run.dropped)
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "0"
+    loads = [load for trial in trials for load in trial.loads]
     rows = {
         "seeds": ", ".join(str(trial.seed) for trial in trials),
+        "release": ", ".join(sorted({trial.release for trial in trials})),
+        "load average of the machine": f"{statistics.median(loads):.1f}, up to {max(loads):.1f}" if loads else "",
         "hours": f"{sum(trial.seconds for trial in trials) / 3600:.1f}",
         "faults": f"{len(faults)}, of them {sum(fault.is_one_of_a_pair for fault in faults)} in pairs",
         "runs": ", ".join(f"{count} {status}" for status, count in sorted(Counter(run.status for run in runs).items())),

@@ -123,6 +123,7 @@ class Trial:
 
     def _strike(self, strike: Strike, life: Life, site: Site) -> None:
         self._look_for(life, strike.pause_s)
+        self._record.loads.append(round(os.getloadavg()[0], 1))
         open_wounds: list[tuple[float, Wound]] = []
         records: list[FaultRecord] = []
         for place, fault in enumerate(strike.faults):

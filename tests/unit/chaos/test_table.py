@@ -14,7 +14,9 @@ def trial(seed: int) -> TrialRecord:
         FaultRecord("Redis", "SIGSTOP", 2.0, at_s=20.5, is_one_of_a_pair=True, stood=True),
     ]
     run = Verdict("run-a", "finished", steps=5, admitted=12, trained=10, dropped={"stale": 2}, max_staleness=2)
-    return TrialRecord(seed, "simulated", "0.1", seconds=1800, faults=faults, runs=[run], stood=["it waits"])
+    return TrialRecord(
+        seed, "simulated", "0.1", seconds=1800, faults=faults, runs=[run], stood=["it waits"], loads=[2.0, 7.0 + seed]
+    )
 
 
 def test_a_trial_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -29,6 +31,8 @@ def test_seeds_add_up() -> None:
     assert "| groups dropped, by reason | 6 stale |" in shown
     assert "| runs that stood | 3 |" in shown
     assert "| hours | 1.5 |" in shown
+    assert "| release | 0.1 |" in shown
+    assert "| load average of the machine | 4.5, up to 10.0 |" in shown
     assert "| rank | kill -9 | 6 | 5.0 | 7.0 | 9.0 | 0 |" in shown
     assert "| Redis | SIGSTOP | 3 |  |  |  | 3 |" in shown
 
