@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
 
 
 def weight_problems(run_dir: Path, checkpoint: Path, step: int) -> list[str]:
@@ -25,6 +23,8 @@ def weight_problems(run_dir: Path, checkpoint: Path, step: int) -> list[str]:
         checkpoint: Its newest.
         step: Of that checkpoint.
     """
+    from safetensors import SafetensorError  # this module is imported where there is none, too
+
     try:
         problems = list(_unlike_manifest(checkpoint))
         model, optimizer = _tensors(checkpoint / "model"), _tensors(checkpoint / "optimizer")
@@ -53,6 +53,8 @@ def _unlike_manifest(checkpoint: Path) -> Iterable[str]:
 
 
 def _tensors(directory: Path) -> dict[str, Any]:
+    from safetensors.numpy import load_file  # pyright: ignore[reportUnknownVariableType]
+
     tensors: dict[str, Any] = {}
     for path in sorted(directory.glob("*.safetensors")):
         tensors |= load_file(path)

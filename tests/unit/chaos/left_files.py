@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import numpy as safetensors_numpy
+import pytest
 
 from benchmarks.chaos.history import Sighting, read_history
 from benchmarks.chaos.judge import Verdict, judge
 
+safetensors_numpy = pytest.importorskip("safetensors.numpy")
 EPOCH_1, EPOCH_2 = 1 << 20, 2 << 20
 G, PROMPT_TOKENS = 2, 4
 PROMPTS = [f"reverse a{letter} =" for letter in "abcdefgh"]
