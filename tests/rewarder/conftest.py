@@ -25,7 +25,7 @@ from services.rewarder.scoring import Scorer
 from services.rewarder.worker_pool import WorkerPool
 from shared.arrays import pack_ids
 from tests.rewarder.bwrap_binary import find_or_fetch
-from tests.shared_process import SharedProcess
+from tests.shared_process import SharedProcess, lent
 
 USER_CODE = Path(__file__).parent / "user_code"
 ROOT = Path(__file__).parent.parent.parent
@@ -229,6 +229,20 @@ def shared_rewarder(redis_url: str, log_file: Path, **settings: str) -> Generato
             assert rewarder.stop() == 0, rewarder.log()
     finally:
         shared.end()
+
+
+@pytest.fixture
+def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
+    """Return the rewarder that a file shares; it says in a fixture ``shared`` how it is set up."""
+    yield from lent(shared)
+
+
+@pytest.fixture
+def client(rewarder: RewarderProcess) -> Iterator[httpx.Client]:
+    """Return a client of it that has its key."""
+    headers = {"Authorization": "Bearer key-of-the-test"}
+    with httpx.Client(base_url=rewarder.url(""), headers=headers, trust_env=False, timeout=120) as client:
+        yield client
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from services.rewarder.worker_frames import Inspected, Refused
 from tests.conftest import RedisServer
 from tests.groups import completed_group
 from tests.rewarder.conftest import RewarderProcess, call_with, shared_rewarder, user
-from tests.shared_process import SharedProcess, lent
+from tests.shared_process import SharedProcess
 
 KEY = {"Authorization": "Bearer key-of-the-test"}
 
@@ -106,11 +106,6 @@ def shared(
     log_file = tmp_path_factory.mktemp("arguments") / "rewarder.log"
     with shared_rewarder(redis_server.url, log_file, HEADRACE_BWRAP=str(Path("/nowhere/bwrap"))) as shared:
         yield shared
-
-
-@pytest.fixture
-def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
-    yield from lent(shared)
 
 
 def post(rewarder: RewarderProcess, path: str, body: dict[str, Any]) -> httpx.Response:

@@ -15,7 +15,7 @@ from services.rewarder.rewarder_metrics import RewarderMetrics
 from services.rewarder.worker_frames import Inspected, Refused
 from tests.conftest import RedisServer
 from tests.rewarder.conftest import LIMITS, ROOT, RewarderProcess, pool_and_scorer, shared_rewarder
-from tests.shared_process import SharedProcess, lent
+from tests.shared_process import SharedProcess
 
 LEAVES_A_MARK = """
 from pathlib import Path
@@ -99,18 +99,6 @@ def shared(redis_server: RedisServer, places: Path) -> Iterator[SharedProcess[Re
     }
     with shared_rewarder(redis_server.url, places / "rewarder.log", **settings) as shared:
         yield shared
-
-
-@pytest.fixture
-def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
-    yield from lent(shared)
-
-
-@pytest.fixture
-def client(rewarder: RewarderProcess) -> Iterator[httpx.Client]:
-    headers = {"Authorization": "Bearer key-of-the-test"}
-    with httpx.Client(base_url=rewarder.url(""), headers=headers, trust_env=False, timeout=60) as client:
-        yield client
 
 
 def marks(places: Path) -> list[str]:

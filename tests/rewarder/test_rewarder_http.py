@@ -11,7 +11,7 @@ from services.rewarder.built_in_rewards import BUILT_INS
 from tests.conftest import RedisServer
 from tests.kept_ports import kept_port
 from tests.rewarder.conftest import RewarderProcess, shared_rewarder, user
-from tests.shared_process import SharedProcess, lent
+from tests.shared_process import SharedProcess
 
 KEY = {"Authorization": "Bearer key-of-the-test"}
 
@@ -23,17 +23,6 @@ def shared(
     log_file = tmp_path_factory.mktemp("http") / "rewarder.log"
     with shared_rewarder(redis_server.url, log_file, HEADRACE_METRICS_PORT=str(kept_port())) as shared:
         yield shared
-
-
-@pytest.fixture
-def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
-    yield from lent(shared)
-
-
-@pytest.fixture
-def client(rewarder: RewarderProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=rewarder.url(""), headers=KEY, trust_env=False, timeout=60) as client:
-        yield client
 
 
 def score(client: httpx.Client, **body: Any) -> httpx.Response:

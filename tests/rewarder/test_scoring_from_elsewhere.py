@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import RedisServer
 from tests.rewarder.conftest import ROOT, RewarderProcess, shared_rewarder, user
-from tests.shared_process import SharedProcess, lent
+from tests.shared_process import SharedProcess
 
 PAGE = ROOT / "docs" / "scoring-from-elsewhere.md"
 
@@ -22,11 +22,6 @@ def shared(
 ) -> Iterator[SharedProcess[RewarderProcess]]:
     with shared_rewarder(redis_server.url, tmp_path_factory.mktemp("elsewhere") / "rewarder.log") as shared:
         yield shared
-
-
-@pytest.fixture
-def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
-    yield from lent(shared)
 
 
 def reward_function(rewarder: RewarderProcess, *, key: str = "key-of-the-test", functions: str | None = None) -> Any:

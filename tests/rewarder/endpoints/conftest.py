@@ -25,7 +25,7 @@ from tests.conftest import RedisServer
 from tests.rewarder.conftest import RewarderProcess, shared_rewarder
 from tests.rewarder.endpoints.misbehaving_server import MisbehavingServer, misbehaving_server
 from tests.rewarder.endpoints.routes_rig import KEY, NAMES_OF_SECRETS, SECRET, Judge
-from tests.shared_process import SharedProcess, lent
+from tests.shared_process import SharedProcess
 
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.1/32"),)
 ALL_PORTS = ((1, 65535),)
@@ -133,11 +133,6 @@ def shared(
     finally:
         with redis_py.Redis.from_url(redis_server.url) as stored:
             stored.delete(REWARD_ENDPOINTS)
-
-
-@pytest.fixture
-def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
-    yield from lent(shared)
 
 
 @pytest.fixture
