@@ -175,7 +175,7 @@ async def test_a_run_asked_to_stop_while_its_rank_is_down_does_not_wait_for_it(
         stopped = await when(api, "stopped")
         assert "while its training rank was down" in stopped.reason
         assert record.run_dir in stopped.reason
-        assert api.supervisor.note("run-a") == ""
+        await wait_until(lambda: api.supervisor.note("run-a") == "")
 
 
 async def test_a_crash_is_the_reason_for_waiting_until_the_next_rank_trains(
