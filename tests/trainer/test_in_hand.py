@@ -62,6 +62,16 @@ async def test_only_the_group_that_was_alone_in_hand_at_the_second_death_is_cond
     assert set(GroupsInHand(tmp_path).suspects) == {4}
 
 
+async def test_a_condemned_group_stays_so_when_the_rank_ends_before_it_reads_it_again(tmp_path: Path) -> None:
+    await die_with(tmp_path, 4, 5)
+    await die_with(tmp_path, 5)
+    GroupsInHand(tmp_path)  # ends with nothing in hand: Redis was away, or the rank was asked to end
+    fourth = GroupsInHand(tmp_path)
+    assert set(fourth.suspects) == {4}
+    with pytest.raises(MessageError, match="died 2 times with it in its hands"):
+        fourth.refuse_condemned(scored_group("00000005"))
+
+
 async def test_the_only_group_of_a_batch_is_tried_once_more_before_it_is_condemned(tmp_path: Path) -> None:
     await die_with(tmp_path, 5)
     second = GroupsInHand(tmp_path)

@@ -43,6 +43,8 @@ class _Record(msgspec.Struct):
     """In hand now."""
     deaths: dict[Count, Count] = {}
     """How often the rank died with a group in hand, of those that were not tried since."""
+    condemned: list[Count] = []
+    """Of these, the ones to be buried when they are read."""
     last_words: str = ""
     """What it said when it last did; empty if it was killed."""
 
@@ -61,9 +63,8 @@ class GroupsInHand:
         died_with = self._record.groups
         for number in died_with:
             self._record.deaths[number] = self._record.deaths.get(number, 0) + 1
-        self._condemned = {
-            number for number in died_with if len(died_with) == 1 and self._record.deaths[number] >= _DEATHS
-        }
+        if len(died_with) == 1 and self._record.deaths[died_with[0]] >= _DEATHS:
+            self._record.condemned = sorted({*self._record.condemned, *died_with})
         self._last_words, self._died_at_s = self._record.last_words, self._modified_at_s()
         if died_with:
             log.warning("the rank before died with groups %s in its hands", died_with)
@@ -72,7 +73,7 @@ class GroupsInHand:
     @property
     def suspects(self) -> Collection[int]:
         """Groups that are to be tried alone before they are trained."""
-        return self._record.deaths.keys() - self._condemned
+        return self._record.deaths.keys() - set(self._record.condemned)
 
     @contextlib.asynccontextmanager
     async def holding(self, numbers: Sequence[int]) -> AsyncGenerator[None]:
@@ -103,7 +104,7 @@ class GroupsInHand:
     def refuse_condemned(self, group: ScoredGroup) -> None:
         """Raise MessageError for a group that the rank has died of, once; the post-mortem is written first."""
         number = training_number(group.prompt.group_id)
-        if number is None or number not in self._condemned:
+        if number is None or number not in self._record.condemned:
             return
         how = self._last_words or "it was killed, or the machine had no memory left"
         where = self._run_dir / "post_mortem" / f"group_{group.prompt.group_id}"
@@ -119,7 +120,7 @@ class GroupsInHand:
             write_whole(where, report, [group])
         except OSError as error:
             kept = f"; there is no post-mortem, because it could not be written: {error}"
-        self._condemned.discard(number)
+        self._record.condemned.remove(number)
         self._record.deaths.pop(number)
         self._write(self._record.groups)
         raise MessageError(
