@@ -22,6 +22,7 @@ from headrace.hang_watch import Question, until_it_hangs
 from headrace.held_port import HeldPort
 from headrace.state_dir import ProcessMark
 from shared.logs import last_message
+from shared.signal_names import signal_name
 
 USER_ERROR, FENCED = 2, 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 10.0
@@ -178,7 +179,7 @@ def _signal(process: ProcessMark, number: signal.Signals) -> None:
 
 def _describe(code: int) -> str:
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by {signal_name(-code)}"
     return f"ended with exit status {code}"
 
 

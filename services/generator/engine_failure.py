@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from shared.signal_names import signal_name
+
 _VARIABLE = "HEADRACE_ENGINE_FAILURE_FILE"
 _LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 _DEADLY = ("EngineCore failed", "EngineCore encountered a fatal", "WorkerProc failed")
@@ -84,7 +86,7 @@ def how_ended(exit_codes: Mapping[str, int]) -> str:
         if code == -signal.SIGKILL:
             return f"its process {name} was killed by SIGKILL, as the kernel does when memory runs out (dmesg says so)"
         if code < 0:
-            return f"its process {name} was killed by {signal.Signals(-code).name}"
+            return f"its process {name} was killed by {signal_name(-code)}"
         return f"its process {name} ended with exit status {code}"
     return ""
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from services.rewarder import reward_worker
 from services.rewarder.reward_worker import Limits
+from shared.signal_names import signal_name
 
 PRELOAD = ["services.rewarder.reward_worker", "services.rewarder.built_ins.accuracy"]
 _START_TIMEOUT_S = 60.0
@@ -112,10 +113,7 @@ def describe_exit(exit_code: int) -> str:
     """Return what an exit code says, to follow "its worker process died:"."""
     if exit_code >= 0:
         return f"it ended with exit status {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
+    name = signal_name(-exit_code)
     hints = {
         "SIGKILL": " (if nobody did that, the machine or its container ran out of memory; the kernel's log says so)",
         "SIGXCPU": " (it used up its processor time)",

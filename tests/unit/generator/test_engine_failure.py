@@ -57,6 +57,7 @@ def test_the_next_engine_has_none_of_the_failures_of_the_one_before() -> None:
     [
         ({"EngineCore": -9}, "its process EngineCore was killed by SIGKILL, as the kernel does when memory runs out"),
         ({"EngineCore_DP0": -15, "EngineCore_DP1": -11}, "its process EngineCore_DP1 was killed by SIGSEGV"),
+        ({"EngineCore": -42}, "its process EngineCore was killed by signal 42"),
         ({"EngineCore_DP0": -15, "EngineCore_DP1": 1}, "its process EngineCore_DP1 ended with exit status 1"),
         ({}, ""),
     ],
