@@ -121,7 +121,7 @@ def keys_file(arguments: argparse.Namespace, environment: Mapping[str, str] = os
 def _editing(path: Path) -> Generator[list[str]]:
     """Yield the lines of a keys file, and put what they are then in its place in one step.
 
-    Nobody else edits it meanwhile: a lost edit could bring a revoked key back.
+    Nobody else edits it meanwhile, and a power loss does not undo it: a lost edit could bring a revoked key back.
 
     Raises:
         KeysFileError: It is not a keys file, or would not be one.
@@ -144,8 +144,11 @@ def _editing(path: Path) -> Generator[list[str]]:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 os.fchmod(file.fileno(), mode)
                 file.write("".join(f"{line}\n" for line in lines))
+                file.flush()
+                os.fsync(file.fileno())
             read_keys_file(aside)
             aside.replace(path)
+            os.fsync(directory)
         finally:
             aside.unlink(missing_ok=True)
     finally:

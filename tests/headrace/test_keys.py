@@ -1,5 +1,6 @@
 """`headrace keys`: keys are made, listed and revoked in a file that a service takes as it is."""
 
+import os
 import stat
 import subprocess
 import sys
@@ -76,6 +77,22 @@ def test_a_file_is_made_for_its_owner_alone_and_keeps_the_mode_that_it_is_given(
     add(capsys, "me", "--scopes", "read", "--file", str(file))
     assert stat.S_IMODE(file.stat().st_mode) == 0o444
     assert [path.name for path in file.parent.iterdir()] == ["api-keys"], "nothing is left lying about"
+
+
+def test_an_edit_is_on_the_disk_before_and_after_it_takes_the_place_of_the_file(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(capsys, "ci", "--scopes", "read", "--file", str(file))
+    inode = file.stat().st_ino
+    synced: list[tuple[bool, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append((is_directory, file.stat().st_ino != inode))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert cli.main(["keys", "revoke", "ci", "--file", str(file)]) == 0
+    assert synced == [(False, False), (True, True)], "the new file, and then its name"
 
 
 def test_headrace_up_has_a_file_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
