@@ -213,7 +213,7 @@ def _loaded(cert_file: Path, key_file: Path) -> ssl.SSLContext:
         context.load_cert_chain(cert_file, key_file, password=_no_password)
     except _EncryptedError as error:
         raise UserError(f"HEADRACE_TLS_KEY_FILE: {key_file} has a password: give a key without one") from error
-    except ssl.SSLError as error:
+    except OSError as error:  # ssl.SSLError is one; else a file went away this moment
         raise UserError(_why_not_loaded(cert_file, key_file, error)) from error
     return context
 
@@ -227,12 +227,13 @@ def _no_password() -> str:
     raise _EncryptedError
 
 
-def _why_not_loaded(cert_file: Path, key_file: Path, error: ssl.SSLError) -> str:
-    if error.reason == "KEY_VALUES_MISMATCH":
+def _why_not_loaded(cert_file: Path, key_file: Path, error: OSError) -> str:
+    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    if reason == "KEY_VALUES_MISMATCH":
         return f"HEADRACE_TLS_KEY_FILE: {key_file} is not the key of the certificate in {cert_file}"
     return (
         f"HEADRACE_TLS_CERT_FILE, HEADRACE_TLS_KEY_FILE: {cert_file} must hold a certificate and {key_file} its key, "
-        f"both as PEM ({error.reason or error})"
+        f"both as PEM ({reason or error})"
     )
 
 

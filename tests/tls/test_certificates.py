@@ -118,6 +118,26 @@ def test_files_that_do_not_fit_each_other_change_nothing_and_are_said(
     assert serial_shown(port, authority) == serial_in(second)
 
 
+def test_a_file_that_goes_away_while_it_is_loaded_changes_nothing_and_is_said(
+    authority: Authority,
+    listening: list[Listener],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = authority.issue()
+    certificate = ServerCertificate(first.cert, first.key, look_every_s=0)
+    listening.append(Listener(certificate.context))
+    port, before = listening[0].port, serial_in(first)
+    first.key.unlink()
+
+    def read_bytes(_: Path) -> bytes:
+        return b"there a moment ago"
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert serial_shown(port, authority) == before
+    assert "both as PEM (No such file or directory)" in caplog.text
+
+
 def test_what_cannot_be_a_certificate_is_refused_with_what_to_do(authority: Authority, tmp_path: Path) -> None:
     good, other = authority.issue(), authority.issue(file="other")
     locked = authority.issue(file="locked", password=b"secret")
