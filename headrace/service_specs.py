@@ -3,7 +3,8 @@
     redis --> trainer (run API; spawns ranks)   rewarder   generator-0 .. generator-(N-1)
                                                            or one process of N simulated ones
 
-Everything that a service is told, it is told by environment: a key on a command line is public.
+Everything that a service is told, it is told by environment, but for keys and the password of Redis: those it inherits
+as open files in memory. A command line is public, and an environment is shown to every process of the same user.
 """
 
 import os
@@ -18,11 +19,10 @@ from headrace.held_port import HeldPort
 from headrace.launch_ports import Doors, LaunchPorts
 from headrace.state_dir import Keys, StateDir
 from headrace.supervised_process import ServiceSpec
+from shared.child_secrets import SECRETS
+from shared.secret_files import password_of, without_password
 
-_SECRET_FILES = frozenset({"HEADRACE_API_KEY_FILE", "HEADRACE_INTERNAL_KEY_FILE", "HEADRACE_REDIS_PASSWORD_FILE"})
-"""Of the person who starts us: services refuse a secret beside the file of another, and theirs are given to them."""
-_NO_INTERNAL_KEY = {"HEADRACE_INTERNAL_KEY": ""}
-"""Whom the rewarder talks to knows it by the key of users."""
+_INTERNAL_KEY_FILE = "HEADRACE_INTERNAL_KEY_FILE"
 REDIS, TRAINER, REWARDER, SIMULATED = "redis", "trainer", "rewarder", "simulated"
 
 
@@ -81,7 +81,10 @@ def service_specs(
     settings: UpSettings, state: StateDir, *, keys: Keys, ports: LaunchPorts, redis_url: str
 ) -> list[ServiceSpec]:
     """Return the services in the order in which they are ended: the trainer's ranks save first."""
-    common = _common_environment(state, keys, redis_url)
+    common = _common_environment(state, redis_url)
+    secrets = _secrets(keys, redis_url)
+    # Whom the rewarder talks to knows it by the key of users.
+    for_rewarder = {name: secret for name, secret in secrets.items() if name != _INTERNAL_KEY_FILE}
     _, for_trainer = _placement(settings.num_generator_processes)
     trainer_environment = {
         "HEADRACE_REPLICA_ID": "trainer-0",
@@ -97,6 +100,7 @@ def service_specs(
             name=name,
             command=(*settings.commands[kind], *arguments),
             environment={**common, **doors.environment, **environment},
+            secrets=for_rewarder if kind == REWARDER else secrets,
             listeners=doors.listeners,
             log_path=state.logs / f"{name}.log",
             is_essential=kind == TRAINER,
@@ -119,7 +123,7 @@ def service_specs(
     return [
         spec(TRAINER, TRAINER, ports.trainer, trainer_environment, 30.0),
         *generators,
-        spec(REWARDER, REWARDER, ports.rewarder, {"HEADRACE_REPLICA_ID": "rewarder-0", **_NO_INTERNAL_KEY}, 15.0),
+        spec(REWARDER, REWARDER, ports.rewarder, {"HEADRACE_REPLICA_ID": "rewarder-0"}, 15.0),
     ]
 
 
@@ -140,7 +144,8 @@ def generator_spec(
     return ServiceSpec(
         name=name,
         command=settings.commands["generator"],
-        environment={**_common_environment(state, keys, redis_url), **own},
+        environment={**_common_environment(state, redis_url), **own},
+        secrets=_secrets(keys, redis_url),
         listeners=doors.listeners,
         log_path=state.logs / f"{name}.log",
         is_essential=False,
@@ -161,15 +166,24 @@ def importable_environment() -> dict[str, str]:
     }
 
 
-def _common_environment(state: StateDir, keys: Keys, redis_url: str) -> dict[str, str]:
-    inherited = {name: value for name, value in importable_environment().items() if name not in _SECRET_FILES}
+def _secrets(keys: Keys, redis_url: str) -> dict[str, str]:
+    password = password_of(redis_url)
+    known = {"HEADRACE_API_KEY_FILE": keys.api_key, _INTERNAL_KEY_FILE: keys.internal_key}
+    return known | ({"HEADRACE_REDIS_PASSWORD_FILE": password} if _fits_a_file(password) else {})
+
+
+def _fits_a_file(password: str) -> bool:
+    return len(password.split()) == 1
+
+
+def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
+    # Those of the person who starts us are for elsewhere.
+    inherited = {name: value for name, value in importable_environment().items() if name not in SECRETS}
     return {
         **inherited,
-        "HEADRACE_REDIS_URL": redis_url,
+        "HEADRACE_REDIS_URL": without_password(redis_url) if _fits_a_file(password_of(redis_url)) else redis_url,
         "HEADRACE_HOST": "127.0.0.1",
-        "HEADRACE_API_KEY": keys.api_key,
         "HEADRACE_API_KEYS_FILE": str(state.api_keys_file),
-        "HEADRACE_INTERNAL_KEY": keys.internal_key,
         # `my_rewards:function` is looked for where the user stands.
         "HEADRACE_REWARD_PATH": _joined_path(os.environ.get("HEADRACE_REWARD_PATH"), os.getcwd()),
     }

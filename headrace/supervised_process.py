@@ -21,6 +21,7 @@ from headrace import guarded_exec, process_table
 from headrace.hang_watch import Question, until_it_hangs
 from headrace.held_port import HeldPort
 from headrace.state_dir import ProcessMark
+from shared.child_secrets import handed_on
 from shared.logs import last_message
 from shared.signal_names import signal_name
 
@@ -37,6 +38,8 @@ class ServiceSpec:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
+    secrets: Mapping[str, str] = field(kw_only=True, default_factory=dict[str, str], repr=False)
+    """By the variables that name files with them: nobody finds them in an environment."""
     log_path: Path
     is_essential: bool
     stop_timeout_s: float
@@ -134,13 +137,13 @@ class SupervisedProcess:
 
     async def _run_once(self) -> int:
         sockets = {name: port.fileno() for name, port in self.spec.listeners.items()}
-        with self.spec.log_path.open("ab") as log_file:
+        with self.spec.log_path.open("ab") as log_file, handed_on(self.spec.secrets) as (variables, secrets):
             self._log_starts_at = log_file.seek(0, os.SEEK_END)
             child = await asyncio.create_subprocess_exec(
                 *guarded_exec.guard(sockets),
                 *self.spec.command,
-                pass_fds=sockets.values(),
-                env=dict(self.spec.environment),
+                pass_fds=(*sockets.values(), *secrets),
+                env={**self.spec.environment, **variables},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,

@@ -1,16 +1,32 @@
-"""Keeps the keys and the address of Redis out of the environments of child processes.
+"""Keeps the keys and the address of Redis out of the environments of processes, and away from reward workers.
 
     settings read --hide_secrets--> no child inherits them: reward workers, vLLM's workers, compilers, trackers
     a child of ours that needs one --in_memory--> reads it from a file that lies nowhere but in its parent
+                                   --handed_on--> inherits it, open, and closes it when its settings are read
+    others of the same user        --close_to_others, give_up_tracing--> read no memory of ours
 
 A process that needs no secret cannot leak one: whatever reports, logs or dumps its environment shows none.
 """
 
+import contextlib
+import ctypes
+import fcntl
 import logging
 import os
+import struct
+import sys
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Collection, Generator, Mapping, MutableMapping
+from pathlib import Path
 from typing import Final
+
+_OWN: Final = "/proc/self/fd/"
+_FIRST_DESCRIPTOR: Final = 64
+"""Above those that guarded_exec.py puts sockets at."""
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 4, 24
+_CAP_SYS_PTRACE, _CAPABILITY_VERSION_3 = 19, 0x20080522
+_ENV_START, _ENV_END = 47, 48
+"""Fields of /proc/self/stat, counted after the command."""
 
 SECRETS: Final[tuple[str, ...]] = (
     "HEADRACE_API_KEY",
@@ -31,8 +47,58 @@ _lock = threading.Lock()
 
 def hide_secrets(environment: MutableMapping[str, str]) -> None:
     """Take the secrets out of this process's environment, once its settings have been read from it."""
-    for name in SECRETS:
-        environment.pop(name, None)
+    hidden = [environment.pop(name, "") for name in SECRETS]
+    for path in hidden:
+        if is_handed_on(path):
+            with contextlib.suppress(OSError, ValueError):
+                os.close(int(path.rpartition("/")[2]))
+    if environment is os.environ and sys.platform == "linux":
+        _wipe(SECRETS)
+
+
+@contextlib.contextmanager
+def handed_on(secrets: Mapping[str, str]) -> Generator[tuple[dict[str, str], list[int]]]:
+    """Yield variables by which a child finds these secrets, and the descriptors that it must inherit for that.
+
+    Args:
+        secrets: By the variable that names a file with them, such as HEADRACE_API_KEY_FILE.
+    """
+    with contextlib.ExitStack() as opened:
+        descriptors: dict[str, int] = {}
+        for name, secret in secrets.items():
+            file = os.fdopen(os.memfd_create("headrace-secret", os.MFD_CLOEXEC), "wb", buffering=0)
+            with file:
+                file.write(secret.encode())
+                descriptors[name] = fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, _FIRST_DESCRIPTOR)
+            opened.callback(os.close, descriptors[name])
+        yield {name: f"{_OWN}{number}" for name, number in descriptors.items()}, list(descriptors.values())
+
+
+def is_handed_on(path: str) -> bool:
+    """Whether a file is one that this process inherited open, and that no other process finds by this path."""
+    return path.startswith(_OWN)
+
+
+def close_to_others() -> None:
+    """Let nobody of the same user read this process's memory, its files in /proc, or attach to it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def give_up_tracing() -> None:
+    """Give up what lets root read other processes of root, for this process and all that it starts."""
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_CAPBSET_DROP, _CAP_SYS_PTRACE, 0, 0, 0)
+    header = struct.pack("II", _CAPABILITY_VERSION_3, 0)
+    data = ctypes.create_string_buffer(24)
+    if libc.capget(header, data) != 0:
+        return
+    sets = list(struct.unpack("6I", data.raw))
+    for index in range(3):  # effective, permitted, inheritable, of the first 32
+        sets[index] &= ~(1 << _CAP_SYS_PTRACE)
+    libc.capset(header, struct.pack("6I", *sets))
 
 
 def in_memory(secret: str) -> str:
@@ -56,3 +122,18 @@ def _holds(descriptor: int, secret: str) -> bool:
         return os.pread(descriptor, len(data) + 1, 0) == data
     except OSError:
         return False
+
+
+def _wipe(names: Collection[str]) -> None:
+    """Overwrite variables where the kernel shows them in /proc/PID/environ; they must be unset already."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return
+    at, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    if not at < end:
+        return
+    for entry in ctypes.string_at(at, end - at).split(b"\0"):
+        if entry.partition(b"=")[0].decode(errors="replace") in names:
+            ctypes.memset(at, 0, len(entry))
+        at += len(entry) + 1

@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from shared.access.keyring import Keyring
-from shared.child_secrets import SECRETS, in_memory
+from shared.child_secrets import SECRETS, in_memory, is_handed_on
 from shared.errors import UserError
 from shared.file_roots import FileRoots, default_roots, default_weight_roots, parse_roots
 from shared.logs import LogFormat, LogLevel
@@ -215,12 +215,12 @@ class ServiceSettings(BaseSettings):
 
         Nothing secret is in them: what came from a file stays in it, and all else is in files in our memory.
         """
-        key, file = self.internal_key.get_secret_value(), self.internal_key_file
+        key, file = self.internal_key.get_secret_value(), _lasting(self.internal_key_file)
         variables = dict.fromkeys(SECRETS, "")
         # It serves nobody; where others can reach it, settings ask for keys.
         variables["HEADRACE_HOST"] = "127.0.0.1"
         variables["HEADRACE_INTERNAL_KEY_FILE"] = str(file.absolute()) if file else in_memory(key) if key else ""
-        url, file = self.redis_url.get_secret_value(), self.redis_password_file
+        url, file = self.redis_url.get_secret_value(), _lasting(self.redis_password_file)
         password = password_of(url)
         if len(password.split()) > 1:  # no file of a secret may hold it
             return variables | {"HEADRACE_REDIS_URL": url}
@@ -229,6 +229,11 @@ class ServiceSettings(BaseSettings):
             str(file.absolute()) if file else in_memory(password) if password else ""
         )
         return variables
+
+
+def _lasting(file: Path | None) -> Path | None:
+    """Return the file unless it is one that this process alone had, for as long as it read its settings."""
+    return None if file is None or is_handed_on(str(file)) else file
 
 
 def from_environment(kind: type[_Settings]) -> _Settings:

@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ).parse_args(arguments)
 
     from services.rewarder.settings import RewarderSettings
-    from shared.child_secrets import hide_secrets
+    from shared.child_secrets import close_to_others, hide_secrets
     from shared.errors import HeadraceError, UserError
     from shared.logs import configure_first_logging, configure_logging, log_lines
     from shared.settings import from_environment
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log_lines(log, error)
         return EXIT_USER_ERROR
     hide_secrets(os.environ)
+    close_to_others()  # before there is a worker
     configure_logging(settings.log_level, log_format=settings.log_format)
 
     from services.rewarder.service import RewarderService

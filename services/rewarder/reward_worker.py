@@ -52,6 +52,7 @@ from services.rewarder.worker_frames import (
     receive_frame,
     send_frame,
 )
+from shared.child_secrets import give_up_tracing
 from shared.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
@@ -88,6 +89,7 @@ def _set_up(limits: Limits) -> None:
     os.setsid()  # one signal then reaches whatever user code has spawned; and Ctrl-C reaches the service alone
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    give_up_tracing()
     _let_go_of_the_fork_server()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

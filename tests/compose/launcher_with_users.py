@@ -23,7 +23,8 @@ def main() -> int:
             "HEADRACE_REDIS_URL": f"redis://{user}@127.0.0.1:{port}/0",
             "HEADRACE_REDIS_PASSWORD_FILE": str(secrets / f"redis-password-{user}"),
         }
-        return dataclasses.replace(spec, environment={**spec.environment, **own})
+        keys = {name: key for name, key in spec.secrets.items() if name not in own}
+        return dataclasses.replace(spec, environment={**spec.environment, **own}, secrets=keys)
 
     def specs(*args: Any, **kwargs: Any) -> list[ServiceSpec]:
         return [as_user(spec) for spec in service_specs(*args, **kwargs)]

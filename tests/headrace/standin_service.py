@@ -2,9 +2,10 @@
 
     python standin_service.py NAME DIRECTORY
 
-Every start adds a line to DIRECTORY/NAME.starts: pid, and those variables of its environment that tests look at. What
-it does is read from DIRECTORY/NAME.orders at its start: a JSON object with `exit` (end at once with that status and
-message), `deaf` (ignore SIGTERM), `save_s` (end so much later), `child` (leave a process of its own session behind).
+Every start adds a line to DIRECTORY/NAME.starts: pid, and those variables of its environment that tests look at, with
+the secrets that it was handed. What it does is read from DIRECTORY/NAME.orders at its start: a JSON object with `exit`
+(end at once with that status and message), `deaf` (ignore SIGTERM), `save_s` (end so much later), `child` (leave a
+process of its own session behind).
 """
 
 import http.server
@@ -18,7 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from shared.child_secrets import is_handed_on
 from shared.listening import listening_socket
+from shared.secret_files import with_password
 
 
 class Door(http.server.BaseHTTPRequestHandler):
@@ -44,6 +47,12 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, on_sigterm)
     shown = {key: value for key, value in os.environ.items() if key.startswith(("HEADRACE_", "VLLM_", "PYTHON"))}
+    for variable in [variable for variable in shown if variable.endswith("_FILE") and is_handed_on(shown[variable])]:
+        secret = Path(shown.pop(variable)).read_text()
+        if variable == "HEADRACE_REDIS_PASSWORD_FILE":
+            shown["HEADRACE_REDIS_URL"] = with_password(shown["HEADRACE_REDIS_URL"], secret)
+        else:
+            shown[variable.removesuffix("_FILE")] = secret
     with (directory / f"{name}.starts").open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), "at": time.monotonic(), "environment": shown}) + "\n")
     if "exit" in orders:

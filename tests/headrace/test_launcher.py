@@ -62,19 +62,22 @@ def test_the_person_is_told_where_the_api_and_its_key_are(rig: LauncherRig) -> N
     assert rig.state.keys().api_key not in rig.output()
 
 
-def test_the_services_are_told_everything_by_environment_and_nothing_by_command_line(rig: LauncherRig) -> None:
+def test_services_are_handed_their_secrets_and_nobody_finds_them_in_an_environment_or_command_line(
+    rig: LauncherRig,
+) -> None:
     launcher = rig.launch_until_ready()
     keys, endpoint = rig.state.keys(), rig.endpoint()
     trainer = rig.starts("trainer")[0]["environment"]
     assert trainer["HEADRACE_API_KEY"] == keys.api_key
     assert trainer["HEADRACE_INTERNAL_KEY"] == keys.internal_key
+    assert "HEADRACE_INTERNAL_KEY" not in rig.starts("rewarder")[0]["environment"]
     assert trainer["HEADRACE_RUNS_DIR"] == str(rig.state.runs)
     assert trainer["HEADRACE_REWARDER_URL"] == endpoint.rewarder_url
     assert rig.starts("rewarder")[0]["environment"]["HEADRACE_REWARD_PATH"] == str(rig.state.path.parent)
     assert rig.starts("generator")[0]["environment"]["HEADRACE_REPLICA_ID"] == "generator-0"
     for process in rig.processes_of(launcher):
-        command_line = Path(f"/proc/{process.pid}/cmdline").read_text()
-        assert not [key for key in (keys.api_key, keys.internal_key, keys.redis_password) if key in command_line]
+        shown = Path(f"/proc/{process.pid}/cmdline").read_text() + Path(f"/proc/{process.pid}/environ").read_text()
+        assert not [key for key in (keys.api_key, keys.internal_key, keys.redis_password) if key in shown]
 
 
 def test_redis_wants_its_password_and_keeps_an_append_only_file_on_loopback(rig: LauncherRig) -> None:

@@ -149,6 +149,7 @@ class RewarderProcess:
         log_file: Path,
         *,
         command: Sequence[str] = (sys.executable, "-m", "services.rewarder"),
+        pass_fds: Sequence[int] = (),
         **settings: str,
     ) -> None:
         self.port = 0
@@ -169,6 +170,7 @@ class RewarderProcess:
                 command,
                 cwd=log_file.parent,
                 env=environment,
+                pass_fds=pass_fds,
                 stdout=log,
                 stderr=log,
             )

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
+from shared.child_secrets import handed_on
 from tests.rewarder.conftest import RewarderProcess, descendants, user
 
 KEY = "canary-of-users"
@@ -78,3 +80,51 @@ def test_an_async_function_finds_no_key_in_its_environment(
     headers = {"Authorization": f"Bearer {KEY}"}
     reply = httpx.post(rewarder.url("/v1/score"), json=body, headers=headers, timeout=60, trust_env=False)
     assert [outcome["value"] for outcome in reply.json()["outcomes"][0]] == [0.0, 0.0], reply.text
+
+
+CURIOUS = """
+import os
+from pathlib import Path
+
+
+def looks(completions, canary, **_):
+    pid, found = os.getpid(), []
+    while pid > 1:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pid = int(stat[1])
+        for name in ("environ", "mem", "maps", "auxv", *(f"fd/{number}" for number in range(256))):
+            try:
+                with open(f"/proc/{pid}/{name}", "rb") as file:
+                    if name in ("environ", "fd/64", "fd/65", "fd/66") and canary[0].encode() in file.read(1_000_000):
+                        found.append(f"{name} of {pid}")
+                    if name == "mem" and is_mine(pid):
+                        found.append(f"mem of {pid}")
+            except OSError:
+                pass
+    return [float(len(found))] * len(completions)
+
+
+def is_mine(pid):
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"services.rewarder" in command and b"forkserver" not in command
+"""
+
+
+@pytest.mark.parametrize("way", ["variables", "files in memory"])
+def test_a_reward_function_reads_neither_keys_nor_memory_of_the_service(
+    start_rewarder: Callable[..., RewarderProcess], redis_url: str, tmp_path: Path, way: str
+) -> None:
+    rewards = tmp_path / "rewards"
+    rewards.mkdir()
+    (rewards / "curious.py").write_text(CURIOUS)
+    settings = {"HEADRACE_REWARD_PATH": str(rewards), "HEADRACE_REDIS_URL": redis_url}
+    with handed_on({"HEADRACE_API_KEY_FILE": KEY} if way != "variables" else {}) as (variables, descriptors):
+        settings |= {"HEADRACE_API_KEY": ""} | variables if variables else {"HEADRACE_API_KEY": KEY}
+        rewarder = start_rewarder(pass_fds=descriptors, **settings)
+    rewarder.wait_until_ready()
+    body = {"reward_funcs": ["curious:looks"], "prompts": ["p"], "completions": ["c"], "columns": {"canary": [KEY]}}
+    headers = {"Authorization": f"Bearer {KEY}"}
+    reply = httpx.post(rewarder.url("/v1/score"), json=body, headers=headers, timeout=60, trust_env=False)
+    (outcome,) = reply.json()["outcomes"][0]
+    assert (outcome["outcome"], outcome["value"]) == ("scored", 0.0), outcome
+    assert KEY.encode() not in Path(f"/proc/{rewarder.process.pid}/environ").read_bytes()

@@ -13,6 +13,7 @@ from headrace.launcher import announcement
 from headrace.service_specs import UpSettings, service_specs
 from headrace.state_dir import Endpoint, ProcessMark, StateDir
 from headrace.supervised_process import ServiceSpec
+from shared.child_secrets import handed_on
 from shared.errors import UserError
 from shared.settings import ServiceSettings, from_environment
 
@@ -119,10 +120,10 @@ def test_services_are_given_the_keys_here_and_not_files_with_keys_for_elsewhere(
     specs = specs_of(UpSettings(tmp_path / "state"))
     assert len(specs) == 3
     for spec in specs.values():
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, handed_on(spec.secrets) as (variables, _):
             for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
                 patch.delenv(name)
-            for name, value in spec.environment.items():
+            for name, value in {**spec.environment, **variables}.items():
                 patch.setenv(name, value)
             settings = from_environment(ServiceSettings)
         assert settings.api_key.get_secret_value() == StateDir(tmp_path / "state").keys().api_key
