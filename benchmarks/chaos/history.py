@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos.weights import weight_problems
+
 Row = dict[str, Any]
 
 
@@ -81,8 +83,6 @@ def read_history(run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[S
         run_dir: Its directory.
         sightings: In the order of time.
     """
-    from benchmarks.chaos.weights import weight_problems  # the judge and its tests need no safetensors
-
     config: Mapping[str, Any] = run["config"]
     newest = newest_checkpoint(run_dir)
     state = None if newest is None else json.loads((newest / "trainer_state.json").read_text("utf-8"))
