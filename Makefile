@@ -20,7 +20,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Tests start hundreds of processes, and each would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-queue bench-generator bench-push bench-rewarder chaos policy-scan release
+.PHONY: help demo test test-long test-api-schemas test-compose types check format lock clean bench-trainer bench-staleness bench-fleet bench-queue bench-generator bench-push bench-rewarder chaos policy-scan release
 .PHONY: check-format check-lint check-mypy check-pyright check-imports check-unit
 
 help: ## this list
@@ -34,6 +34,10 @@ test: $(FULL_WITH_TOOLS) .venv-policy/.installed | $(PROMTOOL) ## the suite: rea
 
 test-long: $(FULL_WITH_TOOLS) ## what `make test` leaves out: the whole fault matrix, 200 pushes under load, 100 rounds; takes long
 	@.venv/bin/python -m pytest -m "long and not gpu and not engine" $(ARGS)
+
+test-api-schemas: $(FULL_WITH_TOOLS) ## schemathesis, every phase, against each service for SECONDS_EACH (300)
+	@SCHEMATHESIS_SECONDS=$${SECONDS_EACH:-300} .venv/bin/python -m pytest -s --timeout 1200 -m "not vllm" tests/rewarder/test_openapi.py \
+		tests/api/test_openapi.py tests/generator_contract/test_openapi.py $(ARGS)
 
 test-compose: $(FULL_WITH_TOOLS) ## the compose stack in a real Docker engine: build, run, kill, scale; half an hour
 	@tests/compose/run.sh .venv/bin/python $(ARGS)

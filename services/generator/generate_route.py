@@ -14,10 +14,11 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, Self, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from starlette.exceptions import HTTPException
 
 from shared.errors import MessageError, UnavailableError
 from shared.http_guard import problem
@@ -41,6 +42,7 @@ FURTHER_OPTIONS = frozenset(
     }
 )
 """What ``generation_kwargs`` may hold beside the fields of the body: options of vLLM's SamplingParams."""
+_SAMPLING = frozenset({"repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"})
 _HUNG_UP = 499
 _ResultT = TypeVar("_ResultT")
 
@@ -68,7 +70,11 @@ class GenerateRequest(BaseModel):
         default=0, ge=0, le=20, description="0: of the sampled token alone; k: of the k likeliest too; null: none"
     )
     structured_outputs_regex: str | None = None
-    generation_kwargs: dict[str, Any] | None = Field(default=None, description="Wins over the fields above")
+    generation_kwargs: dict[str, Any] | None = Field(
+        default=None,
+        description="Wins over the fields above; options of vLLM's SamplingParams",
+        json_schema_extra={"propertyNames": {"enum": [*sorted(FURTHER_OPTIONS | _SAMPLING)]}},
+    )
 
     @field_validator("generation_kwargs")
     @classmethod
@@ -88,9 +94,6 @@ class GenerateRequest(BaseModel):
     def sampling_options(self) -> dict[str, Any]:
         """Return the options of vLLM's SamplingParams of the same names, ``generation_kwargs`` included."""
         return {name: getattr(self, name) for name in _SAMPLING} | (self.generation_kwargs or {})
-
-
-_SAMPLING = frozenset({"repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"})
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,11 @@ class Sampler(Protocol):
         ...
 
 
+VersionSpan = Annotated[
+    list[int], Field(min_length=3, max_length=3, description="Policy version, first token, end of its tokens")
+]
+
+
 class GenerateAnswer(BaseModel):
     """The result of TRL's ``VLLMClient.generate``, and ``version_spans``. ``P`` prompts; ``P x N`` sequences, prompt
     by prompt.
@@ -140,7 +148,16 @@ class GenerateAnswer(BaseModel):
     completion_ids: list[list[int]]
     logprobs: list[list[list[float | None]]] | None
     logprob_token_ids: list[list[list[int]]] | None
-    version_spans: list[list[tuple[int, int, int]]]
+    version_spans: list[list[VersionSpan]]
+
+
+def make_generate_app(sampler: Sampler) -> FastAPI:
+    """Return an application with the route alone; what it refuses is a problem."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.include_router(make_generate_router(sampler))
+    app.add_exception_handler(RequestValidationError, refuse_body)
+    app.add_exception_handler(HTTPException, _refuse_json)
+    return app
 
 
 def make_generate_router(sampler: Sampler) -> APIRouter:
@@ -169,6 +186,11 @@ async def refuse_body(_: Request, error: Exception) -> JSONResponse:
         f"{'.'.join(map(str, item['loc']))[:100]}: {item['msg'][:200]}" for item in error.errors()[:_MAX_PROBLEMS]
     )
     return _refuse(problem(422, "Malformed body", wrong))
+
+
+async def _refuse_json(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    return _refuse(problem(error.status_code, "Malformed JSON", "The body is not JSON, or nested too deeply."))
 
 
 async def _sample_all(sampler: Sampler, body: GenerateRequest) -> list[SampledPrompt]:
@@ -211,7 +233,7 @@ def _answer(sampled: list[SampledPrompt], *, has_logprobs: bool) -> GenerateAnsw
         logprob_token_ids=(
             [completion.logprob_token_ids_TK or [] for completion in completions] if has_logprobs else None
         ),
-        version_spans=[completion.version_spans for completion in completions],
+        version_spans=[[*map(list, completion.version_spans)] for completion in completions],
     )
 
 

@@ -17,12 +17,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.generator.engine import Engine
-from services.generator.generate_route import GENERATE_PATH, make_generate_router, refuse_body
+from services.generator.generate_route import GENERATE_PATH, make_generate_app
 from services.generator.output_gate import UnverifiedError
 from services.generator.policy_sampler import PolicySampler
 from shared.http_guard import problem
@@ -141,9 +140,7 @@ async def make_handlers(engine: Engine) -> ASGIApp:
     for failure in (EngineDeadError, EngineGenerateError, UnverifiedError):
         app.add_exception_handler(failure, _say_that_the_engine_failed)
     client: Any = _Client(engine)
-    generating = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    generating.include_router(make_generate_router(PolicySampler(client)))
-    generating.add_exception_handler(RequestValidationError, refuse_body)
+    generating = make_generate_app(PolicySampler(client))
     await init_app_state(client, app.state, args, await engine.client.get_supported_tasks())
 
     async def by_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -117,7 +117,7 @@ def _openai_routes() -> APIRouter:
     router = APIRouter(tags=["policy"])
     version = {VERSION_HEADER: {"description": "The policy version that is held", "schema": {"type": "string"}}}
     answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "headers": version}}
-    streams: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+    streams: dict[str, Any] = {"text/event-stream": {}}
     streamed: dict[int | str, dict[str, Any]] = {200: {**answered[200], "content": streams}}
     refused = responses({400: "vLLM does not take it", 404: "No such model"})
 

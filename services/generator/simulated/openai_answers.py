@@ -15,9 +15,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.generator.generate_route import GENERATE_PATH, make_generate_router, refuse_body
+from services.generator.generate_route import GENERATE_PATH, make_generate_app
 from services.generator.openai_routes import MODELS_PATH, POLICY_NAME
 from services.generator.simulated.draws import prompt_ids_of, text_of
 from services.generator.simulated.engine import SimulatedEngine, SimulatedRequest
@@ -89,9 +90,8 @@ def make_simulated_handlers(engine: SimulatedEngine, *, model: str, max_model_le
     app.add_exception_handler(MessageError, _refuse)
     app.add_exception_handler(UnavailableError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse)
-    generating = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    generating.include_router(make_generate_router(engine))
-    generating.add_exception_handler(RequestValidationError, refuse_body)
+    app.add_exception_handler(HTTPException, _refuse)
+    generating = make_generate_app(engine)
 
     async def by_path(scope: Scope, receive: Receive, send: Send) -> None:
         await (generating if scope["path"] == GENERATE_PATH else app)(scope, receive, send)

@@ -34,6 +34,7 @@ from shared.access.current_request import name_subject
 from shared.access.openapi_document import responses
 from shared.errors import NoRoomError, UnavailableError
 from shared.page_cursor import MAX_CURSOR, MEANING, decode_cursor, encode_cursor
+from shared.query_number import WHOLE
 
 Responses = dict[int | str, dict[str, Any]]
 Listed = Callable[[], list[RewardFunctionInfo]]
@@ -69,7 +70,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, li
         responses=responses({400: "Bad cursor"}) | no_redis,
     )
     async def list_rewards(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
         cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
     ) -> RewardFunctionPage:
         after = (-1, "") if cursor is None else decode_cursor(cursor, tuple[int, str])

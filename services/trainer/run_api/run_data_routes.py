@@ -16,6 +16,7 @@ from services.trainer.run_api.run_routes import existing_run
 from services.trainer.run_api.stream_ids import parse_stream_id
 from services.trainer.run_api.trainer_api import TrainerApi, trainer_api
 from shared.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
+from shared.query_number import WHOLE
 from shared.run_store import TERMINAL
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["run data"])
@@ -53,8 +54,8 @@ class Rollouts(BaseModel):
 async def get_metrics(
     run_id: str,
     api: Api,
-    after_step: Annotated[int, Query(ge=-1, le=MAX_STEP, description=_AFTER_STEP)] = -1,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_STEP, description=_AFTER_STEP), WHOLE] = -1,
+    limit: Annotated[int, Query(ge=1, le=10_000), WHOLE] = 1000,
     cursor: Cursor = None,
 ) -> Metrics:
     """Show the metrics of optimizer steps above ``after_step``, oldest first."""
@@ -68,8 +69,8 @@ async def get_metrics(
 async def get_evaluations(
     run_id: str,
     api: Api,
-    after_step: Annotated[int, Query(ge=-1, le=MAX_STEP, description=_AFTER_STEP)] = -1,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    after_step: Annotated[int, Query(ge=-1, le=MAX_STEP, description=_AFTER_STEP), WHOLE] = -1,
+    limit: Annotated[int, Query(ge=1, le=10_000), WHOLE] = 1000,
     cursor: Cursor = None,
 ) -> RunEvaluations:
     """Show the evaluations that began above ``after_step``, oldest first."""
@@ -100,8 +101,10 @@ async def get_events(
 async def get_rollouts(
     run_id: str,
     api: Api,
-    step: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="Optimizer step; the newest if left out")] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    step: Annotated[
+        int | None, Query(ge=0, le=MAX_STEP, description="Optimizer step; the newest if left out"), WHOLE
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=500), WHOLE] = 50,
     cursor: Cursor = None,
 ) -> Rollouts:
     """Show what the model wrote, and what it got for it. All pages are of the step of the first one."""
@@ -130,7 +133,7 @@ async def get_rollouts(
 async def get_dead_letters(
     run_id: str,
     api: Api,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
     cursor: Cursor = None,
 ) -> DeadLetters:
     """List prompt groups that were buried, with the reason."""

@@ -36,6 +36,7 @@ from shared.access.current_request import name_subject
 from shared.errors import NoRoomError
 from shared.json_body import decode_json, require_json
 from shared.page_cursor import MAX_CURSOR, MEANING, NEXT_MEANING, bad_cursor, decode_cursor, encode_cursor
+from shared.query_number import WHOLE
 from shared.run_config import RunConfig
 from shared.run_store import TERMINAL, RunRecord, Status
 
@@ -175,7 +176,7 @@ async def list_runs(
     api: Api,
     status: Annotated[list[Status] | None, Query(description="Only runs with one of these statuses")] = None,
     name: Annotated[str | None, Query(max_length=64, description="Only runs with this name")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000), WHOLE] = 100,
     cursor: Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)] = None,
 ) -> RunList:
     """List runs, newest first."""

@@ -1,0 +1,25 @@
+"""Schemathesis against the running run API: whatever its OpenAPI document allows or forbids, it answers as it says."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api.api_rig import KEY
+from tests.api.service_rig import Start, wait_until
+from tests.schema_check import check_schema
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="needs schemathesis")
+
+
+@pytest.mark.timeout(600)
+def test_every_answer_is_one_that_the_openapi_document_promises(
+    start: Start, run: dict[str, Any], tmp_path: Path
+) -> None:
+    service = start(FAKE_RANK_PLAN="finish", HF_HUB_OFFLINE="1")
+    runs = [service.submit(run | {"name": name}) for name in ("first", "second", "third")]
+    # The events of a run that goes on are a stream without an end.
+    wait_until(lambda: {service.status(run_id) for run_id in runs} == {"finished"})
+    check_schema(f"http://127.0.0.1:{service.port}", KEY, tmp_path)
+    assert "Traceback" not in service.log()

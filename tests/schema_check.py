@@ -1,0 +1,52 @@
+"""Runs schemathesis against a service: whatever its OpenAPI document allows or forbids, it answers as it says.
+
+All phases (examples, coverage, fuzzing, stateful) and all checks; schemathesis.toml has what no schema can say. In the
+suite a few examples with a fixed seed; with SCHEMATHESIS_SECONDS as long as that, another seed each time.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+_CONFIG = Path(__file__).with_name("schemathesis.toml")
+_COMMAND = (sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()")
+_MAX_EXAMPLES, _SEED = "10", "1"
+_SUITE_S = 540.0
+"""On a machine that is busy otherwise."""
+
+
+def check_schema(url: str, key: str, directory: Path) -> str:
+    """Return what schemathesis reports, having found nothing; ``directory`` is where it may write."""
+    seconds = os.environ.get("SCHEMATHESIS_SECONDS", "")
+    amount: tuple[str, ...] = ("--max-examples", _MAX_EXAMPLES, "--seed", _SEED, "--generation-deterministic")
+    if seconds:
+        amount = ("--max-time", seconds, "--seed", str(secrets.randbelow(2**32)))
+    report = directory / "schemathesis.log"
+    with report.open("w") as output:
+        done = subprocess.run(
+            [
+                *(*_COMMAND, "--config-file", str(_CONFIG), "run", f"{url}/openapi.json"),
+                *("--header", f"Authorization: Bearer {key}", "--continue-on-failure", *amount),
+                *("--phases", "examples,coverage,fuzzing,stateful", "--request-timeout", "20"),
+                *("--suppress-health-check", "all", "--no-color"),
+            ],
+            cwd=directory,
+            env={**os.environ, "NO_PROXY": "*", "PYTHONPATH": ""},
+            stdout=output,
+            stderr=output,
+            timeout=_SUITE_S + float(seconds or 0) * 1.5,
+            check=False,
+        )
+    said = report.read_text()
+    assert done.returncode == 0, said
+    document = httpx.get(
+        f"{url}/openapi.json", headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=30
+    ).json()
+    assert f"Tested: {sum(map(len, document['paths'].values()))}\n" in said, said
+    if seconds:
+        sys.stderr.write(said[-1500:])
+    return said
