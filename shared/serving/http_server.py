@@ -48,6 +48,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # else any local client could give itself another address in the access log
                 ssl_context_factory=None if certificate is None else certificate.make_context,
                 timeout_keep_alive=limits.keep_alive_s,
                 timeout_graceful_shutdown=drain_s,
