@@ -5,8 +5,8 @@
 
 Probes are neither counted nor refused. For a body only waiting for the client counts: a request that is kept waiting
 here, in a queue, has as much time left after it. A client that goes away before its body is whole costs a line in the
-log and no stack trace. Websockets, which no service speaks, are closed before they open. Errors are RFC 9457
-problem+json.
+log and no stack trace. Errors are RFC 9457 problem+json. No service speaks websockets: the server answers a request to
+upgrade as plain HTTP, and whatever else is not HTTP is closed before it opens.
 """
 
 import asyncio
