@@ -1,1 +1,1 @@
-"""Who may ask a service for what, and what is written down about it: keys, scopes, the access log."""
+"""Keys, scopes, routes and the access log: authorizes and records every request to a service."""

@@ -1,10 +1,10 @@
-"""The HTTP request that a task answers: its id, who asked, and what came of it. Set by request_log.py."""
+"""The HTTP request that a task answers: its id, the name of its key, and its status. Set by request_log.py."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 NOBODY = "nobody"
-"""Stands where the name of a key would, of a request without one that is known."""
+"""Logged in place of a key's name if the request has no known key."""
 
 
 @dataclass
@@ -12,10 +12,10 @@ class CurrentRequest:
     """One request, filled in on its way through the service.
 
     Attributes:
-        request_id: Of the header X-Request-Id if it was sane, else made here.
-        key_name: Name of the key that was shown; never the key.
-        subject: Name of what an audited request is about, where the path does not have it.
-        status: Of the answer; 0 before there is one.
+        request_id: The header X-Request-Id if it was sane, else a new random id.
+        key_name: Name of the request's key; never the key itself.
+        subject: Name of the run or endpoint that the request changes, where the path does not have it.
+        status: Status of the answer; 0 before the answer begins.
         is_whole: Whether the answer was sent to its end.
     """
 
@@ -41,14 +41,14 @@ def current_request_id() -> str:
 
 
 def name_subject(subject: str) -> None:
-    """Say what the request is about, for the audit line: a run id that was made, or a name that was in the body."""
+    """Set the subject of the audit line: the id of a new run, or a name from the body."""
     request = _current.get()
     if request is not None:
         request.subject = subject
 
 
 def enter(request: CurrentRequest) -> object:
-    """Make ``request`` the current one of this task; returns what ``leave`` takes."""
+    """Make ``request`` the current request of this task, and return a token for ``leave``."""
     return _current.set(request)
 
 

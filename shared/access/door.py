@@ -3,12 +3,12 @@
     request --> known route? --> known key? --> its scope? --> known query parameters? --> application
                 404, 405         401            403            422
 
-Deny by default: who shows no key that is known learns nothing but that, also where there is no route, and a path that
-is not in the service's table never reaches the application. The password of basic authentication is taken for the key
-too: some clients can send nothing but what a URL holds (``http://:KEY@host``).
+Deny by default: a request without a known key gets a 401 even where there is no route, and a path that is not in the
+service's table never reaches the application. The password of basic authentication counts as the key too: some clients
+can send only what a URL holds (``http://:KEY@host``).
 
-A key that is revoked, or whose time is over, opens nothing from the next look at the keys file on, and ends what it
-opened before: a stream of events or tokens that runs under it is cut off within two seconds.
+A key that was revoked or has expired opens nothing after the next check of the keys file. Streams of events or tokens
+that it opened before are cut off within two seconds.
 """
 
 import asyncio

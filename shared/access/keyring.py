@@ -4,9 +4,9 @@
     HEADRACE_INTERNAL_KEY[_FILE]    internal-key   the scope between services
     HEADRACE_API_KEYS_FILE          named keys     the scopes that their lines name
 
-The file is looked at when somebody asks, once a second at most: a key that was taken out of it opens nothing from then
-on. For a key that is not known it is looked at again at once. One that is broken changes nothing: the keys that were
-read last stay, and the log and a metric say so. At the start of a service it is a reason not to start.
+Requests check the file for changes, at most once a second: a key that was removed opens nothing after that. An unknown
+key makes the keyring check at once. A broken file changes nothing: the keys that were read last stay in force, and the
+log and a metric report it. A service does not start with a broken file.
 """
 
 import hmac
@@ -36,9 +36,9 @@ class Keyring:
 
     Args:
         api: The API key; empty if there is none.
-        internal: The internal key; the same.
-        file: With named keys; None if there is none.
-        look_every_s: How often the file is looked at, at most.
+        internal: The internal key; empty if there is none.
+        file: The file of named keys; None if there is none.
+        look_every_s: Shortest time between two checks of the file.
 
     Raises:
         UserError: The file is broken.
@@ -68,10 +68,10 @@ class Keyring:
         return self._internal is None if need == INTERNAL else self._api is None and self._file is None
 
     def find(self, shown: bytes, need: Need) -> NamedKey | None:
-        """Return the key that was shown, also one that has expired or lacks the scope; None if there is none like it.
+        """Return the key that was shown, even if it has expired or lacks the scope; None if it is unknown.
 
-        The key between services is looked for where that is needed, and nowhere else; those of users the other way
-        round. All are compared, each in constant time.
+        Routes between services accept only the internal key, and all other routes only users' keys. All keys are
+        compared, each in constant time.
         """
         digest = digest_of(shown)
         self._look()

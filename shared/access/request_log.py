@@ -1,12 +1,12 @@
-"""Gives every HTTP request an id and writes a line about it; another one about what changes something.
+"""Gives every HTTP request an id and a line in the access log, and every change a line in the audit log.
 
     headrace.access   "GET /v1/runs/run-... 200 in 3.1 ms, key ci, from 10.0.0.7"
     headrace.audit    "run.stop run-... by ci: done (202)"
 
-Outermost of all, so that what is refused is in the log too. The id is that of the header X-Request-Id if that is sane,
-or is made here; it stands in the answer's header of that name, in every problem+json, and in every line that the
-request causes. What a client sent is never written as it came: paths are percent-encoded, queries and headers are left
-out. Probes that succeed, and the trainer's looking at its generators, are lines of level DEBUG.
+Outermost of all, so that refused requests are logged too. The id is the header X-Request-Id if that is sane, else a new
+one. The answer's header of that name, every problem+json, and every log line that the request causes have it. Nothing
+that a client sent is written as it came: paths are percent-encoded, queries and headers are left out. Probes that
+succeed, and the trainer's requests for its generators' state, are logged at level DEBUG.
 """
 
 import logging

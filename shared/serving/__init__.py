@@ -1,1 +1,1 @@
-"""The HTTP server of every service: what a client may take of its time and memory, before anybody asks for a key."""
+"""The HTTP server of every service: bounds the time and memory that a client can use before its key is checked."""

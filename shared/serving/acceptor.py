@@ -1,13 +1,13 @@
-"""Accepts connections, and keeps their number bounded without ever shutting the door.
+"""Accepts connections, and bounds their number by closing idle ones instead of refusing new ones.
 
     listening socket --> [open: <= max_connections] --> uvicorn's protocol
                               |
                               one more: the oldest idle one of the peer that has the most is closed
 
-Who has most gives way, so a client with a thousand idle connections costs nobody else theirs, and a probe gets in
-whatever else is open. Only where every connection has a request under way is a new one turned away, and
-``max_requests`` is far below ``max_connections``. asyncio's own server counts nothing, and where file descriptors run
-out, it tries again without a pause and logs a stack trace each time.
+The peer with the most connections loses one, so a client with a thousand idle connections displaces nobody else, and a
+probe always gets in. A new connection is turned away only if every open one has a request under way, and
+``max_requests`` is far below ``max_connections``. asyncio's own server has no such bound; when file descriptors run
+out, it retries without a pause and logs a stack trace each time.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(BUFFER_BYTES)
         self._of_peer: dict[str, dict[Connection, None]] = {}
-        """Of each peer, the one that was idle for longest first."""
+        """By peer, longest idle first."""
         self._num_connections = 0
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -65,7 +65,7 @@ class Acceptor:
         self._loop.add_reader(listener, self._accept)
 
     def enforce_deadlines(self) -> None:
-        """Close what is overdue; called now and then."""
+        """Close connections that missed a deadline; called twice a second."""
         now = self._loop.time()
         for connections in list(self._of_peer.values()):
             for connection in list(connections):
@@ -142,7 +142,7 @@ class Acceptor:
             raise
 
     def _make_room(self) -> bool:
-        """Close the connection that is missed least; return False if there is none."""
+        """Close the longest idle connection of the peer with the most; return False if no connection is idle."""
         most = max(self._of_peer, key=lambda peer: len(self._of_peer[peer]), default="")
         victim = _oldest_idle(self._of_peer.get(most, {}))
         if victim is None:

@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._lingers_until is not None
 
     def opened_by(self, task: "asyncio.Task[None]") -> None:
-        """Be told which task opens it, as long as that has not ended."""
+        """Set the task that opens the connection, which ``abort`` cancels."""
         self._opening = task
 
     def stop_lingering(self) -> None:
@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.write_eof()
 
     def enforce_deadlines(self, now: float) -> None:
-        """Do what is due; called now and then, with the event loop's time."""
+        """Close the connection if it missed a deadline; ``now`` is the event loop's time."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return

@@ -28,9 +28,9 @@ class HttpServer(uvicorn.Server):
 
     Args:
         app: The application.
-        limits: On what clients take.
-        certificate: Shown to those who connect; without one it speaks plain HTTP.
-        drain_s: How long requests may go on after that.
+        limits: Deadlines and bounds for its clients.
+        certificate: The server's certificate; None serves plain HTTP.
+        drain_s: How long requests may go on once ``should_exit`` is set.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Also close what is overdue."""
+        """Also close connections that missed a deadline."""
         if counter % _TICKS_BETWEEN_DEADLINES == 0:
             for acceptor in self._acceptors:
                 acceptor.enforce_deadlines()

@@ -1,4 +1,4 @@
-"""One look for everybody who asks at the same time: probes of strangers must not take all connections to Redis."""
+"""Shares one readiness check among concurrent probes, which must not take all connections to Redis."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,14 +8,14 @@ _AnswerT = TypeVar("_AnswerT")
 
 
 class SharedAnswer(Generic[_AnswerT]):
-    """Calls ``ask`` for the first who wants to know, and gives its answer to all who come until it is there."""
+    """Calls ``ask`` for the first caller, and gives its answer to all who call before it is there."""
 
     def __init__(self, ask: Callable[[], Awaitable[_AnswerT]]) -> None:
         self._ask = ask
         self._asking: asyncio.Task[_AnswerT] | None = None
 
     async def __call__(self) -> _AnswerT:
-        """Return an answer that was given after this was called, or is being looked for."""
+        """Return the answer of the call under way, or of a new one."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._look(), name="readiness")
         return await asyncio.shield(self._asking)
