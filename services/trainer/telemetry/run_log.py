@@ -10,6 +10,8 @@
 
 After a resume all but settled.jsonl and pushes.jsonl are cut back to the checkpoint, so that they describe the weights
 that survive. `sync` comes before a checkpoint gets its name: a power loss cannot take the lines of steps that survive.
+An evaluation that comes in after a checkpoint may have begun before it, so its line says whether it survives: its
+rollouts are synced before the line is written, and go if the line is lost.
 """
 
 import contextlib
@@ -66,16 +68,23 @@ class RunLog:
                 lines = [line for line in log_of_steps.read_text("utf-8").splitlines() if _step_of(line) <= step]
                 # Synced, or a power loss leaves an empty file under the name of the old one.
                 _write_whole(log_of_steps, "".join(f"{line}\n" for line in lines), is_synced=True)
-        for path in (*self._rollouts.glob("step_*.jsonl"), *self._evaluated.glob("step_*.jsonl")):
-            if int(path.stem.removeprefix("step_")) > step:
+        evaluated = self._evaluated_steps()
+        for path in self._rollouts.glob("step_*.jsonl"):
+            if _step_in(path) > step:
+                path.unlink()
+        for path in self._evaluated.glob("step_*.jsonl"):
+            if _step_in(path) not in evaluated:
                 path.unlink()
 
     def last_evaluated_step(self) -> int | None:
         """Return the step of the last evaluation that was written down, or None."""
+        return max(self._evaluated_steps(), default=None)
+
+    def _evaluated_steps(self) -> set[int]:
         if not self._evaluations.exists():
-            return None
+            return set()
         lines = self._evaluations.read_text("utf-8").splitlines()
-        return max((int(step) for line in lines if (step := _step_of(line)) < math.inf), default=None)
+        return {int(step) for line in lines if (step := _step_of(line)) < math.inf}
 
     async def metrics(self, metrics: Mapping[str, float]) -> None:
         """Append one step's metrics; NaN and infinity are written as null, which JSON has."""
@@ -96,10 +105,11 @@ class RunLog:
         await self._write(lambda: self._evaluated.mkdir(parents=True, exist_ok=True), "an evaluation")
         path = self._evaluated / f"step_{int(metrics['step']):08d}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        await self._write(lambda: _write_whole(path, text), "an evaluation")
+        await self._write(lambda: _write_whole(path, text, is_synced=True), "an evaluation")
+        await self._write(lambda: _sync(self._evaluated), "an evaluation")
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
         await self._write(lambda: _append(self._evaluations, line), "an evaluation")
-        self._unsynced |= {path, self._evaluations}
+        self._unsynced.add(self._evaluations)
         await self.event("evaluation", line)
 
     async def sync(self) -> None:
@@ -167,6 +177,10 @@ def _sync(*paths: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _step_in(path: Path) -> int:
+    return int(path.stem.removeprefix("step_"))
 
 
 def _step_of(line: str) -> float:
