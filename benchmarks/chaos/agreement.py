@@ -123,6 +123,9 @@ def _prompts_trained_twice(steps: Mapping[int, Sequence[Row]], num_prompts: int)
 
 def _wrong_evaluations(history: RunHistory, *, is_complete: bool) -> Iterable[str]:
     every, accounted, last = history.eval_steps, 0, 0
+    reported = {int(row["step"]) for row in history.evaluations}
+    if unreported := sorted(history.evaluation_rollouts.keys() - reported):
+        yield f"there are completions of evaluations of steps {unreported}, which no line reports"
     for row in history.evaluations:
         step = int(row["step"])
         if step <= last:

@@ -66,11 +66,15 @@ def leave_out_an_evaluation(files: Files) -> None:
 
 
 def leave_out_the_last_evaluation(files: Files) -> None:
-    del files.evaluations[1]
+    del files.evaluations[1], files.evaluated[3]
 
 
 def evaluate_a_prompt_twice(files: Files) -> None:
     files.evaluated[1][2:] = files.evaluated[1][:2]
+
+
+def keep_the_completions_of_an_evaluation_that_was_lost(files: Files) -> None:
+    files.evaluated[2] = files.evaluated[1]
 
 
 def miss_a_prompt_of_an_evaluation(files: Files) -> None:
@@ -136,6 +140,10 @@ def publish_other_weights_than_were_trained(files: Files) -> None:
         (
             evaluate_a_prompt_twice,
             "the evaluation of step 1 has 2 prompts and 4 completions; 2 prompts and 4 were due",
+        ),
+        (
+            keep_the_completions_of_an_evaluation_that_was_lost,
+            "there are completions of evaluations of steps [2], which no line reports",
         ),
         (
             miss_a_prompt_of_an_evaluation,
