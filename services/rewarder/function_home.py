@@ -18,6 +18,8 @@ from typing import Any, cast
 from services.rewarder.reward_places import RewardPlaces
 
 _MAX_WRAPPERS = 16
+_C_FUNCTIONS = frozenset({"_ctypes", "_cffi_backend"})
+"""Modules of what stands for a function of a library in C, such as ``ctypes.CDLL(None).system``."""
 
 
 def foreign_home(name: str, module: ModuleType, places: RewardPlaces) -> str | None:
@@ -42,6 +44,8 @@ def _foreign(function: Any, places: RewardPlaces, depth: int) -> str | None:
         return _foreign_function(function, places, depth)
     if _may_come_from(type(function).__module__, places):
         return None
+    if any(kind.__module__ in _C_FUNCTIONS for kind in type(function).__mro__):
+        return "a library in C"
     wrapped = getattr(function, "__wrapped__", None)
     return _foreign(wrapped, places, depth + 1) if callable(wrapped) else _library_with(function, places)
 

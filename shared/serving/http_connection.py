@@ -26,6 +26,18 @@ BUFFER_BYTES = 16 * 1024
 17 ms; asyncio's own 256 KiB take 280 ms."""
 
 
+class Http(H11Protocol):
+    """uvicorn's protocol, which says in our shape of errors that something is no HTTP."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be read, and end the connection: nobody knows where a next request would begin."""
+        cycle = cast("Any", self).cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            detail = "What was sent is not a request in HTTP/1.1, or could be read in two ways."
+            self.transport.write(_last_answer(HTTPStatus.BAD_REQUEST, problem(400, "Malformed request", detail)))
+        self.transport.close()
+
+
 class Connection(asyncio.BufferedProtocol):
     """Passes what it reads on to uvicorn's protocol, and watches how long the client takes.
 
@@ -210,9 +222,13 @@ def _now() -> float:
 
 def _head_too_slow(timeout_s: float) -> bytes:
     detail = f"The head of the request did not arrive within {timeout_s:g} s."
-    body = json.dumps(problem(408, "Request too slow", detail)).encode()
+    return _last_answer(HTTPStatus.REQUEST_TIMEOUT, problem(408, "Request too slow", detail))
+
+
+def _last_answer(status: HTTPStatus, content: dict[str, Any]) -> bytes:
+    body = json.dumps(content).encode()
     head = (
-        f"HTTP/1.1 408 {HTTPStatus.REQUEST_TIMEOUT.phrase}\r\ncontent-type: application/problem+json\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/problem+json\r\n"
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body

@@ -11,10 +11,10 @@ from collections.abc import Generator
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shared.http_guard import App, Message, Receive, Scope, Send, declared_length
 from shared.serving.acceptor import Acceptor
+from shared.serving.http_connection import Http
 from shared.serving.http_limits import HttpLimits
 from shared.tls import ServerCertificate
 
@@ -81,8 +81,8 @@ class HttpServer(uvicorn.Server):
         """Capture nothing."""
         yield
 
-    def _make_protocol(self) -> H11Protocol:
-        return H11Protocol(self.config, self.server_state, app_state={})
+    def _make_protocol(self) -> Http:
+        return Http(self.config, self.server_state, app_state={})
 
 
 def _ends_with_early_answers(app: App) -> App:

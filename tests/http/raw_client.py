@@ -53,6 +53,13 @@ class RawClient:
                     return await self.until_closed(await self._reader.read(1))
         raise AssertionError("all was sent, and nothing came back")
 
+    async def some(self, *, within_s: float) -> bytes:
+        """Return what the server says next; nothing if it says nothing for so long, or hangs up."""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(within_s):
+                return await self._reader.read(65536)
+        return b""
+
     async def until_closed(self, begun: bytes = b"") -> bytes:
         """Return everything the server says until it hangs up."""
         async with asyncio.timeout(120):
