@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.generator.engine import Engine
@@ -139,6 +140,7 @@ async def make_handlers(engine: Engine) -> ASGIApp:
     init_exception_handler(app)
     for failure in (EngineDeadError, EngineGenerateError, UnverifiedError):
         app.add_exception_handler(failure, _say_that_the_engine_failed)
+    app.add_exception_handler(HTTPException, _refuse_as_openai_does)
     client: Any = _Client(engine)
     generating = make_generate_app(PolicySampler(client))
     await init_app_state(client, app.state, args, await engine.client.get_supported_tasks())
@@ -176,6 +178,13 @@ async def _say_that_the_engine_failed(_: Request, error: Exception) -> JSONRespo
     told = str(error) if isinstance(error, UnverifiedError) else f"{error.__cause__ or error}. Ask again"
     message = f"The request was not completed: {told}."
     return JSONResponse({"error": {"message": message, "type": "ServiceUnavailableError", "code": 503}}, 503)
+
+
+async def _refuse_as_openai_does(_: Request, error: Exception) -> JSONResponse:
+    """Answer for the framework under vLLM's handlers, which refuses bodies that are no JSON in a shape of its own."""
+    assert isinstance(error, HTTPException)
+    body = {"message": f"{error.detail}.", "type": "BadRequestError", "param": None, "code": error.status_code}
+    return JSONResponse({"error": body}, error.status_code, error.headers)
 
 
 async def _send_unavailable(send: Send, reason: str) -> None:
