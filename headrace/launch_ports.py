@@ -82,15 +82,16 @@ def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int, 
     Raises:
         UserError: A port that was asked for is taken.
     """
-    for_metrics = range(metrics_port, metrics_port + _FIRST_GENERATOR + num_generators) if metrics_port else range(0)
+    for_metrics = _for_metrics(metrics_port, num_generators)
     with contextlib.ExitStack() as held:
         trainer = _doors(_api_port(api_port, for_metrics), metrics_port, _TRAINER, scheme)
         held.callback(trainer.close)
-        rewarder = _doors(HeldPort(), metrics_port, _REWARDER, scheme)
+        rewarder = _doors(_other_port(for_metrics), metrics_port, _REWARDER, scheme)
         held.callback(rewarder.close)
         generators = hold_generators(range(num_generators), metrics_port=metrics_port, scheme=scheme)
+        redis = _other_port(for_metrics)
         held.pop_all()
-    return LaunchPorts(HeldPort(), trainer, rewarder, generators)
+    return LaunchPorts(redis, trainer, rewarder, generators)
 
 
 def hold_generators(indices: range, *, metrics_port: int, scheme: str = "http") -> list[Doors]:
@@ -99,13 +100,25 @@ def hold_generators(indices: range, *, metrics_port: int, scheme: str = "http") 
     Raises:
         UserError: A port for metrics is taken.
     """
+    for_metrics = _for_metrics(metrics_port, indices.stop)
     with contextlib.ExitStack() as held:
         found: list[Doors] = []
         for index in indices:
-            found.append(_doors(HeldPort(), metrics_port, _FIRST_GENERATOR + index, scheme))
+            found.append(_doors(_other_port(for_metrics), metrics_port, _FIRST_GENERATOR + index, scheme))
             held.callback(found[-1].close)
         held.pop_all()
     return found
+
+
+def _for_metrics(first: int, num_generators: int) -> range:
+    return range(first, first + _FIRST_GENERATOR + num_generators) if first else range(0)
+
+
+def _other_port(taken: range) -> HeldPort:
+    """Pick a port outside a range that somebody else is going to want."""
+    while (port := HeldPort()).number in taken:
+        port.close()
+    return port
 
 
 def _doors(http: HeldPort, first_metrics_port: int, place: int, scheme: str) -> Doors:
@@ -121,7 +134,7 @@ def _api_port(wanted: int | None, for_metrics: range) -> HeldPort:
     for number in range(DEFAULT_API_PORT, DEFAULT_API_PORT + _NUM_PORTS_TRIED):
         if number not in for_metrics and (held := _hold(number)) is not None:
             return held
-    return HeldPort()
+    return _other_port(for_metrics)
 
 
 def _hold(number: int) -> HeldPort | None:

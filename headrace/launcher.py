@@ -194,7 +194,7 @@ class Launcher:
                     metrics_port=self._settings.metrics_port,
                     scheme=self._settings.scheme,
                 )
-            except UserError as error:
+            except (UserError, OSError) as error:
                 self._say(f"generators: {len(doors)}, as before: {error}")
                 continue
             self._say(f"generators: {len(doors)} -> {wanted}")

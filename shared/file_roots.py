@@ -9,6 +9,7 @@ laptop submits the runs too, and names whatever is theirs. Never /etc, /proc, /r
 
 import os
 import re
+import stat
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -74,12 +75,15 @@ class FileRoots:
             OSError: It cannot be opened.
         """
         self.require(path, field=field)
-        file = open(path.removeprefix("file://"), "rb")  # noqa: SIM115  the caller's
+        file = open(path.removeprefix("file://"), "rb", opener=_open_at_once)  # noqa: SIM115  the caller's
         at = f"/proc/self/fd/{file.fileno()}"
         real = os.readlink(at) if os.path.islink(at) else os.path.realpath(path)
         if not self._holds(real):
             file.close()
             raise UserError(self._leads_out(path[:200]), field=field)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise UserError(f"{path[:200]} is not a file", field=field)
         return file
 
     def directories(self) -> tuple[str, ...]:
@@ -156,6 +160,10 @@ def default_roots() -> tuple[str, ...]:
 def default_weight_roots() -> tuple[str, ...]:
     """Return these, and any bucket that the service has credentials for."""
     return (*default_roots(), *_STORES)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe is not waited for
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -50,7 +50,12 @@ def claim_compile_cache(environment: MutableMapping[str, str]) -> Path | None:
 def _remove_broken(directory: Path) -> None:
     for index in directory.glob("torch_compile_cache/*/rank_*/*/vllm_compile_cache.py"):
         try:
-            ast.literal_eval(index.read_text(encoding="utf-8"))
-        except (SyntaxError, ValueError):
-            log.warning("%s was left half-written by a generator that ended meanwhile: it is compiled again", index)
-            index.unlink()
+            try:
+                ast.literal_eval(index.read_text(encoding="utf-8"))
+            except (SyntaxError, ValueError):
+                log.warning("%s was left half-written by a generator that ended meanwhile: it is compiled again", index)
+                index.unlink()
+        except OSError as error:
+            log.warning(
+                "%s cannot be read or removed: %s; if vLLM fails because of it, remove it", index, error.strerror
+            )

@@ -99,7 +99,11 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(r"([^/\x00-\x1f\x7f]+)".join(map(re.escape, parts)))
 
 
-_OPEN = (Route("get_liveness", "GET", "/livez", None), Route("get_readiness", "GET", "/readyz", None))
+# Probes are always answered, whatever a load balancer adds to them.
+_OPEN = (
+    Route("get_liveness", "GET", "/livez", None, query=None),
+    Route("get_readiness", "GET", "/readyz", None, query=None),
+)
 _DOCUMENT = Route("get_openapi_document", "GET", "/openapi.json", "read")
 _ABOUT = Route("get_about", "GET", "/v1/about", "read")
 _INTERNAL_ABOUT = Route("get_internal_about", "GET", "/internal/v1/about", INTERNAL)

@@ -199,3 +199,11 @@ async def test_weights_are_not_read_from_outside_of_the_roots(roots: FileRoots) 
         await receiver.join(body)
     receiver.detach()
     engine.close()
+
+
+def test_a_pipe_below_a_root_is_refused_and_not_waited_for(roots: FileRoots, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data" / "pipe")
+    with pytest.raises(UserError, match="pipe is not a file"):
+        roots.open(str(tmp_path / "data" / "pipe"), field="f")
+    with roots.open(str(tmp_path / "data" / "rows.jsonl"), field="f") as file:
+        assert file.read() == b"{}"

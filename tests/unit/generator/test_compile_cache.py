@@ -68,3 +68,12 @@ def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_generator(
     environment = {"VLLM_CACHE_ROOT": str(tmp_path / "file" / "below")}
     assert claim_compile_cache(environment) is None
     assert "cannot be written" in caplog.text
+
+
+def test_an_index_that_cannot_be_read_does_not_keep_a_generator_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = tmp_path / "torch_compile_cache" / "0a1b" / "rank_0_0" / "backbone" / "vllm_compile_cache.py"
+    index.mkdir(parents=True)
+    assert claim_compile_cache({"VLLM_CACHE_ROOT": str(tmp_path)}) == tmp_path
+    assert f"{index} cannot be read or removed: Is a directory" in caplog.text

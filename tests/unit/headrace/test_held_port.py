@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from headrace import guarded_exec
+from headrace import guarded_exec, launch_ports
 from headrace.held_port import HeldPort
 from headrace.launch_ports import DEFAULT_API_PORT, hold_ports
 from shared.errors import UserError
@@ -101,6 +101,20 @@ def test_the_api_keeps_away_from_the_ports_of_metrics() -> None:
             assert int(ports.trainer.environment["HEADRACE_PORT"]) not in range(first, first + 3)
     with pytest.raises(UserError, match="port 9322 is taken"):
         hold_ports(api_port=9322, metrics_port=9321, num_generators=1)
+
+
+def test_no_port_is_picked_that_metrics_are_going_to_want(port: HeldPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    port.close()
+    draws = iter([port.number])  # what the kernel picks first, as bad luck would have it
+
+    def draw(number: int = 0) -> HeldPort:
+        return HeldPort(number or next(draws, 0))
+
+    monkeypatch.setattr(launch_ports, "HeldPort", draw)
+    (doors,) = launch_ports.hold_generators(range(1), metrics_port=port.number - 2)
+    doors.close()
+    assert doors.environment["HEADRACE_METRICS_PORT"] == str(port.number)
+    assert doors.environment["HEADRACE_PORT"] != str(port.number)
 
 
 def test_callers_are_refused_and_nobody_else_can_bind_the_port_before_and_after_its_service_listens(
