@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol, Self, TypeVar
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.exceptions import HTTPException
 
 from shared.errors import MessageError, UnavailableError
@@ -83,6 +83,12 @@ class GenerateRequest(BaseModel):
         unknown = [name[:100] for name in sorted(set(options or {}) - allowed)[:10]]
         if unknown:
             raise ValueError(f"no such option here: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
+        named = {name: value for name, value in (options or {}).items() if name in _SAMPLING}
+        try:
+            cls.model_validate({"prompts": [""], **named})
+        except ValidationError as error:  # which would repeat what was sent
+            wrong = (f"{item['loc'][0]}: {item['msg']}" for item in error.errors(include_input=False))
+            raise ValueError("; ".join(wrong)) from None
         return options
 
     @model_validator(mode="after")
@@ -157,6 +163,7 @@ def make_generate_app(sampler: Sampler) -> FastAPI:
     app.include_router(make_generate_router(sampler))
     app.add_exception_handler(RequestValidationError, refuse_body)
     app.add_exception_handler(HTTPException, _refuse_json)
+    app.add_exception_handler(Exception, _say_that_it_failed)
     return app
 
 
@@ -186,6 +193,11 @@ async def refuse_body(_: Request, error: Exception) -> JSONResponse:
         f"{'.'.join(map(str, item['loc']))[:100]}: {item['msg'][:200]}" for item in error.errors()[:_MAX_PROBLEMS]
     )
     return _refuse(problem(422, "Malformed body", wrong))
+
+
+async def _say_that_it_failed(_: Request, error: Exception) -> JSONResponse:
+    detail = f"The generator failed with {type(error).__name__}; its log says where."
+    return _refuse(problem(500, "Internal error", detail))
 
 
 async def _refuse_json(_: Request, error: Exception) -> JSONResponse:

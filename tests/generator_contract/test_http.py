@@ -155,3 +155,18 @@ async def test_generate_answers_in_trls_shape_and_says_the_versions(
         out_of_vocabulary = await client.post("/v1/generate", json={"prompts": [[VOCAB_SIZE]]})
         assert (unknown.status_code, out_of_vocabulary.status_code) == (422, 400)
         assert "images" in unknown.json()["detail"]
+
+
+async def test_an_option_means_the_same_in_generation_kwargs_and_beside_them(
+    trainer: PlayedTrainer, generator: GeneratorProcess
+) -> None:
+    await trainer.push(3)
+    async with generator.client(API_KEY) as client:
+        for wrong in ({"max_tokens": None}, {"max_tokens": 0}, {"max_tokens": "5"}, {"temperature": -1}):
+            for body in (wrong, {"generation_kwargs": wrong}):
+                refused = await client.post("/v1/generate", json={"prompts": ["a"], **body})
+                assert refused.status_code == 422, (body, refused.text)
+                assert refused.headers["content-type"] == "application/problem+json"
+                assert next(iter(wrong)) in refused.json()["detail"]
+        malformed = await client.post("/v1/generate", content=b"{\xff", headers={"content-type": "application/json"})
+        assert (malformed.status_code, malformed.json()["type"]) == (400, "/problems/malformed-json")
