@@ -1,12 +1,15 @@
 """The files and directories that a run names, and whether this service may open them. Asked again by each that does."""
 
 import os
+import re
 from typing import Any, Final, cast
 
 from shared.errors import UserError
 from shared.file_roots import FileRoots
 from shared.run_config import RunConfig
+from shared.run_options.engine_arg_names import MODEL_FREE_METHODS
 
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _FORMATS: Final = frozenset(
     {
         *("arrow", "audiofolder", "cache", "csv", "generator", "hdf5", "imagefolder", "json", "lance", "niftifolder"),
@@ -30,7 +33,7 @@ def misplaced(
     errors: list[tuple[str, str]] = []
     for field, path, roots, whole in named:
         if not path.startswith("/") and "://" not in path:
-            if (why := _not_of_the_hub(path)) is not None:
+            if (why := _not_of_the_hub(path) or (_no_draft_model(path) if field == "vllm" else None)) is not None:
                 errors.append((field, why))
             continue
         try:
@@ -53,6 +56,13 @@ def _not_of_the_hub(name: str) -> str | None:
     if name and os.path.exists(name):
         return f"{name!r} is also a file or directory where the service runs, which is not meant; give an absolute path"
     return None
+
+
+def _no_draft_model(name: str) -> str | None:
+    """Return why vLLM is not asked what it takes this for; the run API asks the same of other models."""
+    if name in MODEL_FREE_METHODS or (_HUB_ID.fullmatch(name) and ".." not in name):
+        return None
+    return f"{name[:200]!r} is neither an absolute path nor a Hugging Face id"
 
 
 def _draft_models(vllm: dict[str, Any]) -> list[str]:
