@@ -31,7 +31,7 @@ def check_schema(url: str, key: str, directory: Path) -> str:
             [
                 *(*_COMMAND, "--config-file", str(_CONFIG), "run", f"{url}/openapi.json"),
                 *("--header", f"Authorization: Bearer {key}", "--continue-on-failure", *amount),
-                *("--phases", "examples,coverage,fuzzing,stateful", "--request-timeout", "20"),
+                *("--phases", "examples,coverage,fuzzing,stateful", "--request-timeout", "60"),
                 *("--suppress-health-check", "all", "--no-color"),
             ],
             cwd=directory,
