@@ -1,6 +1,7 @@
 """Which run a command means that names none: the one that trains, or else the next one that the command is for.
 
-Runs train one after another. The newest one may be queued while another trains, or may have ended long ago.
+Runs train one after another. The newest one may be queued while another trains, or may have ended long ago. A run that
+has not begun is paused or stopped by name only: the one that trained may have ended while the user typed.
 """
 
 import sys
@@ -33,22 +34,30 @@ _MAY_HAVE_ENDED = (_HAS_BEGUN, _NEWEST)
 _CHOICES: dict[Purpose, tuple[_Choice, ...]] = {
     "look": (_TRAINS, _PAUSED, _NEXT, _HELD_BACK),
     "rollouts": (_TRAINS, _PAUSED, _HAS_BEGUN),
-    "pause": (_TRAINS, _NEXT),
+    "pause": (_TRAINS, _PAUSED),
     "resume": (_PAUSED, _PAUSES, _HELD_BACK, _TRAINS),
-    "stop": (_TRAINS, _PAUSED, _NEXT, _HELD_BACK),
+    "stop": (_TRAINS, _PAUSED),
 }
+_BY_NAME: frozenset[Purpose] = frozenset({"pause", "stop"})
+"""What takes a run that has not begun only if it is named."""
 
 
 def choose_run(client: HeadraceClient, run_id: str | None, *, purpose: Purpose) -> str:
     """Return the named run; if none is named, choose one and say which.
 
     Raises:
-        HeadraceApiError: There is no run at all.
+        HeadraceApiError: There is no run at all, or none that may be taken unnamed.
     """
     if run_id is not None:
         return run_id
     not_ended = client.list(status=NOT_ENDED)
     for choice in (*_CHOICES[purpose], _NEWEST):
+        if choice is _NEWEST and purpose in _BY_NAME and not_ended:
+            queued = "1 is" if len(not_ended) == 1 else f"{len(not_ended)} are"
+            raise HeadraceApiError(
+                f"no run trains, and {queued} queued; name the one to {purpose}: "
+                f"headrace {purpose} {not_ended[-1]['run_id']}  (`headrace runs` lists all)"
+            )
         what, fits = choice
         fitting = (run for run in (client.each_run() if choice in _MAY_HAVE_ENDED else not_ended) if fits(run))
         found = [str(run["run_id"]) for run in (fitting if choice in _OLDEST_FIRST else islice(fitting, 1))]

@@ -136,7 +136,7 @@ def _add_run_commands(add_parser: AddParser) -> None:
             "run",
             metavar="RUN",
             nargs="?",
-            help="run id (the one that trains, else the next that the command applies to)",
+            help="run id (default: the one that trains)",
         )
         if name == "rollouts":
             command.add_argument("--step", type=positive, help="optimizer step (the newest one)")

@@ -44,10 +44,9 @@ PAUSING = [*WITH_QUEUE[:2], a_run("pausing", "running", desired="pause"), WITH_Q
         ("watch", TRAINING, "training", "the run that trains"),
         ("pause", TRAINING, "training", "the run that trains"),
         ("pause", HELD_BACK, "training", "the run that trains"),
-        ("pause", WITH_QUEUE, "queued-1", "the next run in the queue"),
+        ("pause", PAUSED, "paused", "the run that is paused"),
         ("stop", TRAINING, "training", "the run that trains"),
         ("stop", PAUSED, "paused", "the run that is paused"),
-        ("stop", WITH_QUEUE, "queued-1", "the next run in the queue"),
         ("resume", PAUSED, "paused", "the run that is paused"),
         ("resume", PAUSING, "pausing", "the run that is about to pause"),
         ("resume", HELD_BACK, "held-1", "the next paused run in the queue"),
@@ -85,6 +84,19 @@ def test_a_command_without_a_run_takes_the_one_it_is_for_and_says_which(
         assert cli.main([command, "--url", api.url]) == 0
     assert capsys.readouterr().err == f"{taken}: {what}\n"
     assert any(asked.path.startswith(f"/v1/runs/{taken}") for asked in api.asked)
+
+
+@pytest.mark.parametrize("command", ["pause", "stop"])
+def test_a_run_that_has_not_begun_is_paused_and_stopped_by_name_only(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An impatient second `stop` comes when the run that trained has ended, and would take the next one for good."""
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(lambda asked: {"runs": WITH_QUEUE[:2], "next_cursor": None}) as api:
+        assert cli.main([command, "--url", api.url]) == 1
+    said = f"headrace: no run trains, and 2 are queued; name the one to {command}: headrace {command} queued-1"
+    assert capsys.readouterr().err.startswith(said)
+    assert {asked.path.partition("?")[0] for asked in api.asked} == {"/v1/runs"}
 
 
 def test_the_run_that_trains_is_found_behind_a_page_of_queued_ones(
