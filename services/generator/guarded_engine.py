@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from services.generator.engine_failure import root_cause
 from services.generator.receiving_engine import ReceivingEngine, Sleeper
 from services.generator.worker_reports import Progress
 from shared.control import BeginRequest, JoinRequest, Transport
@@ -159,7 +160,7 @@ class GuardedEngine:
         except TimeoutError as error:
             raise PushError(f"the engine did not score the probe within {timeout_s:.0f} s") from error
         except Exception as error:  # as in _call
-            raise PushError(f"scoring the probe failed: {error}") from error
+            raise PushError(f"scoring the probe failed: {_why(error)}") from error
 
     async def abort_and_hold(self) -> None:
         """Abort every request, and hold decoding."""
@@ -207,7 +208,7 @@ class GuardedEngine:
         except TimeoutError as error:
             raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s") from error
         except Exception as error:  # vLLM raises a bare Exception for whatever failed in a worker
-            reason = f"{what} failed: {str(error) or type(error).__name__}"
+            reason = f"{what} failed: {_why(error)}"
             if is_fatal:
                 raise self._die(reason) from error
             raise PushError(reason) from error
@@ -217,6 +218,11 @@ class GuardedEngine:
         if not self._is_closed:
             self._on_fatal(reason)
         return UnavailableError(reason)
+
+
+def _why(error: Exception) -> str:
+    """Return what an engine died of, where it has died: its client only says that it did."""
+    return root_cause(otherwise=str(error) or type(error).__name__)
 
 
 async def _wait(answer: Awaitable[_ResultT]) -> _ResultT:

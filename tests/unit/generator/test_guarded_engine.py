@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -53,3 +54,21 @@ async def test_workers_that_are_still_at_it_after_their_deadline_are_fatal() -> 
     with pytest.raises(UnavailableError, match="receiving weights did not end within 0 s"):
         await engine.received(BODY)
     assert fatal == ["receiving weights did not end within 0 s"]
+
+
+async def test_a_call_that_fails_because_the_engine_died_says_what_that_died_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """VLLM's client says "See stack trace (above)" to people who see none."""
+    (tmp_path / "failure").write_text("RuntimeError: Unsupported CPU attention configuration")
+    monkeypatch.setenv("HEADRACE_ENGINE_FAILURE_FILE", str(tmp_path / "failure"))
+
+    class Dead(Workers):
+        async def abort_and_pause(self) -> None:
+            raise RuntimeError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+    engine, fatal = guarded(Dead())
+    reason = "aborting all requests failed: RuntimeError: Unsupported CPU attention configuration"
+    with pytest.raises(UnavailableError, match=reason):
+        await engine.abort_and_hold()
+    assert fatal == [reason]
