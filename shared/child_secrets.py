@@ -11,11 +11,10 @@ A process that needs no secret cannot leak one: whatever reports, logs or dumps 
 import contextlib
 import ctypes
 import fcntl
-import logging
+import functools
 import os
 import struct
 import sys
-import threading
 from collections.abc import Collection, Generator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
@@ -38,11 +37,6 @@ SECRETS: Final[tuple[str, ...]] = (
     "HEADRACE_REDIS_PASSWORD_FILE",
 )
 """Variables that hold secrets, or say where they are."""
-
-log = logging.getLogger(__name__)
-
-_files: dict[str, int] = {}
-_lock = threading.Lock()
 
 
 def hide_secrets(environment: MutableMapping[str, str]) -> None:
@@ -101,27 +95,12 @@ def give_up_tracing() -> None:
     libc.capset(header, struct.pack("6I", *sets))
 
 
+@functools.cache
 def in_memory(secret: str) -> str:
     """Return the path of a file in this process's memory, which its children may read as long as it lives."""
-    with _lock:
-        descriptor = _files.get(secret)
-        if descriptor is not None and not _holds(descriptor, secret):
-            log.error("descriptor %d, of a secret, was closed by something in this process; it has another", descriptor)
-            descriptor = None
-        if descriptor is None:
-            descriptor = os.memfd_create("headrace-secret", os.MFD_CLOEXEC)
-            os.write(descriptor, secret.encode())
-            _files[secret] = descriptor
+    descriptor = os.memfd_create("headrace-secret", os.MFD_CLOEXEC)
+    os.write(descriptor, secret.encode())
     return f"/proc/{os.getpid()}/fd/{descriptor}"
-
-
-def _holds(descriptor: int, secret: str) -> bool:
-    """Whether it is still ours: a library that closes a number twice closes somebody else's file."""
-    data = secret.encode()
-    try:
-        return os.pread(descriptor, len(data) + 1, 0) == data
-    except OSError:
-        return False
 
 
 def _wipe(names: Collection[str]) -> None:

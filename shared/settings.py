@@ -111,6 +111,13 @@ class ServiceSettings(BaseSettings):
             values["redis_url"] = with_password(bare, read_secret(Path(path), variable="HEADRACE_REDIS_PASSWORD_FILE"))
         return values
 
+    @field_validator("api_key", "internal_key")
+    @classmethod
+    def _keys_are_one_word(cls, key: SecretStr) -> SecretStr:
+        if re.search(r"\s", key.get_secret_value()):
+            raise ValueError("a key has no spaces: `openssl rand -hex 32` makes one")
+        return key
+
     @field_validator("redis_url")
     @classmethod
     def _redis_can_be_there(cls, url: SecretStr) -> SecretStr:

@@ -36,7 +36,7 @@ from shared.redis_connection import Redis
 from shared.serving.http_limits import HttpLimits
 
 TABLES = {"trainer": TRAINER, "rewarder": REWARDER, "generator": GENERATOR}
-INTERNAL_KEY, API_KEY = "the key between services", "the key with every scope"
+INTERNAL_KEY, API_KEY = "the-key-between-services", "the-key-with-every-scope"
 
 
 def key_of(scope: str) -> str:

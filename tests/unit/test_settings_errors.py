@@ -63,6 +63,14 @@ def test_where_a_redis_can_be_is_taken(url: str, monkeypatch: pytest.MonkeyPatch
     assert from_environment(ServiceSettings).redis_url.get_secret_value() == url
 
 
+@pytest.mark.parametrize("name", ["HEADRACE_API_KEY", "HEADRACE_INTERNAL_KEY"])
+def test_a_key_with_a_space_is_refused_before_a_rank_cannot_read_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "two words")
+    with pytest.raises(UserError, match=f"{name}: a key has no spaces") as refused:
+        from_environment(TrainerSettings)
+    assert "two words" not in str(refused.value)
+
+
 def test_a_log_level_is_one_of_five_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_LOG_LEVEL", "warning")
     assert from_environment(ServiceSettings).log_level == "WARNING"

@@ -20,7 +20,7 @@ from shared.redis_connection import Redis
 from tests.kept_ports import kept_port
 
 RUN_ID = "run-test"
-KEY = "key of the tests"
+KEY = "key-of-the-tests"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 START_TIMEOUT_S = 240.0
 _LEASE_S = 3600.0
