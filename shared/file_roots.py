@@ -62,8 +62,10 @@ class FileRoots:
         allowed = any(_is_below(spelled, root) for root in (*self.directories(), *self._resolved()))
         if not allowed or any(_is_below(spelled, closed) for closed in self._closed()):
             raise UserError(self._outside(shown), field=field)
-        if not self._holds(os.path.realpath(spelled)) or (whole and not self._holds_all_below(spelled)):
+        if not self._holds(os.path.realpath(spelled)):
             raise UserError(self._leads_out(shown), field=field)
+        if whole and (reason := self._why_not_all_below(spelled)):
+            raise UserError(f"{shown!r} {reason}; {self._named()}", field=field)
 
     def open(self, path: str, *, field: str) -> BinaryIO:
         """Return a file opened for reading; where it lies is looked at once it is open.
@@ -100,8 +102,8 @@ class FileRoots:
         is_inside = any(_is_below(real, root) for root in self._resolved())
         return is_inside and not any(_is_below(real, closed) for closed in self._closed())
 
-    def _holds_all_below(self, directory: str) -> bool:
-        """Whether no link in a directory leads out, nor one in a directory that a link leads to."""
+    def _why_not_all_below(self, directory: str) -> str:
+        """Return what is wrong: a link in a directory leads out, or one in a directory that a link leads to."""
         num_entries = 0
         waiting = [os.path.realpath(directory)]
         seen = set(waiting)
@@ -109,18 +111,18 @@ class FileRoots:
             for top, directories, files in os.walk(waiting.pop()):
                 num_entries += len(directories) + len(files)
                 if num_entries > _MAX_ENTRIES:
-                    return False
+                    return f"has more than {_MAX_ENTRIES:,} files below it: more than a model or a data set has"
                 for name in (*directories, *files):
                     path = os.path.join(top, name)
                     if not os.path.islink(path):
                         continue
                     real = os.path.realpath(path)
                     if not self._holds(real):
-                        return False
+                        return f"has a link that leads out of the directories that runs may name: {path[-200:]!r}"
                     if real not in seen and os.path.isdir(real):
                         seen.add(real)
                         waiting.append(real)
-        return True
+        return ""
 
     def _outside(self, shown: str) -> str:
         return f"{shown!r} is not in a place that runs may name; {self._named()}"
@@ -131,7 +133,8 @@ class FileRoots:
     def _named(self) -> str:
         if self.is_default:
             return (
-                f"{self.variable} of this service is empty, so it may not be one of the operating system's directories"
+                f"{self.variable} of this service is empty: runs name what lies in the directories of its user, never "
+                "in the operating system's"
             )
         return f"{self.variable} of this service names {', '.join(self.roots)}"
 

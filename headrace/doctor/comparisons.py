@@ -154,7 +154,7 @@ def disk_findings(name: str, disk: RunsDisk) -> list[Finding]:
                 "mend the owner of the volume, or name another directory in HEADRACE_RUNS_DIR",
             )
         ]
-    make_room = "make room, or lower save_total_limit: a checkpoint that cannot be written ends the training rank"
+    make_room = "make room, or lower save_total_limit: a run waits while a checkpoint cannot be written"
     if disk.checkpoint_bytes is not None:
         next_one = f"{free}; a checkpoint has {sized(disk.checkpoint_bytes)}"
         if disk.free_bytes < _MARGIN * disk.checkpoint_bytes:

@@ -197,7 +197,8 @@ class _LingeringTransport(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._is_closing:
+        # To one that the client has closed, asyncio would log a warning a write.
+        if not self.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:

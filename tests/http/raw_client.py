@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import socket
+import struct
 from collections.abc import AsyncGenerator
 from typing import Any, Self
 
@@ -35,6 +37,13 @@ class RawClient:
         """Send all of it."""
         self._writer.write(data)
         await self._writer.drain()
+
+    def reset(self) -> None:
+        """Hang up at once, so that the server's next words come back as an error."""
+        connection = self._writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.shutdown(socket.SHUT_RDWR)
+        self._writer.transport.abort()
 
     async def send_for_ever(self) -> None:
         """Send until the server hangs up."""

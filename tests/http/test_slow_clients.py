@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
@@ -162,3 +163,27 @@ async def test_a_server_that_stops_waits_for_nobody_who_still_sends(app: Applica
         await eventually(lambda: server.server_state.total_requests == 1)
         server.should_exit = True
         await client.until_closed()
+
+
+async def test_a_client_that_hangs_up_in_the_middle_of_many_pieces_costs_no_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go, is_written = asyncio.Event(), asyncio.Event()
+
+    async def many_pieces(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await go.wait()
+        for _ in range(200):
+            await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        is_written.set()
+
+    async with serving(many_pieces, HttpLimits()) as (_, port):
+        async with RawClient.to(port) as client:
+            await client.send(GET)
+            await client.some(within_s=120)
+            client.reset()
+            go.set()  # before the server has heard of it
+        async with asyncio.timeout(120):
+            await is_written.wait()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

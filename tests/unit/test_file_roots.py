@@ -73,7 +73,7 @@ def test_a_link_out_of_the_roots_is_refused_wherever_it_stands(roots: FileRoots,
     (data / "model" / "tokenizer.json").symlink_to(other / "secret")
     for path in (data / "out.jsonl", data / "folder" / "secret", data / "chain" / "secret", data / "folder" / "none"):
         assert "leads through a link out" in why_not(roots, path)
-    assert "leads through a link out" in why_not(roots, data / "model", whole=True)
+    assert "has a link that leads out" in why_not(roots, data / "model", whole=True)
     assert str(other) not in why_not(roots, data / "out.jsonl"), "where it leads is not told"
 
 
@@ -137,7 +137,10 @@ def test_a_link_behind_a_link_leads_out_as_well(roots: FileRoots, tmp_path: Path
     (tmp_path / "data" / "shared").mkdir()
     (tmp_path / "data" / "shared" / "tokenizer.json").symlink_to(tmp_path / "other" / "secret")
     (tmp_path / "data" / "model" / "parts").symlink_to(tmp_path / "data" / "shared")
-    assert "leads through a link out" in why_not(roots, tmp_path / "data" / "model", whole=True)
+    told = why_not(roots, tmp_path / "data" / "model", whole=True)
+    assert "has a link that leads out" in told
+    assert f"'{tmp_path}/data/shared/tokenizer.json'" in told, "the link, and not where it leads"
+    assert "secret" not in told
 
 
 def test_a_directory_with_more_than_can_be_looked_at_is_refused(
