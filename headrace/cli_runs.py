@@ -13,7 +13,7 @@ from rich.text import Text
 
 from headrace import service_finder, terminal, watch_view
 from headrace.chosen_run import choose_run
-from headrace.client import ENDED, HeadraceClient
+from headrace.client import ENDED, HeadraceApiError, HeadraceClient
 from headrace.run_file import read_run_file
 from headrace.run_watch import RunWatch
 from headrace.watch import final_sentence, follow
@@ -39,7 +39,10 @@ def submit(arguments: argparse.Namespace) -> int:
             return 0
         _out(f"submitted {submission.run_id}")
         if arguments.watch:
-            return _watch(client, submission.run_id)
+            try:
+                return _watch(client, submission.run_id)
+            except HeadraceApiError as error:
+                raise HeadraceApiError(f"{submission.run_id} was submitted, but cannot be watched: {error}") from error
         _out(f"follow it with `headrace watch {submission.run_id}`")
     return 0
 

@@ -66,6 +66,24 @@ def test_a_run_that_is_not_there_is_refused_in_the_words_of_the_command_line(
     assert capsys.readouterr().err == "headrace: there is no run run-z; `headrace runs` lists them\n"
 
 
+def test_a_run_that_was_submitted_and_cannot_be_watched_is_not_taken_for_one_that_was_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.yaml").write_text("model: m\n")
+
+    def script(asked: Asked) -> Any:
+        if asked.method == "POST":
+            return {"run": {"run_id": "run-1"}, "warnings": [], "derived": {}}
+        return {} if asked.path == "/livez" else problem(403, "This needs a key with the scope read.")
+
+    monkeypatch.setenv("HEADRACE_API_KEY", "k")
+    with serving(script) as api:
+        assert cli.main(["submit", "run.yaml", "--watch", "--url", api.url]) == 1
+    said = capsys.readouterr()
+    assert "submitted run-1" in said.out
+    assert said.err.startswith("headrace: run-1 was submitted, but cannot be watched: This needs a key with the scope")
+
+
 def test_a_key_that_is_refused_is_named_by_where_it_came_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
