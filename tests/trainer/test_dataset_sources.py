@@ -221,6 +221,7 @@ def test_the_readme_of_a_directory_cannot_have_files_read_that_are_not_in_it(tmp
         "/etc/hosts.jsonl", "file:///etc/hosts.jsonl", "http://169.254.169.254/latest/user-data", "s3://bucket/x.jsonl",
         "zip://x.jsonl::/etc/x.zip", "simplecache::file:///etc/x.jsonl", "hf://datasets/owner/name@0/../../x.jsonl",
         "local:///etc/x.jsonl", "memory://x.jsonl", "hf://buckets/owner/name/x.jsonl",
+        "hf://datasets/owner/private@0/x.jsonl", "hf://datasets/owner/name2@0/x.jsonl", "hf://datasets/owner/x.jsonl",
     ],
 )  # fmt: skip
 def test_the_readme_of_a_data_set_of_the_hub_cannot_name_files_of_the_machine_or_addresses(
@@ -232,6 +233,25 @@ def test_the_readme_of_a_data_set_of_the_hub_cannot_name_files_of_the_machine_or
     answer_as_the_hub(monkeypatch, load_dataset, "hf://datasets/owner/name@0123/train.jsonl", file)
     with pytest.raises(UserError, match="names files that are not in it"):
         open_dataset(config("owner/name"))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("Owner/Name", "hf://datasets/owner/name@0123/train.jsonl"),
+        ("owner/name", "hf://datasets/owner/name@refs%2Fconvert%2Fparquet/default/train/0000.parquet"),
+        ("owner/name", "zip://train.jsonl::hf://datasets/owner/name@0123/all.zip"),
+        ("name", "hf://datasets/owner/name@0123/train.jsonl"),
+    ],
+)
+def test_files_of_a_data_set_of_the_hub_are_its_own_in_any_revision_and_spelling(
+    monkeypatch: pytest.MonkeyPatch, name: str, file: str
+) -> None:
+    def load_dataset(*_args: object, **_kwargs: object) -> Any:
+        return datasets.Dataset.from_list([{"prompt": "a"}])
+
+    answer_as_the_hub(monkeypatch, load_dataset, file)
+    assert open_dataset(config(name)).row_at(0).prompt == "a"
 
 
 def test_formats_that_can_name_other_files_are_not_read(tmp_path: Path) -> None:

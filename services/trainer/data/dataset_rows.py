@@ -215,4 +215,9 @@ def _is_of(dataset: str, file: str) -> bool:
     if dataset.startswith("/"):
         places = {os.path.normpath(dataset), os.path.realpath(dataset)}
         return any(where.removeprefix("file://").startswith(f"{place}/") for place in places)
-    return where.startswith("hf://datasets/")
+    if not where.startswith("hf://datasets/"):
+        return False
+    # OWNER/NAME@REVISION/FILE, of any revision: the hub keeps Parquet files that it made itself in one of their own.
+    name = where.removeprefix("hf://datasets/").partition("@")[0].lower()
+    # Data sets that had no owner once have one now, and are found by their name alone.
+    return name == dataset.lower() or ("/" not in dataset and name.endswith(f"/{dataset.lower()}"))
