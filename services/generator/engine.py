@@ -54,6 +54,12 @@ class Engine:
         """Whether the engine's processes have failed."""
         return bool(self.client.errored)
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the engine's cores; what they start are their children."""
+        manager = self.client.engine_core.resources.engine_manager
+        return [process.pid for process in getattr(manager, "processes", ())]
+
     def why_dead(self, *, otherwise: str) -> str:
         """Return what failed first, or how a process of vLLM's ended, or ``otherwise`` if neither is known."""
         manager = self.client.engine_core.resources.engine_manager

@@ -34,6 +34,7 @@ from shared.redis_connection import Redis, wait_until_back
 from shared.run_config import RunConfig
 from shared.run_places import require_places
 from shared.run_store import TERMINAL, RunRecord, RunStore
+from shared.stopped_processes import Stops
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class RunFollower:
         """The run this replica is there for."""
         self._engine: Engine | None = None
         self._is_engine_spoiled = False
+        self._stops = Stops(every_s=settings.poll_every_s)
 
     async def run(self, *, has_cuda: bool) -> None:
         """Serve runs until cancelled.
@@ -258,6 +260,8 @@ class RunFollower:
         if self._engine is not None and self._engine.is_dead:
             why = self._engine.why_dead(otherwise="its own log lines above say why")
             raise EngineDiedError(f"vLLM's engine died: {why}")
+        if self._engine is not None and self._stops.look(self._engine.pids):
+            raise EngineDiedError("vLLM's engine was stopped for a minute, as by SIGSTOP, and generates nothing")
 
     def _show_weights(self) -> None:
         self._metrics.policy_version.set(self._receiver.policy_version)

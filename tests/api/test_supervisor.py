@@ -2,11 +2,15 @@
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from services.trainer.run_api.trainer_api import TrainerApi, make_api
 from services.trainer.settings import TrainerSettings
+from shared import stopped_processes
 from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 from shared.run_store import Progress, RunRecord
@@ -220,6 +224,19 @@ async def test_a_rank_that_outlives_its_run_is_killed(
         await submit(api, run_config, "run-b")
         await when(api, "finished", "run-b")
         assert not is_alive(plan.pids()[0])
+
+
+async def test_a_rank_that_is_stopped_for_long_is_killed_and_started_again(
+    settings: TrainerSettings, redis: Redis, run_config: RunConfig, plan: RankPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopped_processes, "STOPPED_S", 0.5)
+    async with supervising(plan.settings(settings, "work finish"), redis) as api:
+        await submit(api, run_config)
+        await wait_until(plan.is_at_work)
+        os.kill(plan.pids()[0], signal.SIGSTOP)
+        await when(api, "finished")
+    assert len(plan.pids()) == 2
+    assert not is_alive(plan.pids()[0])
 
 
 async def test_a_run_that_vanished_from_redis_ends_its_rank_and_the_next_one_is_served(

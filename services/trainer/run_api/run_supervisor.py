@@ -29,6 +29,7 @@ from shared.errors import NoRoomError, UserError
 from shared.logs import about
 from shared.run_config import parse_run_config
 from shared.run_store import TERMINAL, RunRecord, RunStore
+from shared.stopped_processes import Stops
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +223,7 @@ class RunSupervisor:
     async def _watch(self, run_id: str, rank: RankProcess) -> int:
         """Return the exit status of a rank, which may not outlive its run for long."""
         started_at_s, overdue_s = time.time(), 0.0
+        stops = Stops(every_s=self._settings.supervise_every_s)
         while not self._stopping.is_set():
             status = await self._exit_or_stopping(rank)
             if status is not None:
@@ -229,6 +231,10 @@ class RunSupervisor:
             record = await self._store.get(run_id)
             if record is not None and record.progress.updated_at_s > started_at_s and not record.progress.starting:
                 self._notes.pop(run_id, None)  # it trains again
+            if stops.look([rank.pid]):
+                log.error("run %s: its training rank %d was stopped for a minute: killed", run_id, rank.pid)
+                rank.kill()
+                return await rank.wait()
             overdue_s += self._settings.supervise_every_s if record is None or record.status in TERMINAL else 0.0
             if overdue_s > self._settings.rank_exit_grace_s:
                 log.error("run %s is over, but its training rank %d does not exit: killed", run_id, rank.pid)

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
 
 import pytest
@@ -22,6 +25,7 @@ from services.generator.simulated.fleet import SimulatedFleet, SimulatedReplica
 from services.generator.simulated.model_facts import ModelFacts
 from services.generator.simulated.settings import SimulationSettings
 from services.generator.weight_receiver import WeightReceiver
+from shared import stopped_processes
 from shared.keys import RunKeys
 from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.redis_connection import Redis
@@ -75,6 +79,7 @@ class LoadedEngine(CommandedEngine):
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.pids: list[int] = []
 
     def why_dead(self, *, otherwise: str) -> str:
         return otherwise
@@ -149,9 +154,31 @@ async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing
         await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
 
 
-async def test_an_engine_that_dies_while_no_run_is_served_ends_the_generator(
-    redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def core() -> Iterator["subprocess.Popen[bytes]"]:
+    """Give a process that stands for the engine's."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("dies", "vLLM's engine died: its own log lines above say why"),
+        ("is stopped", "vLLM's engine was stopped for a minute, as by SIGSTOP"),
+    ],
+)
+async def test_an_engine_that_fails_while_no_run_is_served_ends_the_generator(
+    redis: Redis,
+    run_keys: RunKeys,
+    settings: GeneratorSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    core: "subprocess.Popen[bytes]",
+    fault: str,
+    reason: str,
 ) -> None:
+    monkeypatch.setattr(stopped_processes, "STOPPED_S", 0.2)
     started: list[LoadedEngine] = []
 
     async def start_engine(spec: EngineSpec, **_: object) -> LoadedEngine:
@@ -172,8 +199,12 @@ async def test_an_engine_that_dies_while_no_run_is_served_ends_the_generator(
     )
     work = asyncio.create_task(follower.run(has_cuda=False))
     await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
-    started[0].is_dead = True
-    with pytest.raises(EngineDiedError, match="vLLM's engine died: its own log lines above say why"):
+    started[0].pids = [core.pid]
+    if fault == "dies":
+        started[0].is_dead = True
+    else:
+        core.send_signal(signal.SIGSTOP)
+    with pytest.raises(EngineDiedError, match=reason):
         async with asyncio.timeout(120):
             await work
 

@@ -1,0 +1,47 @@
+"""Notices that a process has been stopped (SIGSTOP, SIGTSTP) for long: it neither works nor ends, and says nothing.
+
+Whoever supervises a process looks at it again and again. Looks are counted, and not the time between them: after a
+minute in which the supervisor was stopped too, as on a laptop that slept, nobody has been stopped for long.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+STOPPED_S: Final = 60.0
+"""So long somebody may have a process stopped, to look at it."""
+
+
+class Stops:
+    """Counts for how long one of some processes has been stopped.
+
+    Args:
+        every_s: Seconds between two looks.
+    """
+
+    def __init__(self, *, every_s: float) -> None:
+        self._every_s = every_s
+        self._stopped_s = 0.0
+
+    def look(self, pids: Iterable[int]) -> bool:
+        """Return whether one of these, or of their children, has been stopped for STOPPED_S."""
+        is_one = any(_is_stopped(each) for pid in pids for each in (pid, *_children(pid)))
+        self._stopped_s = self._stopped_s + self._every_s if is_one else 0.0
+        return self._stopped_s > STOPPED_S
+
+
+def _is_stopped(pid: int) -> bool:
+    # (name) state ...; the name may hold anything. "t" is a debugger's.
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]
+
+
+def _children(pid: int) -> Iterable[int]:
+    return map(int, _read(f"/proc/{pid}/task/{pid}/children").split())
+
+
+def _read(path: str) -> str:
+    """Return nothing of a process that is gone, and where there is no /proc."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
