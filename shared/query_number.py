@@ -13,7 +13,7 @@ _WHOLE = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 def _plain(text: object) -> object:
     if isinstance(text, str) and not _WHOLE.fullmatch(text):
-        raise ValueError("Input should be a whole number in digits")
+        raise ValueError("must be a whole number in digits")
     return text
 
 

@@ -165,4 +165,4 @@ async def test_a_run_that_would_never_end_is_refused(
 async def test_a_query_is_refused_in_plain_words(client: httpx.AsyncClient) -> None:
     reply = await client.get("/v1/runs", params={"limit": "many"})
     assert reply.status_code == 422
-    assert reply.json()["detail"] == "limit: must be a whole number, and is text"
+    assert reply.json()["detail"] == "limit: must be a whole number in digits"

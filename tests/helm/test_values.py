@@ -204,6 +204,7 @@ def test_a_registry_that_no_image_can_be_pulled_from_is_refused(registry: str) -
 
 
 REPLACEABLE = {"HF_HOME", "HEADRACE_LOG_LEVEL"}
+ROOTS = {"HEADRACE_DATA_ROOTS", "HEADRACE_WEIGHT_ROOTS"}
 
 
 @pytest.mark.parametrize(("values", "sentence"), REFUSED)
@@ -222,11 +223,17 @@ def test_where_the_hub_is_kept_and_what_is_logged_can_be_said_for_one_service(se
 
 
 @pytest.mark.parametrize("service", SERVICES)
+def test_the_roots_of_a_service_that_mounts_more_are_named_once(service: str) -> None:
+    variables = container(workloads(render({service: {"env": dict.fromkeys(ROOTS, "/more")}}))[service])["env"]
+    assert [entry["value"] for entry in variables if entry["name"] in ROOTS] == ["/more"] * 2
+
+
+@pytest.mark.parametrize("service", SERVICES)
 def test_no_variable_of_the_charts_own_can_be_set_a_second_time(service: str) -> None:
     own = {entry["name"] for entry in container(workloads(render())[service])["env"]}
     said = why_refused({service: {"env": dict.fromkeys(own, "canary")}})
     refused = {name for name in own if f"- {service}.env.{name} is set by the chart itself" in said}
-    assert refused == own - REPLACEABLE - {"HEADRACE_REDIS_URL"}, "which is refused as a secret"
+    assert refused == own - REPLACEABLE - ROOTS - {"HEADRACE_REDIS_URL"}, "which is refused as a secret"
     assert f"- {service}.env.HEADRACE_REDIS_URL would be in the pod's description" in said
     assert "canary" not in said
 

@@ -212,7 +212,7 @@ class RewarderProcess:
 
 
 @contextlib.contextmanager
-def shared_rewarder(redis_url: str, log_file: Path, **settings: str) -> Generator[SharedProcess[RewarderProcess]]:
+def shared_rewarder(redis_url: str, log_file: Path, **settings: Any) -> Generator[SharedProcess[RewarderProcess]]:
     """Share one among the tests of a file. In the end it has to stop in order."""
 
     def start() -> RewarderProcess:

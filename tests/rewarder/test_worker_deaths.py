@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -245,8 +246,8 @@ def test_a_rewarder_whose_fork_server_is_killed_while_it_starts_comes_up(start_r
 def test_a_rewarder_that_can_start_no_worker_any_more_ends_and_says_why(
     start_rewarder: StartRewarder, tmp_path: Path
 ) -> None:
-    directory, is_ready = tmp_path / "for-sockets", tmp_path / "is-ready"
-    directory.mkdir()
+    # The name of a socket has at most 107 bytes, which leaves no room for the names of tests.
+    directory, is_ready = Path(tempfile.mkdtemp(prefix="headrace-")), tmp_path / "is-ready"
     impatient = (
         "import pathlib, sys, threading, time\nfrom services.rewarder import __main__, worker_pool\n"
         "def hurry():\n"

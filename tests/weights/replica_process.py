@@ -140,7 +140,9 @@ async def main() -> None:
         ("POST", "/hold-probes"),
         ("GET", "/is-at-probe"),
     )
-    routes = RouteTable(*GENERATOR.routes, *(Route(method, path, "internal") for method, path in ours))
+    routes = RouteTable(
+        *GENERATOR.routes, *(Route(path.strip("/"), method, path, "internal", query=None) for method, path in ours)
+    )
     guarded = Door(HttpGuard(app), routes=routes, keyring=Keyring(api=args.key, internal=args.key))
     await uvicorn.Server(
         uvicorn.Config(guarded, host="127.0.0.1", port=args.port, log_level="warning", timeout_keep_alive=KEEP_ALIVE_S)

@@ -160,7 +160,7 @@ def test_a_secret_over_plain_http_to_a_stranger_is_refused(client: httpx.Client)
 
 
 def test_endpoints_outlive_a_rewarder_and_another_one_sees_them(
-    client: httpx.Client, judge_url: str, redis_server: RedisServer, settings: dict[str, str], tmp_path: Path
+    client: httpx.Client, judge_url: str, redis_server: RedisServer, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     first = register(client, judge_url).json()
     other = RewarderProcess(redis_server.url, tmp_path / "log", **settings)
