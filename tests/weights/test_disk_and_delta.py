@@ -85,6 +85,7 @@ async def test_every_span_sampled_under_load_matches_the_version_it_names(
     replica: ReplicaProcess, model_dir: Path, redis: Redis, run_keys: RunKeys, changes_sender: WeightSender
 ) -> None:
     sender = changes_sender
+    await replica.attach()  # whatever options the test before has left
     await replica.register(redis, run_keys)
     policies = successors(model_dir, count=5)
     first = await sender.push(weights_of(policies[0]), policy_version=0)
