@@ -29,7 +29,7 @@ from tests.weights.served_receiver import ServedReceiver, serve
 JOIN, RENDEZVOUS, TRANSFER, COMMIT, PROBE = "join", "rendezvous", "transfer", "commit", "probe"
 STEPS = (JOIN, RENDEZVOUS, TRANSFER, COMMIT, PROBE)
 GRACE_S = 5.0
-INFO_TIMEOUT_S = 10.0
+INFO_TIMEOUT_S = 6.0
 """How long a trainer waits for a replica to say who it is: on a busy machine 3 s are not enough."""
 _AT_PARAMETER = 8
 _context = multiprocessing.get_context("forkserver")
