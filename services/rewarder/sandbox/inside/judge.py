@@ -38,7 +38,10 @@ _PR_SET_DUMPABLE = 4
 _MAX_OUTPUT_BYTES = 1 << 20
 _PROGRAM = "program.py"
 _RUN_PROGRAM = (
-    "import resource, runpy; resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0} + 1)); del resource; "
+    "import resource, runpy\n"
+    "try: open('/proc/self/oom_score_adj', 'w').write('1000')\n"
+    "except OSError: pass\n"
+    "resource.setrlimit(resource.RLIMIT_CPU, ({0}, {0} + 1)); del resource\n"
     "runpy.run_path('program.py', run_name='__main__')"
 )
 _LOOK_EVERY_S = 0.2

@@ -203,9 +203,6 @@ def start(command: list[str], stdin: Any) -> "subprocess.Popen[bytes]":
         start_new_session=True,
     )  # fmt: skip
     note_waiting(process.pid)
-    # Where memory runs out, the code ends and not its judge.
-    with contextlib.suppress(OSError), open(f"/proc/{process.pid}/oom_score_adj", "w", encoding="utf-8") as file:
-        file.write("1000")
     return process
 
 

@@ -6,6 +6,7 @@ It knows no test and no expected value, only the arguments of each call as it co
 judge and nothing else: it is in the hands of code that nobody has read.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -76,6 +77,9 @@ def main() -> None:
     for number in (0, 1, 2):  # what the code prints goes nowhere
         os.dup2(nothing, number)
     first = json.loads(incoming.readline())
+    # Where memory runs out, the code ends and not its judge, who cannot say so: this file is closed to it for a moment.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
+        file.write("1000")
     resource.setrlimit(resource.RLIMIT_CPU, (first["cpu_s"], first["cpu_s"] + 1))
     namespace: dict[str, Any] = {"__name__": "solution"}
     try:
