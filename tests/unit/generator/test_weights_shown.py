@@ -121,6 +121,31 @@ async def following(work: Any) -> AsyncGenerator[None]:
         await asyncio.wait({task})
 
 
+def follow(
+    redis: Redis, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RunFollower, GeneratorMetrics, list[LoadedEngine]]:
+    """Return a generator whose engine is none of vLLM's, with its metrics and the engines that it has started."""
+    started: list[LoadedEngine] = []
+
+    async def start_engine(spec: EngineSpec, **_: object) -> LoadedEngine:
+        started.append(LoadedEngine(spec))
+        return started[-1]
+
+    monkeypatch.setattr(run_follower, "start_engine", start_engine)
+    monkeypatch.setattr(run_follower, "VllmReceivingEngine", NoReceiving)
+    receiver, metrics = HoldingReceiver(), GeneratorMetrics()
+    follower = RunFollower(
+        settings,
+        redis=redis,
+        receiver=cast("Any", receiver),
+        state=ServiceState(receiver),
+        openai=cast("Any", NoRoutes()),
+        metrics=metrics,
+        url="http://127.0.0.1:1",
+    )
+    return follower, metrics, started
+
+
 async def end_in_the_middle_of_a_push(redis: Redis, keys: RunKeys, registry: CollectorRegistry) -> None:
     """Have the run served until its gauges are shown, and end it."""
     store = RunStore(redis)
@@ -135,21 +160,7 @@ async def end_in_the_middle_of_a_push(redis: Redis, keys: RunKeys, registry: Col
 async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing(
     redis: Redis, run_keys: RunKeys, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start_engine(spec: EngineSpec, **_: object) -> LoadedEngine:
-        return LoadedEngine(spec)
-
-    monkeypatch.setattr(run_follower, "start_engine", start_engine)
-    monkeypatch.setattr(run_follower, "VllmReceivingEngine", NoReceiving)
-    receiver, metrics = HoldingReceiver(), GeneratorMetrics()
-    follower = RunFollower(
-        settings,
-        redis=redis,
-        receiver=cast("Any", receiver),
-        state=ServiceState(receiver),
-        openai=cast("Any", NoRoutes()),
-        metrics=metrics,
-        url="http://127.0.0.1:1",
-    )
+    follower, metrics, _ = follow(redis, settings, monkeypatch)
     async with following(follower.run(has_cuda=False)):
         await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
 
@@ -179,24 +190,7 @@ async def test_an_engine_that_fails_while_no_run_is_served_ends_the_generator(
     reason: str,
 ) -> None:
     monkeypatch.setattr(stopped_processes, "STOPPED_S", 0.2)
-    started: list[LoadedEngine] = []
-
-    async def start_engine(spec: EngineSpec, **_: object) -> LoadedEngine:
-        started.append(LoadedEngine(spec))
-        return started[-1]
-
-    monkeypatch.setattr(run_follower, "start_engine", start_engine)
-    monkeypatch.setattr(run_follower, "VllmReceivingEngine", NoReceiving)
-    receiver, metrics = HoldingReceiver(), GeneratorMetrics()
-    follower = RunFollower(
-        settings,
-        redis=redis,
-        receiver=cast("Any", receiver),
-        state=ServiceState(receiver),
-        openai=cast("Any", NoRoutes()),
-        metrics=metrics,
-        url="http://127.0.0.1:1",
-    )
+    follower, metrics, started = follow(redis, settings, monkeypatch)
     work = asyncio.create_task(follower.run(has_cuda=False))
     await end_in_the_middle_of_a_push(redis, run_keys, metrics.registry)
     started[0].pids = [core.pid]
