@@ -64,7 +64,10 @@ class ServiceSettings(BaseSettings):
         default="",
         description="The same for weight_dir; may have URLs such as s3://bucket/weights",
     )
-    replica_id: str = Field(default="", description="Stable name of this replica; host name if empty")
+    replica_id: str = Field(
+        default="",
+        description="Stable name of this replica; if empty, its container's or its host's",
+    )
     redis_patience_s: float = Field(
         default=60.0, gt=0, description="How long to wait for Redis at start; later waits are a minute"
     )

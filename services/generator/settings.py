@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self, cast
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
+from shared.replica_name import replica_name
 from shared.settings import ServiceSettings, from_environment
 
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
@@ -61,7 +62,7 @@ class GeneratorSettings(ServiceSettings):
     @property
     def name(self) -> str:
         """Stable name of this replica, under which it finds its unfinished work again."""
-        return self.replica_id or socket.gethostname()
+        return self.replica_id or replica_name()
 
     def url(self, port: int) -> str:
         """Return where the trainer reaches this replica, which listens on ``port``."""

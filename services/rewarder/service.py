@@ -8,7 +8,6 @@ import asyncio
 import gc
 import logging
 import signal
-import socket
 from typing import Any, cast
 
 from redis.exceptions import RedisError
@@ -40,6 +39,7 @@ from shared.listening import listening_socket
 from shared.metrics_server import serving_metrics
 from shared.redis_connection import connect, wait_until_ready
 from shared.refusals import refuse, take_back
+from shared.replica_name import replica_name
 from shared.serving.http_limits import HttpLimits
 from shared.serving.http_server import HttpServer
 from shared.serving.shared_answer import SharedAnswer
@@ -57,7 +57,7 @@ class RewarderService:
 
     def __init__(self, settings: RewarderSettings) -> None:
         self._settings = settings
-        self._replica_id = settings.replica_id or socket.gethostname()
+        self._replica_id = settings.replica_id or replica_name()
         places = settings.reward_places()
         self._metrics = RewarderMetrics()
         self._metrics.name_replica(self._replica_id)

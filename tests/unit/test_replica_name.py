@@ -1,0 +1,51 @@
+"""What a replica is called that nobody named."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shared.replica_name import replica_name
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    replica_name.cache_clear()
+    yield
+    replica_name.cache_clear()
+
+
+def _host(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: name)
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.214.0.3")
+
+
+def _getent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
+    command = tmp_path / "getent"
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+def test_a_container_has_the_name_that_dns_has_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _host(monkeypatch, "93dce42cb9c8")
+    _getent(
+        monkeypatch,
+        tmp_path,
+        '[ "$*" = "-s hosts:dns hosts 10.214.0.3" ] && echo "$4      headrace-generator-2.headrace_default"',
+    )
+    assert replica_name() == "headrace-generator-2"
+
+
+@pytest.mark.parametrize("script", ["exit 2", "true", "echo 10.214.0.3"])
+def test_it_is_its_host_where_dns_has_no_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
+    _host(monkeypatch, "93dce42cb9c8")
+    _getent(monkeypatch, tmp_path, script)
+    assert replica_name() == "93dce42cb9c8"
+
+
+def test_a_host_with_a_name_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _host(monkeypatch, "generator-7")
+    _getent(monkeypatch, tmp_path, "echo 10.214.0.3 other")
+    assert replica_name() == "generator-7"
