@@ -2,7 +2,7 @@
 
     settings --> Redis --> run API  +  supervisor of training ranks  +  metrics
 
-Exit status: 0 asked to stop; 1 start me again; 2 the settings or the machine must be mended first, as the message says.
+Exit status: 0 stopped on request; 1 failed, restart it; 2 fix the settings or the machine first, as the message says.
 """
 
 import argparse
@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "such as HEADRACE_REDIS_URL, HEADRACE_PORT, HEADRACE_API_KEY, HEADRACE_RUNS_DIR and HEADRACE_REWARDER_URL.",
     )
     parser.parse_args(arguments)
-    # Only now, so that --help does not wait for what the service needs.
+    # Imported late, so that --help does not load the service's dependencies.
     from services.trainer.run_api.service import run_service
 
     return run_service()

@@ -1,4 +1,4 @@
-"""torch's TCPStore on one address of this machine: by itself torch would listen on every interface."""
+"""A TCPStore that listens on one address of this machine. By default torch listens on every interface."""
 
 import socket
 from datetime import timedelta
@@ -12,16 +12,16 @@ _BACKLOG = 512
 
 
 def listen_store(host: str, port: int = 0, *, timeout_s: float) -> tuple[Any, int]:
-    """Return a store that serves others from this process, and its port.
+    """Start a store that other processes can connect to, and return it with its port.
 
     Args:
-        host: Address of this machine.
-        port: 0 takes any that is free.
-        timeout_s: Deadline of each operation on the store.
+        host: An address of this machine.
+        port: 0 picks a free port.
+        timeout_s: Timeout of each operation on the store.
 
     Raises:
-        OSError: The address is not one of this machine's, or the port is taken.
-        RuntimeError: torch could not serve on it.
+        OSError: The address does not belong to this machine, or the port is taken.
+        RuntimeError: torch could not start the store.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -66,9 +66,9 @@ def main(argv: list[str] | None = None) -> int:
     configure_logging(settings.log_level, log_format=settings.log_format)
     about_run(arguments[0])
     die_with_launcher()
-    # Ranks on several machines meet over another network, perhaps, and say themselves which.
+    # Only if all ranks are on this machine. Ranks on several may use another network, and choose it themselves.
     if os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE"):
-        with contextlib.suppress(OSError):  # the push will say that this address is none
+        with contextlib.suppress(OSError):  # the push reports an address that does not resolve
             let_nccl_use(settings.push_address, os.environ)
     warn_of_little_locked_memory(os.environ)
     with LastWords():
@@ -97,7 +97,7 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
         loop.add_signal_handler(name, terminate.set)
     redis = connect(settings.redis_url.get_secret_value())
     try:
-        # The service that started this rank was let in: a password that is not taken now may be, a little later.
+        # The service that started this rank could log in to Redis. A password that is refused now may be accepted soon.
         await wait_until_back(redis, timeout_s=settings.redis_patience_s)
         store = RunStore(redis)
         record = await store.get(run_id)
@@ -116,7 +116,7 @@ async def _run(settings: TrainerSettings, run_id: str) -> int:
                 raise cause from error
             if not isinstance(cause, HeadraceError):
                 raise
-            # Everything else we raise on purpose would happen again: the run ends with the reason in its record.
+            # Every other HeadraceError would occur again after a restart: the run fails, with the reason in its record.
             log.critical("%s", cause)
             leave_word(str(cause), status=REFUSED)
             await store.set_status(run_id, "failed", reason=str(cause))
@@ -178,7 +178,7 @@ async def _train(
             async with lease(redis, leases=RunKeys(record.run_id).leases(TRAINERS), consumer=consumer_name(epoch)):
                 ending = await TrainingLoop(parts, terminate=terminate).run()
         finally:
-            # A run that has ended may take its time to report; one that goes on elsewhere may not.
+            # A run that has ended may take its time to report. A run that continues in another process may not.
             patience_s = _HURRY_S if ending == "terminated" else _LAST_REPORTS_S
             await asyncio.to_thread(parts.reports.close, timeout_s=patience_s)
             await asyncio.to_thread(parts.traces.close, timeout_s=_HURRY_S)
@@ -188,7 +188,7 @@ async def _train(
 
 
 async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) -> int:
-    """Leave the model of a run that has ended, and write down how it ended; returns the exit status."""
+    """Export the model of a run that has ended, and record how it ended; returns the exit status."""
     from services.trainer.checkpoints.final_model import leave_model
     from services.trainer.loop.reconcile import check_not_fenced
 
@@ -203,7 +203,7 @@ async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) 
             progress = msgspec.structs.replace(record.progress, disk_full=disk_full, updated_at_s=time.time())
             await parts.store.write_progress(run_id, progress)
 
-    parts.room.tell = tell  # nobody reports progress any more
+    parts.room.tell = tell  # the training loop, which reported progress, has ended
     warning = await leave_model(
         parts.files,
         parts.config,
@@ -223,7 +223,7 @@ async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) 
 
 
 def _first(error: BaseException) -> BaseException:
-    """Return the first leaf of an exception group: the others are its consequences."""
+    """Return the first leaf of an exception group. The others are its consequences."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error

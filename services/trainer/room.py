@@ -1,9 +1,9 @@
-"""Waits for room on a disk that is full, as everything waits for a full Redis: a run must not end for it.
+"""Retries a write while the disk is full, so that a full disk does not end a run. A full Redis is treated the same way.
 
-    write --no room--> its half removed --> said in the run's progress --> tried again, until it fits
+    write --disk full--> partial output removed --> reported in the run's progress --> retried until it fits
 
-Only for what may be done again from the beginning. Full is a file system without space or a quota that is used up. One
-that is read-only is not waited for: it does not mend itself.
+Only for writes that can be repeated from the beginning. The disk is full if the file system has no space or a quota is
+used up. A read-only file system is not waited for, because it does not recover by itself.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 _ResultT = TypeVar("_ResultT")
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# What comes from another rank, or from a library that is not written in Python, has lost its number.
+# Errors from another rank, or from a library that is not written in Python, have lost their errno.
 _SAYS_FULL = ("No space left on device", "Disk quota exceeded", "os error 28", "os error 122")
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.5, 10.0
 _LOG_EVERY_S = 60.0
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether something could not be written because there was no room for it."""
+    """Whether an error, or one of its causes, says that the disk is full."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, OSError) and (found.errno in _FULL or any(says in str(found) for says in _SAYS_FULL)):
@@ -39,15 +39,15 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def room_for(what: str, where: Path) -> str:
-    """Return what is waited for, to stand after 'waiting for'."""
+    """Return the description of a missing amount of space. It follows the words 'waiting for'."""
     return f"room on the disk of {where}, which is full, for {what}: delete what is not needed, or make it larger"
 
 
 class Room:
-    """What one training rank waits for room for.
+    """The writes of one training rank that wait for disk space.
 
     Args:
-        terminate: Set when this process was asked to end, which then waits no longer.
+        terminate: Set when this process is asked to end. Waiting then stops.
     """
 
     def __init__(self, terminate: asyncio.Event | None = None) -> None:
@@ -55,24 +55,24 @@ class Room:
         self._missing: dict[str, str] = {}
         self._log_at = 0.0
         self.tell: Callable[[str], Awaitable[None]] | None = None
-        """Told what is missing, while nobody reports progress."""
+        """Called with the description of what is missing, when no training loop reports progress."""
 
     @property
     def missing(self) -> str:
-        """What is full, and for what there is no room; empty if nothing is."""
+        """The description of a write that waits for space; empty if there is none."""
         return next(iter(self._missing.values()), "")
 
     async def write(self, work: Callable[[], _ResultT], *, what: str, where: Path) -> _ResultT:
-        """Do ``work`` in a thread, again and again while there is no room for it.
+        """Run ``work`` in a thread, and repeat it while the disk is full.
 
         Args:
-            work: Writes, and leaves nothing behind when it fails.
-            what: Its name, for people.
+            work: Writes to the disk, and removes its partial output when it fails.
+            what: What is written, for log lines and error messages.
             where: The directory that it writes to.
 
         Raises:
-            OSError: It failed for another reason.
-            UnavailableError: This process was asked to end, and there was still no room.
+            OSError: The write failed for another reason.
+            UnavailableError: This process was asked to end while the disk was full.
         """
         backoff_s = _FIRST_BACKOFF_S
         while True:
@@ -87,7 +87,7 @@ class Room:
                 return result
 
     async def wait(self, *, what: str, where: Path, backoff_s: float = _FIRST_BACKOFF_S) -> float:
-        """Say that there is no room, and wait before the next try; returns how long to wait then.
+        """Report that the disk is full, and wait before the next attempt; returns the wait after that one in seconds.
 
         Raises:
             UnavailableError: This process was asked to end.
@@ -100,7 +100,7 @@ class Room:
         return min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def note(self, *, what: str, where: Path) -> None:
-        """Say that there is no room."""
+        """Report that the disk is full."""
         self._missing[what] = says = room_for(what, where)
         if time.monotonic() >= self._log_at:
             log.warning("the run waits for %s", says)
@@ -109,6 +109,6 @@ class Room:
             await self.tell(says)
 
     def found(self, what: str) -> None:
-        """Say that there was room."""
+        """Report that a write has succeeded."""
         if self._missing.pop(what, None) is not None:
             log.info("there is room again: %s was written", what)

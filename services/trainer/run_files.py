@@ -1,9 +1,9 @@
-"""Where a run keeps what it makes, below its own directory.
+"""Paths of a run's output below its own directory.
 
     run_dir/checkpoints/step_00000010/   weights, optimizer, ledger
     run_dir/model/                       the final transformers directory
 
-What it logs is run_log.py's business.
+The log files are run_log.py's business.
 """
 
 from dataclasses import dataclass

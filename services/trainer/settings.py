@@ -1,4 +1,4 @@
-"""Settings of the trainer service: of the run API, and of the training rank it starts with the same environment."""
+"""Settings of the trainer service: the run API and the training rank, which inherits its environment."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from shared.tls import PeerTls
 
 
 class TrainerSettings(ServiceSettings):
-    """``HEADRACE_*`` variables; lists and tables are written as JSON."""
+    """``HEADRACE_*`` variables. Lists and tables are written as JSON."""
 
     runs_dir: Path = Field(default_factory=default_runs_dir, description="Checkpoints, logs and metrics of runs")
     rewarder_url: str = Field(default="http://127.0.0.1:8200", description="Rewarder that checks reward functions")
@@ -94,20 +94,20 @@ class TrainerSettings(ServiceSettings):
         return self
 
     def generator_tls(self) -> PeerTls:
-        """Return how generators are called over https."""
+        """Return the TLS settings for calls to generators."""
         return PeerTls(self.tls_ca_file, self.tls_generator_name)
 
     def places_of_data(self) -> FileRoots:
-        """Return where models and data sets may be: also what earlier runs have left."""
+        """Return the places where models and data sets may be, including the output of earlier runs."""
         given = super().places_of_data()
         return replace(given, roots=(*given.roots, str(self.runs_dir)))
 
     def places_of_weights(self) -> FileRoots:
-        """Return where weights may be written: not among the runs, each of which has its directory to itself."""
+        """Return the places where weights may be written. The runs directory is excluded: each run owns part of it."""
         return replace(super().places_of_weights(), except_for=(str(self.runs_dir),))
 
     def rank_environment(self) -> dict[str, str]:
-        """Return the environment of a training rank: ours, these settings, and ``rank_env`` on top."""
+        """Return the environment of a training rank: this process's, then these settings, then ``rank_env``."""
         return {
             **os.environ,
             **self.secrets_of_a_child(),

@@ -1,4 +1,4 @@
-"""Makes a sentence of what torch's distributed parts raise."""
+"""Shortens the errors of torch.distributed to one sentence."""
 
 import re
 
@@ -6,6 +6,6 @@ _SOURCE = re.compile(r"^\[[^\]]*\.cc:\d+\] ")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the sentence of an error that brings a C++ file, a stack and advice along; its type if it says nothing."""
+    """Return an error's first line without its C++ source location and advice; its type if it has no text."""
     sentence = (str(error).splitlines() or [type(error).__name__])[0]
     return _SOURCE.sub("", sentence).partition(" This is typically")[0]

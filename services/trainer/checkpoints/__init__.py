@@ -1,1 +1,1 @@
-"""What is kept of a run: checkpoints, exported models, uploads."""
+"""The lasting output of a run: checkpoints, exported models, uploads."""

@@ -1,7 +1,7 @@
-"""A LoRA run's checkpoint as a directory that can be loaded: PEFT's, or the base with the adapters added to it.
+"""Exports a LoRA run's checkpoint as a loadable directory: PEFT adapters, or the base model with the adapters merged.
 
-model/shard-*  --put together, in the run's dtype-->  DIR/adapter_model.safetensors      PEFT, vLLM --lora-modules
-               --W + alpha / r * B A, in float32-->   DIR/model.safetensors              like any other model
+model/shard-*  --assembled, in the run's dtype------>  DIR/adapter_model.safetensors      PEFT, vLLM --lora-modules
+               --W + alpha / r * B A, in float32-->    DIR/model.safetensors              like any other model
 """
 
 import json
@@ -18,7 +18,7 @@ from shared.errors import UserError
 
 
 def holds_adapters(model: Path) -> bool:
-    """Whether this directory of a checkpoint, or an exported one, is of adapters."""
+    """Whether a model directory, of a checkpoint or exported, contains adapters."""
     return (model / CONFIG_FILE).is_file()
 
 
@@ -34,11 +34,11 @@ def export_adapters(source: Path, directory: Path, *, dtype: torch.dtype) -> Non
 
 @torch.no_grad()
 def export_merged(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write the base with the adapters added to its weights.
+    """Write the base model with the adapters merged into its weights.
 
     Raises:
-        UserError: The base is not there, or is of another shape.
-        OSError: It could not be written.
+        UserError: The base model is missing or has other shapes.
+        OSError: The directory could not be written.
     """
     described: dict[str, Any] = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
     base = str(described["base_model_name_or_path"])

@@ -1,16 +1,15 @@
-"""Checkpoints that are either whole or not there, and are not trusted until their sums agree.
+"""Writes checkpoints that are either complete or absent, and verifies their checksums before they are used.
 
-    core --copy--> .writing-3-step_00000010-x/ --fsync, manifest, rename--> step_00000010/ --> old ones go
-                               model/, optimizer/, rng/, core_state.json       all of the core (core_state.py)
-                               trainer_state.json                              step, incarnation, what the loop gives
+    core --copy--> .writing-3-step_00000010-x/ --fsync, manifest, rename--> step_00000010/ --> old ones are pruned
+                               model/, optimizer/, rng/, core_state.json       the core's state (core_state.py)
+                               trainer_state.json                              step, incarnation, the loop's state
                                manifest.json                                   sizes and SHA-256
 
-A newer incarnation of the trainer is the authority on what was trained, also where an older one that was thought dead
-had come further: its checkpoints are never replaced or pruned by an older one, and are those that are resumed from.
+Checkpoints of the newest incarnation of the trainer decide what was trained, even if an older incarnation that was
+thought dead had got further. An older incarnation never replaces or prunes them, and runs resume from them.
 
-Training stands still for the copy alone. A crash at any moment leaves the older checkpoints as they were. Of what was
-trained, a checkpoint is the authority; what is in ``extra`` is the training loop's business, and what is in the core's
-files the core's.
+Training stands still only during the copy. A crash at any moment leaves the older checkpoints intact. ``extra`` belongs
+to the training loop and the core's files belong to the core; this module does not interpret them.
 """
 
 import json
@@ -44,7 +43,7 @@ class CheckpointError(HeadraceError):
 
 
 class CheckpointState(msgspec.Struct):
-    """What is in ``trainer_state.json``."""
+    """The contents of ``trainer_state.json``."""
 
     step: Version
     extra: dict[str, Any]
@@ -52,14 +51,14 @@ class CheckpointState(msgspec.Struct):
 
 
 class SavableCore(Protocol):
-    """What a checkpoint asks of the core (policy_core.PolicyCore)."""
+    """The part of policy_core.PolicyCore that checkpoints use."""
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
-        """Copy the state of the core, and return a future of all of it being in the directory."""
+        """Copy the core's state, and return a future that is done when the copy is in the directory."""
         ...
 
     def load_state(self, directory: Path) -> None:
-        """Become the core that wrote the directory."""
+        """Restore the state of the core that wrote the directory."""
         ...
 
 
@@ -69,11 +68,11 @@ class Checkpoint:
 
     path: Path
     step: int
-    """Optimizer steps contained in it."""
+    """Optimizer steps contained in the weights."""
     incarnation: int
-    """Of the trainer that wrote it."""
+    """Incarnation of the trainer that wrote it."""
     extra: dict[str, Any]
-    """What the training loop gave to keep."""
+    """The training loop's state."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +81,13 @@ class PendingCheckpoint:
 
     step: int
     directory: Path
-    """Where it is until it is whole."""
+    """Temporary directory, used until the checkpoint is complete."""
     written: "Future[None]"
-    """Of the core's files."""
+    """Done when the core's files are written."""
     standstill_s: float
-    """How long the copying took."""
+    """How long training stood still for the copy, in seconds."""
     began_at: float
-    """On the monotonic clock."""
+    """Start time on the monotonic clock."""
 
 
 class CheckpointWriter:
@@ -96,8 +95,8 @@ class CheckpointWriter:
 
     Args:
         root: Directory of the checkpoints.
-        keep: How many whole ones are kept.
-        incarnation: Of the trainer that writes.
+        keep: Number of intact checkpoints to keep.
+        incarnation: Incarnation of the trainer that writes.
     """
 
     def __init__(self, root: Path, *, keep: int, incarnation: int = 0) -> None:
@@ -109,12 +108,12 @@ class CheckpointWriter:
     def begin(
         self, core: SavableCore, extra: dict[str, Any], *, step: int, tokenizer: Any | None = None
     ) -> PendingCheckpoint:
-        """Copy what the checkpoint of ``step`` will hold; the core may go on when this returns.
+        """Copy the contents of the checkpoint of ``step``. The core may continue when this returns.
 
         Call `finish` before the next one begins.
 
         Raises:
-            CheckpointError: It cannot be written; says why.
+            CheckpointError: The checkpoint cannot be written; the message says why.
         """
         name = f"{_WRITING}{self._incarnation}-{checkpoint_path(self._root, step).name}-{secrets.token_hex(4)}"
         directory = self._root / name
@@ -131,17 +130,17 @@ class CheckpointWriter:
         return PendingCheckpoint(step, directory, written, standstill_s=standstill_s, began_at=began_at)
 
     def wait(self, pending: PendingCheckpoint) -> None:
-        """Wait until everything is written, and bring it to the disk; it counts for nothing yet.
+        """Wait until all files are written and synced to the disk. The checkpoint is not valid before `publish`.
 
         Raises:
-            CheckpointError: It could not be written; says why.
+            CheckpointError: The checkpoint could not be written; the message says why.
         """
         try:
             try:
                 pending.written.result(timeout=WRITING_DEADLINE_S)
             except TimeoutError as error:
                 if pending.written.done():
-                    raise  # it is the file system's
+                    raise  # from the file system, not from this wait
                 raise OSError(f"it was not done after {WRITING_DEADLINE_S:g} s") from error
             write_manifest(pending.directory)
         except OSError as error:
@@ -149,13 +148,13 @@ class CheckpointWriter:
             raise self._error(pending.step, error) from error
 
     def publish(self, pending: PendingCheckpoint) -> Path:
-        """Make what `wait` returned for a checkpoint, prune older ones, and return its directory.
+        """Make a written checkpoint valid, prune older ones, and return its directory. Call after `wait`.
 
-        A checkpoint of the same step (a damaged one, that a run resumed past) is replaced.
+        A checkpoint of the same step is replaced: it is a damaged one, which the run did not resume from.
 
         Raises:
-            CheckpointError: It could not be done; says why.
-            FencedError: A newer incarnation has one of this step.
+            CheckpointError: The checkpoint could not be renamed; the message says why.
+            FencedError: A newer incarnation has written a checkpoint of this step.
         """
         target = checkpoint_path(self._root, pending.step)
         replaced = self._root / f"{_REPLACED}{target.name}"
@@ -176,15 +175,15 @@ class CheckpointWriter:
         return target
 
     def discard(self, pending: PendingCheckpoint) -> None:
-        """Remove what `wait` returned for, because somebody else's will count."""
+        """Remove a written checkpoint that must not become valid, because another trainer owns the run."""
         shutil.rmtree(pending.directory, ignore_errors=True)
 
     def _set_aside(self, target: Path, replaced: Path) -> None:
-        """Rename a checkpoint that is to be replaced; raise FencedError if it is a newer incarnation's."""
+        """Rename a checkpoint that is to be replaced; raise FencedError if a newer incarnation wrote it."""
         shutil.rmtree(replaced, ignore_errors=True)
         target.rename(replaced)
         if (newer := _incarnation(replaced)) > self._incarnation:
-            # Looked at after the rename, so that nobody can have put it there since.
+            # Checked after the rename, so that no other trainer can have written it since.
             replaced.rename(target)
             raise FencedError(f"{target} was written by incarnation {newer}; this is {self._incarnation}")
 
@@ -195,11 +194,11 @@ class CheckpointWriter:
         )
 
     def _prune(self, *, newest: Path) -> None:
-        """Delete what is older than the newest whole checkpoints; ``newest`` was written a moment ago.
+        """Delete the checkpoints older than the newest ``keep`` intact ones; ``newest`` was written a moment ago.
 
-        A damaged one does not count, or it would push out the one that is there to replace it. Those of later steps are
-        left alone: they are damaged, and replaced when the run comes to their step, or somebody else's. So are those of
-        newer incarnations, whatever their step.
+        A damaged checkpoint does not count as kept, or it would push out an intact one. Checkpoints of later steps are
+        not deleted: they are damaged, and replaced when the run reaches their step, or they belong to another trainer.
+        Checkpoints of newer incarnations are not deleted either, whatever their step.
         """
         num_whole = 1
         paths = checkpoint_paths(self._root)
@@ -213,18 +212,18 @@ class CheckpointWriter:
                 num_whole += 1
 
     def _is_whole(self, path: Path) -> bool:
-        """Whether the files are as they were. The sums of each checkpoint are computed once: it may be large."""
+        """Whether the files are unchanged. Checksums are computed once per checkpoint, because it may be large."""
         if path not in self._known_whole and find_damage(path) is None:
             self._known_whole.add(path)
         return path in self._known_whole and has_all_files(path)
 
 
 def newest_valid(root: Path) -> Checkpoint | None:
-    """Return the newest checkpoint whose every file is as it was written, or None.
+    """Return the newest checkpoint of the newest incarnation whose files are all intact, or None.
 
-    That is the newest of the newest incarnation. Damaged ones are skipped, and logged with the file at fault.
+    Damaged checkpoints are skipped, and logged with the name of the damaged file.
     """
-    # The order of steps is kept within an incarnation.
+    # The sort is stable: within an incarnation the newest step stays first.
     for path in sorted(checkpoint_paths(root), key=_incarnation, reverse=True):
         damage = find_damage(path)
         state = _state(path) if damage is None else None
@@ -236,12 +235,12 @@ def newest_valid(root: Path) -> Checkpoint | None:
 
 
 def load_into(core: SavableCore, checkpoint: Checkpoint) -> None:
-    """Make the core what it was when the checkpoint was written."""
+    """Restore the core's state from a checkpoint."""
     core.load_state(checkpoint.path)
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
-    """Return the directory of the checkpoint of ``step``, whether it is there or not."""
+    """Return the directory of the checkpoint of ``step``, whether it exists or not."""
     return root / f"step_{step:08d}"
 
 
@@ -254,20 +253,20 @@ def checkpoint_paths(root: Path) -> list[Path]:
 
 
 def parse_state(data: bytes) -> CheckpointState:
-    """Return what a checkpoint says of itself.
+    """Decode the contents of ``trainer_state.json``.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: They cannot be decoded.
     """
     try:
-        # All of it is read first: msgspec would skip a field whose name is damaged, and take its default.
+        # Decoded with json first: msgspec would skip a field with a damaged name, and use its default.
         return msgspec.convert(json.loads(data), CheckpointState)
     except RecursionError as error:
         raise ValueError(str(error)) from error
 
 
 def _state(path: Path) -> CheckpointState | None:
-    """Return what a checkpoint says of itself; None if that cannot be read."""
+    """Return the state of a checkpoint; None if it cannot be read."""
     try:
         return parse_state((path / STATE_FILE).read_bytes())
     except (OSError, ValueError):
@@ -275,17 +274,17 @@ def _state(path: Path) -> CheckpointState | None:
 
 
 def _incarnation(path: Path) -> int:
-    """Return which incarnation wrote a checkpoint; 0 if that cannot be read."""
+    """Return the incarnation that wrote a checkpoint; 0 if it cannot be read."""
     state = _state(path)
     return 0 if state is None else state.incarnation
 
 
 def remove_leftovers(root: Path, *, incarnation: int) -> None:
-    """Remove what a crash in the middle of writing left behind. For the start of a trainer, when none before it writes.
+    """Remove the files of a crash during writing. Called when a trainer starts, while no earlier trainer writes.
 
     Args:
         root: Directory of the checkpoints.
-        incarnation: Of that trainer; what newer ones are writing is left alone.
+        incarnation: Incarnation of this trainer. Files that newer incarnations are writing stay.
     """
     if not root.is_dir():
         return
@@ -293,7 +292,7 @@ def remove_leftovers(root: Path, *, incarnation: int) -> None:
         if path.name.startswith(_REPLACED):
             original = root / path.name.removeprefix(_REPLACED)
             if not original.exists() and find_damage(path) is None:
-                path.rename(original)  # the crash came between the two renames: there is no other of this step
+                path.rename(original)  # the crash was between the two renames: this is the step's only checkpoint
                 continue
         if path.name.startswith(_WRITING) and _writer_of(path) > incarnation:
             continue
@@ -303,6 +302,6 @@ def remove_leftovers(root: Path, *, incarnation: int) -> None:
 
 
 def _writer_of(path: Path) -> int:
-    """Return which incarnation is writing a checkpoint; 0 if its name does not say."""
+    """Return the incarnation that is writing a checkpoint; 0 if the directory's name does not contain it."""
     number, _, _ = path.name.removeprefix(_WRITING).partition("-")
     return int(number) if number.isdecimal() else 0

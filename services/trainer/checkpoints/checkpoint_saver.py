@@ -1,14 +1,14 @@
-"""Saves the run while it goes on, and settles the groups of a checkpoint once it is on the disk.
+"""Saves checkpoints while training continues, and acks the groups of a checkpoint once it is on disk.
 
-    batch trained --> [copy weights, ledger] --> training goes on
+    batch trained --> [copy weights, ledger] --> training continues
                                 |
-                                +--> written, logs synced, still our run? --> renamed --> exactly its groups are acked
+                                +--> written, logs synced, still our run? --> renamed --> its groups only are acked
 
-A disk without room is waited for. Training goes on at first, and stands still when the next batch is done: what it
-made would be lost with this process, and its groups could not leave Redis.
+If the disk is full, the checkpoint is retried. Training continues with the next batch, and then waits: more work would
+be lost if this process ended, and its groups could not leave Redis.
 
-The ledger and the entries to ack are those of the moment at which the weights were copied: a group that is trained
-while the checkpoint is written is not in it, and keeps its entry until the next. One checkpoint is written at a time.
+The ledger and the entries to ack date from the moment at which the weights were copied. A group trained while the
+checkpoint is being written is not in it, and keeps its entry until the next. One checkpoint is written at a time.
 """
 
 import asyncio
@@ -42,17 +42,17 @@ class CheckpointSaver:
     """Writes one run's checkpoints in the background.
 
     Args:
-        writer: Of the run's directory.
+        writer: Writes to the run's directory.
         redis: Client of redis_connection.py.
         keys: Keys of the run.
-        epoch: This trainer's incarnation; a newer one's checkpoints are not interfered with.
-        core: What is saved.
-        tokenizer: Saved with it.
+        epoch: This trainer's incarnation. Checkpoints of newer incarnations are not touched.
+        core: The policy and optimizer to save.
+        tokenizer: Saved with the model.
         scored: Holds the entries that wait for a checkpoint.
-        run_log: Told which groups are settled.
-        replica_id: Of this trainer, for the log.
-        room: Waited for where the disk is full.
-        traces: Told which groups are settled, too.
+        run_log: Records which groups are settled.
+        replica_id: This trainer's id, for the run log.
+        room: Waits while the disk is full.
+        traces: Also record which groups are settled.
     """
 
     def __init__(
@@ -83,35 +83,35 @@ class CheckpointSaver:
         self._replica_id = replica_id
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._pending: asyncio.Task[bool] | None = None
-        """Returns whether there was room for it."""
+        """Returns False if the disk was full."""
         self._start: Callable[[], Awaitable[None]] | None = None
         self._saved_step = core.policy_version
         self._metrics: dict[str, float] = {}
 
     @property
     def saved_step(self) -> int:
-        """The step of the checkpoint begun last, or resumed from."""
+        """The step of the checkpoint that was begun last or resumed from."""
         return self._saved_step
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk, or its groups are not acked yet."""
+        """Whether a checkpoint is being written, or its groups are not acked yet."""
         return self._pending is not None and not self._pending.done()
 
     async def begin(
         self, tasks: asyncio.TaskGroup, torch_thread: ThreadPoolExecutor, extra: Callable[[], dict[str, Any]]
     ) -> None:
-        """Copy weights and ledger for a checkpoint, which a task goes on to write.
+        """Copy weights and ledger for a checkpoint, and start the task that writes it.
 
-        Waits for the checkpoint before this one. Nothing may be trained or dropped meanwhile.
+        Waits for the previous checkpoint. Nothing may be trained or dropped meanwhile.
 
         Args:
-            tasks: Where the writing goes on; a failure ends it.
-            torch_thread: The one that touches tensors.
-            extra: Returns what the loop wants to keep, the ledger among it; called when its turn has come.
+            tasks: Runs the writing task. A failure of the task ends the group.
+            torch_thread: The thread that touches tensors.
+            extra: Returns the training loop's state, including the ledger; called when the copy is made.
 
         Raises:
-            CheckpointError: It cannot be written.
+            CheckpointError: The checkpoint cannot be written.
             FencedError: A newer incarnation owns the run.
         """
         had_room = await self._is_written()
@@ -121,13 +121,13 @@ class CheckpointSaver:
             await self.finish()
 
     async def finish(self) -> None:
-        """Wait until the checkpoint begun last, if there is one, is on the disk and its groups are acked.
+        """Wait until the checkpoint that was begun last is on disk and its groups are acked.
 
-        If there was no room for it, one of what is trained by now is written as soon as there is.
+        If the disk was full, a checkpoint of the present state is written as soon as there is space.
 
         Raises:
-            CheckpointError: It cannot be written.
-            UnavailableError: This process was asked to end, and there was still no room.
+            CheckpointError: The checkpoint cannot be written.
+            UnavailableError: This process was asked to end while the disk was full.
         """
         backoff_s = 0.5
         while not await self._is_written():
@@ -157,7 +157,7 @@ class CheckpointSaver:
         )
 
     async def _is_written(self) -> bool:
-        """Wait for the checkpoint begun last, if there is one; return False if there was no room for it."""
+        """Wait for the checkpoint that was begun last, if any; return False if the disk was full."""
         if self._pending is None:
             return True
         had_room = await asyncio.shield(self._pending)
@@ -165,18 +165,18 @@ class CheckpointSaver:
         return had_room
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds that the newest checkpoint took; nothing before the first."""
+        """Return the durations of the newest checkpoint in seconds; empty before the first."""
         return dict(self._metrics)
 
     async def _complete(self, pending: PendingCheckpoint, settled: list[Delivery], *, saved_before: int) -> bool:
         try:
             await self._in_thread(lambda: self._writer.wait(pending))
             await self._log.sync()
-            # The run may have been taken over during the minutes that a large checkpoint takes.
+            # Writing a large checkpoint takes minutes, in which another trainer may have taken over the run.
             await self._check_not_fenced()
             path = await self._in_thread(lambda: self._writer.publish(pending))
         except CheckpointError as error:
-            # A newer trainer clears away what an older one was writing. That one must not start again for it.
+            # A newer trainer deletes the files of an older one, which must then end as fenced and not be restarted.
             await self._check_not_fenced()
             if not is_disk_full(error):
                 raise

@@ -1,12 +1,13 @@
-"""What a policy's core must remember, copied while training stands still and written while it goes on.
+"""Copies a policy core's state while training stands still, and writes it while training continues.
 
     weights, moments --copy--> buffers --own thread--> model/, optimizer/      shards of every rank (shards.py)
-    random generators                              --> rng/rank-00001.safetensors   of every rank
-    schedule, step counts, whatever the core adds  --> core_state.json              by rank 0, as all the rest
-    config, tokenizer                              --> model/, or whichever collection of weights comes first
+    random generators                              --> rng/rank-00001.safetensors   one file per rank
+    schedule, step counts, the core's numbers      --> core_state.json              written by rank 0
+    config, tokenizer                              --> model/, the first collection of weights, by rank 0
 
-Every rank does this with one ``CoreState``, in the same order. A save is over when all ranks have told each other, over
-a process group of their own, so that their messages never mix with those of training. Nothing is ever a pickle.
+Every rank has one ``CoreState`` and makes the same calls in the same order. A save is complete when all ranks have
+reported to each other. They report over a separate process group, so that these messages never mix with those of
+training. No file is a pickle.
 """
 
 import json
@@ -34,17 +35,18 @@ _WAIT_FOR_WRITING_S = 3600.0
 
 
 class CoreState:
-    """One rank's share of everything that a checkpoint holds of the core.
+    """One rank's share of the core's state in a checkpoint.
 
-    With several ranks, to be made on all of them, after ``torch.distributed`` was initialised.
+    With several ranks, create it on all of them, after ``torch.distributed`` was initialised.
 
     Args:
-        weights: The live tensors, by collection and name; a collection becomes a directory. Sharded ones are DTensors.
-        parameters: Those with optimizer state, by name.
-        optimizer: Of these parameters.
-        scheduler: Of the learning rate.
+        weights: The live tensors by collection and name. Each collection becomes a directory. Sharded tensors are
+            DTensors.
+        parameters: The parameters with optimizer state, by name.
+        optimizer: Optimizer of these parameters.
+        scheduler: Scheduler of the learning rate.
         rank: This rank.
-        num_ranks: How many there are.
+        num_ranks: Number of ranks.
     """
 
     def __init__(
@@ -71,18 +73,18 @@ class CoreState:
     def begin_save(
         self, directory: Path, *, numbers: Mapping[str, Any], write_files: Callable[[Path], None] | None = None
     ) -> "Future[None]":
-        """Copy the state, and return a future of its being on the disk; on rank 0, of that of all ranks.
+        """Copy the state, and return a future that is done when all ranks have written theirs to the disk.
 
-        Training may go on as soon as this returns: what is written is the copy.
+        Training may continue as soon as this returns, because the copy is written.
 
         Args:
-            directory: Exists, and is the same for all ranks.
-            numbers: What else the core must remember, as JSON; the same on all ranks.
-            write_files: Writes what makes a loadable directory of the first collection of weights (config, tokenizer);
-                called on rank 0, in the writing thread.
+            directory: An existing directory, the same for all ranks.
+            numbers: Further state of the core, as JSON; the same on all ranks.
+            write_files: Adds the files that make the first collection of weights loadable (config, tokenizer). Runs on
+                rank 0, in the writing thread.
 
         Raises:
-            OSError: The future does, if a rank could not write.
+            OSError: From the future, if a rank could not write.
         """
         self._wait_for_the_last()
         collections = {name: self._copied(name, tensors) for name, tensors in self._collections().items()}
@@ -105,12 +107,12 @@ class CoreState:
         return self._writing
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Become what wrote the directory, whatever the number of ranks was, and return its numbers.
+        """Restore the state in the directory, written by any number of ranks, and return the core's numbers.
 
-        On as many ranks as then, all bits are the same.
+        With the same number of ranks the restored state is identical bit by bit.
 
         Raises:
-            HeadraceError: The directory is of another model.
+            HeadraceError: The directory belongs to another model.
         """
         state: dict[str, Any] = json.loads((directory / STATE_FILE).read_text())
         try:
@@ -146,7 +148,7 @@ class CoreState:
         }
 
     def _copied(self, collection: str, tensors: Mapping[str, Tensor]) -> dict[str, Part]:
-        """Return this rank's parts in buffers that are kept for the next time: fresh memory is slow to touch."""
+        """Return copies of this rank's parts. The buffers are reused, because fresh memory is slow to touch."""
         copies: dict[str, Part] = {}
         for name, tensor in tensors.items():
             part = local_part(tensor, is_first_rank=self._rank == 0)
@@ -183,7 +185,7 @@ class CoreState:
         except OSError as error:
             problem = error
         except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-            # Whatever it was, the other ranks wait to be told, and training behind them.
+            # For every kind of failure: the other ranks, and training behind them, wait for this rank's report.
             problem = OSError(f"{type(error).__name__}: {error}")
         for rank, said in enumerate(self._group.exchange("" if problem is None else str(problem))):
             if said and problem is None:
@@ -219,7 +221,7 @@ class CoreState:
         read_shards(directory, into)
 
     def _step_tensor(self, parameter: Tensor, count: float) -> Tensor:
-        """Return a step count where this optimizer keeps it: on the CPU, unless a fused kernel reads it."""
+        """Return a step count on the device where this optimizer keeps it: the CPU, unless a fused kernel reads it."""
         is_on_device = any(group.get("fused") or group.get("capturable") for group in self._optimizer.param_groups)
         return torch.tensor(count, dtype=torch.float32, device=parameter.device if is_on_device else "cpu")
 
@@ -235,7 +237,7 @@ def _restore_random_states(file: Path) -> None:
     import safetensors.torch
 
     if not file.exists():
-        return  # a rank more than there were
+        return  # this rank did not exist when the checkpoint was written
     states: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(file)
     torch.set_rng_state(states["cpu"])
     if torch.cuda.is_available() and "cuda" in states:

@@ -1,13 +1,13 @@
-"""A checkpoint as a directory that transformers and vLLM load: whole tensors under the hub's names, and a card.
+"""Exports a checkpoint as a directory that transformers and vLLM load: whole tensors with the hub's names, and a card.
 
-    step_00000010/model/shard-*  --put together, in the run's dtype-->  DIR/model.safetensors
-    step_00000010/model/*.json                                     -->  DIR/config.json, tokenizer
-    the run's config.json, metrics.jsonl                           -->  DIR/README.md (model_card.py)
+    step_00000010/model/shard-*  --assembled, in the run's dtype-->  DIR/model.safetensors
+    step_00000010/model/*.json                                   -->  DIR/config.json, tokenizer
+    the run's config.json, metrics.jsonl                         -->  DIR/README.md (model_card.py)
 
-Of a LoRA run the adapters are exported, or, if they are to be merged, the base with them (adapter_export.py).
+For a LoRA run, exports the adapters, or the base model with the adapters merged (adapter_export.py).
 
-Needs no GPU and no other rank, whatever the run had: shards are read one after another into memory for one copy of the
-weights. The directory is whole or not there.
+Needs no GPU and no other rank, whatever the run used. Shards are read one after another, so that memory for one copy of
+the weights suffices. The directory is either complete or absent.
 """
 
 import json
@@ -38,17 +38,17 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def export_checkpoint(
     checkpoint: Path, to: Path, *, dtype: str | None = None, title: str | None = None, merge: bool = False
 ) -> Path:
-    """Write a checkpoint's model to ``to``, and return it. What is there already is replaced.
+    """Write a checkpoint's model to ``to``, and return ``to``. An existing directory is replaced.
 
     Args:
-        checkpoint: Its directory. Whether it is damaged is the caller's to know.
-        to: Directory to make.
-        dtype: ``float32`` or ``bfloat16``; the run's if left out.
-        title: What the card calls the model; the directory's name if left out.
-        merge: Whether a LoRA run's adapters are added to the weights of their base.
+        checkpoint: The checkpoint's directory. The caller checks it for damage.
+        to: Directory to create.
+        dtype: ``float32`` or ``bfloat16``; the run's dtype by default.
+        title: Name of the model on its card; the directory's name by default.
+        merge: Whether to merge a LoRA run's adapters into the weights of their base.
 
     Raises:
-        HeadraceError: It holds no model that can be exported; says why.
+        HeadraceError: The checkpoint contains no model that can be exported; the message says why.
         OSError: The directory could not be written.
     """
     facts = run_facts(checkpoint)
@@ -75,10 +75,10 @@ def export_checkpoint(
 
 
 def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -> None:
-    """Refuse what a person may have mistyped, and a checkpoint that is damaged, unless that is known not to be.
+    """Check the arguments of an export: mistyped paths, and damage unless the checkpoint ``is_verified``.
 
     Raises:
-        UserError: ``checkpoint`` is none, or is damaged; or ``to`` holds something else than an exported model.
+        UserError: ``checkpoint`` is not a checkpoint or is damaged, or ``to`` contains anything but an exported model.
     """
     if not checkpoint.is_dir():
         raise UserError(f"{checkpoint} is no directory; a checkpoint is one like RUN_DIR/checkpoints/step_00000010")
@@ -90,14 +90,14 @@ def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -
 
 
 def run_facts(checkpoint: Path) -> RunFacts:
-    """Return what the checkpoint, and the run around it, say about the model; a checkpoint may have been moved."""
+    """Return what the checkpoint and its run record about the model. A checkpoint moved away from its run has less."""
     run_dir = checkpoint.absolute().parent.parent
     step = int(json.loads((checkpoint / STATE_FILE).read_text())["step"])
     config_file = run_dir / "config.json"
     if not config_file.is_file() or checkpoint.parent.name != "checkpoints":
         return RunFacts(step=step)
     config: dict[str, Any] = json.loads(config_file.read_text("utf-8"))
-    # What is logged once a batch stands in the line of the batch's first step.
+    # Metrics that are logged once per batch are in the line of the batch's first step.
     steps = int(config.get("num_iterations", 1)) * int(config.get("steps_per_generation", 1))
     lines, _ = read_metrics(run_dir, after_step=step - steps, limit=steps)
     lines = [line for line in lines if int(line["step"]) <= step]
@@ -108,7 +108,7 @@ def run_facts(checkpoint: Path) -> RunFacts:
 
 
 def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write config and weights; weights under the names of the hub, in files of the hub's size."""
+    """Write config and weights: tensor names and file sizes are those of models on the hub."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config: Any = cast(Any, AutoConfig).from_pretrained(source, trust_remote_code=False)
@@ -124,7 +124,7 @@ def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
 
 
 def _put_in_place(directory: Path, to: Path) -> None:
-    """Rename a directory that is whole to ``to``, over what may be there."""
+    """Rename a complete directory to ``to``, and replace what exists there."""
     replaced = to.with_name(f".{to.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if to.exists():

@@ -1,9 +1,9 @@
-"""What a run leaves behind: its last checkpoint as a transformers directory, and, if it was asked for, on the hub.
+"""Exports the last checkpoint of a run as a transformers directory, and uploads it if the run asks for that.
 
     checkpoints/step_00000200/ --export.py--> run_dir/model/ --hub.py--> owner/name
 
-The model is in the run's directory before anything is sent anywhere. An upload that fails is a warning with the command
-that does it by hand; the run has finished all the same.
+The model is in the run's directory before the upload begins. If the upload fails, the run has still finished. It gets a
+warning with the command that uploads the model.
 """
 
 import asyncio
@@ -38,22 +38,23 @@ async def leave_model(
     room: Room,
     terminate: asyncio.Event,
 ) -> str | None:
-    """Export the checkpoint of the last step, written a moment ago, and upload it if the run says so.
+    """Export the checkpoint of the last step, written a moment ago, and upload it if ``config.push_to_hub`` is set.
 
     Args:
-        files: Of the run.
-        config: Of the run.
-        run_id: The run's.
-        step: Of the checkpoint.
-        run_log: Told where the model is, and what went wrong with the upload.
-        room: Waited for where the disk is full.
-        terminate: Set when this process was asked to end: an upload is given up, and begun again by the next one.
+        files: Paths of the run.
+        config: The run's config.
+        run_id: The run's id.
+        step: Step of the checkpoint.
+        run_log: Records where the model is and why an upload failed.
+        room: Waits while the disk is full.
+        terminate: Set when this process is asked to end. The upload is then abandoned, and begun again after a restart.
 
     Returns:
-        Why the model was not uploaded, empty if all is well; None if the process was asked to end before it was.
+        Why the model was not uploaded, or an empty string. None if the process was asked to end before the upload was
+        complete.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The model could not be written.
     """
     checkpoint = checkpoint_path(files.checkpoints, step)
     wanted = config.hub_model_id or config.name or run_id

@@ -1,8 +1,8 @@
 """Uploads a model directory to the Hugging Face Hub, with the token of HF_TOKEN or of ``hf auth login``.
 
-    create_repo --> owner/name, as the hub knows it --> upload_folder --> its address
+    create_repo --> owner/name, as the hub knows it --> upload_folder --> URL of the repository
 
-Whatever goes wrong there is one kind of error with a sentence: a run that has trained its model does not end for this.
+Every failure is a HubError with one sentence, so that a failed upload does not fail a run that has trained its model.
 """
 
 import shlex
@@ -16,15 +16,15 @@ _ResultT = TypeVar("_ResultT")
 
 
 class HubError(HeadraceError):
-    """The hub could not be reached, or refused. The model is where it was."""
+    """The hub could not be reached, or refused a request. The local model is unchanged."""
 
 
 def open_repository(repo_id: str, *, is_private: bool) -> str:
-    """Return the full id of a model repository, which is made if it is not there.
+    """Return the full id of a model repository. Creates it if it does not exist.
 
     Args:
-        repo_id: ``owner/name``, or a name that will be the token's owner's.
-        is_private: Whether one that is made is private; one that is there stays as it is.
+        repo_id: ``owner/name``, or a name in the namespace of the token's owner.
+        is_private: Whether a new repository is private. An existing one is not changed.
 
     Raises:
         HubError: There is no token, or the hub refused.
@@ -40,15 +40,15 @@ def open_repository(repo_id: str, *, is_private: bool) -> str:
 
 
 def upload(directory: Path, repo_id: str, *, message: str) -> str:
-    """Upload all files of a directory, and return the repository's address.
+    """Upload all files of a directory, and return the repository's URL.
 
     Args:
-        directory: Of the model.
-        repo_id: What `open_repository` returned.
-        message: Of the commit.
+        directory: Directory of the model.
+        repo_id: The id that `open_repository` returned.
+        message: Commit message.
 
     Raises:
-        HubError: It could not be uploaded, or not all of it.
+        HubError: Some or all files could not be uploaded.
     """
     from huggingface_hub import HfApi
 
@@ -66,13 +66,13 @@ def by_hand(directory: Path, repo_id: str, *, is_private: bool) -> str:
 def _asking(work: Callable[[], _ResultT]) -> _ResultT:
     import huggingface_hub.errors
 
-    not_sent: type[Exception] = cast(Any, huggingface_hub.errors).HTTPError  # of whichever httpx it is built on
+    not_sent: type[Exception] = cast(Any, huggingface_hub.errors).HTTPError  # of the httpx version that it is built on
     try:
         return work()
-    # What huggingface_hub and hf_xet raise: answers of the hub and files are OSErrors, what cannot be sent is httpx's,
-    # a repository id that cannot be a ValueError, and a file that failed in one of its threads a RuntimeError.
+    # Errors of huggingface_hub and hf_xet: OSError for the hub's answers and for files, httpx's for failed requests,
+    # ValueError for an invalid repository id, and RuntimeError for a file that failed in one of its threads.
     except (OSError, ValueError, RuntimeError, not_sent) as error:
         said = [str(error) or type(error).__name__]
         if error.__cause__ is not None:
-            said.append(str(error.__cause__))  # of a file that failed, the one has the name and the other the reason
+            said.append(str(error.__cause__))  # for a failed file: the error has its name, the cause has the reason
         raise HubError(" ".join(" ".join(said).split())) from error

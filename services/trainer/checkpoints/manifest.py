@@ -1,9 +1,9 @@
-"""A list of a directory's files with sizes and SHA-256, by which damage is found before it is loaded.
+"""Lists a directory's files with sizes and SHA-256, so that damage is found before the files are loaded.
 
     rank 0 --its files--> part-00000.json -+
     rank 1 --its files--> part-00001.json -+--> rank 0 --the parts, other files--> manifest.json
 
-Every writer reads its own files back once, for their sums, while they are still in its machine's memory.
+Every writer reads its own files back once for their checksums, while they are still in its machine's page cache.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ _PART = "part-"
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What a file was when it was written."""
+    """Size and checksum of a file when it was written."""
 
     size_bytes: Count
     sha256: str
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Every file of a directory but the manifest, by path relative to it."""
+    """All files of a directory except the manifest, by path relative to it."""
 
     files: dict[str, FileRecord]
     format_version: int = 1
 
 
 def write_part(directory: Path, files: Sequence[Path], *, number: int) -> None:
-    """Bring some of the directory's files to the disk, and list them for the one who writes the manifest.
+    """Sync some of the directory's files to the disk, and list them for the rank that writes the manifest.
 
     Raises:
         OSError: They could not be written.
@@ -43,14 +43,14 @@ def write_part(directory: Path, files: Sequence[Path], *, number: int) -> None:
 
 
 def part_file(directory: Path, number: int) -> Path:
-    """Return where the list of the writer of that number is, until the manifest is written."""
+    """Return the path of a writer's list, which exists until the manifest is written."""
     return directory / f"{_PART}{number:05d}.json"
 
 
 def write_manifest(directory: Path) -> None:
-    """Bring every file of the directory to the disk, then list them in its manifest, and bring that to the disk too.
+    """Sync all files of the directory to the disk, then write their manifest and sync it too.
 
-    Files that were listed with `write_part` are not read again.
+    Files that `write_part` listed are not read again.
 
     Raises:
         OSError: They could not be written.
@@ -70,7 +70,7 @@ def write_manifest(directory: Path) -> None:
 
 
 def find_damage(directory: Path) -> str | None:
-    """Return a sentence that names the first damaged file, or None if all are as they were written."""
+    """Return a sentence that names the first damaged file, or None if all files are intact."""
     manifest_file = directory / MANIFEST_FILE
     try:
         manifest = msgspec.json.decode(manifest_file.read_bytes(), type=Manifest)
@@ -97,7 +97,7 @@ def find_damage(directory: Path) -> str | None:
 
 
 def has_all_files(directory: Path) -> bool:
-    """Whether every file is there and as large as it was; much faster than `find_damage`, and blind to flipped bits."""
+    """Whether all files exist with their sizes. Much faster than `find_damage`, but does not detect flipped bits."""
     try:
         manifest = msgspec.json.decode((directory / MANIFEST_FILE).read_bytes(), type=Manifest)
         return all((directory / name).stat().st_size == record.size_bytes for name, record in manifest.files.items())
@@ -106,7 +106,7 @@ def has_all_files(directory: Path) -> bool:
 
 
 def sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to the disk, without which a new file may vanish in a power loss."""
+    """Sync a directory's entries to the disk. Without this a new file may vanish in a power loss."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""The README.md beside an exported model: what it was made from, how, and what the numbers were. Plain facts.
+"""Writes the README.md of an exported model: its base model, data, settings and metrics, as plain facts.
 
     config of the run, metrics of its last step --> header for the hub (base model, data sets, tags), text
 
-What is not known (a checkpoint that was copied away from its run) is left out.
+Unknown facts are left out, as for a checkpoint that was copied away from its run.
 """
 
 import math
@@ -38,9 +38,9 @@ class RunFacts:
     """What is known about the run that made a model."""
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """As it was submitted, with its defaults; empty if it is not known."""
+    """The submitted config with its defaults; empty if unknown."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of the last step in the weights; empty if they are not known."""
+    """Metrics of the last step in the weights; empty if unknown."""
     run_id: str | None = None
     step: int | None = None
 
@@ -49,9 +49,9 @@ def model_card(facts: RunFacts, *, title: str, is_adapter: bool = False) -> str:
     """Return the text of the card.
 
     Args:
-        facts: What it tells.
-        title: Of the model; where the card says how to load it, its directory or id.
-        is_adapter: Whether it is a LoRA adapter alone, without its base.
+        facts: The facts to report.
+        title: Name of the model. The loading instructions use it as directory or hub id.
+        is_adapter: Whether the model is a LoRA adapter without its base.
     """
     from huggingface_hub import ModelCardData
 
@@ -100,7 +100,7 @@ def _text(facts: RunFacts, title: str, is_adapter: bool) -> Iterator[str]:
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings that people ask for first, then those that differ from their defaults."""
+    """Yield the most important settings first, then those that differ from their defaults."""
     for name in _MAIN_SETTINGS:
         if name in config:
             yield name, _value(config[name])
@@ -133,14 +133,14 @@ def _data_sets(config: Mapping[str, Any]) -> list[str]:
 
 
 def _hub_id(name: Any) -> str | None:
-    """Return the name if it is one on the hub, and not a path of this machine."""
+    """Return the name if it is a hub id and not a path on this machine."""
     if not isinstance(name, str) or not _HUB_ID.match(name) or name.endswith((".jsonl", ".parquet")):
         return None
     return None if Path(name).exists() else name
 
 
 def _named(name: str) -> str:
-    """Return a link for a name on the hub; of a path, which is nobody else's business, the last part."""
+    """Return the name as code. Of a local path only the last part is shown, because the rest is private."""
     return f"`{name}`" if _hub_id(name) else f"`{Path(name).name}` (a local path)"
 
 

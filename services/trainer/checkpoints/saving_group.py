@@ -1,6 +1,6 @@
-"""Ranks tell each other that they have written their share of a checkpoint, or why not.
+"""Exchanges between ranks whether each has written its share of a checkpoint, or why not.
 
-A process group of its own, on gloo: the messages are sent by a background thread, and must not come between the
+Uses a separate gloo process group: a background thread sends the messages, and they must not come between the
 collectives of training.
 """
 
@@ -14,10 +14,10 @@ _MAX_SENTENCE_BYTES = 1024
 
 
 class SavingGroup:
-    """This rank's end of it. To be made on all ranks at once.
+    """This rank's end of the exchange. Create it on all ranks at the same point.
 
     Args:
-        num_ranks: How many there are.
+        num_ranks: Number of ranks.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -28,10 +28,10 @@ class SavingGroup:
         self._group: Any = dist.new_group(backend="gloo", timeout=DEADLINE) if num_ranks > 1 else None
 
     def exchange(self, sentence: str) -> list[str]:
-        """Return what every rank said, in the order of the ranks; to be called by all of them.
+        """Return the sentences of all ranks, in rank order. All ranks must call this.
 
         Raises:
-            OSError: A rank is gone, or said nothing within the deadline.
+            OSError: A rank is gone, or did not answer within the deadline.
         """
         if self._group is None:
             return [sentence]

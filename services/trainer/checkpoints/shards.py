@@ -1,12 +1,12 @@
-"""Tensors on the disk in as many shards as there are ranks, readable by any other number of them.
+"""Writes tensors to disk in one set of shards per rank; any number of ranks can read them.
 
     rank 0 --write--> shard-00001-model-00001-of-00002.safetensors, shard-00001-model-00002-of-00002.safetensors
-    rank 1 --write--> shard-00002-model-00001-of-00001.safetensors          read --> whatever part a rank has of each
+    rank 1 --write--> shard-00002-model-00001-of-00001.safetensors          read --> the rank's part of each tensor
 
-The format is that of the HuggingFaceStorageWriter of ``torch.distributed.checkpoint``: safetensors whose headers say
-where in its tensor each part belongs; and its HuggingFaceStorageReader reads it. Nothing is pickled, neither in the
-files nor between the ranks: each writes and reads alone. DCP's own writer is not used because it builds every file in
-memory with Python's lock held, which stops training, and because DCP's planner exchanges pickled plans.
+The format is that of HuggingFaceStorageWriter in ``torch.distributed.checkpoint`` (DCP): safetensors files, with
+the offsets of each part in the header. HuggingFaceStorageReader reads it. Nothing is pickled, neither in the files
+nor between the ranks, because each rank writes and reads by itself. DCP's own writer is not used: it builds every file
+in memory with Python's lock held, which stops training, and its planner exchanges pickled plans.
 """
 
 import json
@@ -30,22 +30,22 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class ShardError(HeadraceError):
-    """The shards are not those of these tensors."""
+    """The shards do not match the given tensors."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one rank has of one tensor, on the CPU."""
+    """One rank's part of one tensor."""
 
     tensor: Tensor
     offsets: tuple[int, ...]
-    """Where in the whole tensor it begins."""
+    """Position of the part in the whole tensor."""
 
 
 def local_part(tensor: Tensor, *, is_first_rank: bool) -> Part | None:
-    """Return what this rank writes of a tensor, without copying it; None if that is nothing.
+    """Return the part of a tensor that this rank writes, without copying it; None if there is none.
 
-    Of a sharded tensor that is the shard, of a tensor which every rank has, all of it on the first rank.
+    A sharded tensor is written shard by shard. A tensor that all ranks hold is written by the first rank.
     """
     if not isinstance(tensor, DTensor):
         return Part(tensor.detach(), (0,) * tensor.dim()) if is_first_rank else None
@@ -54,7 +54,7 @@ def local_part(tensor: Tensor, *, is_first_rank: bool) -> Part | None:
     if coordinate is None or local.numel() == 0:
         return None
     if any(where and placement.is_replicate() for where, placement in zip(coordinate, tensor.placements, strict=True)):
-        return None  # another rank has the same and writes it
+        return None  # another rank holds the same part and writes it
     (chunk,) = cast(Any, tensor).__create_chunk_list__()
     return Part(local, tuple(chunk.offsets))
 
@@ -67,7 +67,7 @@ def write_shards(
     num_ranks: int = 1,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> list[Path]:
-    """Write this rank's parts, and return the files. The only rank adds the index by which transformers finds tensors.
+    """Write this rank's parts, and return the files. With one rank, adds the index that transformers reads.
 
     Raises:
         OSError: They could not be written.
@@ -91,10 +91,10 @@ def write_shards(
 
 
 def saved_shapes(directory: Path) -> dict[str, torch.Size]:
-    """Return the whole tensors' shapes by name.
+    """Return the shapes of the whole tensors by name.
 
     Raises:
-        ShardError: There are no shards, or they do not cover every tensor.
+        ShardError: There are no shards, or a part of a tensor is missing.
     """
     return {name: metadata.size for name, metadata in _read_metadata(directory)[1].state_dict_metadata.items()}
 
@@ -106,10 +106,10 @@ def saved_dtypes(directory: Path) -> dict[str, torch.dtype]:
 
 
 def read_shards(directory: Path, into: Mapping[str, Tensor]) -> None:
-    """Fill tensors in place, each with what this rank has of it.
+    """Fill tensors in place, each with this rank's part of it.
 
     Raises:
-        ShardError: The shards have other tensors, or of other shapes.
+        ShardError: The shards have other tensor names or shapes.
     """
     reader, metadata = _read_metadata(directory)
     saved: Mapping[str, Any] = metadata.state_dict_metadata
@@ -124,7 +124,7 @@ def read_shards(directory: Path, into: Mapping[str, Tensor]) -> None:
         for name, tensor in into.items()
         if not isinstance(tensor, DTensor) or tensor.to_local().numel()
     }
-    # What dcp.load does on one rank, less its collectives and its warning that there are none.
+    # The same as dcp.load on one rank, without its collectives and its warning that no process group exists.
     planner: Any = DefaultLoadPlanner()
     planner.set_up_planner(wanted, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
@@ -150,7 +150,7 @@ def _write_file(path: Path, parts: Mapping[str, Part]) -> None:
 
 
 def _buckets(parts: Mapping[str, Part], max_file_bytes: int) -> Iterator[dict[str, Part]]:
-    """Yield the parts of each file, in their order; a part that is larger has a file of its own."""
+    """Yield the parts of each file, in order. A part above the limit gets a file of its own."""
     bucket: dict[str, Part] = {}
     num_bytes = 0
     for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""A file of tensors, safetensors; never a pickle. Foreign errors of writing end here."""
+"""Writes tensors to a safetensors file, never a pickle. Translates safetensors' errors to OSError."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,9 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor], *, header: Mapping[
     """Write tensors by name.
 
     Args:
-        file: What is there already is replaced.
-        tensors: Contiguous, and none of them a part of another's memory.
-        header: What else readers are told.
+        file: Replaced if it exists.
+        tensors: Contiguous tensors that do not share memory.
+        header: Metadata for the file's header.
 
     Raises:
         OSError: They could not be written.
