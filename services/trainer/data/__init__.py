@@ -1,1 +1,1 @@
-"""Prompts: where rows come from, whose turn it is, and the token ids they become."""
+"""Prompts: reading rows, the order in which data sets take turns, and encoding as token ids."""

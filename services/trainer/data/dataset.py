@@ -1,11 +1,11 @@
-"""Which prompt is admitted when: a pure function of the seed and the admission number.
+"""Decides which prompt is admitted when, as a pure function of the seed and the admission number.
 
     admission number --mixture--> data set, its turn --> epoch, place --permutation of (seed, epoch)--> position --> row
 
-So a cursor is one number, a restarted trainer admits what it would have admitted, and the same group id always means
-the same row. Each data set of a mixture is walked in shuffled epochs of its own. All rows have the same columns, null
-where a data set has none, so that reward functions get aligned lists. A bad row is data, not a crash: it comes with a
-problem, to be dropped and counted; in a local file it is refused at submit.
+A cursor is therefore one number, a restarted trainer admits the same rows, and a group id always means the same row.
+Each data set of a mixture is shuffled anew in each of its own epochs. All rows have the same columns, with null where a
+data set lacks one, so that reward functions get aligned lists. A bad row does not crash the trainer: it has a
+``problem``, and is dropped and counted. Bad rows of a local file are refused at submit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,28 +25,28 @@ from shared.run_config import RunConfig
 from shared.run_options.data import DatasetSource
 
 SOURCE_COLUMN = "source"
-"""In a mixture, the column that says which data set a row is of."""
+"""The column of a mixture that contains the path of the row's data set."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a data set. Where ``problem`` is a sentence, the rest is not to be used."""
+    """One row of a data set. If ``problem`` is set, ``prompt`` and ``columns`` must not be used."""
 
     position: int
     prompt: Prompt
     columns: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Every column but the prompt's, as JSON types."""
+    """Every column except the prompt's, as JSON types."""
     problem: str | None = None
 
 
 class SourceRows:
-    """The rows of one data set as the run wants them.
+    """The rows of one data set in the run's format.
 
     Args:
-        rows: Where they come from.
+        rows: Reads the raw rows.
         source: The data set.
-        config: Of the run.
-        number: Its place in a mixture, so that two of one length are not shuffled alike; None if it is the only one.
+        config: The run's config.
+        number: Index in a mixture, which gives data sets of equal length different shuffles. None without a mixture.
     """
 
     def __init__(self, rows: RowSource, source: DatasetSource, config: RunConfig, *, number: int | None = None) -> None:
@@ -62,12 +62,12 @@ class SourceRows:
         return len(self._rows)
 
     def position(self, number: int, *, shuffle: bool) -> int:
-        """Return the position of the row that is taken as number ``number``, counted from 0, over all epochs."""
+        """Return the position of the row with a number that counts from 0 over all epochs."""
         epoch, place = divmod(number, len(self))
         return int(self._permutation(epoch)[place]) if shuffle else place
 
     def read(self, position: int) -> Row:
-        """Return the row at a position of the data set, in its own order."""
+        """Return the row at a position, in the data set's own order."""
         try:
             prompt, columns = self._format.read(self._rows.read(position))
         except BadRowError as error:
@@ -84,7 +84,7 @@ class PromptDataset:
 
     Args:
         sources: The data sets, one or several.
-        shuffle: Whether each is shuffled, anew in each of its epochs.
+        shuffle: Whether to shuffle each data set, anew in each of its epochs.
     """
 
     def __init__(self, sources: Sequence[SourceRows], *, shuffle: bool) -> None:
@@ -99,16 +99,16 @@ class PromptDataset:
             self.columns = (*self.columns, SOURCE_COLUMN)
 
     def __len__(self) -> int:
-        """Return the prompts of one epoch: the rows, or in a mixture as many as there are before one is used up."""
+        """Return the prompts of one epoch: all rows, or in a mixture the prompts until one data set is used up."""
         return self._epoch
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The share of the prompts of each data set; the sum is 1."""
+        """The share of the prompts that each data set gives; the sum is 1."""
         return tuple(float(share) for share in self._mixture.shares)
 
     def row_at(self, admission_number: int) -> Row:
-        """Return the row that is admitted as number ``admission_number``, counted from 0, over all epochs."""
+        """Return the row with an admission number, which counts from 0 over all epochs."""
         turn = self._mixture.turn(admission_number)
         rows = self._sources[turn.source]
         row = rows.read(rows.position(turn.number, shuffle=self._shuffle))
@@ -121,19 +121,19 @@ class PromptDataset:
 
 
 def open_dataset(config: RunConfig, roots: FileRoots | None = None) -> PromptDataset:
-    """Return what the config trains on, from below ``roots``; rows are checked as they are read.
+    """Return the run's training data set. Its files must be below ``roots``; rows are checked as they are read.
 
     Raises:
-        UserError: There is no such file or dataset, it cannot be read, or it has no rows.
+        UserError: The file or dataset does not exist, cannot be read, or has no rows.
     """
     return PromptDataset(open_sources(config, config.train_sources(), roots), shuffle=config.shuffle_dataset)
 
 
 def open_eval_dataset(config: RunConfig, roots: FileRoots | None = None) -> PromptDataset | None:
-    """Return what the config evaluates on, in its own order, or None. The first ``max_eval_prompts`` are asked.
+    """Return the run's evaluation data set in its own order, or None. Callers use the first ``max_eval_prompts`` rows.
 
     Raises:
-        UserError: There is no such file or dataset, it cannot be read, or it has no rows.
+        UserError: The file or dataset does not exist, cannot be read, or has no rows.
     """
     found = config.eval_source()
     return None if found is None else PromptDataset(open_sources(config, dict([found]), roots), shuffle=False)
@@ -142,15 +142,15 @@ def open_eval_dataset(config: RunConfig, roots: FileRoots | None = None) -> Prom
 def open_sources(
     config: RunConfig, sources: Mapping[str, DatasetSource], roots: FileRoots | None = None
 ) -> list[SourceRows]:
-    """Return the rows of each data set; the keys are the settings that name them.
+    """Return the rows of each data set.
 
     Args:
-        config: Of the run.
-        sources: The data sets.
-        roots: Where their files may be; anywhere if left out.
+        config: The run's config.
+        sources: The data sets, by the setting that names each.
+        roots: Where their files may be; anywhere by default.
 
     Raises:
-        UserError: There is no such file or dataset, it cannot be read, or it has no rows.
+        UserError: The file or dataset does not exist, cannot be read, or has no rows.
     """
     return [
         SourceRows(

@@ -1,6 +1,6 @@
-"""What a look at a run's data sets finds before it starts.
+"""Checks a run's data sets before the run starts.
 
-Every row of a file is read, because its owner can mend it; of a data set of the hub only the first ones are.
+Reads every row of a file, because its owner can correct it, but only the first rows of a data set of the hub.
 """
 
 from dataclasses import dataclass, replace
@@ -15,54 +15,54 @@ MAX_HUB_ROWS = 1000
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """What is in one data set."""
+    """Findings about one data set."""
 
     field: str
-    """The setting that names it."""
+    """The setting that names the data set."""
     path: str
     is_file: bool
     num_rows: int
     num_checked: int
     num_bad: int
     first_bad: str
-    """The problem of the first bad row; empty if there is none."""
+    """The problem of the first bad row; empty if there are none."""
     columns: tuple[str, ...]
-    """What reward functions get of it."""
+    """The columns that reward functions get."""
     own_columns: tuple[str, ...] = ()
-    """All it has, under its own names."""
+    """All columns, under the data set's own names."""
     num_conversations: int = 0
-    """Rows that were looked at and whose prompt is a list of messages."""
+    """Checked rows whose prompt is a list of messages."""
     fewest_tokens: int | None = None
-    """Tokens of the shortest prompt at least, where every prompt is longer than ``max_prompt_length``."""
+    """Lower bound of the shortest prompt's tokens, if every prompt is longer than ``max_prompt_length``."""
     num_usable: int = 0
-    """Rows with a prompt among those that are asked: of an evaluation set the first ``max_eval_prompts``."""
+    """Checked rows with a valid prompt; for an evaluation set among the first ``max_eval_prompts``."""
     share: float = 1.0
-    """Of the prompts."""
+    """Share of the run's prompts."""
 
 
 @dataclass(frozen=True)
 class DatasetSummary:
-    """What is in all of them."""
+    """Findings about all data sets of a run."""
 
     epoch: int
     """Prompts of one epoch."""
     columns: tuple[str, ...]
-    """What reward functions get: the columns of all data sets that are trained on, the prompt's included."""
+    """The columns of all training data sets, including the prompt's."""
     sources: tuple[SourceSummary, ...]
     evaluation: SourceSummary | None = None
 
     def all_sources(self) -> tuple[SourceSummary, ...]:
-        """Return what is trained on and what is evaluated on."""
+        """Return the training data sets and the evaluation data set."""
         return self.sources if self.evaluation is None else (*self.sources, self.evaluation)
 
 
 def check_dataset(
     config: RunConfig, *, roots: FileRoots | None = None, max_hub_rows: int = MAX_HUB_ROWS
 ) -> DatasetSummary:
-    """Look at every row of files and at the first of hub data sets, and return what was found.
+    """Check every row of files and the first rows of hub data sets, and return the findings.
 
     Raises:
-        UserError: There is no such file or dataset, it cannot be read, or it has no rows.
+        UserError: The file or dataset does not exist, cannot be read, or has no rows.
     """
     train = config.train_sources()
     count = None if config.max_prompt_length is None else token_count(config)

@@ -1,8 +1,8 @@
-"""Where the rows of a dataset come from: a .jsonl file, a .parquet file, or the Hugging Face Hub.
+"""Reads the rows of a dataset from a .jsonl file, a .parquet file, or the Hugging Face Hub.
 
     DatasetSource --open_rows--> RowSource: len, columns, read(i), where(i)
 
-Foreign errors end here: whatever is wrong with a file or a name becomes a sentence for a person.
+Errors of the libraries end here: every problem with a file or a name becomes a sentence for the user.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from shared.file_roots import FileRoots
 from shared.run_options.data import DatasetSource
 
 _FORMATS = frozenset({"arrow", "cache", "csv", "json", "parquet", "text"})
-"""Formats whose files name no other files; HDF5, for one, can have its rows in any file of the machine."""
+"""Formats whose files cannot refer to other files. HDF5, for example, can read rows from any file of the machine."""
 _BOM = b"\xef\xbb\xbf"
 
 
 class BadRowError(Exception):
-    """A single row cannot be read; ``str(error)`` says what is wrong with it. Caught in dataset.py."""
+    """A row cannot be read; ``str(error)`` completes a sentence that begins with its place. Caught in dataset.py."""
 
 
 class RowSource(Protocol):
@@ -34,7 +34,7 @@ class RowSource(Protocol):
         ...
 
     def columns(self) -> list[str]:
-        """Return the columns of all rows, those of which not every row has one too."""
+        """Return the names of all columns, including those that only some rows have."""
         ...
 
     def read(self, position: int) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class RowSource(Protocol):
         ...
 
     def where(self, position: int) -> str:
-        """Return words for the place of a row, such as ``train.jsonl line 3``."""
+        """Return the place of a row in words, such as ``train.jsonl line 3``."""
         ...
 
 
@@ -52,10 +52,10 @@ def open_rows(source: DatasetSource, *, field: str, roots: FileRoots | None = No
     Args:
         source: The data set.
         field: The setting that names it.
-        roots: Where its files may be; anywhere if left out.
+        roots: Where its files may be; anywhere by default.
 
     Raises:
-        UserError: There is no such file or dataset, it cannot be read, or it has no rows.
+        UserError: The file or dataset does not exist, cannot be read, or has no rows.
     """
     rows = _open(source, field, roots)
     if len(rows) == 0:
@@ -82,7 +82,7 @@ def _opened(path: Path, field: str, roots: FileRoots | None) -> BinaryIO:
 
 
 class _JsonLines:
-    """One JSON object a line; blank lines are skipped. Lines are kept as bytes and decoded when they are read."""
+    """One JSON object per line; blank lines are skipped. Keeps the lines as bytes, and decodes them when read."""
 
     def __init__(self, path: Path, field: str, roots: FileRoots | None) -> None:
         self._path = path
@@ -100,7 +100,7 @@ class _JsonLines:
         decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
         names: dict[str, None] = {}
         for _, line in self._lines:
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # read() says it
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # read() reports it
                 names |= dict.fromkeys(decoder.decode(line.removeprefix(_BOM)))
         return list(names)
 
@@ -144,7 +144,7 @@ class _Parquet:
 
 
 class _Hub:
-    """A split of a dataset on the Hugging Face Hub, or of a directory that ``datasets`` understands."""
+    """A split of a dataset on the Hugging Face Hub, or of a directory that ``datasets`` can read."""
 
     def __init__(self, source: DatasetSource, field: str) -> None:
         import datasets
@@ -171,7 +171,7 @@ class _Hub:
                 field=field,
             ) from error
         except (OSError, ValueError, DatasetsError) as error:
-            # An unknown config or split is a ValueError that lists those there are; no network is an OSError.
+            # An unknown config or split is a ValueError that lists the existing ones. A missing network is an OSError.
             raise UserError(f"the dataset {self._name!r} could not be loaded: {error}", field=field) from error
         self._rows = rows
 
@@ -190,7 +190,7 @@ class _Hub:
 
 
 def _require_own_files(source: DatasetSource, builder: Any, field: str) -> None:
-    """Refuse a data set that has others' files read: its README.md may name any path and any URL."""
+    """Refuse a data set that refers to files outside it: its README.md may name any path and any URL."""
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in _FORMATS:
         raise UserError(
@@ -217,7 +217,7 @@ def _is_of(dataset: str, file: str) -> bool:
         return any(where.removeprefix("file://").startswith(f"{place}/") for place in places)
     if not where.startswith("hf://datasets/"):
         return False
-    # OWNER/NAME@REVISION/FILE, of any revision: the hub keeps Parquet files that it made itself in one of their own.
+    # OWNER/NAME@REVISION/FILE. Any revision: the hub keeps the Parquet files that it generates in a separate revision.
     name = where.removeprefix("hf://datasets/").partition("@")[0].lower()
-    # Data sets that had no owner once have one now, and are found by their name alone.
+    # Data sets that once had no owner have one now, and are still found by their name without it.
     return name == dataset.lower() or ("/" not in dataset and name.endswith(f"/{dataset.lower()}"))

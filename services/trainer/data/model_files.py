@@ -1,4 +1,4 @@
-"""Finds files of a run's model that are on this machine, in its directory or in the cache of the hub."""
+"""Finds local files of a run's model, in its directory or in the hub's cache."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from shared.run_config import RunConfig
 
 
 def model_file(config: RunConfig, name: str) -> Path | None:
-    """Return the path of a file of the model, or None if it is not on this machine. Asks no hub."""
+    """Return the path of one of the model's files, or None if it is not on this machine. Never asks the hub."""
     if config.model.startswith("/"):
         path = Path(config.model) / name
         return path if path.is_file() else None

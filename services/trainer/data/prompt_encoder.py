@@ -1,8 +1,8 @@
-"""Turns prompts into token ids, once: from here on token ids travel, and nobody re-tokenises.
+"""Encodes prompts as token ids, once: after this only token ids travel, and no service tokenises again.
 
-Both of TRL's formats, tokenised as TRL does: text with whatever special tokens the tokenizer adds by itself, a
-conversation with the chat template and a generation prompt. Model code is not trusted: a repository that ships its own
-is refused.
+Supports both of TRL's formats, and tokenises them as TRL does: text with the special tokens that the tokenizer adds by
+default, and conversations with the chat template and a generation prompt. Code in model repositories is never run; a
+repository that needs its own code is refused.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from shared.messages import Prompt
 
 
 class PromptEncoder:
-    """Encodes prompts with one tokenizer of transformers.
+    """Encodes prompts with a tokenizer of transformers.
 
     Args:
-        tokenizer: Of the model.
-        chat_template_kwargs: What the chat template is given besides the messages.
+        tokenizer: The model's tokenizer.
+        chat_template_kwargs: Passed to the chat template with the messages.
     """
 
     def __init__(self, tokenizer: Any, *, chat_template_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -28,7 +28,7 @@ class PromptEncoder:
         """Return the token ids the policy is conditioned on.
 
         Raises:
-            UserError: The prompt comes to no token at all, or the chat template is missing or refuses the messages.
+            UserError: The prompt encodes to no tokens, or the chat template is missing or refuses the messages.
         """
         ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_messages(prompt)
         if not ids:
@@ -57,7 +57,7 @@ class PromptEncoder:
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """Return what transformers raises for files that are not what they should be."""
+    """Return the exceptions that transformers raises for malformed files."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
@@ -69,7 +69,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     """Return the tokenizer of a model directory or hub id.
 
     Raises:
-        UserError: There is none, or it comes with code of its own.
+        UserError: There is no tokenizer, or it needs code from the model's repository.
     """
     from transformers import AutoTokenizer
 
@@ -79,13 +79,13 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     except unreadable() as error:
         raise UserError(f"no tokenizer could be loaded from {model!r}: {_first_line(error)}", field="model") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        # Without tokenizer files transformers makes an empty tokenizer up from the architecture's name.
+        # Without tokenizer files, transformers makes an empty tokenizer from the architecture's name.
         raise UserError(f"{model!r} has no tokenizer files; copy those of the model it was made from", field="model")
     return tokenizer
 
 
 def refuse_own_code(model: str, revision: str | None = None) -> None:
-    """Raise UserError if the model is not there, or its configuration points to code in its repository."""
+    """Raise UserError if the model does not exist, or its configuration refers to code in its repository."""
     from transformers import PretrainedConfig
     from transformers.models.auto import tokenization_auto
 

@@ -1,8 +1,8 @@
-"""How short prompts can be, counted without transformers: for the look at a data set before a run starts.
+"""Counts a lower bound of prompts' tokens without transformers, for the check of a data set before a run starts.
 
-A count is a lower bound: special tokens are left out, and of a conversation what the chat template adds around its
-messages and the space around their content, which some templates drop. A prompt that is too long by this count is too
-long, and the training rank, which encodes prompts as they are, may find more of them (prompt_encoder.py).
+The count leaves out special tokens. In a conversation it also leaves out what the chat template adds around messages,
+and whitespace around their content, which some templates drop. A prompt that is too long by this count is therefore too
+long. The training rank, which encodes the whole prompt, may find more such prompts (prompt_encoder.py).
 """
 
 import heapq
@@ -16,13 +16,13 @@ from shared.messages import Prompt
 from shared.run_config import RunConfig
 
 MAX_COUNTED = 1000
-"""Prompts of a data set that are tokenised, the shortest by bytes."""
+"""Number of prompts of a data set to tokenise: those with the fewest bytes."""
 
 TokenCount = Callable[[Prompt], int]
 
 
 def token_count(config: RunConfig) -> TokenCount | None:
-    """Return what counts the tokens of a prompt, or None if the model's tokenizer is not on this machine."""
+    """Return a function that counts a prompt's tokens, or None if the model's tokenizer is not on this machine."""
     path = model_file(config, "tokenizer.json")
     tokenizer = None if path is None else _load(path)
     if tokenizer is None:
@@ -35,9 +35,9 @@ def token_count(config: RunConfig) -> TokenCount | None:
 
 
 def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) -> int | None:
-    """Return the tokens of the shortest prompt if none has ``at_most`` or fewer, else None; None for no prompts.
+    """Return the token count of the shortest prompt if every prompt has more than ``at_most`` tokens, else None.
 
-    Of more than ``MAX_COUNTED`` prompts those with the fewest bytes are counted.
+    Returns None if there are no prompts. Of more than ``MAX_COUNTED`` prompts, counts those with the fewest bytes.
     """
     unread = iter(prompts)
     first = next(unread, None)
@@ -55,7 +55,7 @@ def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int)
 
 
 def _num_bytes(prompt: Prompt) -> int:
-    # Nearer to tokens than characters are, where scripts are mixed.
+    # Bytes are closer to tokens than characters are if scripts are mixed.
     return sum(len(text.encode("utf-8", "surrogatepass")) for text in _texts(prompt))
 
 
@@ -64,12 +64,12 @@ def _texts(prompt: Prompt) -> Sequence[str]:
 
 
 def _load(path: Path) -> Any:
-    """Return a tokenizer of the library below transformers, which needs no torch; None if the file is none."""
+    """Load a tokenizer with the tokenizers library, which needs no torch; return None if it cannot read the file."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception:  # noqa: BLE001  what that library raises for a file it cannot read has no class of its own
+    except Exception:  # noqa: BLE001  tokenizers raises a plain Exception for a file that it cannot read
         return None
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,11 +1,11 @@
-"""What a run makes of one row: names, the prompt with its system message, and columns as JSON types.
+"""Converts a raw row to the run's format: column names, the prompt with its system message, columns as JSON types.
 
     {"question": "2+2?", "answer": "4", "id": 7}
         | rename_columns {question: prompt}, columns [answer], system_prompt
         v
     prompt [{system}, {user: "2+2?"}],  columns {"answer": "4"}
 
-It knows neither files nor the tokenizer.
+Knows neither files nor the tokenizer.
 """
 
 import datetime
@@ -21,23 +21,23 @@ from shared.messages import Prompt
 from shared.run_config import RunConfig
 from shared.run_options.data import DatasetSource
 
-_INT64 = range(-(2**63), 2**64)  # what msgpack can carry
+_INT64 = range(-(2**63), 2**64)  # the integers that msgpack can encode
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """How the rows of one data set are read."""
+    """The format of one data set's rows."""
 
     prompt_column: str
     renamed: Mapping[str, str]
     kept: frozenset[str] | None
-    """Columns that go along, under their new names; None is all."""
+    """Columns that reward functions get, under their new names; None means all."""
     system_prompt: str | None
     prompt_as_message: bool
 
     @classmethod
     def of(cls, config: RunConfig, source: DatasetSource) -> "RowFormat":
-        """Return the format of a data set: what its entry says, else what the run says."""
+        """Return the format of a data set: its entry's settings, else the run's."""
         renamed = config.rename_columns if source.rename_columns is None else source.rename_columns
         kept = config.columns if source.columns is None else source.columns
         return cls(
@@ -49,7 +49,7 @@ class RowFormat:
         )
 
     def columns_of(self, names: Iterable[str]) -> list[str]:
-        """Return which columns reward functions get of a data set with these columns, in its order."""
+        """Return the columns that reward functions get from a data set with these columns, in the same order."""
         renamed = dict.fromkeys(self.renamed.get(name, name) for name in names)
         return [name for name in renamed if self._goes_along(name)]
 
@@ -102,7 +102,7 @@ def _prompt(values: Mapping[str, Any], column: str) -> Prompt:
 def _message(message: Any, number: int, column: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise BadRowError(f"has {_name(message)} as message {number} of {column!r}, which must be {{role, content}}")
-    # Parquet gives every message the keys of all messages, null where it has none.
+    # Parquet gives every message the keys of all messages, with null for those that it lacks.
     fields = {key: value for key, value in cast(dict[str, Any], message).items() if value is not None}
     for key in ("role", "content"):
         if key not in fields:

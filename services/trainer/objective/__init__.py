@@ -1,1 +1,1 @@
-"""What is minimised: advantages, losses, corrections. Pure."""
+"""The objective: advantages, losses, off-policy corrections. Pure functions."""

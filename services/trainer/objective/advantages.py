@@ -1,11 +1,12 @@
-"""Turns what the reward functions said into one advantage a completion.
+"""Turns the outcomes of reward functions into one advantage per completion.
 
     outcomes of G completions --combined_rewards--> rewards_G --group_advantages--+--> advantages_G
                                 (NaN = unscored)                                  |
     outcomes of all groups of a batch ------------------------batch_advantages----+
 
-A failed reward function is never a zero: its completion is unscored, and is left out of every mean and std here, and of
-the loss by whoever builds the training rows. A group that teaches nothing (equal rewards) has no advantages: None.
+A failed reward function never counts as a reward of zero. Its completion is unscored: it is left out of every mean and
+std here, and the code that builds the training rows leaves it out of the loss. A group that teaches nothing, because
+its rewards are equal, has no advantages: None.
 Group-relative advantages: DeepSeekMath, arXiv 2402.03300, section 4.1.2.
 
     G  completions in a group       F  reward functions
@@ -21,7 +22,7 @@ from shared.messages import RewardOutcome, is_failure
 
 Rewards = npt.NDArray[np.float64]
 GroupOutcomes = Sequence[Sequence[RewardOutcome]]
-"""For each completion of a group, one outcome a reward function."""
+"""One list per completion of a group, with one outcome per reward function."""
 Scaling = Literal["group", "batch", "none"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
@@ -30,10 +31,10 @@ STD_EPSILON = 1e-4
 
 
 def combined_rewards(rewards: GroupOutcomes) -> Rewards:
-    """Return one reward for each completion: the weighted sum of what its reward functions said.
+    """Return one reward per completion: the weighted sum of its reward functions.
 
-    A function that does not apply is left out of the sum. A completion for which a function failed, or to which none
-    applies, or whose sum is beyond all numbers, is unscored: NaN.
+    A function that does not apply is left out of the sum. A completion is unscored (NaN) if a function failed on it, if
+    no function applies to it, or if the sum is not finite.
     """
     values_GF, weights_GF = _values_and_weights(rewards)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -43,12 +44,12 @@ def combined_rewards(rewards: GroupOutcomes) -> Rewards:
 
 
 def is_scorable(rewards_G: Rewards, *, min_scored: int = 2) -> bool:
-    """Whether enough completions are scored; two are the least of which one can be told from another."""
+    """Whether enough completions are scored. At least two are needed for a comparison."""
     return int(np.isfinite(rewards_G).sum()) >= min_scored
 
 
 def teaches(rewards: GroupOutcomes, *, aggregation: Aggregation) -> bool:
-    """Whether the completions of the group can be told apart: by their sums, or by any one function if that counts."""
+    """Whether the completions of a group differ: in their sums or, with normalize_then_sum, in any function."""
     if aggregation == "sum_then_normalize":
         return not _all_equal(combined_rewards(rewards))
     values_GF, _ = _values_and_weights(rewards)
@@ -56,17 +57,17 @@ def teaches(rewards: GroupOutcomes, *, aggregation: Aggregation) -> bool:
 
 
 def group_advantages(rewards_G: Rewards, *, scale: Literal["group", "none"]) -> Rewards | None:
-    """Return ``(r - mean) / (std + 1e-4)`` over the scored of one group, or None if the group teaches nothing.
+    """Return ``(r - mean) / (std + 1e-4)`` over the scored completions of one group, or None if it teaches nothing.
 
     Equality is tested on the rewards: in float32 seven rewards of 0.1 have a std of 7e-9, and dividing by it invents an
-    advantage of 1. The std has Bessel's correction, as torch's has.
+    advantage of 1. The std has Bessel's correction, as in torch.
 
     Args:
-        rewards_G: Rewards of one group; NaN is unscored, gets advantage 0, and must be left out of the loss.
-        scale: ``"none"`` leaves the division out (Dr. GRPO, arXiv 2503.20783, section 3.2).
+        rewards_G: Rewards of one group. An unscored completion (NaN) gets advantage 0; leave it out of the loss.
+        scale: ``"none"`` omits the division (Dr. GRPO, arXiv 2503.20783, section 3.2).
 
     Returns:
-        None if all scored rewards are equal, or fewer than two are scored (tell them apart with `is_scorable`).
+        None if all scored rewards are equal, or if fewer than two are scored. `is_scorable` tells these cases apart.
     """
     return _advantages(rewards_G, std=_std(rewards_G) if scale == "group" else None)
 
@@ -76,10 +77,10 @@ def batch_advantages(
 ) -> list[Rewards | None]:
     """Return the advantages of each group of a batch; None for a group that teaches nothing.
 
-    ``scale_rewards="batch"`` divides by the std over all scored rewards of the batch, those of equal groups included
-    (Lite PPO, arXiv 2508.08221): std estimates of small groups are noise. ``"normalize_then_sum"`` is GDPO (arXiv
-    2601.05242): each function's rewards are normalised within the group, summed with their weights, and the sums
-    normalised over the batch, so that a function with small rewards is heard too; ``scale_rewards`` is not read then.
+    ``scale_rewards="batch"`` divides by the std over all scored rewards of the batch, including groups of equal rewards
+    (Lite PPO, arXiv 2508.08221), because std estimates of small groups are noisy. ``"normalize_then_sum"`` is GDPO
+    (arXiv 2601.05242): normalises each function's rewards within the group, sums them with their weights, and
+    normalises the sums over the batch. A function with small rewards then counts too. ``scale_rewards`` is ignored.
     """
     if aggregation == "normalize_then_sum":
         sums_by_group = [_sum_of_normalised(rewards) for rewards in rewards_by_group]
@@ -106,9 +107,9 @@ def _advantages(rewards_G: Rewards, *, std: float | None) -> Rewards | None:
 
 
 def _sum_of_normalised(rewards: GroupOutcomes) -> Rewards:
-    """Return, for each completion, the weighted sum of its rewards after each function's were normalised.
+    """Return, for each completion, the weighted sum of its normalised rewards.
 
-    A function that spoke of fewer than two completions of the group compares nothing, and adds nothing.
+    A function that scored fewer than two completions of the group allows no comparison, and adds nothing.
     """
     values_GF, weights_GF = _values_and_weights(rewards)
     sums_G = np.zeros(values_GF.shape[0])
@@ -122,7 +123,7 @@ def _sum_of_normalised(rewards: GroupOutcomes) -> Rewards:
 
 
 def _values_and_weights(rewards: GroupOutcomes) -> tuple[Rewards, Rewards]:
-    """Return values_GF, NaN where there is none, and weights_GF. A failed function unscores its whole completion."""
+    """Return values_GF, NaN for no value, and weights_GF. A failed function makes its whole completion unscored."""
     values_GF = np.array(
         [
             [
@@ -137,12 +138,12 @@ def _values_and_weights(rewards: GroupOutcomes) -> tuple[Rewards, Rewards]:
 
 
 def _all_equal(rewards_G: Rewards) -> bool:
-    """Whether the scored of these are all the same, or fewer than two."""
+    """Whether the scored rewards are all equal, or fewer than two."""
     scored = rewards_G[np.isfinite(rewards_G)]
     return scored.size < 2 or bool((scored == scored[0]).all())
 
 
 def _std(rewards_N: Rewards) -> float:
-    """Return the std of the scored, with Bessel's correction; 0 for fewer than two."""
+    """Return the std of the scored rewards, with Bessel's correction; 0 for fewer than two."""
     scored = rewards_N[np.isfinite(rewards_N)]
     return float(scored.std(ddof=1)) if scored.size >= 2 else 0.0

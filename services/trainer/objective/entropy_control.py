@@ -1,9 +1,10 @@
-"""What entropy decides: which tokens stay in the policy loss, and how large the entropy bonus is.
+"""Uses entropy to choose the tokens that stay in the policy loss and the coefficient of the entropy bonus.
 
     step k:  loss - applied_coef * mean entropy --> mean entropy of the step --> coefficient of step k + 1
 
-Adaptive control raises the coefficient a little while entropy is at or below its target, lowers it a little above, and
-applies it only at or below (Skywork-OR1, arXiv 2505.22312). Before anything was measured nothing is applied.
+Adaptive control raises the coefficient by a fixed amount after a step with entropy at or below the target, and lowers
+it after a step above. The coefficient applies only at or below the target (Skywork-OR1, arXiv 2505.22312), and not
+before the first measurement.
 """
 
 import math
@@ -18,17 +19,17 @@ from shared.errors import HeadraceError
 from shared.run_config import RunConfig
 
 _QUANTILE_LIMIT = 1 << 24
-"""torch.quantile takes no more elements than this."""
+"""torch.quantile accepts at most this many elements."""
 
 
 def high_entropy_threshold(entropies_N: Tensor, *, top_entropy_quantile: float) -> float:
-    """Return the entropy from which on tokens stay in the policy loss: ``keep = entropies >= threshold``.
+    """Return the entropy at which tokens stay in the policy loss: ``keep = entropies >= threshold``.
 
-    Beyond the 80/20 rule, arXiv 2506.01939. Between two tokens the quantile is interpolated, as torch.quantile does.
+    From "Beyond the 80/20 rule", arXiv 2506.01939. Quantiles are interpolated between tokens, as in torch.quantile.
 
     Args:
-        entropies_N: Of all sampled tokens of the step, in nats.
-        top_entropy_quantile: The share that is kept, 0 to 1; 0 keeps the token of highest entropy.
+        entropies_N: Entropies of all sampled tokens of the step, in nats.
+        top_entropy_quantile: Share of the tokens to keep, 0 to 1; 0 keeps the token of highest entropy.
     """
     if entropies_N.numel() == 0:
         return math.inf
@@ -42,7 +43,7 @@ def high_entropy_threshold(entropies_N: Tensor, *, top_entropy_quantile: float) 
 
 
 class EntropyControl:
-    """The coefficient of the entropy bonus, constant or adaptive. One a run, the same on every rank."""
+    """The coefficient of the entropy bonus, constant or adaptive. There is one per run, equal on all ranks."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -51,13 +52,13 @@ class EntropyControl:
 
     @property
     def applied_coef(self) -> float:
-        """The coefficient for the loss of the coming step."""
+        """The coefficient for the loss of the next step."""
         if self._config.use_adaptive_entropy and self._last_entropy > self._config.entropy_target:
             return 0.0
         return self._coef
 
     def update(self, stats: TokenStats) -> None:
-        """Take in a finished step. ``stats`` is of the whole step, over all ranks."""
+        """Adapt to a finished step. ``stats`` covers the whole step, over all ranks."""
         if not self._config.use_adaptive_entropy or not stats.num_bonus_tokens:
             return
         self._last_entropy = stats.bonus_entropy_sum / stats.num_bonus_tokens
@@ -67,22 +68,22 @@ class EntropyControl:
             self._coef = max(self._coef - self._config.entropy_coef_delta, self._config.entropy_coef_min)
 
     def metrics(self) -> dict[str, float]:
-        """Return ``entropy_coef`` as it stands for the next step; nothing in a run without an entropy bonus."""
+        """Return ``entropy_coef`` for the next step; empty in a run without an entropy bonus."""
         has_bonus = self._config.entropy_coef != 0 or self._config.use_adaptive_entropy
         return {"entropy_coef": self._coef} if has_bonus else {}
 
     def to_json(self) -> dict[str, float | None]:
-        """Return the state for a checkpoint, fit for JSON."""
+        """Return the state for a checkpoint, as JSON types."""
         return {
             "entropy_coef": self._coef,
             "last_entropy": self._last_entropy if math.isfinite(self._last_entropy) else None,
         }
 
     def load_json(self, state: Mapping[str, Any]) -> None:
-        """Go on where the control that wrote `to_json` was. Without adaptive control the config's word stands.
+        """Restore the state that `to_json` returned. Without adaptive control, the config's coefficient stays.
 
         Raises:
-            HeadraceError: The state is not one that `to_json` wrote.
+            HeadraceError: The state was not written by `to_json`.
         """
         coef, last_entropy = state.get("entropy_coef"), state.get("last_entropy")
         if not isinstance(coef, int | float) or not isinstance(last_entropy, int | float | None):

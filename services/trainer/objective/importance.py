@@ -1,12 +1,12 @@
-"""How far one policy's tokens are from another's: importance weights, and the masks that are made of them. Pure.
+"""Importance ratios between policies, and the weights and masks derived from them. Pure.
 
     pi_gen --sampled--> pi_old --a batch of steps--> pi          pi_gen: another engine, older weights
            <-- correction -->  <-- the loss's ratio -->          pi_old: this trainer at the batch's beginning
 
-A completion sampled from pi_gen is corrected by w = pi_old / pi_gen, a constant, and the loss holds pi to pi_old:
+A completion sampled from pi_gen is corrected by the constant w = pi_old / pi_gen, and the loss clips pi around pi_old:
 decoupled PPO (Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298).
 
-Every ratio of probabilities in the loss is made by `ratios`, which bounds it.
+`ratios` computes every ratio of probabilities in the loss, and bounds it.
 
     B  sequences in a microbatch       T  sampled tokens
 """
@@ -21,20 +21,20 @@ from services.trainer.objective.loss_settings import LossSettings
 MAX_LOG_RATIO = 20.0
 """Ratios above e^20, 485 million, count as e^20: in float32 e^89 is infinite, and 0 times its gradient is NaN.
 
-VESPO's bound of a token (arXiv 2602.10693), and TRL's for it.
+VESPO (arXiv 2602.10693) bounds each token in this way, and so does TRL's implementation of it.
 """
 
 
 def ratios(log_ratio: Tensor) -> Tensor:
-    """Return ``exp(min(log_ratio, 20))``; the gradient beyond the bound is 0."""
+    """Return ``exp(min(log_ratio, 20))``. Beyond the bound the gradient is 0."""
     return torch.exp(log_ratio.clamp(max=MAX_LOG_RATIO))
 
 
 def log_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, *, is_sequence_level: bool) -> Tensor:
     """Return the log of each token's ratio (B, T), or of each completion's (B, 1).
 
-    A completion's ratio is the geometric mean of its tokens' (GSPO, arXiv 2507.18071, equation 7), so that it does not
-    depend on the length: not the ratio of the completion's probabilities, which is what `correction_weights` uses.
+    A completion's ratio is the geometric mean of its tokens' ratios (GSPO, arXiv 2507.18071, equation 7), so that it
+    does not depend on the length. `correction_weights` instead uses the ratio of the completion's probabilities.
     """
     if not is_sequence_level:
         return log_ratio_BT
@@ -51,9 +51,9 @@ def correction_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSet
     """Return the generator-to-trainer weights: (B, T) in the token modes, (B, 1) in the sequence modes.
 
     ``*_truncate`` moves a weight outside the bounds to the bound (truncated importance sampling, Ionides 2008; for this
-    mismatch Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). ``*_mask``
-    makes it 0, so that nothing is learnt from tokens on which the two disagree that much (masked importance sampling,
-    Liu et al. 2025, "When speed kills stability"; with a lower bound IcePop, arXiv 2510.18855).
+    mismatch Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). ``*_mask`` sets
+    it to 0, so that tokens with such a mismatch are not learnt from (masked importance sampling, Liu et al. 2025, "When
+    speed kills stability"; with a lower bound IcePop, arXiv 2510.18855).
 
     Args:
         difference_BT: log pi_old - log pi_gen of the sampled tokens, without gradient.
@@ -71,10 +71,10 @@ def correction_weights(difference_BT: Tensor, mask_BT: Tensor, settings: LossSet
 def off_policy_mask(
     trainer_logprobs_BT: Tensor, generator_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, threshold: float
 ) -> Tensor:
-    """Return the shape of the advantages: 0 where one is negative and the policy has moved away from the completion.
+    """Return 0 where the advantage is negative and the policy has moved away from the completion, else 1.
 
-    The measure is the completion's mean of log pi_gen - log pi in nats, compared with ``threshold`` (DeepSeek-V3.2,
-    arXiv 2512.02556, equation 9).
+    The divergence is the completion's mean of log pi_gen - log pi in nats, compared with ``threshold`` (DeepSeek-V3.2,
+    arXiv 2512.02556, equation 9). The result has the shape of the advantages.
     """
     divergence_BT = (generator_logprobs_BT - trainer_logprobs_BT.detach()) * mask_BT
     divergence_B1 = divergence_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)

@@ -1,15 +1,15 @@
 """The loss of one optimizer step, a microbatch at a time. Pure.
 
-    terms = objective(pi / pi_old, A)                             policy_objectives.py, one function a loss type
-    terms = terms * off-policy mask * high-entropy mask           what is left out
+    terms = objective(pi / pi_old, A)                             policy_objectives.py, one function per loss type
+    terms = terms * off-policy mask * high-entropy mask           excludes completions and tokens
     terms = terms * pi_old / pi_gen                               importance.py: a constant
     terms = terms + beta * KL(pi || pi_ref)
-    loss  = (sum of terms over completions and tokens) / what the whole step says  -  entropy_coef * mean entropy
-            + router_aux_loss_coef * load-balancing loss          of mixture-of-experts models
+    loss  = (sum of terms over completions and tokens) / a total of the whole step  -  entropy_coef * mean entropy
+            + router_aux_loss_coef * load-balancing loss          for mixture-of-experts models
 
-Every sum is divided here, by numbers of the whole step: summing the losses of a step's microbatches, on however many
-ranks, gives TRL's loss, and how rows are batched changes nothing. docs/algorithms.md has each option's equation, and
-tests/conformance compares all of it with TRL's GRPOTrainer.
+Every sum is divided here, by totals of the whole step. The losses of a step's microbatches, on any number of ranks,
+therefore add up to TRL's loss, and batching does not change it. docs/algorithms.md has each option's equation, and
+tests/conformance compares all of them with TRL's GRPOTrainer.
 
     B  sequences in a microbatch       T  sampled tokens of its longest
 """
@@ -37,23 +37,23 @@ Values = dict[str, Tensor | int]
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals:
-    """What the loss is divided by: of the whole optimizer step, over all its microbatches and ranks."""
+    """Denominators of the loss: totals of an optimizer step over all its microbatches and ranks."""
 
     num_rows: int
-    """Rows of the step. Truncated ones that were left out count, as they do in TRL's means over rows."""
+    """Rows of the step. Truncated rows that were left out count, as in TRL's means over rows."""
     num_tokens: float
-    """Sampled tokens in the loss of the whole batch, over steps_per_generation; for dapo, cispo and vespo."""
+    """Sampled tokens in the loss of the whole batch, divided by steps_per_generation; for dapo, cispo and vespo."""
     num_step_tokens: int
     """Sampled tokens in the loss of this optimizer step; for bnpo and the entropy bonus."""
     num_kept_tokens: int | None = None
-    """Those of them that top_entropy_quantile keeps; None is all. The entropy bonus is a mean over these."""
+    """The step's tokens that top_entropy_quantile keeps; None means all. The entropy bonus is a mean over these."""
     num_pass_tokens: int | None = None
-    """All tokens of the rows of the step, prompts too; needed for the load-balancing loss of experts."""
+    """All tokens of the step's rows, including prompts; needed for the load-balancing loss of experts."""
 
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """The loss of one microbatch, and what there is to say of its tokens."""
+    """The loss of one microbatch, and statistics of its tokens."""
 
     loss: Tensor
     """This microbatch's part of the step's loss; a scalar to call ``backward`` on."""
@@ -77,22 +77,22 @@ def policy_loss(
     """Return the microbatch's part of the step's loss, and the statistics of its tokens.
 
     Args:
-        trainer_logprobs_BT: With gradient; log p in nats of each token under the policy in training.
-        old_logprobs_BT: Under the policy at the batch's beginning; None where that is the policy in training itself.
-        generator_logprobs_BT: Under the policy that sampled, as the generator recorded them; NaN where it could not
-            tell, and the token is taken as one that trainer and generator agree on.
-        reference_logprobs_BT: Under the reference model; needed if there is a KL term.
-        entropies_BT: Of the policy in training at each token, in nats; with gradient if there is an entropy bonus.
-        advantages_BT: Of each token; (B, 1) if one is that of all tokens of its sequence.
-        mask_BT: True where the token was sampled. What stands elsewhere is never looked at.
-        keep_BT: True for tokens of high entropy, which alone stay in the policy loss; None keeps all.
-        totals: Of the whole step.
-        settings: Of the run.
-        entropy_coef: Of the entropy bonus, as it applies in this step.
+        trainer_logprobs_BT: Log p in nats of each token under the policy in training, with gradient.
+        old_logprobs_BT: Logprobs under the policy at the batch's beginning; None if that is the policy in training.
+        generator_logprobs_BT: Logprobs that the generator recorded when it sampled. NaN means unknown: the token then
+            counts as one on which trainer and generator agree.
+        reference_logprobs_BT: Logprobs under the reference model; needed for a KL term.
+        entropies_BT: The trained policy's entropy at each token, in nats; with gradient for an entropy bonus.
+        advantages_BT: Advantage of each token, or (B, 1) for one advantage per sequence.
+        mask_BT: True where the token was sampled. Values elsewhere are ignored.
+        keep_BT: True for the high-entropy tokens that stay in the policy loss; None keeps all tokens.
+        totals: Totals of the whole step.
+        settings: Settings of the run.
+        entropy_coef: Coefficient of the entropy bonus in this step.
 
     Raises:
-        ValueError: There is a KL term and no reference_logprobs_BT, or an entropy bonus over kept tokens without their
-            number.
+        ValueError: There is a KL term without reference_logprobs_BT, or an entropy bonus over kept tokens without
+            totals.num_kept_tokens.
     """
     is_sampled_BT = mask_BT.bool()
     if not bool(is_sampled_BT.any()):
@@ -107,7 +107,7 @@ def policy_loss(
     if advantages_BT.shape[1] > 1:
         advantages_BT = _only(is_sampled_BT, advantages_BT)
 
-    # Without decoupling the clip holds on to the policy that sampled, whatever the trainer was when the batch began.
+    # Without decoupling, the loss clips around the policy that sampled and not around the batch's first policy.
     anchor_BT = old_BT if settings.use_decoupled_loss else generator_BT
     log_ratio_BT = logprobs_BT - anchor_BT
     log_ratio = log_ratios(log_ratio_BT, mask_BT, is_sequence_level=settings.is_sequence_level)
@@ -128,7 +128,7 @@ def policy_loss(
         )
     if keep_BT is not None:
         terms = terms * keep_BT
-    if weights is not None and settings.loss_type != "vespo":  # vespo has them in its own weight
+    if weights is not None and settings.loss_type != "vespo":  # vespo's own weight contains them
         terms = terms * weights
     if settings.beta != 0:
         if reference_logprobs_BT is None:
@@ -166,17 +166,17 @@ def add_router_loss(
 ) -> PolicyLoss:
     """Return the loss of one pass with its share of the step's load-balancing loss added.
 
-    The step's is the mean over its passes, each counted by its tokens.
+    The step's load-balancing loss is the mean over its passes, weighted by their tokens.
 
     Args:
-        result: Of the rows of the pass.
-        router_loss: Of the pass (router_loss.py).
-        coef: What it is multiplied by.
-        num_tokens: Of the pass, prompts too.
-        totals: Of the whole step.
+        result: Loss of the pass's rows.
+        router_loss: Load-balancing loss of the pass (router_loss.py).
+        coef: Coefficient of the load-balancing loss.
+        num_tokens: Tokens of the pass, including prompts.
+        totals: Totals of the whole step.
 
     Raises:
-        ValueError: The totals do not have the number of tokens of the step.
+        ValueError: ``totals.num_pass_tokens`` is None.
     """
     if totals.num_pass_tokens is None:
         raise ValueError("the load-balancing loss of a step needs totals.num_pass_tokens")
@@ -194,7 +194,7 @@ def _objective(
     weights: Tensor | None,
     settings: LossSettings,
 ) -> tuple[Tensor, Values]:
-    """Return the loss type's terms, (B, T) or (B, 1), and what it alone has to report."""
+    """Return the loss type's terms, (B, T) or (B, 1), and the statistics that only this loss type has."""
     if settings.loss_type == "sapo":
         return policy_objectives.sapo(ratio, advantages_BT, settings), {}
     if settings.loss_type == "cispo":
@@ -221,10 +221,10 @@ def _objective(
 def _k3(log_ratio_BT: Tensor) -> Tensor:
     """Return the k3 estimate of KL(pi || pi_ref) at each token (http://joschu.net/blog/kl-approx.html).
 
-    ``exp(x) - 1`` would lose all digits of a small x, and most tokens have one.
+    ``expm1`` is used because ``exp(x) - 1`` loses all digits of a small x, and x is small for most tokens.
 
     Args:
-        log_ratio_BT: log pi_ref - log pi; bounded as the ratios of importance.py are.
+        log_ratio_BT: log pi_ref - log pi. Bounded like the ratios of importance.py.
     """
     bounded_BT = log_ratio_BT.clamp(max=MAX_LOG_RATIO)
     return torch.expm1(bounded_BT) - bounded_BT
@@ -235,12 +235,12 @@ def _num_bounded(log_ratio: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _aggregated(terms: Tensor, mask_BT: Tensor, totals: StepTotals, settings: LossSettings) -> Tensor:
-    """Return the sum over tokens, each as large as its loss type has it.
+    """Sum the terms over tokens, divided as the loss type requires.
 
     grpo, sapo: a mean over rows of means over tokens (DeepSeekMath, arXiv 2402.03300, equation 3). dapo, cispo, vespo:
-    one mean over all tokens (DAPO, arXiv 2503.14476, equation 8). bnpo: the same over the step's own tokens. dr_grpo: a
-    constant, so that long answers count no less (arXiv 2503.20783, section 3.2). luspo: a mean over rows of sums
-    (arXiv 2602.05261).
+    a mean over all tokens of the batch (DAPO, arXiv 2503.14476, equation 8). bnpo: a mean over the step's own tokens.
+    dr_grpo: a sum over a constant, so that tokens of long completions do not count less (arXiv 2503.20783, section
+    3.2). luspo: a mean over rows of sums over tokens (arXiv 2602.05261).
     """
     terms_BT = terms * mask_BT
     match settings.loss_type:
@@ -265,25 +265,25 @@ def _num_bonus_tokens(totals: StepTotals, *, has_kept: bool) -> int:
 
 
 def _only(is_sampled_BT: Tensor, values_BT: Tensor) -> Tensor:
-    """Return the values with 0 outside the mask, where even NaN may stand; the gradient there is 0 as well."""
+    """Return the values with 0 outside the mask, where they may be NaN. The gradient there is 0 as well."""
     return torch.where(is_sampled_BT, values_BT, torch.zeros((), dtype=values_BT.dtype, device=values_BT.device))
 
 
 def _count(is_true: Tensor, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of terms, and that of the true ones: of tokens (B, T), or of completions (B, 1)."""
+    """Return the number of terms and of true terms, which are tokens (B, T) or completions (B, 1)."""
     counts = mask_BT.amax(1, keepdim=True) if is_true.shape[1] == 1 else mask_BT
     return counts.sum(), (is_true * counts).sum()
 
 
 def _shares(is_true: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return each completion's share of true terms (B,)."""
+    """Return each completion's share of true terms, (B,)."""
     if is_true.shape[1] == 1:
         return is_true.squeeze(1).to(mask_BT.dtype)
     return (is_true * mask_BT).sum(1) / mask_BT.sum(1).clamp(min=1)
 
 
 def _mismatch_values(difference_N: Tensor) -> Values:
-    """Return how far the trainer was from the generator, over the N tokens of the microbatch that both scored."""
+    """Return sums of the trainer's and generator's mismatch, over the N tokens whose generator logprob is known."""
     if not difference_N.numel():
         return {}
     difference_N = difference_N.double()
@@ -299,7 +299,7 @@ def _mismatch_values(difference_N: Tensor) -> Values:
 
 
 def _weight_values(weights: Tensor, is_cut: Tensor, is_sampled_BT: Tensor) -> Values:
-    """Return what became of the generator-to-trainer weights, those of tokens or of completions."""
+    """Return statistics of the generator-to-trainer weights, which are per token or per completion."""
     counts = is_sampled_BT.any(1, keepdim=True) if weights.shape[1] == 1 else is_sampled_BT
     weights_N = weights[counts]
     return {

@@ -1,4 +1,4 @@
-"""What the loss has to know of a run, in one frozen value."""
+"""The settings of the loss in one frozen value."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,11 +9,11 @@ from shared.run_options.loss import CorrectionMode, LossType
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """The options of a loss, named as in `shared.run_options.loss`, where each is described."""
+    """The options of the loss. Names and meanings are those of `shared.run_options.loss`."""
 
     loss_type: LossType = "dapo"
     is_sequence_level: bool = False
-    """``importance_sampling_level == "sequence"``: one ratio a completion."""
+    """``importance_sampling_level == "sequence"``: one ratio per completion."""
     epsilon_low: float = 0.2
     epsilon_high: float = 0.2
     delta: float | None = None
@@ -37,7 +37,7 @@ class LossSettings:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
-        """Return what a run's config says."""
+        """Return the loss settings of a run's config."""
         correction_min, correction_max = config.correction_bounds()
         return cls(
             loss_type=config.loss_type,

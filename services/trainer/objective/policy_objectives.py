@@ -1,7 +1,7 @@
-"""What each loss type makes of a ratio and an advantage: one term a token, to be minimised. Pure.
+"""The term of each token, to be minimised, for each loss type: a function of ratio and advantage. Pure.
 
-Ratios and advantages are (B, T), or (B, 1) where one holds for the whole completion. Terms have the larger shape of the
-two. What is left out, how far foreign samples count, and what the sum is divided by are loss.py's business.
+Ratios and advantages are (B, T), or (B, 1) if one value holds for the whole completion. Terms have the larger shape of
+the two. Masks, off-policy corrections and denominators are loss.py's business.
 
     r  ratio of the policy in training to the policy of the batch's beginning       A  advantage
     B  sequences in a microbatch                                                    T  sampled tokens
@@ -21,7 +21,7 @@ _LOWEST_LOG = math.log(1e-8)
 
 @dataclass(frozen=True)
 class ClippedTerms:
-    """Terms of the clipped objective, and where the clip took the gradient away."""
+    """Terms of the clipped objective, and where clipping removed the gradient."""
 
     terms: Tensor
     is_low_clipped: Tensor
@@ -32,8 +32,8 @@ def clipped(ratio: Tensor, advantages_BT: Tensor, settings: LossSettings) -> Cli
     """Return ``-min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A)``: grpo, bnpo, dr_grpo, dapo, luspo.
 
     PPO (arXiv 1707.06347, equation 7); with epsilon_high clip-higher (DAPO, arXiv 2503.14476, equation 10). delta
-    bounds what a token of negative advantage can do once the policy has moved towards it (two-sided clipping,
-    INTELLECT-2, arXiv 2505.07291). Clipped is a term whose gradient the clip took away.
+    bounds the term of a token with negative advantage whose probability has risen (two-sided clipping, INTELLECT-2,
+    arXiv 2505.07291). A term counts as clipped if clipping removed its gradient.
     """
     low, high = 1 - settings.epsilon_low, 1 + settings.epsilon_high
     bounded = ratio if settings.delta is None else ratio.clamp(max=settings.delta)
@@ -45,16 +45,16 @@ def clipped(ratio: Tensor, advantages_BT: Tensor, settings: LossSettings) -> Cli
 
 
 def cispo(ratio: Tensor, advantages_BT: Tensor, trainer_logprobs_BT: Tensor, settings: LossSettings) -> Tensor:
-    """Return ``-sg(min(r, epsilon_high)) A log pi`` (B, T): a cut weight, so that no token loses its gradient.
+    """Return ``-sg(min(r, epsilon_high)) A log pi`` (B, T): the weight is clipped, so no token loses its gradient.
 
     CISPO, MiniMax-M1 (arXiv 2506.13585, equations 4 and 5), with the one-sided bound of ScaleRL (arXiv 2510.13786):
-    ``epsilon_high`` is the bound itself and not its distance from 1.
+    ``epsilon_high`` is the bound itself, not its distance from 1.
     """
     return -ratio.clamp(max=settings.epsilon_high).detach() * advantages_BT * trainer_logprobs_BT
 
 
 def sapo(ratio: Tensor, advantages_BT: Tensor, settings: LossSettings) -> Tensor:
-    """Return ``-sigmoid(tau (r - 1)) 4 / tau A``: a soft gate in the place of the clip.
+    """Return ``-sigmoid(tau (r - 1)) 4 / tau A``: a soft gate instead of the clip.
 
     SAPO (arXiv 2511.20347); tau is ``sapo_temperature_pos`` where A > 0, else
     ``sapo_temperature_neg``.
@@ -66,7 +66,7 @@ def sapo(ratio: Tensor, advantages_BT: Tensor, settings: LossSettings) -> Tensor
 
 
 def vespo(weight_BT: Tensor, advantages_BT: Tensor, trainer_logprobs_BT: Tensor) -> Tensor:
-    """Return ``-phi(w) A log pi`` (B, T), with phi(w) as `vespo_weights` makes it (VESPO, arXiv 2602.10693)."""
+    """Return ``-phi(w) A log pi`` (B, T). `vespo_weights` computes phi(w) (VESPO, arXiv 2602.10693)."""
     return -weight_BT * advantages_BT * trainer_logprobs_BT
 
 
@@ -80,8 +80,9 @@ def vespo_weights(
 ) -> Tensor:
     """Return ``phi(w) = e^lambda w^k e^(-lambda w)``, which is 1 at w = 1, in the shape of the advantages.
 
-    w is the completion's probability under the policy in training over that under the policy that sampled, a product
-    over its tokens: the generator-to-trainer correction is part of it. k and lambda are those of the advantage's sign.
+    w is the ratio of the completion's probability under the policy in training to that under the policy that sampled.
+    It is a product over tokens and includes the generator-to-trainer correction. k and lambda depend on the advantage's
+    sign.
     """
     log_w_B1 = (log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO) * mask_BT).sum(1, keepdim=True)
     if correction_BT is not None:

@@ -1,10 +1,10 @@
-"""Sums over the sampled tokens of a step, from which its metrics are made.
+"""Sums over the sampled tokens of a step, from which its metrics are computed.
 
     microbatch --of_tensors--> TokenStats --+--> TokenStats --metrics()--> TRL's names and numbers
     other rank --from_floats------------------^
 
-Sums and extremes add up, means do not: everything is divided once, at the end. A metric is reported if and only if
-something was counted for it, so that each loss type has the metrics that it has in TRL.
+Only sums and extremes are kept, because means cannot be added; division comes once, at the end. A metric is reported if
+and only if something was counted for it, so that each loss type has the same metrics as in TRL.
 """
 
 import math
@@ -18,60 +18,60 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenStats:
-    """What can be added up over microbatches and ranks. The identity of the addition is ``TokenStats()``.
+    """Statistics that add up over microbatches and ranks. The identity of the addition is ``TokenStats()``.
 
-    Fields that end in ``_min`` and ``_max`` keep the extreme; all others are sums. "Terms" are what the ratio is of:
-    tokens, or completions at sequence level.
+    Fields that end in ``_min`` and ``_max`` keep the extreme; all others are sums. A "term" is a token, or a completion
+    at sequence level.
     """
 
     num_tokens: float = 0.0
     loss: float = 0.0
-    """As it was minimised, divided already: summed over a whole step it is the step's loss."""
+    """The minimised loss, already divided: its sum over a step is the step's loss."""
     policy_loss: float = 0.0
-    """The same without the entropy bonus."""
+    """The same without the entropy bonus and the load-balancing loss."""
     entropy_sum: float = 0.0
     num_router_tokens: float = 0.0
-    """All tokens of the passes that have a load-balancing loss; 0 where there is none."""
+    """All tokens of the passes with a load-balancing loss; 0 without one."""
     router_loss_sum: float = 0.0
-    """Of the load-balancing losses, each times the tokens of its pass."""
+    """Sum of the load-balancing losses, each times the tokens of its pass."""
     num_bonus_tokens: float = 0.0
-    """Tokens that the entropy bonus acts on; 0 where there is none."""
+    """Tokens that the entropy bonus acts on; 0 without one."""
     bonus_entropy_sum: float = 0.0
     num_kl_tokens: float = 0.0
     kl_sum: float = 0.0
     num_bounded_ratios: float = 0.0
-    """Above e^20 and taken as e^20 (importance.py)."""
+    """Ratios above e^20, which count as e^20 (importance.py)."""
     num_clip_terms: float = 0.0
     num_low_clipped: float = 0.0
     num_high_clipped: float = 0.0
     low_clipped_min: float = math.inf
-    """Smallest share of one completion's terms."""
+    """Smallest share of clipped terms in one completion."""
     high_clipped_max: float = -math.inf
-    """Largest share of one completion's terms."""
+    """Largest share of clipped terms in one completion."""
     num_cispo_terms: float = 0.0
     num_cispo_clipped: float = 0.0
     num_phi: float = 0.0
     phi_sum: float = 0.0
     num_weights: float = 0.0
-    """Generator-to-trainer weights, as they were applied: one a token or one a completion."""
+    """Generator-to-trainer weights that were applied, one per token or per completion."""
     weight_sum: float = 0.0
     weight_min: float = math.inf
     weight_max: float = -math.inf
     num_cut_weights: float = 0.0
-    """Cut to a bound, or zeroed."""
+    """Weights that were moved to a bound or set to 0."""
     num_known_tokens: float = 0.0
-    """Tokens whose logprob the generator knew; the differences and ratios below are of these."""
+    """Tokens with a known generator logprob. The differences and ratios below cover these tokens."""
     difference_sum: float = 0.0
-    """Of log pi_old - log pi_gen, a token."""
+    """Sum over tokens of log pi_old - log pi_gen."""
     difference_abs_sum: float = 0.0
     difference_abs_max: float = -math.inf
     ratio_sum: float = 0.0
-    """Of pi_old / pi_gen, a token, uncut."""
+    """Sum over tokens of pi_old / pi_gen, before truncation or masking."""
     ratio_square_sum: float = 0.0
 
     @classmethod
     def of_tensors(cls, values: Mapping[str, Tensor | int]) -> Self:
-        """Return the stats with these fields, brought from the device in one transfer."""
+        """Return the stats with these fields, copied from the device in one transfer."""
         on_device = [value.detach().double() for value in values.values() if isinstance(value, Tensor)]
         arrived = iter(torch.stack(on_device).cpu().numpy() if on_device else ())
         return cls(
@@ -87,19 +87,19 @@ class TokenStats:
         )
 
     def to_floats(self) -> list[float]:
-        """Return the fields in order, for another rank to read with `from_floats`."""
+        """Return the fields in order. Another rank reads them with `from_floats`."""
         return [float(value) for value in astuple(self)]
 
     @classmethod
     def from_floats(cls, floats: Sequence[float]) -> Self:
-        """Return what `to_floats` was called on."""
+        """Return the stats that `to_floats` was called on."""
         return cls(*map(float, floats))
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers to log, under TRL's names where TRL has one; nothing if there was no token.
+        """Return the metrics to log, under TRL's names where TRL has one; empty if there was no token.
 
-        ``mismatch_kl/k1`` and ``/k3`` estimate KL(pi_gen || pi_old) from the generator's own tokens: the mean of -log r
-        and of r - 1 - log r for r the token's ratio (http://joschu.net/blog/kl-approx.html).
+        ``mismatch_kl/k1`` and ``/k3`` estimate KL(pi_gen || pi_old) from the generator's own tokens: the means of -log
+        r and of r - 1 - log r, where r is the token's ratio (http://joschu.net/blog/kl-approx.html).
         ``effective_sample_size`` is (sum r)^2 / (N sum r^2), between 1/N and 1.
         """
         n = self.num_tokens

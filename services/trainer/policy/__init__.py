@@ -1,1 +1,1 @@
-"""The policy that learns: model, passes over packed rows, optimizer, reference, adapters."""
+"""The policy in training: model, passes over packed rows, optimizer, reference model, adapters."""

@@ -1,4 +1,4 @@
-"""What the calls of the trainer's core give back (policy_core.py)."""
+"""Results of the trainer core's methods (policy_core.py)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,24 +10,24 @@ from services.trainer.objective.token_stats import TokenStats
 from shared.errors import HeadraceError
 
 TokenArray = npt.NDArray[np.float32]
-"""One number for each sampled token of a row."""
+"""One number per sampled token of a row."""
 
 
 class NonFiniteError(HeadraceError):
-    """The loss or its gradient is not a finite number. The weights are as they were before the step.
+    """The loss or its gradient is not finite. The weights are as they were before the step.
 
-    Raised on every rank alike.
+    All ranks raise it together.
     """
 
     def __init__(self, message: str, *, row_indices: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.row_indices = row_indices
-        """Rows at fault, of those this rank was given; none if they are not known, or another rank's."""
+        """Indices of the faulty rows among this rank's; empty if unknown, or if they are another rank's."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What the models make of one row's sampled tokens."""
+    """Logprobs and entropies of one row's sampled tokens."""
 
     trainer_logprobs: TokenArray
     entropies: TokenArray
@@ -37,44 +37,44 @@ class Scores:
 
 @dataclass(frozen=True, eq=False)
 class PerTokenArrays:
-    """What the trainer saw at each sampled token of one row."""
+    """The trainer's values at each sampled token of one row."""
 
     trainer_logprobs: TokenArray
     importance_ratio: TokenArray
-    """Between trainer and generator, before anything is cut."""
+    """Ratio of trainer to generator, before truncation or masking."""
     entropy: TokenArray
     advantage: float | TokenArray
-    """Of every token alike, or of each."""
+    """One number for all tokens, or one per token."""
 
 
 @dataclass(frozen=True)
 class AccumulateStats:
-    """What one call of `PolicyCore.accumulate` did, on all ranks together."""
+    """Results of one call of `PolicyCore.accumulate`, over all ranks."""
 
     token_stats: TokenStats
     num_rows: int
     num_passes: int
-    """Forward passes of this rank; they are as many on the others."""
+    """Forward passes of this rank; the other ranks make the same number."""
     num_pass_tokens: int
     """Tokens that went through the model."""
     per_token: Mapping[int, PerTokenArrays] = field(default_factory=dict[int, PerTokenArrays])
-    """By row index, of the rows asked for; this rank's alone."""
+    """Arrays of the requested rows of this rank, by row index."""
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one optimizer step did, on all ranks together."""
+    """Results of one optimizer step, over all ranks."""
 
     policy_version: int
-    """After the step."""
+    """The version after the step."""
     learning_rate: float
     grad_norm: float
-    """Before clipping."""
+    """The norm before clipping."""
     token_stats: TokenStats
-    """Of all rows accumulated for this step."""
+    """Statistics of all rows accumulated for this step."""
     entropy_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers to log, under TRL's names where TRL has one."""
+        """Return the metrics to log, under TRL's names where TRL has one."""
         head = {"learning_rate": self.learning_rate, "grad_norm": self.grad_norm}
         return {**head, **self.token_stats.metrics(), **self.entropy_metrics}

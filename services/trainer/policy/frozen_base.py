@@ -1,8 +1,8 @@
-"""How the base of a LoRA run is held: in the run's dtype, or in 4 bits (QLoRA, arXiv 2305.14314).
+"""How the frozen base of a LoRA run is stored: in the run's dtype, or in 4 bits (QLoRA, arXiv 2305.14314).
 
-Nothing of it ever changes, so it needs no float32 master. In 4 bits it is NF4 with double quantisation through
-bitsandbytes; matrices are made bfloat16 again for the product. The generator holds it alike (engine_spec.py), or its
-logprobs would be those of another model.
+The base never changes, so it needs no float32 master copy. In 4 bits, bitsandbytes stores it as NF4 with double
+quantisation, and converts matrices back to bfloat16 for products. The generator stores it in the same way
+(engine_spec.py), or its logprobs would be those of another model.
 """
 
 import importlib.util
@@ -16,10 +16,10 @@ from shared.run_config import RunConfig
 
 
 def frozen_base(config: RunConfig, *, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of `policy_model.load_policy` beyond its name; none if all weights are trained.
+    """Return the arguments of `policy_model.load_policy` for a frozen base; empty if all weights are trained.
 
     Raises:
-        UserError: It cannot be held so on this device.
+        UserError: This device cannot hold the base in 4 bits.
     """
     if not config.use_peft:
         return {}

@@ -1,14 +1,14 @@
-"""Log-probabilities and entropies straight from hidden states: the last projection, fused with its softmax, in tiles.
+"""Computes log-probabilities and entropies from hidden states: the last projection fused with its softmax, in tiles.
 
     hidden_MH, weight_VH --> tile of logits (rows x vocabulary) --> running sums --> logprobs_M, entropies_M
                                     |
-                                    +-- made again by the backward pass, and turned into its gradient in place
+                                    +-- recomputed in the backward pass, and turned into its gradient in place
 
-Logits exist one tile at a time, never as ``M x V``. Sums run in float32 at least, whatever the inputs are, and
-products of bfloat16 numbers are added up in float32. What the model does to its logits (scale, cap) and the sampling
-temperature are part of it, so that what is compared with the generator's logprobs is the same distribution. The other
-sampling settings (top_p, top_k, min_p, repetition_penalty) are left out, as in TRL: where they are on, the
-generator's logprobs are those of the cut-off distribution, and the importance ratio says so.
+Logits exist one tile at a time, never as ``M x V``. Sums are at least float32, whatever the inputs' dtype; products of
+bfloat16 numbers are accumulated in float32. The model's scale and cap of its logits and the sampling temperature are
+included, so that the result is comparable with the generator's logprobs. The other sampling settings (top_p, top_k,
+min_p, repetition_penalty) are left out, as in TRL. If they are set, the generator's logprobs are those of the truncated
+distribution, and the importance ratio shows the difference.
 
     M  sampled positions       H  hidden size       V  vocabulary       RU  rows and vocabulary of a tile
 """
@@ -23,23 +23,23 @@ from torch import Tensor
 
 TILE_ROWS = {"cpu": 512, "cuda": 4096}
 TILE_VOCABULARY = {"cpu": 4096, "cuda": 4096}
-"""Size of a tile: 8 MiB of float32 on a CPU, 64 MiB on a GPU, and two of them at most.
+"""Size of a tile: 8 MiB of float32 on a CPU, 64 MiB on a GPU. At most two tiles exist at a time.
 
 Measured on one core of an AMD EPYC with 2 MiB of cache, 1024 positions, hidden size 512, vocabulary 32,768, forward
 and backward: 1.9 s at 512 x 4096, 2.4 s at 1024 x 8192, 2.6 s at 256 x 8192, 3.3 s at 64 x 8192, where each row of
-the weight is fetched for too few positions. The products alone take 1.6 s at the 85 GFLOP/s that large ones reach.
+the weight is fetched for too few positions. The products take 1.6 s of that, at the 85 GFLOP/s of large products.
 """
 
 IMPOSSIBLE_LOGIT = -1e30
-"""The lowest logit, in the place of -inf, which stands for a token that cannot be sampled.
+"""The lowest logit, used instead of -inf for a token that cannot be sampled.
 
-Its probability is 0 all the same. Differences of -inf, and products with 0, are NaN; those of this are numbers.
+Its probability is 0 as well, but differences, and products with 0, are NaN for -inf and finite for this value.
 """
 
 
 @dataclass(frozen=True)
 class HeadTransform:
-    """What happens to a logit between the projection and the softmax: ``cap * tanh(scale * x / cap) / temperature``."""
+    """The map from projection to softmax: ``cap * tanh(scale * x / cap) / temperature``."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -47,9 +47,9 @@ class HeadTransform:
 
     @classmethod
     def of_model(cls, config: Any, *, temperature: float) -> "HeadTransform":
-        """Read it from the config of a transformers model; the names are those of TRL's ``add_fused_lm_head``."""
+        """Read the transform from a transformers config, with the field names of TRL's ``add_fused_lm_head``."""
         text = config.get_text_config()
-        # Models that do not scale may have the field all the same, as None. A scale of 0.0 is meant.
+        # Models without scaling may have the field with the value None. A value of 0.0 is used as it is.
         for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
             if getattr(text, name, None) is not None:
                 scale = float(getattr(text, name))
@@ -76,12 +76,12 @@ def linear_logprobs(
     Both are float32, or float64 if the inputs are.
 
     Args:
-        hidden_MH: What the last projection is applied to, at the positions that predict the targets.
-        weight_VH: Of the last projection.
+        hidden_MH: Hidden states before the last projection, at the positions that predict the targets.
+        weight_VH: Weight of the last projection.
         targets_M: Token ids.
-        bias_V: Of the last projection.
-        transform: From projection to softmax.
-        compute_dtype: What the factors of the products are rounded to; that of ``hidden_MH`` if left out.
+        bias_V: Bias of the last projection.
+        transform: The map from projection to softmax.
+        compute_dtype: Dtype that the factors of the products are rounded to; by default that of ``hidden_MH``.
         with_entropy_grad: Whether the entropies carry gradient too.
 
     Raises:
@@ -91,7 +91,7 @@ def linear_logprobs(
     logprobs_M, entropies_M = cast(Any, _LinearLogprobs).apply(
         hidden_MH, weight_VH, bias_V, targets_M, transform, compute_dtype or hidden_MH.dtype
     )
-    # Asked for at last: on a GPU the answer waits for all work before it.
+    # Checked last, because on a GPU this waits for all queued work.
     if bool(is_outside_M.any()):
         wrong = int(targets_M[is_outside_M][0])
         raise ValueError(f"token id {wrong} is outside the model's vocabulary of {weight_VH.shape[0]} tokens")
@@ -99,7 +99,7 @@ def linear_logprobs(
 
 
 class _LinearLogprobs(torch.autograd.Function):
-    """The function itself. Tiles are visited in the same order every time, so the same inputs give the same bits."""
+    """The autograd function. Tiles come in the same order every time, so equal inputs give equal bits."""
 
     @staticmethod
     def forward(
@@ -111,10 +111,10 @@ class _LinearLogprobs(torch.autograd.Function):
         transform: HeadTransform,
         compute_dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)  # entropies that only go to the log cost nothing in the backward pass
+        ctx.set_materialize_grads(False)  # entropies that are only logged cost nothing in the backward pass
         head = _Head(hidden_MH, weight_VH, bias_V, targets_M, transform, compute_dtype)
         num_positions = hidden_MH.shape[0]
-        # Of what has been seen of the vocabulary: the largest logit, and relative to it the sums of e^z and of z e^z.
+        # Over the vocabulary so far: the largest logit, and relative to it the sums of e^z and of z e^z.
         peak_M = head.new(num_positions).fill_(IMPOSSIBLE_LOGIT)
         sum_M, dot_M = head.new(num_positions).zero_(), head.new(num_positions).zero_()
         chosen_M = head.new(num_positions).fill_(math.nan)
@@ -189,7 +189,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """Logits at temperature of some rows and some of the vocabulary. ``z_RU`` is overwritten by the next tile."""
+    """Logits, divided by the temperature, of some rows and tokens. The next tile overwrites ``z_RU``."""
 
     rows: slice
     columns: slice
@@ -199,11 +199,11 @@ class _Tile:
     holds_R: Tensor
     """Whether the row's target is in this tile."""
     local_R1: Tensor
-    """Its column in the tile, or any column."""
+    """The target's column in the tile; any column if it is not in this tile."""
 
 
 class _Head:
-    """Makes tiles of logits, one after the other, in one buffer."""
+    """Computes tiles of logits one after the other in one buffer."""
 
     def __init__(
         self,
@@ -219,8 +219,7 @@ class _Head:
         self._transform = transform
         self._rounds_to = compute_dtype
         device = hidden_MH.device.type
-        # Products of bfloat16 with sums in float32 exist on CUDA; elsewhere the rounded factors are multiplied in
-        # float32.
+        # CUDA multiplies bfloat16 with sums in float32. Elsewhere the rounded factors are multiplied in float32.
         self._factor_dtype = compute_dtype if device == "cuda" else self.sums
         self._mixed = self._factor_dtype != self.sums
         self._rows = min(hidden_MH.shape[0], TILE_ROWS.get(device, TILE_ROWS["cuda"]))
@@ -233,7 +232,7 @@ class _Head:
         return self.new(self._rows, self._columns)
 
     def tiles(self) -> Iterator[_Tile]:
-        # The vocabulary outside, so that a slice of the weight, and of its gradient, stays near while rows go by.
+        # The outer loop is over the vocabulary: a slice of the weight and its gradient stays in cache for all rows.
         buffer = self.new_tile()
         for columns in _slices(self._weight_VH.shape[0], self._columns):
             weight_UH = self._as_factor(self._weight_VH[columns])
@@ -275,10 +274,10 @@ def _slices(length: int, size: int) -> Iterator[slice]:
 
 
 def _corner(buffer: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the upper left of the buffer."""
+    """Return the upper left corner of the buffer."""
     return buffer[:rows, :columns]
 
 
 def _row_dots(left_RU: Tensor, right_RU: Tensor) -> Tensor:
-    """Return the dot product of each row with its like, without their product being written anywhere."""
+    """Return the dot product of each pair of rows, without storing the elementwise product."""
     return torch.bmm(left_RU[:, None, :], right_RU[:, :, None])[:, 0, 0]

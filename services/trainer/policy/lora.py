@@ -1,14 +1,14 @@
-"""LoRA (arXiv 2106.09685) through PEFT: a frozen base, and two small matrices that learn beside each linear layer.
+"""LoRA (arXiv 2106.09685) through PEFT: a frozen base, and two small trained matrices beside each linear layer.
 
     x --+--W (frozen, in the run's dtype)-----------------+--> W x + (alpha / r) B (A x)
         +--A (r x in, float32)--> --B (out x r, float32)--+
 
-B is 0 at first, so policy version 0 is the base itself. Only adapters are trained, pushed, kept in checkpoints and
-exported, under the names they have in PEFT's files; the base comes from the run's ``model`` again. The reference of the
-KL term is the same model with its adapters off: there is no second one.
+B starts at 0, so policy version 0 is the base itself. Only adapters are trained, pushed, saved in checkpoints and
+exported, with the names of PEFT's files. The base is loaded from the run's ``model`` each time. The reference of the KL
+term is the same model with its adapters off, so there is no second copy.
 
-The last projection and the embeddings get none: the projection is fused with the loss (linear_logprobs.py) and never
-run as a layer.
+The last projection and the embeddings get no adapters: the projection is fused with the loss (linear_logprobs.py) and
+never runs as a layer.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ _NAME = "default"
 _IN_FILES = "base_model.model."
 _OWN = re.compile(rf"(?P<layer>.+)\.(?P<matrix>lora_[AB])\.{_NAME}\.weight")
 _SAMPLED = 64
-"""Numbers of each weight that go into the fingerprint of a base."""
+"""Number of elements of each weight that go into the fingerprint of a base."""
 
 
 def add_adapters(lm: Any, config: RunConfig) -> None:
-    """Freeze a transformers model and put adapters beside its layers, made from the run's seed alone.
+    """Freeze a transformers model and add adapters to its layers, initialised only from the run's seed.
 
-    A model on the meta device gets its adapters there.
+    A model on the meta device gets adapters on the meta device.
 
     Raises:
-        UserError: ``lora_target_modules`` names something that is no linear layer of the model; says what there is.
+        UserError: ``lora_target_modules`` names anything but a linear layer of the model; the message lists these.
     """
     from peft import inject_adapter_in_model
 
@@ -56,13 +56,13 @@ def add_adapters(lm: Any, config: RunConfig) -> None:
     finally:
         torch.set_rng_state(before)
     for parameter in adapters(lm).values():
-        parameter.data = parameter.data.float()  # PEFT makes them of the base's dtype
-    lm.peft_config[_NAME].target_modules = targets  # PEFT made a set of it, whose order is written to files
+        parameter.data = parameter.data.float()  # PEFT creates them in the base's dtype
+    lm.peft_config[_NAME].target_modules = targets  # PEFT made it a set, whose order would vary in the files
     cast(nn.Module, lm).eval()
 
 
 def lora_config(config: RunConfig, targets: list[str]) -> Any:
-    """Return PEFT's ``LoraConfig`` of the run, for layers with these names."""
+    """Return the run's PEFT ``LoraConfig`` for layers with these names."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -82,31 +82,31 @@ def has_adapters(lm: Any) -> bool:
 
 
 def adapters(lm: Any) -> dict[str, Tensor]:
-    """Return the live parameters of the adapters by the names they have in PEFT's files, in fixed order."""
+    """Return the live parameters of the adapters in fixed order, by their names in PEFT's files."""
     return {name: parameter for own, parameter in lm.named_parameters() if (name := file_name(own)) is not None}
 
 
 def file_name(own: str) -> str | None:
-    """Return the name in PEFT's files of a parameter of the model; None if it is not an adapter's."""
+    """Return a parameter's name in PEFT's files; None if it does not belong to an adapter."""
     match = _OWN.fullmatch(own)
     return None if match is None else f"{_IN_FILES}{match['layer']}.{match['matrix']}.weight"
 
 
 def write_adapters(tensors: dict[str, Tensor], directory: Path) -> None:
-    """Write the file with the weights.
+    """Write the adapters' weights file.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The file could not be written.
     """
     whole = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_tensors(directory / WEIGHTS_FILE, whole, header={"format": "pt"})
 
 
 def describe_adapters(lm: Any, tokenizer: Any | None, directory: Path) -> None:
-    """Write what makes a loadable directory of a file of adapters: their config, and the tokenizer.
+    """Write the files that make adapters loadable beside their weights: their config and the tokenizer.
 
     Raises:
-        OSError: It could not be written.
+        OSError: A file could not be written.
     """
     described: Any = lm.peft_config[_NAME]
     trains, described.inference_mode = described.inference_mode, True
@@ -120,9 +120,9 @@ def describe_adapters(lm: Any, tokenizer: Any | None, directory: Path) -> None:
 
 @contextlib.contextmanager
 def dropping(lm: Any, share: float) -> Generator[None]:
-    """Within the block, that share of the adapters' inputs is dropped; a backward pass that recomputes is in it too.
+    """Within the block, drop this share of the adapters' inputs. A backward pass that recomputes belongs inside too.
 
-    Everywhere else there is no dropout: what is compared with the generator's logprobs must be the same network.
+    Everywhere else there is no dropout, so that the logprobs compared with the generator's come from the same network.
     """
     dropouts = _dropouts(lm) if share else []
     for dropout in dropouts:
@@ -156,12 +156,12 @@ class BaseReference:
                 layer._disable_adapters = False  # noqa: SLF001
 
     def after_step(self, policy: PolicyModule, policy_version: int) -> None:
-        """Stay what it is."""
+        """Do nothing: the base never changes."""
 
 
 @torch.no_grad()
 def fingerprint(lm: Any) -> int:
-    """Return 48 bits that tell a base by its weights: names, shapes, first numbers of each; 0 if they are not here."""
+    """Return a 48-bit hash of the base's weight names, shapes and first elements; 0 if the weights are not here."""
     parameters = [(name, weight) for name, weight in lm.named_parameters() if file_name(name) is None]
     if any(weight.is_meta for _, weight in parameters):
         return 0
@@ -173,7 +173,7 @@ def fingerprint(lm: Any) -> int:
 
 
 def linear_layers(lm: Any) -> set[str]:
-    """Return the names of the layers that can have an adapter."""
+    """Return the names of the layers that can have adapters."""
     head = lm.get_output_embeddings()
     return {
         name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and name and module is not head
@@ -181,7 +181,7 @@ def linear_layers(lm: Any) -> set[str]:
 
 
 def _targets(lm: Any, wanted: list[str] | None) -> list[str]:
-    """Return the names of the layers that get an adapter: what is wanted, or every linear layer, PEFT's all-linear."""
+    """Return the names of the layers that get an adapter: ``wanted``, or all linear layers, like PEFT's all-linear."""
     layers = linear_layers(lm)
     names = sorted({name.rpartition(".")[2] for name in layers})
     if not names:

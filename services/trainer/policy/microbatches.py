@@ -1,10 +1,10 @@
-"""Training rows, and the arrays of one forward pass over several of them, end to end without padding. Pure numpy.
+"""Training rows, and the arrays of a forward pass over several rows packed end to end without padding. Pure numpy.
 
     rows --rank_plan.py--> slots: which rows in which pass --pack_rows--> | row | row row | ...
 
-How rows are packed changes nothing that is trained: the loss of a step is a sum over its passes, already normalised.
+Packing does not change what is trained: a step's loss is a sum over its passes, already normalised.
 
-    N  tokens in a pass       M  sampled ones among them       B  rows in it       T  sampled tokens of a row, at most
+    N  tokens in a pass       M  sampled tokens of a pass       B  rows in a pass       T  most sampled tokens of a row
 """
 
 from collections.abc import Sequence
@@ -17,29 +17,29 @@ from shared.arrays import Ids, Logprobs, Mask
 from shared.run_config import RunConfig
 
 Advantages = npt.NDArray[np.float32]
-"""One for all sampled tokens of a row, shape (1,), or one for each of them."""
+"""One number for all sampled tokens of a row, shape (1,), or one per sampled token."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainRow:
-    """One rollout as the loss sees it.
+    """One rollout, as input of the loss.
 
-    ``loss_mask`` is 1 exactly on the tokens the policy sampled; every ``*_logprobs`` has one entry for each of those.
+    ``loss_mask`` is 1 exactly on the tokens that the policy sampled. Every ``*_logprobs`` has one entry per such token.
 
     Raises:
-        ValueError: The arrays contradict each other, or the first token, which nothing predicts, is marked as sampled.
+        ValueError: The arrays have inconsistent sizes, or the first token is marked as sampled. Nothing predicts it.
     """
 
     token_ids: Ids
     loss_mask: Mask
     generator_logprobs: Logprobs
-    """NaN where the generator could not tell: nothing is corrected there."""
+    """NaN where the generator recorded no logprob; these tokens get no correction."""
     advantage: float | Advantages
-    """Of every sampled token alike, or of each."""
+    """One number for all sampled tokens, or one per token."""
     old_logprobs: Logprobs | None = None
-    """Of the proximal policy, around which the loss clips; None: the policy in training itself."""
+    """Logprobs of the proximal policy, around which the loss clips; None means the policy in training."""
     reference_logprobs: Logprobs | None = None
-    """Of the reference model; needed when ``beta`` is not 0."""
+    """Logprobs of the reference model; needed when ``beta`` is not 0."""
 
     def __post_init__(self) -> None:
         num_sampled = int(self.loss_mask.sum())
@@ -59,7 +59,7 @@ class TrainRow:
 
     @property
     def advantages(self) -> Advantages:
-        """One, or one for each sampled token."""
+        """An array with one advantage, or one per sampled token."""
         with np.errstate(over="ignore"):
             return np.atleast_1d(np.asarray(self.advantage, dtype=np.float32))
 
@@ -72,8 +72,7 @@ class TrainRow:
 def needs_backward(row: TrainRow, config: RunConfig, *, has_router_loss: bool) -> bool:
     """Return whether the row has a gradient.
 
-    Where all advantages are 0 there is none but from the KL term, the entropy bonus and the load-balancing loss of
-    experts.
+    If all advantages are 0, only the KL term, the entropy bonus and the load-balancing loss of experts have one.
     """
     has_other_terms = config.beta != 0 or config.entropy_coef != 0 or config.use_adaptive_entropy or has_router_loss
     return has_other_terms or bool((row.advantages != 0).any())
@@ -81,23 +80,23 @@ def needs_backward(row: TrainRow, config: RunConfig, *, has_router_loss: bool) -
 
 @dataclass(frozen=True, eq=False)
 class Microbatch:
-    """Arrays of one forward pass over packed rows, and where its sampled tokens stand in the loss.
+    """Arrays of one forward pass over packed rows, and the places of their sampled tokens in the loss.
 
-    Row ``b`` of the loss is ``row_indices[b]`` of the rows given; its sampled tokens are ``[b, :n_b]``.
+    Row ``b`` of the loss is ``row_indices[b]`` of the given rows; its sampled tokens are ``[b, :n_b]``.
     """
 
     row_indices: tuple[int, ...]
     input_ids_N: npt.NDArray[np.int64]
     position_ids_N: npt.NDArray[np.int64]
-    """From 0 in every row."""
+    """Counted from 0 in every row."""
     cu_seqlens: tuple[int, ...]
-    """Where each row begins, and at last where the last one ends."""
+    """Start of each row, and the end of the last one."""
     sampled_positions_M: npt.NDArray[np.int64]
-    """Positions whose logits predict a sampled token: those before the sampled tokens."""
+    """Positions whose logits predict a sampled token: the positions before the sampled tokens."""
     targets_M: npt.NDArray[np.int64]
     """The sampled tokens."""
     mask_BT: npt.NDArray[np.bool_]
-    """Where the loss has a token; in C order these are the M sampled ones."""
+    """True where the loss has a token. In C order these are the M sampled tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -106,7 +105,7 @@ class Microbatch:
 
 
 def pack_rows(rows: Sequence[TrainRow], row_indices: tuple[int, ...]) -> Microbatch:
-    """Return the packed arrays of ``rows[i] for i in row_indices``; of none, those of a dummy of two tokens."""
+    """Return the packed arrays of ``rows[i] for i in row_indices``, or of a dummy of two tokens if there are none."""
     if not row_indices:
         dummy = TrainRow(
             token_ids=np.zeros(2, dtype=np.int32),
@@ -126,7 +125,7 @@ def pack_rows(rows: Sequence[TrainRow], row_indices: tuple[int, ...]) -> Microba
         input_ids_N=input_ids_N,
         position_ids_N=np.concatenate([np.arange(length) for length in lengths]),
         cu_seqlens=(0, *(int(end) for end in ends)),
-        # A row's first token is never a sampled one, so the position before is of the same row.
+        # The first token of a row is never sampled, so the position before a sampled token is in the same row.
         sampled_positions_M=sampled_M - 1,
         targets_M=input_ids_N[sampled_M],
         mask_BT=np.less(np.arange(int(counts_B.max()))[None, :], counts_B[:, None]),

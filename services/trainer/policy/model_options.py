@@ -1,4 +1,4 @@
-"""What is set on a transformers model itself, and found in it: attention, recomputation, dropout, layer kernels."""
+"""Options of a transformers model: attention, activation recomputation, dropout, layer kernels."""
 
 from typing import Any, cast
 
@@ -13,18 +13,18 @@ _OURS = ("auto", "sdpa")
 
 
 def run_dtype(config: RunConfig) -> torch.dtype:
-    """Return the dtype in which the run computes, pushes and exports; what learns is float32 all the same."""
+    """Return the dtype in which the run computes, pushes and exports. Trained weights are always float32."""
     return torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
 
 def attention_name(config: RunConfig, *, device: torch.device) -> str:
-    """Return the name in transformers of the attention the run asks for.
+    """Return transformers' name for the attention that the run asks for.
 
-    ``auto`` and ``sdpa`` are ours (varlen_attention.py). ``sdpa`` goes row by row; ``auto`` does so on a CPU and in
-    float32, and takes torch's flash attention over packed rows on a GPU in bfloat16.
+    ``auto`` and ``sdpa`` are implemented in varlen_attention.py. ``sdpa`` computes row by row. ``auto`` uses torch's
+    flash attention over packed rows on a GPU in bfloat16, and computes row by row otherwise.
 
     Raises:
-        UserError: There is no such attention on this device.
+        UserError: This device or dtype does not support that attention.
     """
     name = config.attn_implementation
     if name in _OURS:
@@ -37,10 +37,10 @@ def attention_name(config: RunConfig, *, device: torch.device) -> str:
 
 
 def set_attention(lm: Any, name: str) -> str:
-    """Have the model attend in this way, and return in which way it did so before.
+    """Make the model use this attention, and return the name of the one it used before.
 
     Raises:
-        UserError: It cannot.
+        UserError: The model cannot use it.
     """
     register()
     before: str = lm.config._attn_implementation  # noqa: SLF001  transformers has no other name for it
@@ -52,10 +52,10 @@ def set_attention(lm: Any, name: str) -> str:
 
 
 def backbone(lm: Any) -> Any:
-    """Return the part of the model that ends before the last projection.
+    """Return the part of the model before the last projection.
 
     Raises:
-        UserError: There is no such part.
+        UserError: The model has no such part.
     """
     candidates = (lm.base_model, getattr(lm, "model", None))
     found = next((part for part in candidates if part is not None and part is not lm), None)
@@ -68,7 +68,7 @@ def backbone(lm: Any) -> Any:
 
 
 def turn_dropout_off(lm: Any) -> None:
-    """Put every dropout to 0, modules and numbers alike, and the model in evaluation mode."""
+    """Set every dropout rate to 0, in modules and as plain numbers, and put the model in evaluation mode."""
     lm.eval()
     for module in cast(nn.Module, lm).modules():
         for name, value in vars(module).items():
@@ -77,10 +77,10 @@ def turn_dropout_off(lm: Any) -> None:
 
 
 def checkpoint_layers(lm: Any) -> None:
-    """Have each layer's activations made again by the backward pass, instead of being kept.
+    """Make the backward pass recompute each layer's activations instead of storing them.
 
     Raises:
-        UserError: The model does not know how.
+        UserError: The model does not support it.
     """
     if not lm.supports_gradient_checkpointing:
         raise UserError(
@@ -88,17 +88,17 @@ def checkpoint_layers(lm: Any) -> None:
             field="gradient_checkpointing",
         )
     lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    # Layers recompute in training mode alone. Their children stay in evaluation mode.
+    # Layers recompute only in training mode. Their children stay in evaluation mode.
     for module in cast(nn.Module, lm).modules():
         if getattr(module, "gradient_checkpointing", False):
             module.training = True
 
 
 def use_liger_kernel(lm: Any, *, device: torch.device) -> None:
-    """Replace norms, rotary embeddings and gated layers by Liger-Kernel's. The last projection stays ours.
+    """Replace norms, rotary embeddings and gated layers with Liger-Kernel's. The last projection is not replaced.
 
     Raises:
-        UserError: There is no GPU, or no Liger-Kernel.
+        UserError: There is no GPU, or Liger-Kernel is not installed.
     """
     if device.type != "cuda":
         raise UserError("use_liger_kernel needs a GPU, and the trainer has none", field="use_liger_kernel")

@@ -1,4 +1,4 @@
-"""AdamW and its learning-rate schedule, with the groups and the defaults of the Hugging Face trainer."""
+"""AdamW and its learning-rate schedule, with the parameter groups and defaults of the Hugging Face trainer."""
 
 import re
 from typing import Any, cast
@@ -9,18 +9,18 @@ from torch import Tensor
 from shared.run_config import RunConfig
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
-"""Parameters that weight decay leaves alone, by name: transformers' Trainer.get_decay_parameter_names."""
+"""Names of parameters without weight decay: transformers' Trainer.get_decay_parameter_names."""
 
 
 def decays(name: str) -> bool:
-    """Whether weight decay applies to the parameter of this name."""
+    """Whether weight decay applies to the parameter with this name."""
     return _NO_DECAY.search(name.lower()) is None
 
 
 def make_optimizer(parameters: dict[str, Tensor], config: RunConfig) -> torch.optim.AdamW:
     """Return AdamW (arXiv 1711.05101) over the parameters: one group with weight decay, one without.
 
-    In one fused kernel, which makes no temporaries: the unfused one holds two as large as the embedding at its peak.
+    Uses the fused kernel, which needs no temporaries. The unfused one holds two as large as the embedding at its peak.
     """
     decayed = [parameter for name, parameter in parameters.items() if decays(name)]
     spared = [parameter for name, parameter in parameters.items() if not decays(name)]
@@ -35,11 +35,11 @@ def make_optimizer(parameters: dict[str, Tensor], config: RunConfig) -> torch.op
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, config: RunConfig, *, total_steps: int) -> Any:
-    """Return transformers' schedule of that name, to be stepped once an optimizer step."""
+    """Return transformers' schedule of that name, to be stepped after each optimizer step."""
     import transformers
 
     schedule = config.lr_schedule()
-    # transformers takes the length of the stable stage or that of the run, and warns if it is given both.
+    # transformers takes either the length of the stable stage or the length of the run, and warns if given both.
     is_length_told = "num_stable_steps" in schedule.kwargs
     return cast(Any, transformers).get_scheduler(
         schedule.type,

@@ -1,12 +1,12 @@
-"""Finds out, by trying, whether a model is computed rightly, and whether it can be computed on packed rows.
+"""Tests whether a model is computed correctly, and whether it can be computed on packed rows.
 
-    by itself:  the model's own forward, all of its logits  --+
-    alone:      | row |, | other row |                      --+--> the same, or the model is refused
-    packed:     | row | other row |                         --+--> the same, or one row a pass from now on
+    reference:         the model's own forward, with all of its logits  --+
+    one row per pass:  | row |, | other row |                           --+--> equal, or the model is refused
+    packed:            | row | other row |                              --+--> equal, or one row per pass from now on
 
-Nothing that a model says of itself is enough: convolutions and recurrences run across rows, masks are built in many
-ways, logits are scaled under many names, and a mistake is no error but a wrong number. So two short random rows go
-through the model in each way. For the time of it, windows and chunks are so small that the rows are longer.
+A model's own metadata is not enough: convolutions and recurrences run across rows, masks are built in many ways, logits
+are scaled under many names, and a mistake gives wrong numbers instead of an error. Therefore two short random rows go
+through the model in each way. During the test, windows and chunks are set so small that the rows are longer.
 """
 
 import contextlib
@@ -30,26 +30,26 @@ _LENGTHS = (13, 19)
 _WINDOW = 5
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _EXACT, _ROUNDED = 1e-3, 0.2
-"""Of the difference between a row's logprobs, in standard deviations of its logprobs: at any token in float32, at the
-median token where weights are rounded to bfloat16. Looking across rows, or past a window, makes 0.1 to 2; rounding
-makes 1e-5 in float32."""
+"""Largest accepted difference between a row's logprobs, in standard deviations of its logprobs: at any token in
+float32, at the median token if weights are rounded to bfloat16. Attending across rows, or past a window, gives 0.1 to
+2; rounding gives 1e-5 in float32."""
 
 Logprobs = npt.NDArray[np.float64]
 
 
 def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bool, packing: bool) -> None:
-    """Turn packing off on this module if it changes what the module computes, and say so.
+    """Turn packing off on this module, and log a warning, if packing changes what the module computes.
 
-    With several ranks, to be called on all of them: each makes the same passes and comes to the same end.
+    With several ranks, call it on all of them: each makes the same passes and comes to the same result.
 
     Args:
         module: The policy, ready to compute.
-        device: Where it is.
-        is_rounded: Whether its weights come in bfloat16, so that nothing exact can be asked of it.
-        packing: Whether it is wanted.
+        device: The module's device.
+        is_rounded: Whether its weights are rounded to bfloat16, so that results cannot agree exactly.
+        packing: Whether the run asks for packing.
 
     Raises:
-        UserError: Even one row by itself does not come out as the model has it, or not as finite numbers.
+        UserError: A single row gives other logprobs than the model's own forward, or NaN or infinite ones.
     """
     exact = not is_rounded and module.can_compute_exactly
     tolerance = _EXACT if exact else _ROUNDED
@@ -64,7 +64,7 @@ def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bo
             _settle_alone(module, own, device, tolerance)
     name = type(module.lm).__name__
     if module.packs and exact and device.type == "cuda":
-        # The exact check went without the fused attention of a GPU, which is looked at by itself.
+        # The exact check does not cover the GPU's fused attention, which is checked separately here.
         with torch.no_grad(), _small_windows(module.lm):
             doubt = _why_not_packable(module, own, device, _ROUNDED)
         if doubt is not None:
@@ -75,7 +75,7 @@ def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bo
 
 
 def _settle_alone(module: PolicyModule, own: list[Logprobs], device: torch.device, tolerance: float) -> None:
-    """Choose the first way of attending that is right for single rows. transformers' sdpa is not for capped scores."""
+    """Choose the first attention that is correct for single rows. transformers' sdpa is wrong for capped scores."""
     difference = np.inf
     for attention in module.attentions():
         module.pack_no_more(attention)
@@ -99,7 +99,7 @@ def _why_not_packable(module: PolicyModule, own: list[Logprobs], device: torch.d
     except (TypeError, ValueError, RuntimeError) as error:
         return f"its code cannot take packed rows ({type(error).__name__}: {error})"
     difference = _difference(own, np.split(packed, [own[0].size]), tolerance)
-    if not difference <= tolerance:  # NaN is not
+    if not difference <= tolerance:  # also true for NaN
         return f"its logprobs come out {difference:.2g} standard deviations different on packed rows"
     return None
 
@@ -144,7 +144,7 @@ def _logprobs(
 
 @contextlib.contextmanager
 def _small_windows(lm: Any) -> Generator[None]:
-    """Put every window of the model, in its config and in its layers, to one that the test's rows exceed."""
+    """Reduce every window in the model's config and layers, so that the test's rows are longer."""
     before: list[tuple[Any, str, int]] = []
     for owner in (lm.config.get_text_config(), *lm.modules()):
         for name in _WINDOWS:

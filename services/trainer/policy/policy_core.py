@@ -1,16 +1,16 @@
-"""The trainer's core: a policy that learns by two calls, whoever makes them.
+"""The trainer's core: a policy that learns through two calls.
 
-    rows --score()--> what policy and reference make of them, for the rows of a batch
-    rows --accumulate()--> gradients of their part of the step's loss, and statistics
+    rows --score()--> logprobs of policy and reference, for the rows of a batch
+    rows --accumulate()--> gradients of the rows' part of the step's loss, and statistics
            step()      --> gradients --clip--> AdamW --> policy version + 1
 
-Here is what outlives a call: optimizer, schedule, policy version, checkpoint. How models are made is run_models.py's
-business, and what becomes of rows rank_passes.py's.
+This module holds the state that outlives a call: optimizer, schedule, policy version, checkpoint. run_models.py creates
+the models, and rank_passes.py computes on rows.
 
-Losses come normalised by numbers of the whole step (loss.py), so gradients are plain sums: how rows are spread over
-calls, passes and ranks changes nothing but rounding. Numbers that are not finite never reach the weights. The core
-knows nothing of streams, groups, rewards and staleness: a training loop, or any other front, drives it. With several
-ranks there is one core on each, and every method is called on all of them in the same order.
+Losses are normalised by totals of the whole step (loss.py), so gradients are plain sums. How rows are distributed over
+calls, passes and ranks changes only rounding. Numbers that are not finite never reach the weights. The core knows
+nothing of streams, groups, rewards and staleness; a training loop drives it. With several ranks each has one core, and
+every method is called on all of them in the same order.
 """
 
 import math
@@ -45,14 +45,14 @@ class PolicyCore:
     """Policy, optimizer and schedule of one run, on one device.
 
     Args:
-        config: Of the run.
-        model_dir_or_id: Where the weights to begin from are.
+        config: The run's config.
+        model_dir_or_id: Directory or hub id of the initial weights.
         total_steps: Optimizer steps in the run, for the learning-rate schedule.
-        device: Where to compute.
+        device: Device to compute on.
         ranks: The group of training ranks; each has a core.
 
     Raises:
-        UserError: The model cannot be used; says why.
+        UserError: The model cannot be used; the message says why.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class PolicyCore:
         self._max_grad_norm = config.max_grad_norm or math.inf
         models = load_models(config, model_dir_or_id, device=device, ranks=ranks)
         self.dtype = models.dtype
-        """Of the weights as they are pushed and exported."""
+        """Dtype of the weights when they are pushed and exported."""
         self._policy, self._reference, self._trained = models.policy, models.reference, models.trained
         self.named_weights = LiveWeights(self._trained, dtype=self.dtype)
         self._passes = RankPasses(self._policy, config, device=device, ranks=ranks)
@@ -89,7 +89,7 @@ class PolicyCore:
             rank=ranks.rank,
             num_ranks=ranks.size,
         )
-        # What is random from here on is the same after a restart that finds no checkpoint, and not on two ranks.
+        # Random numbers from here on are the same after a restart without a checkpoint, and differ between ranks.
         torch.manual_seed(config.seed + ranks.rank)
 
     @property
@@ -109,13 +109,13 @@ class PolicyCore:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that the policy takes and gives are below it."""
+        """Upper bound (exclusive) of the token ids that the policy accepts and samples."""
         ends = (self.lm.get_input_embeddings(), self.lm.get_output_embeddings())
         return min(int(end.weight.shape[0]) for end in ends)
 
     @property
     def packs(self) -> bool:
-        """Whether a pass may hold more than one row; some models cannot be computed on packed rows."""
+        """Whether a pass may hold several rows. Some models cannot be computed on packed rows."""
         return self._policy.packs
 
     @property
@@ -124,19 +124,19 @@ class PolicyCore:
         return self._passes.has_router_loss
 
     def score(self, rows: Sequence[TrainRow], *, plan: Sequence[Slot] | None = None) -> list[Scores]:
-        """Return what policy and reference make of each row, as they are now.
+        """Return the present logprobs of policy and reference, and the policy's entropies, for each row.
 
         Args:
             rows: In any order and number.
-            plan: Which rows go into which pass; made here if left out, which takes one rank.
+            plan: Which rows go into which pass. None makes the plan here, and is possible only with one rank.
         """
         slots = self._passes.plan(rows, learns=False) if plan is None else plan
         return self._passes.score(rows, slots, reference=self._reference)
 
     def probe(self, token_ids: Sequence[int]) -> TokenArray:
-        """Return the logprob of every token but the first, at temperature 1, under the weights as they are now.
+        """Return the logprob of every token but the first, at temperature 1, under the present weights.
 
-        May be called from any thread, while no other call is under way; one rank's weights may be read meanwhile.
+        May be called from any thread, but not during another call. With one rank, its weights may be read meanwhile.
         """
         return self._passes.probe(token_ids)
 
@@ -148,19 +148,18 @@ class PolicyCore:
         plan: Sequence[Slot] | None = None,
         per_token: bool | Collection[int] = False,
     ) -> AccumulateStats:
-        """Add the gradients of the rows' part of the loss to those of the coming step.
+        """Add the gradients of the rows' part of the loss to those of the next step.
 
         Args:
-            rows: In any order and number. With ``top_entropy_quantile`` below 1 these are all rows of the step: which
-                tokens stay is decided over the rows of one call, on all ranks.
-            totals: Of the whole step. Left out, these rows, with those of the other ranks, are the whole step.
-            plan: Which rows go into which pass, in step with the other ranks; made here if left out, which takes one
-                rank.
-            per_token: Whether to return what the trainer saw at each token: of all rows, or of those with these
-                indices.
+            rows: In any order and number. With ``top_entropy_quantile`` below 1, pass all rows of the step in one call:
+                the tokens to keep are chosen among the rows of one call, on all ranks.
+            totals: Totals of the whole step. None means that these rows, with those of the other ranks, are the step.
+            plan: Which rows go into which pass, consistent with the other ranks. None makes the plan here, and is
+                possible only with one rank.
+            per_token: True, or indices of rows, to return the trainer's values at each token of all or of these rows.
 
         Raises:
-            NonFiniteError: The loss is not finite. Everything accumulated for the coming step is discarded.
+            NonFiniteError: The loss is not finite. Everything accumulated for the next step is discarded.
             ValueError: Rows lack logprobs that the loss needs, or there are several ranks and no plan.
             RankLostError: A rank is gone.
         """
@@ -172,7 +171,7 @@ class PolicyCore:
             entropy_coef=self._entropy.applied_coef,
             per_token=range(len(rows)) if per_token is True else (per_token or ()),
         )
-        # Ranks meet in every pass, so they decide together, after the last one, whether to go on.
+        # Ranks communicate in every pass, so they decide together after the last one whether the loss is finite.
         told = np.array([len(rows), own.num_pass_tokens, *own.token_stats.to_floats()], dtype=np.float64)
         everyone = self._ranks.gather(told)
         stats = sum((TokenStats.from_floats(floats[2:].tolist()) for floats in everyone), TokenStats())
@@ -194,7 +193,7 @@ class PolicyCore:
         """Clip the accumulated gradients, and take one optimizer step.
 
         Raises:
-            NonFiniteError: A gradient is not finite. Weights and optimizer are untouched; the gradients are discarded.
+            NonFiniteError: A gradient is not finite. Weights and optimizer are unchanged; the gradients are discarded.
             ValueError: Nothing was accumulated since the last step.
         """
         if not self._has_accumulated:
@@ -221,20 +220,22 @@ class PolicyCore:
         return stats
 
     def grad_norm(self) -> float:
-        """Return the norm of the gradients accumulated for the coming step."""
+        """Return the norm of the gradients accumulated for the next step."""
         return self._clip(math.inf)
 
     def discard(self) -> None:
-        """Forget everything accumulated for the coming step."""
+        """Discard everything accumulated for the next step."""
         self._optimizer.zero_grad(set_to_none=True)
         self._accumulated = TokenStats()
         self._has_accumulated = False
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
-        """Copy everything that `load_state` needs, and return a future of its being in the directory, which exists.
+        """Copy the state that `load_state` needs, and return a future that is done when it is in the directory.
+
+        The directory must exist.
 
         Raises:
-            OSError: It could not be written; so may the future.
+            OSError: The state could not be written. The future may raise it too.
         """
         return self._state.begin_save(
             directory,
@@ -247,10 +248,10 @@ class PolicyCore:
         )
 
     def load_state(self, directory: Path) -> None:
-        """Become, bit for bit, the core that wrote the directory.
+        """Restore, bit for bit, the state of the core that wrote the directory.
 
         Raises:
-            HeadraceError: The directory is of another model.
+            HeadraceError: The directory belongs to another model.
         """
         numbers = self._state.load(directory)
         self._trained.check(numbers, directory)
@@ -259,11 +260,11 @@ class PolicyCore:
         self.discard()
 
     def _clip(self, max_norm: float) -> float:
-        """Scale the gradients down to the norm, and return the norm they had, over all ranks."""
+        """Scale the gradients down to ``max_norm``, and return the norm they had, over all ranks."""
         parameters = list(self._parameters.values())
         for parameter in parameters:
             if parameter.grad is None:
-                # Rows of advantage 0 alone, or none, with all of them masked: momentum and weight decay act all the
-                # same, as they would in one big batch.
+                # This rank had no rows with a gradient. Momentum and weight decay must act all the same, as they would
+                # in one big batch.
                 parameter.grad = torch.zeros_like(parameter)
         return as_float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))

@@ -1,8 +1,8 @@
-"""The policy as a transformers model: loaded, named as on the hub, saved.
+"""The policy as a transformers model: loads it, names its tensors as on the hub, saves it.
 
-The seam to transformers: everything of it that the trainer's core touches, but the forward pass, is here. Weights
-that learn are float32 whatever the dtype of the run: a reinforcement-learning update is often smaller than half a unit
-in the last place of bfloat16, and would be lost. Weights come from safetensors alone, never from a pickle.
+The seam to transformers: apart from the forward pass, the core touches transformers only here. Trained weights are
+float32 whatever the run's dtype, because a reinforcement-learning update is often smaller than half a unit in the last
+place of bfloat16, and would be lost. Weights are loaded only from safetensors, never from a pickle.
 """
 
 import json
@@ -29,13 +29,13 @@ def load_policy(
 
     Args:
         model: Directory or hub id.
-        revision: Of the hub.
-        device: Where to.
-        dtype: Of its weights.
-        quantization: transformers' quantisation config, for a base that is frozen (frozen_base.py).
+        revision: Revision on the hub.
+        device: Device to load to.
+        dtype: Dtype of the weights.
+        quantization: transformers' quantisation config, for a frozen base (frozen_base.py).
 
     Raises:
-        UserError: There is no such model, it is incomplete, or it comes with code of its own.
+        UserError: The model does not exist, is incomplete, or needs code from its repository.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -70,9 +70,9 @@ def load_policy(
 
 
 def unique_tensors(policy: Any) -> dict[str, Tensor]:
-    """Return every tensor of the model's state, detached and in fixed order; tied ones once, under the first name.
+    """Return every tensor of the model's state, detached and in fixed order. Tied tensors appear once, by first name.
 
-    They are the live tensors, sharded ones as DTensors.
+    These are the live tensors; sharded tensors are DTensors.
     """
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -84,9 +84,9 @@ def unique_tensors(policy: Any) -> dict[str, Tensor]:
 
 
 def hub_tensors(policy: Any) -> dict[str, Tensor]:
-    """Return `unique_tensors` under the names, and in the shapes, that checkpoints on the hub have.
+    """Return `unique_tensors` with the names and shapes of checkpoints on the hub.
 
-    They differ where transformers fuses tensors on loading, as it does with the experts of a mixture.
+    These differ where transformers fuses tensors on loading, as it does for the experts of a mixture.
     """
     from transformers import core_model_loading
 
@@ -98,7 +98,7 @@ def save_policy(policy: Any, directory: Path, *, dtype: torch.dtype) -> None:
     """Write a directory that ``from_pretrained`` loads, with the model's own weights in ``dtype``.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The directory could not be written.
     """
     save_tensors(policy, {name: _in_dtype(tensor, dtype) for name, tensor in unique_tensors(policy).items()}, directory)
     if dtype != torch.float32:
@@ -109,21 +109,21 @@ def save_policy(policy: Any, directory: Path, *, dtype: torch.dtype) -> None:
 
 
 def save_tensors(policy: Any, tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Write a directory that ``from_pretrained`` loads: config, generation config, and weights as on the hub.
+    """Write a directory that ``from_pretrained`` loads: config, generation config, and weights named as on the hub.
 
     Args:
-        policy: The model the weights are of. Its own are not looked at, and may be on the meta device.
-        tensors: Every weight, whole and in the dtype to write, by its name in the model's state.
-        directory: Is made if it is not there.
+        policy: The model that the weights belong to. Its own weights are ignored, and may be on the meta device.
+        tensors: Every whole weight in the dtype to write, by its name in the model's state.
+        directory: Created if it does not exist.
 
     Raises:
-        OSError: It could not be written.
+        OSError: The directory could not be written.
     """
     from safetensors import SafetensorError
     from transformers import GenerationConfig
 
     own = getattr(policy, "generation_config", None)
-    policy.generation_config = GenerationConfig()  # one that transformers agrees to save; see _save_generation_config
+    policy.generation_config = GenerationConfig()  # a default, which transformers saves; see _save_generation_config
     try:
         policy.save_pretrained(directory, state_dict=dict(tensors))
     except SafetensorError as error:
@@ -134,10 +134,10 @@ def save_tensors(policy: Any, tensors: Mapping[str, Tensor], directory: Path) ->
 
 
 def save_description(policy: Any, tokenizer: Any | None, directory: Path) -> None:
-    """Write what makes a loadable directory of a file of float32 weights: config, generation config, tokenizer.
+    """Write the files that make float32 weights loadable: config, generation config, tokenizer.
 
     Raises:
-        OSError: It could not be written.
+        OSError: A file could not be written.
     """
     policy.config.save_pretrained(directory)
     _save_generation_config(policy, directory)
@@ -146,10 +146,10 @@ def save_description(policy: Any, tokenizer: Any | None, directory: Path) -> Non
 
 
 def _save_generation_config(policy: Any, directory: Path) -> None:
-    """Write the model's generation config as it is, as ``GenerationConfig.save_pretrained`` does after its checks.
+    """Write the model's generation config unchanged, as ``GenerationConfig.save_pretrained`` does after its checks.
 
-    transformers loads settings that contradict each other with a warning, and refuses to save them. Many models on the
-    hub have such, and neither a checkpoint nor an export must fail for it.
+    transformers loads contradictory settings with a warning, but refuses to save them. Many models on the hub have
+    such settings, and neither a checkpoint nor an export may fail because of them.
     """
     if policy.can_generate():
         file = directory / "generation_config.json"

@@ -1,15 +1,15 @@
-"""The policy as one module: packed token ids in, logprobs and entropies of the sampled tokens out.
+"""The policy as one module: takes packed token ids, returns logprobs and entropies of the sampled tokens.
 
     | row | row row | ... --backbone, each row for itself--> hidden states --sampled positions--> fused last projection
 
-The last projection runs inside ``forward``, so that whoever shards this module gathers tied embeddings once for both of
-their uses. Attention, precision and recomputation are settled here; what is a good row, and what a loss, is not known.
-Making one reads no weights, which may not be there yet.
+The last projection runs inside ``forward``, so that FSDP gathers tied embeddings once for both of their uses. This
+module decides attention, precision and recomputation. It knows nothing of losses or of the quality of rows. Creating it
+reads no weights, which may not be loaded yet.
 
-In bfloat16 this is autocast: weights, and sums over tokens, are float32; products are of bfloat16 numbers. Where the
-weights are sharded, FSDP's mixed precision may hand in bfloat16 copies, and autocast finds nothing left to cast.
+In bfloat16 this is autocast: weights, and sums over tokens, are float32; products are of bfloat16 numbers. If the
+weights are sharded, FSDP's mixed precision may pass bfloat16 copies, and autocast has nothing left to cast.
 
-    N  tokens in all rows       M  sampled ones among them       H  hidden size
+    N  tokens in all rows       M  sampled tokens among them       H  hidden size
 """
 
 import contextlib
@@ -39,17 +39,17 @@ PLAIN = "eager"
 
 
 class PolicyModule(nn.Module):
-    """A causal language model that answers for packed rows.
+    """A causal language model that computes packed rows.
 
     Args:
-        lm: The transformers model, kept as ``.lm``. Its dropout is turned off: trainer and generator would disagree on
-            the very same weights, and the importance ratio measure noise.
-        config: Of the run.
-        device: Where it will compute.
-        is_frozen: Whether nothing is ever trained here, as in a reference model.
+        lm: The transformers model, kept as ``.lm``. Its dropout is turned off. With dropout, trainer and generator
+            would disagree on the same weights, and the importance ratio would measure noise.
+        config: The run's config.
+        device: Device that the module will compute on.
+        is_frozen: Whether the module is never trained, as a reference model.
 
     Raises:
-        UserError: The model or the device cannot do what the config asks for.
+        UserError: The model or the device does not support what the config asks for.
     """
 
     _dtype: torch.dtype
@@ -60,10 +60,10 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.lm = lm
         self.packs = True
-        """Whether several rows go into one pass; False once `pack_no_more` was called."""
+        """Whether several rows go into one pass; False after `pack_no_more`."""
         backbone(lm)
         self.router_aux_loss_coef = 0.0 if is_frozen else router_aux_loss_coef(lm, config)
-        """What the load-balancing loss of the experts is multiplied by; 0 where there is none."""
+        """Coefficient of the experts' load-balancing loss; 0 without one."""
         self._dtype = run_dtype(config)
         self._head_dtype = torch.float32 if config.cast_lm_head_to_fp32 else self._dtype
         self._transform = HeadTransform.of_model(lm.config, temperature=config.temperature)
@@ -88,18 +88,19 @@ class PolicyModule(nn.Module):
         with_router_loss: bool = False,
         by_the_model_itself: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return logprobs_M in nats, with gradient, entropies_M, with gradient if asked for, and the load-balancing
-        loss of the experts over all N tokens, None if not asked for; in float32.
+        """Return logprobs_M in nats, entropies_M and the experts' load-balancing loss over all N tokens, in float32.
+
+        The logprobs have gradient, the entropies only if asked for. The load-balancing loss is None if not asked for.
 
         Args:
             input_ids_N: Rows, end to end.
-            position_ids_N: From 0 in every row.
-            cu_seqlens: Where each row begins, and at last where the last one ends.
+            position_ids_N: Counted from 0 in every row.
+            cu_seqlens: Start of each row, and the end of the last one.
             sampled_positions_M: Positions whose logits predict a sampled token.
             targets_M: The sampled tokens.
             with_entropy_grad: Whether the loss has an entropy bonus.
-            with_router_loss: Whether the load-balancing loss is wanted.
-            by_the_model_itself: Whether the model's own, whole logits are used, of one row: to compare with.
+            with_router_loss: Whether to compute the load-balancing loss.
+            by_the_model_itself: Whether to use the model's own full logits, for a comparison on a single row.
         """
         device = input_ids_N.device
         autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16)
@@ -114,7 +115,7 @@ class PolicyModule(nn.Module):
             output: Any = backbone(self.lm)(
                 input_ids=input_ids_N[None],
                 use_cache=False,
-                # Some models that cannot be packed have no positions; one row begins at 0 without being told.
+                # Some models that cannot be packed take no positions; a single row starts at 0 without them.
                 **(self._row_arguments(position_ids_N, cu_seqlens) if self._tells_rows else {}),
                 **({"output_router_logits": True} if with_router_loss else {}),
             )
@@ -134,7 +135,7 @@ class PolicyModule(nn.Module):
 
     @contextlib.contextmanager
     def exactly(self) -> Generator[None]:
-        """Within the block, compute in float32, and attend row by row if attention is ours."""
+        """Within the block, compute in float32, and row by row if the attention is varlen_attention.py's."""
         before = self._dtype, self._head_dtype, self._boundaries_device
         self._dtype, self._head_dtype, self._boundaries_device = torch.float32, torch.float32, torch.device("cpu")
         try:
@@ -144,7 +145,7 @@ class PolicyModule(nn.Module):
 
     @contextlib.contextmanager
     def plain_attention(self) -> Generator[None]:
-        """Within the block, attention is transformers' slow and plain one, which is right for one row of any model."""
+        """Within the block, use transformers' slow plain attention, which is correct for one row of any model."""
         chosen, self._attention = self._attention, PLAIN
         set_attention(self.lm, self._attention)
         try:
@@ -155,7 +156,7 @@ class PolicyModule(nn.Module):
 
     @contextlib.contextmanager
     def at_temperature(self, temperature: float) -> Generator[None]:
-        """Within the block, divide logits by this instead of by the run's ``temperature``."""
+        """Within the block, divide logits by this temperature instead of the run's."""
         before, self._transform = self._transform, dataclasses.replace(self._transform, temperature=temperature)
         try:
             yield
@@ -164,25 +165,25 @@ class PolicyModule(nn.Module):
 
     @property
     def can_compute_exactly(self) -> bool:
-        """Whether `exactly` is possible with the attention in use."""
+        """Whether the attention in use supports `exactly`."""
         return not self._attention.startswith("flash_attention")
 
     def attentions(self) -> list[str]:
-        """Return the ways to attend, the best first; the last is right for every model."""
+        """Return the names of possible attentions, best first. The last one is correct for every model."""
         return [self._attention, self._own_attention, PLAIN]
 
     def pack_no_more(self, attention: str) -> None:
-        """From now on take one row a pass, and attend in this way."""
+        """Compute one row per pass from now on, with this attention."""
         self.packs = False
         self._attention = attention
         set_attention(self.lm, attention)
 
     def attend_row_by_row(self) -> None:
-        """From now on do without fused attention over packed rows; packing goes on."""
+        """Stop using fused attention over packed rows. Packing continues."""
         self._boundaries_device = torch.device("cpu")
 
     def attend_like(self, other: "PolicyModule") -> None:
-        """Attend, and pack or not, as another module of the same architecture does."""
+        """Use the attention and the packing of another module of the same architecture."""
         self.packs, self._attention = other.packs, other.attentions()[0]
         self._boundaries_device = other._boundaries_device  # noqa: SLF001  of the same class
         set_attention(self.lm, self._attention)
@@ -192,9 +193,9 @@ class PolicyModule(nn.Module):
         return self.packs or self._attention == PACKED
 
     def _row_arguments(self, position_ids_N: Tensor, cu_seqlens: Sequence[int]) -> dict[str, Any]:
-        """Return what tells the model, and the attention in use, where rows begin.
+        """Return the arguments that tell the model and its attention where rows begin.
 
-        transformers makes its masks, for flex and for its plain attention, from position ids that begin again.
+        transformers builds the masks of its flex and plain attention from position ids that restart at 0.
         """
         arguments: dict[str, Any] = {"position_ids": position_ids_N[None]}
         if self._attention == PACKED or self._attention.startswith("flash_attention"):

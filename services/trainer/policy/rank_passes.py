@@ -1,12 +1,12 @@
-"""One rank's passes over the rows of one call: those that score rows, and those that learn from them.
+"""One rank's passes over the rows of one call, to score rows or to learn from them.
 
-    rows --plan()--> slots: which rows in which pass, made here on one rank, by the lead on several (rank_plan.py)
+    rows --plan()--> slots: which rows in which pass; planned here for one rank, by the lead for several (rank_plan.py)
     rows, slots --score()--> logprobs and entropies of each row, without gradient
-    token ids --probe()--> logprobs that generators' are compared with after a push
-    rows, slots --learn()--> gradients of the rows' part of the step's loss, and what this rank saw
+    token ids --probe()--> logprobs, compared with the generators' after a push
+    rows, slots --learn()--> gradients of the rows' part of the step's loss, and this rank's statistics
 
-A slot without rows still makes a pass, over a dummy: sharded ranks meet in every layer of every pass. Whether the loss
-of the step is finite, and whether the step is made, is policy_core.py's business.
+A slot without rows still makes a pass, over a dummy, because sharded ranks communicate in every layer of every pass.
+policy_core.py decides whether the loss of the step is finite and whether to take the step.
 
     B  rows in a pass       T  sampled tokens of a row
 """
@@ -42,30 +42,30 @@ from services.trainer.ranks.ranks import Ranks
 from shared.run_config import RunConfig
 
 _KeptTokens = dict[int, npt.NDArray[np.bool_]]
-"""Row index -> which of its T sampled tokens stay in the policy loss; empty if all of all rows do."""
+"""Row index -> mask over its T sampled tokens that stay in the policy loss; empty if all tokens of all rows stay."""
 
 
 @dataclass
 class Learned:
-    """What this rank saw in the passes of one call; other ranks are not in it."""
+    """This rank's results of the passes of one call, without other ranks'."""
 
     token_stats: TokenStats = field(default_factory=TokenStats)
     num_pass_tokens: int = 0
-    """Tokens that went through the model, those of dummies left out."""
+    """Tokens that went through the model, without those of dummies."""
     rows_at_fault: list[int] = field(default_factory=list[int])
     """Indices of the rows that made the loss of their pass NaN or infinite."""
     per_token: dict[int, PerTokenArrays] = field(default_factory=dict[int, PerTokenArrays])
-    """By row index, of the rows asked for."""
+    """Arrays of the requested rows, by row index."""
 
 
 class RankPasses:
     """Makes the passes of one rank.
 
     Args:
-        policy: The module that learns.
-        config: Of the run.
-        device: Where the module is.
-        ranks: The group of training ranks. All of them call each method, in the same order, with slots in step.
+        policy: The module in training.
+        config: The run's config.
+        device: The module's device.
+        ranks: The group of training ranks. All of them call each method, in the same order, with matching slots.
     """
 
     def __init__(self, policy: PolicyModule, config: RunConfig, *, device: torch.device, ranks: Ranks) -> None:
@@ -81,14 +81,14 @@ class RankPasses:
         return self._policy.router_aux_loss_coef != 0
 
     def plan(self, rows: Sequence[TrainRow], *, learns: bool) -> Sequence[Slot]:
-        """Return the passes of the only rank over the rows.
+        """Return the passes over the rows if there is only one rank.
 
         Args:
-            rows: All there are.
-            learns: Whether the passes are for `learn`; none of `score` needs a backward pass.
+            rows: All rows.
+            learns: Whether the passes are for `learn`. Passes for `score` need no backward pass.
 
         Raises:
-            ValueError: There are several ranks, which must not plan each for itself.
+            ValueError: There are several ranks, which must not plan independently.
         """
         if self._ranks.size > 1:
             raise ValueError("several ranks need a plan of their passes: rank_plan.plan_passes, over the rows of all")
@@ -103,7 +103,7 @@ class RankPasses:
 
     @torch.no_grad()
     def score(self, rows: Sequence[TrainRow], slots: Sequence[Slot], *, reference: Reference | None) -> list[Scores]:
-        """Return what the policy and, if there is one, the reference make of each row, in the order of the rows."""
+        """Return the policy's, and if given the reference's, logprobs of each row, in the order of the rows."""
         scores: dict[int, Scores] = {}
         for slot in slots:
             mine = row_pass(self._policy, rows, slot.row_indices, device=self._device)
@@ -111,7 +111,7 @@ class RankPasses:
             if reference is not None:
                 with reference.scoring() as module:
                     tensors_BT.append(row_pass(module, rows, slot.row_indices, device=self._device).logprobs_BT)
-            # Not strict: the row of a dummy has no index.
+            # Not strict: a dummy's row has no index.
             for index, (logprobs, entropies, *of_reference) in zip(
                 slot.row_indices, mine.by_row(*tensors_BT), strict=False
             ):
@@ -120,7 +120,7 @@ class RankPasses:
 
     @torch.no_grad()
     def probe(self, token_ids: Sequence[int]) -> TokenArray:
-        """Return the policy's logprob of every token but the first, at temperature 1; from any thread."""
+        """Return the policy's logprob of every token but the first, at temperature 1. Works in any thread."""
         ids = np.array(token_ids, dtype=np.int32)
         mask = np.ones(ids.size, dtype=np.uint8)
         mask[0] = 0
@@ -143,11 +143,11 @@ class RankPasses:
         """Add the gradients of the rows' part of the loss to the policy's parameters.
 
         Args:
-            rows: This rank's.
-            slots: Which of them go into which pass.
-            totals: Of the whole step; None if these rows, with those of the other ranks, are the whole step.
+            rows: This rank's rows.
+            slots: Which rows go into which pass.
+            totals: Totals of the whole step. None means that these rows, with those of the other ranks, are the step.
             entropy_coef: Weight of the entropy bonus.
-            per_token: Indices of the rows whose arrays are wanted.
+            per_token: Indices of the rows whose arrays are returned.
 
         Raises:
             ValueError: The rows lack logprobs that the loss needs.
@@ -171,7 +171,7 @@ class RankPasses:
         return learned
 
     def _totals(self, rows: Sequence[TrainRow]) -> StepTotals:
-        """Return the totals of a step whose rows are these and those of the other ranks."""
+        """Return the totals of a step that consists of these rows and those of the other ranks."""
         sampled, all_tokens = sum(row.num_sampled for row in rows), sum(row.token_ids.size for row in rows)
         mine = np.array([len(rows), sampled, all_tokens], dtype=np.float64)
         num_rows, num_tokens, num_pass_tokens = np.sum(self._ranks.gather(mine), axis=0)
@@ -183,7 +183,7 @@ class RankPasses:
         )
 
     def _high_entropy_tokens(self, rows: Sequence[TrainRow], slots: Sequence[Slot]) -> tuple[_KeptTokens, int]:
-        """Return which tokens of each row stay in the policy loss, and how many that are on all ranks."""
+        """Return which tokens of each row stay in the policy loss, and their number over all ranks."""
         entropies = [scores.entropies.astype(np.float64) for scores in self.score(rows, slots, reference=None)]
         everyone = torch.as_tensor(np.concatenate(self._ranks.gather(np.concatenate([np.empty(0), *entropies]))))
         threshold = high_entropy_threshold(everyone, top_entropy_quantile=self._config.top_entropy_quantile)
@@ -193,7 +193,7 @@ class RankPasses:
     def _learn_slot(
         self, rows: Sequence[TrainRow], slot: Slot, totals: StepTotals, kept: _KeptTokens, entropy_coef: float
     ) -> tuple[RowPass, TokenStats]:
-        """Make one pass, forward and, where it is due, backward."""
+        """Make one forward pass, and the backward pass if the slot needs it."""
         has_bonus = self._settings.has_entropy_bonus
         with torch.set_grad_enabled(slot.needs_backward):
             done = row_pass(

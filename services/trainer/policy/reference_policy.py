@@ -1,9 +1,9 @@
-"""The reference model that the KL term holds the policy to.
+"""The reference model of the KL term.
 
     policy --every ref_model_sync_steps, if sync_ref_model--> reference = alpha * policy + (1 - alpha) * reference
 
-It scores rows and is never trained; with ``sync_ref_model`` it follows the policy at a distance (TR-DPO,
-arXiv 2404.09656; TRL's SyncRefModelCallback), and is then part of a checkpoint.
+It scores rows and is never trained. With ``sync_ref_model`` it follows the policy slowly (TR-DPO, arXiv 2404.09656;
+TRL's SyncRefModelCallback), and is then part of a checkpoint.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from shared.run_config import RunConfig
 
 
 class Reference(Protocol):
-    """Whatever answers for the reference: a second model, or the policy with its adapters off."""
+    """The reference: a second model, or the policy with its adapters off."""
 
     def scoring(self) -> AbstractContextManager[PolicyModule]:
         """Within the block, the module computes the reference's logprobs."""
         ...
 
     def after_step(self, policy: PolicyModule, policy_version: int) -> None:
-        """Take note that the policy made an optimizer step."""
+        """Called after each optimizer step of the policy."""
         ...
 
 
 class FrozenReference:
-    """A second model: the policy as it was at the beginning."""
+    """A second model with the policy's initial weights."""
 
     def __init__(self, module: PolicyModule, config: RunConfig) -> None:
         self.module = module
@@ -44,7 +44,7 @@ class FrozenReference:
 
     @torch.no_grad()
     def after_step(self, policy: PolicyModule, policy_version: int) -> None:
-        """Move towards the policy, where it is due. Sharded alike, each rank moves its own shards."""
+        """Move towards the policy every ``ref_model_sync_steps``. Both are sharded alike; a rank updates its shards."""
         if not self._sync_steps or policy_version % self._sync_steps:
             return
         for mine, theirs in zip(self.module.parameters(), policy.parameters(), strict=True):

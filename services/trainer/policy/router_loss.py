@@ -1,10 +1,10 @@
-"""The load-balancing loss of mixture-of-experts models: how unevenly tokens are spread over the experts.
+"""The load-balancing loss of mixture-of-experts models: measures how unevenly tokens are spread over the experts.
 
-    router logits of every layer --transformers' load_balancing_loss_func--> one number a pass
+    router logits of every layer --transformers' load_balancing_loss_func--> one number per pass
 
 ``num_experts * sum over experts of (tokens sent to it / tokens) * (mean probability of it)``, over the tokens of all
-layers together: Switch Transformer, arXiv 2101.03961, equations 4 to 6. Whether there is one, and how much it counts,
-is decided as TRL's GRPOTrainer does.
+layers together: Switch Transformer, arXiv 2101.03961, equations 4 to 6. Whether it is used, and its
+coefficient, is decided as in TRL's GRPOTrainer.
 """
 
 import importlib
@@ -17,14 +17,14 @@ from shared.run_config import RunConfig
 
 _FIELD = "router_aux_loss_coef"
 _OF_ANOTHER_KIND = frozenset({"doge"})
-"""Model types that balance their experts by a loss of their own."""
+"""Model types that have their own load-balancing loss."""
 
 
 def router_aux_loss_coef(lm: Any, config: RunConfig) -> float:
-    """Return what the load-balancing loss is multiplied by: the run's word, else the model's own; 0 is none.
+    """Return the coefficient of the load-balancing loss: the run's, else the model's; 0 means no such loss.
 
     Raises:
-        UserError: The run has a coefficient, and the model has no experts to balance.
+        UserError: The run sets a coefficient, but the model has no experts to balance.
     """
     of_model: Any = lm.config.get_text_config()
     if hasattr(of_model, "output_router_logits") and _num_experts(of_model):
@@ -40,14 +40,14 @@ def router_aux_loss_coef(lm: Any, config: RunConfig) -> float:
 
 
 def router_loss(lm: Any, router_logits: tuple[Tensor, ...] | None) -> Tensor:
-    """Return the load-balancing loss of one forward pass, in float32 with gradient; every token of the pass counts.
+    """Return the load-balancing loss of one forward pass over all its tokens, in float32 with gradient.
 
     Args:
         lm: The model.
-        router_logits: Of the pass, one a layer, tokens x experts.
+        router_logits: Router logits of the pass, one (tokens x experts) tensor per layer.
 
     Raises:
-        UserError: The model does not say what was routed where.
+        UserError: The model did not return its router logits, or its config lacks the number of experts.
     """
     of_model: Any = lm.config.get_text_config()
     num_experts, top_k = _num_experts(of_model), getattr(of_model, "num_experts_per_tok", None)
@@ -57,14 +57,14 @@ def router_loss(lm: Any, router_logits: tuple[Tensor, ...] | None) -> Tensor:
             "load-balancing loss; set router_aux_loss_coef: 0",
             field=_FIELD,
         )
-    # Mixtral's is the one that the mixture-of-experts models of transformers share.
+    # The mixture-of-experts models of transformers share Mixtral's function.
     mixtral: Any = importlib.import_module("transformers.models.mixtral.modeling_mixtral")
     loss: Tensor = mixtral.load_balancing_loss_func(router_logits, num_experts, top_k)
     return loss
 
 
 def _num_experts(of_model: Any) -> int:
-    """Return how many experts are balanced so: configs have two names for it, and dense members of a family have 0."""
+    """Return the number of experts to balance. Configs have two names for it; dense members of a family have 0."""
     if of_model.model_type in _OF_ANOTHER_KIND:
         return 0
     names = ("num_experts", "num_local_experts")

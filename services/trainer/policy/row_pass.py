@@ -2,7 +2,7 @@
 
     | row | row row | --PolicyModule--> logprobs_M --> logprobs_BT, row b's sampled tokens at [b, :n_b]
 
-What stands where a row has no token is zero, and never looked at.
+Entries without a token are zero and ignored.
 
     B  rows in the pass       T  sampled tokens of a row       M  sampled tokens of the pass
 """
@@ -23,14 +23,14 @@ from services.trainer.policy.policy_module import PolicyModule
 
 @dataclass(frozen=True, eq=False)
 class RowPass:
-    """What came out of a pass. Zeros stand where a row has no token."""
+    """Results of a pass. Entries without a token are zero."""
 
     microbatch: Microbatch
     logprobs_BT: Tensor
     entropies_BT: Tensor
     mask_BT: Tensor
     router_loss: Tensor | None = None
-    """Load-balancing loss of the experts over the tokens of the pass, if it was asked for."""
+    """Load-balancing loss of the experts over the pass's tokens, if requested."""
 
     def by_row(self, *tensors_BT: Tensor) -> list[tuple[TokenArray, ...]]:
         """Return the tensors' entries for the sampled tokens of each row, as arrays."""
@@ -47,7 +47,7 @@ def compute(
     with_router_loss: bool = False,
     by_the_model_itself: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return logprobs_M, entropies_M and the router's loss of packed rows; see `PolicyModule.forward`."""
+    """Return logprobs_M, entropies_M and the router loss of packed rows; see `PolicyModule.forward`."""
     logprobs_M, entropies_M, router_loss = module(
         torch.as_tensor(microbatch.input_ids_N, device=device),
         torch.as_tensor(microbatch.position_ids_N, device=device),
@@ -87,10 +87,10 @@ def row_pass(
 
 
 def in_rows(arrays: Sequence[npt.NDArray[Any] | None], *, device: torch.device) -> Tensor | None:
-    """Return ``tensor_BT`` of one array a row, None if they have none.
+    """Return ``tensor_BT`` with one array per row, or None if the rows have no arrays.
 
     Raises:
-        ValueError: Some have one and some have none.
+        ValueError: Only some of the rows have an array.
     """
     given = [array for array in arrays if array is not None]
     if not given:
@@ -104,7 +104,7 @@ def in_rows(arrays: Sequence[npt.NDArray[Any] | None], *, device: torch.device) 
 
 
 def advantages_in_rows(rows: Sequence[TrainRow], *, device: torch.device) -> Tensor:
-    """Return the rows' advantages (B, T), or (B, 1) if each of them has one for all its tokens."""
+    """Return the rows' advantages (B, T), or (B, 1) if each row has one for all its tokens."""
     arrays = [row.advantages for row in rows]
     if any(array.size > 1 for array in arrays):
         arrays = [np.broadcast_to(row.advantages, row.num_sampled) for row in rows]
@@ -114,7 +114,7 @@ def advantages_in_rows(rows: Sequence[TrainRow], *, device: torch.device) -> Ten
 
 
 def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
-    """Return the rows of the pass with a number that is not finite; all of them, if each by itself is finite."""
+    """Return the rows of the pass with NaN or infinite values; all rows if none has such a value by itself."""
     indices = done.microbatch.row_indices
     seen = done.by_row(done.logprobs_BT, done.entropies_BT)
     faulty = [
@@ -127,7 +127,7 @@ def rows_at_fault(rows: Sequence[TrainRow], done: RowPass) -> list[int]:
 
 
 def per_token_arrays(rows: Sequence[TrainRow], done: RowPass, wanted: Collection[int]) -> dict[int, PerTokenArrays]:
-    """Return what the trainer saw at each token of the wanted rows of the pass."""
+    """Return the trainer's values at each token of the wanted rows of the pass."""
     seen = done.by_row(done.logprobs_BT, done.entropies_BT)
     with np.errstate(over="ignore"):  # infinite, and logged as null
         return {

@@ -1,9 +1,9 @@
-"""The models of a run: the policy that learns, the reference it is held to, and which of their weights are kept.
+"""Creates a run's models: the policy, the reference for a KL term, and the set of weights that checkpoints keep.
 
-    config --> policy --packing tried--> reference, if there is a KL term --> what a checkpoint holds
+    config --> policy --packing tested--> reference, if there is a KL term --> contents of a checkpoint
 
-Made alike on every training rank, in the same order: ranks meet while weights are handed out and while packing is
-tried.
+Every training rank makes the same calls in the same order, because ranks communicate while weights are distributed and
+while packing is tested.
 """
 
 from collections.abc import Mapping
@@ -28,30 +28,30 @@ from shared.run_config import RunConfig
 
 @dataclass(frozen=True, eq=False)
 class RunModels:
-    """What `load_models` returns."""
+    """The result of `load_models`."""
 
     policy: PolicyModule
     reference: Reference | None
     """None in a run without a KL term."""
     trained: TrainedWeights
-    """Which weights of the policy are pushed, kept and exported."""
+    """The policy's weights that are pushed, saved and exported."""
     saved: Mapping[str, Mapping[str, Tensor]]
-    """The live tensors that a checkpoint holds, by collection and name."""
+    """The live tensors that a checkpoint contains, by collection and name."""
     dtype: torch.dtype
-    """Of the weights as they are pushed and exported."""
+    """Dtype of the weights when they are pushed and exported."""
 
 
 def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device, ranks: Ranks) -> RunModels:
     """Load the models that a run needs, ready to compute. Every rank calls this.
 
     Args:
-        config: Of the run.
-        model_dir_or_id: Where the weights to begin from are.
-        device: Where to compute.
+        config: The run's config.
+        model_dir_or_id: Directory or hub id of the initial weights.
+        device: Device to compute on.
         ranks: The group of training ranks, over which the models are sharded.
 
     Raises:
-        UserError: The model cannot be used; says why.
+        UserError: The model cannot be used; the message says why.
         RankLostError: A rank is gone.
     """
     dtype = run_dtype(config)
@@ -59,7 +59,7 @@ def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device
     settle_packing(
         policy,
         device=device,
-        # sharding.py gathers weights in the run's dtype, frozen_base.py holds them so.
+        # sharding.py gathers weights in the run's dtype, and frozen_base.py stores them in it.
         is_rounded=dtype == torch.bfloat16 and (ranks.mesh is not None or config.use_peft),
         packing=config.packing,
     )
@@ -80,7 +80,7 @@ def load_models(config: RunConfig, model_dir_or_id: str, *, device: torch.device
 def _load_module(
     config: RunConfig, model: str, *, device: torch.device, ranks: Ranks, is_frozen: bool = False
 ) -> tuple[PolicyModule, int]:
-    """Return the module, and the fingerprint of its frozen base: 0 if there is none, or another rank has read it."""
+    """Return the module and the fingerprint of its frozen base: 0 without a base, or on ranks that read none."""
     revision = config.model_revision if model == config.model else None
     lm = load_policy_on(ranks, model, revision=revision, device=device, **frozen_base(config, device=device))
     if config.use_liger_kernel:
@@ -98,6 +98,6 @@ def _load_module(
 def _trained_weights(policy: PolicyModule, config: RunConfig, *, base: int, ranks: Ranks) -> TrainedWeights:
     if not config.use_peft:
         return AllWeights(policy.lm)
-    # The first rank alone has read the base. Whole numbers of 48 bits are exact in float64.
+    # Only the first rank has read the base. Integers of 48 bits are exact in float64.
     base_of_first, *_ = ranks.gather(np.array([base], dtype=np.float64))
     return AdapterWeights(policy.lm, base=int(base_of_first[0]), model=config.model)

@@ -1,8 +1,8 @@
-"""Which of a model's weights are trained, and so kept in checkpoints, pushed and exported: all, or its adapters.
+"""The part of a model's weights that is trained, and therefore saved, pushed and exported: all weights, or adapters.
 
-AllWeights        the whole model, under the names of checkpoints on the hub
-AdapterWeights    LoRA's matrices alone, under the names of PEFT's files (lora.py)
-LiveWeights       either, as they are pushed
+AllWeights        the whole model, with the names of checkpoints on the hub
+AdapterWeights    only LoRA's matrices, with the names of PEFT's files (lora.py)
+LiveWeights       either of these, in the form that is pushed
 """
 
 from collections.abc import Iterator
@@ -18,31 +18,31 @@ from shared.errors import HeadraceError
 
 
 class TrainedWeights(Protocol):
-    """What the core asks."""
+    """The interface that the core uses."""
 
     def live(self) -> dict[str, Tensor]:
-        """Return the live tensors that a checkpoint holds, detached; sharded ones as DTensors."""
+        """Return the live tensors that a checkpoint contains, detached; sharded tensors are DTensors."""
         ...
 
     def pushed(self) -> dict[str, Tensor]:
-        """Return the tensors that generators need, under the names by which they load them."""
+        """Return the tensors to push, with the names that generators load them by."""
         ...
 
     def describe(self, tokenizer: Any | None, directory: Path) -> None:
-        """Write what makes a loadable directory of a file of weights."""
+        """Write the files that make a weights file loadable."""
         ...
 
     def numbers(self) -> dict[str, Any]:
-        """Return what a checkpoint must remember besides, as JSON."""
+        """Return further state for a checkpoint, as JSON."""
         ...
 
     def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:
-        """Raise HeadraceError if a checkpoint with these numbers does not belong to the weights that are not in it."""
+        """Raise HeadraceError if a checkpoint with these numbers was trained on other frozen weights."""
         ...
 
 
 class AllWeights:
-    """Everything is trained. See TrainedWeights."""
+    """All weights are trained. See TrainedWeights."""
 
     def __init__(self, lm: Any) -> None:
         self._lm = lm
@@ -60,16 +60,16 @@ class AllWeights:
         return {}
 
     def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:
-        """There are no others."""
+        """Do nothing: there are no frozen weights."""
 
 
 class AdapterWeights:
-    """Adapters are trained. See TrainedWeights.
+    """Only adapters are trained. See TrainedWeights.
 
     Args:
         lm: A model with adapters.
         base: `lora.fingerprint` of the frozen weights, the same on all ranks.
-        model: What the user called them.
+        model: The run's name for the base model.
     """
 
     def __init__(self, lm: Any, *, base: int, model: str) -> None:
@@ -98,15 +98,15 @@ class AdapterWeights:
 
 
 class LiveWeights:
-    """The weights to push, of one rank that has them all; calling it begins a reading.
+    """The weights to push, on a rank that has all of them. Each call starts a new iteration.
 
-    Names are those by which generators load them, of checkpoints on the hub; in a LoRA run the adapters alone, under
-    those of PEFT's files. Tied weights come once, and the order is fixed. Floats have the run's dtype. In float32 the
-    tensors are the weights themselves, detached: use them before the next step.
+    Names are those by which generators load the weights: names of checkpoints on the hub or, for the adapters of a LoRA
+    run, names of PEFT's files. Tied weights appear once, and the order is fixed. Floats have the run's dtype. In
+    float32 the tensors are the weights themselves, detached: use them before the next step.
 
     Args:
-        trained: Whose weights.
-        dtype: Of the run.
+        trained: The weights.
+        dtype: The run's dtype.
     """
 
     def __init__(self, trained: TrainedWeights, *, dtype: torch.dtype) -> None:
@@ -119,7 +119,7 @@ class LiveWeights:
             yield name, tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def described(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same names, dtypes and shapes with tensors that have no content, and convert nothing."""
+        """Yield the same names, dtypes and shapes with meta tensors, without converting anything."""
         for name, tensor in self._trained.pushed().items():
             dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
             yield name, torch.empty(tensor.shape, dtype=dtype, device="meta")

@@ -1,4 +1,4 @@
-"""What the training loop drives: a core alone (policy_core.py), or a core that leads others (lead_core.py)."""
+"""The interface of the training loop to a single core (policy_core.py) or the lead of several (lead_core.py)."""
 
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TrainingCore(Protocol):
-    """A policy that learns. What each method promises stands at policy_core.PolicyCore."""
+    """A policy in training. policy_core.PolicyCore documents each method."""
 
     @property
     def policy_version(self) -> int:
@@ -22,16 +22,16 @@ class TrainingCore(Protocol):
 
     @property
     def num_ranks(self) -> int:
-        """How many take part in each call."""
+        """Number of training ranks in each call."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that the policy takes and gives are below it."""
+        """Upper bound (exclusive) of the token ids that the policy accepts and samples."""
         ...
 
     def score(self, rows: Sequence[TrainRow]) -> list[Scores]:
-        """Return what policy and reference make of each row, as they are now."""
+        """Return the present logprobs of policy and reference, and the policy's entropies, for each row."""
         ...
 
     def probe(self, token_ids: Sequence[int]) -> TokenArray:
@@ -45,7 +45,7 @@ class TrainingCore(Protocol):
         totals: "StepTotals | None" = None,
         per_token: bool | Collection[int] = False,
     ) -> AccumulateStats:
-        """Add the gradients of the rows' part of the loss to those of the coming step."""
+        """Add the gradients of the rows' part of the loss to those of the next step."""
         ...
 
     def step(self) -> StepStats:
@@ -53,11 +53,11 @@ class TrainingCore(Protocol):
         ...
 
     def grad_norm(self) -> float:
-        """Return the norm of the gradients accumulated for the coming step."""
+        """Return the norm of the gradients accumulated for the next step."""
         ...
 
     def discard(self) -> None:
-        """Forget everything accumulated for the coming step."""
+        """Discard everything accumulated for the next step."""
         ...
 
     def named_weights(self) -> Iterable[tuple[str, Any]]:
@@ -65,9 +65,9 @@ class TrainingCore(Protocol):
         ...
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
-        """Copy everything that `load_state` needs, and return a future of its being in the directory."""
+        """Copy the state that `load_state` needs, and return a future that is done when it is in the directory."""
         ...
 
     def load_state(self, directory: Path) -> None:
-        """Become, bit for bit, the core that wrote the directory."""
+        """Restore, bit for bit, the state of the core that wrote the directory."""
         ...

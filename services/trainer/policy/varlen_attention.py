@@ -1,14 +1,14 @@
 """Attention over rows that are packed end to end, as an attention implementation of transformers.
 
-    query, key, value of | row | row row | ...  --attention within each row alone-->  output in the same order
+    query, key, value of | row | row row | ...  --attention within each row-->  output in the same order
 
-A model asks for it by name (``PACKED``), and is handed the row boundaries as transformers hands them to flash
-attention: ``cu_seq_lens_q``. transformers makes no mask for an implementation it has no mask function for, which
-saves the ``N x N`` one. Where a row ends is then known here alone, so a model that does not pass the boundaries down
-is found out and refused, instead of attending across rows.
+A model selects it by name (``PACKED``). It gets the row boundaries as transformers passes them to flash attention:
+``cu_seq_lens_q``. transformers builds no mask for an implementation without a mask function, which saves the ``N x N``
+mask. Only this function then knows where rows end. A model that does not pass the boundaries is refused, because it
+would attend across rows.
 
-Sliding windows, capped scores (Gemma 2) and attention sinks (gpt-oss) are done here; the last two have no fused
-kernel in torch and make a row's ``T x T`` scores. Anything else that changes attention is refused.
+Sliding windows, capped scores (Gemma 2) and attention sinks (gpt-oss) are supported. The last two have no fused kernel
+in torch and compute a row's ``T x T`` scores. Anything else that changes attention is refused.
 
     N  tokens in all rows       H  heads       D  size of a head
 """
@@ -31,11 +31,11 @@ _HARMLESS = {"position_ids", "use_cache", "cache_position"} | {
 
 
 class NotPackableError(Exception):
-    """This model cannot be computed on packed rows; says why."""
+    """This model cannot be computed on packed rows; the message says why."""
 
 
 def register() -> None:
-    """Make the implementation known to transformers. Twice is as good as once."""
+    """Register the implementation with transformers. May be called repeatedly."""
     from transformers import AttentionInterface
 
     cast(Any, AttentionInterface).register(PACKED, packed_attention)
@@ -44,10 +44,10 @@ def register() -> None:
 def packed_attention(
     module: Any, query_1HND: Tensor, key_1HND: Tensor, value_1HND: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Return attention within each row, ``(1, N, H, D)``, in the signature of transformers' attention functions.
+    """Return attention within each row, ``(1, N, H, D)``, with the signature of transformers' attention functions.
 
     Raises:
-        NotPackableError: The model asks for something that would be left out here.
+        NotPackableError: The model uses a feature that is not supported here.
     """
     boundaries: Tensor | None = kwargs.get("cu_seq_lens_q")
     if boundaries is None:
@@ -65,7 +65,7 @@ def packed_attention(
     window: int | None = kwargs.get("sliding_window")
     softcap: float | None = kwargs.get("softcap")
     sinks_H: Tensor | None = kwargs.get("s_aux")
-    # Asked for by the boundaries being on the device. Scores that are changed, and heads of two sizes, are beyond it.
+    # Boundaries on the GPU select the fused kernel. It supports neither changed scores nor other sizes of values.
     is_plain = softcap is None and sinks_H is None
     if boundaries.is_cuda and is_plain and query_1HND.shape[-1] == value_1HND.shape[-1]:
         output_NHD = _flash(query_1HND, key_1HND, value_1HND, boundaries, kwargs["max_length_q"], scale, window)
@@ -105,7 +105,7 @@ def _flash(
     from torch.nn.attention.varlen import varlen_attn
 
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query_1HND.dtype
-    # In models that give their rotary embeddings or norms in float32, values are of another type than queries.
+    # Where rotary embeddings or norms are in float32, values have another dtype than queries.
     query_NHD, key_NHD, value_NHD = (
         tensor[0].transpose(0, 1).to(dtype) for tensor in (query_1HND, key_1HND, value_1HND)
     )
@@ -118,7 +118,7 @@ def _flash(
         max_length,
         max_length,
         scale=scale,
-        # transformers counts the token itself into the window, the kernel does not.
+        # transformers counts the token itself as part of the window, the kernel does not.
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=query_NHD.shape[1] != key_NHD.shape[1],
     )
@@ -159,7 +159,7 @@ def _row_attention(
     if mask_TT is None:
         mask_TT = torch.ones(length, length, dtype=torch.bool, device=scores_1HTT.device).tril()
     scores_1HTT = scores_1HTT.masked_fill(~mask_TT, float("-inf"))
-    if sinks_H is not None:  # a place to look at that has no value
+    if sinks_H is not None:  # an extra score per head, without a value
         sinks_1HT1 = sinks_H.to(scores_1HTT.dtype)[None, :, None, None].expand(1, -1, length, 1)
         scores_1HTT = torch.cat([scores_1HTT, sinks_1HT1], dim=-1)
     weights_1HTT = scores_1HTT.softmax(-1, dtype=torch.float32)[..., :length]
