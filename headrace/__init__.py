@@ -1,1 +1,1 @@
-"""What a user touches: command line, HTTP client, local launcher."""
+"""The user-facing parts: command line, HTTP client, local launcher."""

@@ -1,4 +1,4 @@
-"""Reads addresses that people gave, and says of a wrong one what is wrong, without its password."""
+"""Checks addresses given by users. An error says what is wrong with the address and never shows its password."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -9,10 +9,10 @@ from shared.errors import UserError
 
 
 def redis_address(url: str, environment: Mapping[str, str]) -> str:
-    """Return a Redis URL, with the password of HEADRACE_REDIS_PASSWORD_FILE if it has none.
+    """Return the Redis URL, with the password from HEADRACE_REDIS_PASSWORD_FILE added if the URL has none.
 
     Raises:
-        UserError: It is no address of a Redis, or the file holds no password.
+        UserError: The URL is not a Redis address, or the file holds no password.
     """
     if not url:
         return ""
@@ -24,7 +24,7 @@ def redis_address(url: str, environment: Mapping[str, str]) -> str:
         raise UserError(
             "the address of Redis cannot be read: percent-encode the password in it, or leave it out and name a file "
             "that holds it in HEADRACE_REDIS_PASSWORD_FILE"
-        ) from None  # what is wrong with it may be a part of the password
+        ) from None  # the original error may quote a part of the password
     file = environment.get("HEADRACE_REDIS_PASSWORD_FILE", "")
     if not file or parts.password:
         return url
@@ -33,13 +33,13 @@ def redis_address(url: str, environment: Mapping[str, str]) -> str:
 
 
 def refuse_unless_http(url: str) -> None:
-    """Raise UserError unless an address can be asked over HTTP, or is empty."""
+    """Raise UserError unless the address is empty or an http:// or https:// URL."""
     if url and not (url.startswith(("http://", "https://")) and _split(url).hostname):
         raise UserError(f"{url} is no http:// or https:// address")
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether nobody but this machine can use an address."""
+    """Return whether the address can be reached from this machine only."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

@@ -1,4 +1,4 @@
-"""Numbers on the command line, each refused in words if it cannot be meant, by a parser that says no more than that."""
+"""Parses numbers on the command line. An error is one sentence, without the usage text that argparse prints."""
 
 import argparse
 import math
@@ -10,7 +10,7 @@ _MAX_PORT = 65535
 
 
 class SentenceParser(argparse.ArgumentParser):
-    """Refuses in a sentence, and says where the rest is told, in the place of all options there are."""
+    """Reports an error in one sentence and points to ``--help``, instead of listing all options."""
 
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""
@@ -44,7 +44,7 @@ def above_zero(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Return a time that somebody may want to wait."""
+    """Return a timeout in seconds, above 0 and at most MAX_TIMEOUT_S."""
     value = _number(text)
     if not 0 < value <= MAX_TIMEOUT_S:
         raise argparse.ArgumentTypeError(f"{text} is no time to wait: above 0 s, and at most {MAX_TIMEOUT_S} s")

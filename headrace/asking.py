@@ -1,7 +1,7 @@
-"""One HTTP question with a deadline for all of it, and an answer that is never an exception.
+"""HTTP GET requests with one deadline for the whole request. A failure is returned in the Answer and never raised.
 
-A time-out of httpx bounds each read; a server that drips would be waited for without end. Bodies are cut off: what
-answers on a wrong port may have much to say.
+httpx's timeout applies to each read, so a server that sends one byte at a time could keep a client waiting for ever.
+Long bodies are cut off, because a different server may listen on a wrong port.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ import httpx
 from shared.tls import PUBLIC_TLS, PeerTls, trouble_with
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Of an answer; what is longer is broken off, and no JSON."""
+"""Longest body that is read. A longer one counts as not JSON."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.
+    """The result of one request.
 
     Args:
         status: HTTP status; 0 if there was no answer.
-        body: The JSON in it; None if it is none.
+        body: The decoded JSON; None if the body is not JSON.
         why: Why there was no answer; empty if there was one.
-        clock_ahead_s: How far the server's clock is ahead of ours, by its Date header; None if it has none.
+        clock_ahead_s: Seconds by which the server's clock is ahead of ours, from its Date header; None without one.
     """
 
     status: int = 0
@@ -40,31 +40,31 @@ class Answer:
     clock_ahead_s: float | None = None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a member of the body, if it is an object that has it."""
+        """Return a member of the body; ``default`` if the body is not an object or does not have it."""
         return self.body.get(name, default) if isinstance(self.body, dict) else default  # pyright: ignore
 
     def objects(self, name: str) -> list[dict[str, Any]]:
-        """Return the objects in a member of the body that is a list; none if it is not."""
+        """Return the objects in a list member of the body; an empty list if the member is not a list."""
         return objects(self.get(name))
 
     @property
     def detail(self) -> str:
-        """What the answer says of itself, on one line."""
+        """The answer's ``detail`` or ``reason`` on one line, at most 300 characters."""
         text = self.get("detail") or self.get("reason") or ""
         return " ".join(str(text).split())[:300]
 
 
 def objects(found: object) -> list[dict[str, Any]]:
-    """Return the objects in a list; none if it is no list."""
+    """Return the JSON objects in a list; an empty list if the argument is not a list."""
     items = cast("list[object]", found) if isinstance(found, list) else []
     return [cast("dict[str, Any]", one) for one in items if isinstance(one, dict)]
 
 
 class Asker:
-    """Asks over connections of its own.
+    """Sends GET requests.
 
     Args:
-        timeout_s: Longest wait for one answer, connecting included.
+        timeout_s: Deadline of one request, connecting included.
     """
 
     def __init__(self, http: httpx.AsyncClient, *, timeout_s: float) -> None:
@@ -72,7 +72,7 @@ class Asker:
         self.timeout_s = timeout_s
 
     async def get(self, url: str, *, key: str = "") -> Answer:
-        """Ask for a URL."""
+        """Get a URL. ``key`` is sent as a bearer token."""
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -88,10 +88,10 @@ class Asker:
             return Answer(why=f"it could not be asked ({_reason(error)})")
 
     async def get_all(self, url: str, items: str, *, key: str = "") -> Answer:
-        """Ask for all pages of a list.
+        """Get all pages of a list.
 
         Returns:
-            The first page, with the objects of all pages as ``items``; or the first answer that is not a page.
+            The first page with the objects of all pages in its member ``items``. If a later page fails, that answer.
         """
         first = page = await self.get(url, key=key)
         found = page.objects(items)
@@ -123,15 +123,15 @@ class Asker:
 
 @asynccontextmanager
 async def asking(*, timeout_s: float, is_abroad: bool = False, tls: PeerTls = PUBLIC_TLS) -> AsyncGenerator[Asker]:
-    """Return an asker whose connections are closed afterwards.
+    """Yield an Asker, and close its connections at the end.
 
     Args:
-        timeout_s: Longest wait for one answer.
-        is_abroad: Whether to go through the proxies of the environment and to follow redirects.
-        tls: How services of ours are called over https.
+        timeout_s: Deadline of one request.
+        is_abroad: Whether to use the proxies named in the environment and follow redirects.
+        tls: TLS settings for headrace's own services. Ignored if ``is_abroad``.
 
     Raises:
-        UserError: The file with CAs holds none.
+        UserError: The CA file holds no certificates.
     """
     limits = httpx.Limits(max_connections=100)
     options: dict[str, Any] = {"trust_env": True} if is_abroad else tls.for_async_client()
@@ -140,9 +140,9 @@ async def asking(*, timeout_s: float, is_abroad: bool = False, tls: PeerTls = PU
 
 
 def _clock_ahead_s(date: str | None, *, asked_at: float, heard_at: float) -> float | None:
-    """Return by how much a Date header is outside of the moments between question and answer.
+    """Return by how many seconds a Date header lies outside the time between request and response.
 
-    The header has whole seconds, cut off: a second after it is as good.
+    The header is truncated to whole seconds, so it may be up to one second early.
     """
     if date is None:
         return None

@@ -6,7 +6,7 @@
           └──────────────────
            1               60
 
-Plain text in, plain text out; what is drawn and in which colour is watch_view.py's business.
+Returns plain text. watch_view.py chooses the values and the colours.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ def braille_curve(
 
     Args:
         values: Evenly spaced, oldest first.
-        width: Characters.
-        height: Lines.
+        width: In characters; each is two dots wide.
+        height: In lines; each is four dots high.
         low: Value at the bottom dot.
         high: Value at the top dot.
-        share: Part of the width that the values fill, so that a curve grows towards its end.
+        share: Fraction of the width that the values fill, 0 to 1. A growing share makes the curve grow to the right.
     """
     cells = [[0] * width for _ in range(height)]
     columns = max(1, round(2 * width * min(1.0, max(0.0, share))))
@@ -41,14 +41,14 @@ def braille_curve(
 
 
 def sparkline(values: Sequence[float], *, width: int) -> str:
-    """Return the newest `width` values as bars, the tallest being the largest of them."""
+    """Return the newest `width` values as bars, scaled so that the largest value has the tallest bar."""
     shown = list(values)[-width:]
     largest = max((abs(value) for value in shown), default=0.0) or 1.0
     return "".join(_BARS[min(7, int(8 * max(0.0, value) / largest))] for value in shown)
 
 
 def nice_bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Return bounds that hold all values; 0 and 1 where these fit, as for most rewards."""
+    """Return lower and upper bounds for the axis: 0 and 1 if all values lie between them, as most rewards do."""
     if not values or (min(values) >= 0 and max(values) <= 1):
         return 0.0, 1.0
     low, high = min(0.0, min(values)), max(values)
@@ -56,7 +56,7 @@ def nice_bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _value_at(values: Sequence[float], column: int, columns: int) -> float:
-    """Return the mean of the values that fall into a column, or the one value that spans it."""
+    """Return the mean of the values in a column. If there are fewer values than columns, one value spans several."""
     start = column * len(values) / columns
     stop = (column + 1) * len(values) / columns
     within = values[int(start) : max(int(start) + 1, int(stop))]
@@ -64,7 +64,7 @@ def _value_at(values: Sequence[float], column: int, columns: int) -> float:
 
 
 def _dots_between(last: int | None, row: int) -> range:
-    """Return the dots of this column: a steep change is a line and not two dots far apart."""
+    """Return the rows to draw in this column. A steep change is drawn as a vertical line."""
     if last is None or last == row:
         return range(row, row + 1)
     return range(row, last) if row < last else range(last + 1, row + 1)

@@ -1,10 +1,10 @@
-"""Bytes as people read them."""
+"""Formats numbers of bytes for people."""
 
 GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 
 
 def sized(num_bytes: float) -> str:
-    """Return bytes in the unit in which they are a readable number."""
+    """Return the size as text in GiB, MiB, KiB or bytes: the largest unit of which there is at least one."""
     for unit, size in (("GiB", GIB), ("MiB", _MIB), ("KiB", _KIB)):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:,.1f} {unit}"

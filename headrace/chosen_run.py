@@ -1,7 +1,7 @@
-"""Which run a command means that names none: the one that trains, or else the next one that the command is for.
+"""Chooses a run for a command that does not name one: the run that trains, or else the next run that fits the command.
 
-Runs train one after another. The newest one may be queued while another trains, or may have ended long ago. A run that
-has not begun is paused or stopped by name only: the one that trained may have ended while the user typed.
+Runs train one after another. The newest run may be queued while another one trains, or may have ended long ago. A
+queued run is paused or stopped only by name, because the training run may have ended while the user typed.
 """
 
 import sys
@@ -13,7 +13,7 @@ from headrace.client import NOT_ENDED, HeadraceApiError, HeadraceClient, Run
 
 Purpose = Literal["look", "rollouts", "pause", "resume", "stop"]
 _Choice = tuple[str, Callable[[Run], bool]]
-"""What the run is, for the person, and whether a run is that."""
+"""A description of the choice for the user, and a predicate for the runs that it fits."""
 
 _TRAINS: _Choice = ("the run that trains", lambda run: run["status"] == "running")
 _PAUSES: _Choice = (
@@ -39,14 +39,14 @@ _CHOICES: dict[Purpose, tuple[_Choice, ...]] = {
     "stop": (_TRAINS, _PAUSED),
 }
 _BY_NAME: frozenset[Purpose] = frozenset({"pause", "stop"})
-"""What takes a run that has not begun only if it is named."""
+"""Commands that need a run id for a run that has not begun."""
 
 
 def choose_run(client: HeadraceClient, run_id: str | None, *, purpose: Purpose) -> str:
-    """Return the named run; if none is named, choose one and say which.
+    """Return ``run_id`` if it is given. Otherwise choose a run and print which one to standard error.
 
     Raises:
-        HeadraceApiError: There is no run at all, or none that may be taken unnamed.
+        HeadraceApiError: There are no runs, or none that this command may choose without a name.
     """
     if run_id is not None:
         return run_id

@@ -1,4 +1,4 @@
-"""The command line: arguments in, a command called, errors out as sentences.
+"""The command line: parses arguments, calls a command, and prints errors as sentences.
 
     up, scale, down, demo                            cli_up.py, demo/command.py   processes on this machine
     submit, runs, show, watch, rollouts,             cli_runs.py                  HTTP, wherever the service is
@@ -31,7 +31,7 @@ _STATUSES = ("queued", "running", "paused", "finished", "stopped", "failed")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = make_parser().parse_args(argv)
-    # Libraries log to whoever listens; here only sentences are for the person.
+    # Without a handler, Python prints the warnings of libraries to stderr. Users see only our own sentences.
     logging.getLogger().addHandler(logging.NullHandler())
     command: Command = arguments.command
     try:
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # `headrace runs | head`: the reader has seen enough.
+        # The reader of a pipe has ended, as in `headrace runs | head`.
         sys.stderr.close()
         return 0
 

@@ -1,4 +1,7 @@
-"""`headrace export`: a checkpoint as a directory for transformers and vLLM, on the machine that has the files."""
+"""`headrace export`: writes a checkpoint as a model directory for transformers and vLLM.
+
+Runs on the machine that has the checkpoint's files.
+"""
 
 import argparse
 import importlib.util
@@ -10,7 +13,7 @@ from shared.errors import UserError
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Export the checkpoint that is named, or the newest one of the run that is."""
+    """Export the named checkpoint, or the newest checkpoint of the named run."""
     named = Path(arguments.what)
     is_checkpoint = (named / "manifest.json").is_file()
     run_dir = named if is_checkpoint or (named / "checkpoints").is_dir() else _run_dir(arguments)

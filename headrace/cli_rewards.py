@@ -1,4 +1,4 @@
-"""The commands about reward functions: check one on real rows, list what a running rewarder knows."""
+"""The `headrace rewards` commands: check a function on real rows, list the functions that a running rewarder knows."""
 
 import argparse
 import asyncio
@@ -63,7 +63,7 @@ def _check(arguments: argparse.Namespace) -> int:
         runner.close()
         raise
     if trial.is_ended:
-        runner.close()  # which waits for what is left on the event loop, for ever if need be
+        runner.close()  # waits without a limit for tasks still on the event loop
     _console().print(report.table(read.groups, trial))
     for line in report.summary(named.name, read, trial):
         _out(line)

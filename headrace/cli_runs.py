@@ -79,13 +79,13 @@ def runs(arguments: argparse.Namespace) -> int:
             _out(f"{watch.run_id} is paused: {watch.reason}")
         if watch.waiting_for:
             waiting.setdefault(watch.waiting_for, []).append(watch.run_id)
-    for what, run_ids in waiting.items():  # hundreds of a sweep wait for the same
+    for what, run_ids in waiting.items():  # one line for a sweep of hundreds of runs that wait for the same
         _out(f"{run_ids[0]} waits for {what}" if len(run_ids) == 1 else f"{len(run_ids)} runs wait for {what}")
     return 0
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Show one run as it stands."""
+    """Show the current state of one run."""
     with service_finder.connect(arguments) as client:
         run_id = choose_run(client, arguments.run, purpose="look")
         watch = RunWatch(client.get(run_id))
@@ -118,7 +118,7 @@ def pause(arguments: argparse.Namespace) -> int:
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """Ask a paused run, or one that failed, to go on."""
+    """Ask a paused or failed run to go on."""
     with service_finder.connect(arguments) as client:
         run_id = choose_run(client, arguments.run, purpose="resume")
         before = client.get(run_id)
@@ -147,7 +147,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
 
 def rollouts(arguments: argparse.Namespace) -> int:
-    """Show what the model wrote in one step."""
+    """Show the rollouts of one step."""
     with service_finder.connect(arguments) as client:
         run_id = choose_run(client, arguments.run, purpose="rollouts")
         rows = client.rollouts(run_id, step=arguments.step)
@@ -173,7 +173,7 @@ def rollouts(arguments: argparse.Namespace) -> int:
 
 
 def _versions(spans: list[list[int]] | None) -> str:
-    """Return which versions sampled a rollout, first and last: 2:57 is version 57 of the run's second trainer."""
+    """Return a rollout's first and last policy version; 2:57 is version 57 of the run's second trainer."""
     found = sorted({LineageVersion(incarnation, version) for version, _, _, incarnation in spans or ()})
     return "-".join(map(str, dict.fromkeys(found[:1] + found[-1:]))) or "-"
 

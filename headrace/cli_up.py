@@ -26,7 +26,7 @@ _LAST_PORT = 65535
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Start everything; return when it has been ended, or at once if detached."""
+    """Start everything. Return when it has ended, or, if detached, as soon as it is up."""
     settings = UpSettings(
         state_dir=choose_state_dir(arguments.state_dir),
         num_generators=arguments.generators,
@@ -45,7 +45,7 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def down(arguments: argparse.Namespace) -> int:
-    """End a running launcher and wait until nothing of it is left."""
+    """End a running launcher and its services, and wait until all of them are gone."""
     state = StateDir(choose_state_dir(arguments.state_dir))
     endpoint = state.endpoint()
     if endpoint is None or not process_table.is_alive(endpoint.launcher):
@@ -53,7 +53,7 @@ def down(arguments: argparse.Namespace) -> int:
         return 0
     killed = process_table.end([endpoint.launcher], patience_s=_DOWN_PATIENCE_S)
     if killed:
-        # The launcher did not get to it.
+        # A killed launcher ends no services, so end them here.
         process_table.end(endpoint.processes.values(), patience_s=_DOWN_PATIENCE_S)
         state.forget_endpoint()
     say(f"stopped; runs and logs are in {state.path}")
@@ -61,10 +61,10 @@ def down(arguments: argparse.Namespace) -> int:
 
 
 def scale(arguments: argparse.Namespace) -> int:
-    """Have a running launcher run so many generators; return when it does.
+    """Change the number of generators of a running launcher, and wait until it has done so.
 
     Raises:
-        UserError: Nothing is running, its generators are simulated, or it did not do so in time.
+        UserError: Nothing is running, the generators are simulated, or the launcher did not scale in time.
     """
     state = StateDir(choose_state_dir(arguments.state_dir))
     endpoint = state.endpoint()
@@ -100,7 +100,10 @@ def scale(arguments: argparse.Namespace) -> int:
 def start_detached(
     settings: UpSettings, *, outlives_us: bool, variables: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a launcher in a session of its own, with these variables; its words go to logs/launcher.log."""
+    """Start a launcher in its own process session, with its output in logs/launcher.log.
+
+    Unless ``outlives_us``, the launcher ends when this process dies. ``variables`` are added to its environment.
+    """
     state = StateDir(settings.state_dir)
     state.make()
     command = [] if outlives_us else guarded_exec.guard()
@@ -125,10 +128,10 @@ def start_detached(
 
 
 def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> Endpoint:
-    """Wait for the run API of a detached launcher; return where everything is.
+    """Wait until a detached launcher is up, and return the addresses of its services.
 
     Raises:
-        UserError: The launcher ended, or the API did not answer in time.
+        UserError: The launcher ended, or was not up in time.
     """
     state = StateDir(settings.state_dir)
     deadline = time.monotonic() + _DETACHED_START_TIMEOUT_S
@@ -145,13 +148,13 @@ def wait_until_up(settings: UpSettings, process: "subprocess.Popen[bytes]") -> E
 
 
 def say(line: str) -> None:
-    """Print a line now, also into a pipe."""
+    """Print a line and flush, so that it also passes through a pipe at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def _redis_url() -> str | None:
-    """Return the user's own Redis, with the password in the file that services would read it from."""
+    """Return HEADRACE_REDIS_URL with the password from HEADRACE_REDIS_PASSWORD_FILE; None if no URL is set."""
     url, file = os.environ.get("HEADRACE_REDIS_URL"), os.environ.get("HEADRACE_REDIS_PASSWORD_FILE")
     if not url or not file:
         return url or None
@@ -163,7 +166,11 @@ def _redis_url() -> str | None:
 
 
 def _tls() -> dict[str, Any]:
-    """Return what the environment says of TLS, for UpSettings, once it is known that our own commands will take it."""
+    """Return the TLS settings of the environment as arguments of UpSettings.
+
+    Raises:
+        UserError: Our own clients would refuse the certificate, or only one of certificate and key is set.
+    """
     cert, key, ca = (os.environ.get(f"HEADRACE_TLS_{name}_FILE", "") for name in ("CERT", "KEY", "CA"))
     if not (cert or key):
         return {}

@@ -1,12 +1,12 @@
-"""Talks to the run API over HTTP. This is the public Python interface of a running headrace.
+"""An HTTP client of the run API: the public Python interface of a running headrace.
 
     with HeadraceClient("http://127.0.0.1:8400", api_key) as client:
         submission = client.submit({"model": ..., "dataset_name": ..., "reward_funcs": [...]})
         for event in client.events(submission.run_id):
             print(event.kind, event.data)
 
-Runs are plain dictionaries, as the API sends them. Every failure is a HeadraceApiError whose text is a sentence.
-Nothing waits for ever, and proxies of the environment are not used.
+Runs are plain dictionaries, as the API sends them. Every failed request raises HeadraceApiError, whose text is a
+sentence. Every request has a timeout. The proxy variables of the environment are ignored.
 """
 
 import threading
@@ -34,14 +34,14 @@ NOT_ENDED = ("queued", "running", "paused")
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.2, 3.0
 _CONNECT_S = 5.0
 _SILENCE_S = 45.0
-"""The API sends a heartbeat every 15 s; three missed mean that the connection is dead."""
+"""The API sends a heartbeat every 15 s. After three missed heartbeats the connection counts as dead."""
 
 
 class HeadraceApiError(HeadraceError):
-    """The run API refused, or could not be reached.
+    """The run API refused a request, or could not be reached.
 
     Args:
-        message: A sentence: the problem's ``detail``.
+        message: A sentence, such as the problem's ``detail``.
         status: HTTP status; None if there was no answer.
         problem: The RFC 9457 body, if there was one.
     """
@@ -57,9 +57,9 @@ class Submission:
     """The API's answer to a submit.
 
     Args:
-        run: The run; None if it was only checked.
-        warnings: What may surprise; nothing that keeps the run from starting.
-        derived: What the settings amount to: steps, prompt groups, completions.
+        run: The run; None if the config was only checked.
+        warnings: Notes on settings that may surprise. They do not keep the run from starting.
+        derived: Numbers that follow from the settings: steps, prompt groups, completions.
     """
 
     run: Run | None
@@ -68,24 +68,25 @@ class Submission:
 
     @property
     def run_id(self) -> str:
-        """The id of the run that was made."""
+        """The id of the submitted run."""
         if self.run is None:
             raise HeadraceApiError("the run was only checked, not submitted")
         return str(self.run["run_id"])
 
 
 class HeadraceClient:
-    """A connection to one run API.
+    """A client of one run API.
 
     Args:
-        base_url: Of the run API, such as ``http://127.0.0.1:8400``.
-        key: Its API key; ``headrace up`` prints where it is.
+        base_url: The run API's URL, such as ``http://127.0.0.1:8400``.
+        key: The API key; ``headrace up`` prints where it is kept.
         timeout_s: Longest wait for an answer.
-        submit_timeout_s: For that to a submit or a check, which read model and dataset.
-        ca_file: Certificates of the CAs that are trusted, of an ``https://`` API whose own is not one for everybody.
+        submit_timeout_s: Longest wait for the answer to a submit or a check, for which the API reads model and dataset;
+            ``timeout_s`` if left out.
+        ca_file: PEM file with the CAs to trust, for an ``https://`` API whose certificate is not from a public CA.
 
     Raises:
-        UserError: The file holds no certificates.
+        UserError: ``ca_file`` holds no certificates.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class HeadraceClient:
         self.close()
 
     def another(self) -> "HeadraceClient":
-        """Return a client of the same API with connections of its own, for another thread."""
+        """Return a client of the same API that has its own connections, for use in another thread."""
         return HeadraceClient(
             self.base_url,
             self._key,
@@ -133,23 +134,23 @@ class HeadraceClient:
         self._http.close()
 
     def submit(self, config: Mapping[str, Any]) -> Submission:
-        """Submit a run. A lost answer is asked for again without making a second run.
+        """Submit a run. If the answer is lost, the request is repeated with the same Idempotency-Key: no second run.
 
         Raises:
-            HeadraceApiError: The config was refused (the sentence says why), or the API is away.
+            HeadraceApiError: The config was refused (the message says why), or the API cannot be reached.
         """
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         return _submission(self._offer(config, headers=headers, num_tries=3))
 
     def check(self, config: Mapping[str, Any]) -> Submission:
-        """Validate a run config, dataset, model and rewards included, without making a run."""
+        """Validate a run config with its dataset, model and rewards, without creating a run."""
         return _submission(self._offer(config, params={"dry_run": "true"}))
 
     def wait_until_heard(self) -> None:
-        """Return once the API has answered at all.
+        """Check that the API answers, before a submit with its much longer timeout.
 
         Raises:
-            HeadraceApiError: It does not: a submit, which may take much longer, would be waited for in vain.
+            HeadraceApiError: The API does not answer.
         """
         try:
             self._http.get("/livez")
@@ -157,16 +158,16 @@ class HeadraceClient:
             raise self._away(error, self._timeout_s) from error
 
     def list(self, *, status: Collection[str] = (), name: str | None = None) -> list[Run]:
-        """Return the runs with one of these statuses and this name, newest first; all runs if neither is given."""
+        """Return the runs with one of these statuses and this name, newest first; all runs without arguments."""
         return [*self.each_run(status=status, name=name)]
 
     def each_run(self, *, status: Collection[str] = (), name: str | None = None) -> Iterator[Run]:
-        """Yield what ``list`` returns, and ask for each page when it is needed."""
+        """Yield the same runs as ``list``, fetching each page when it is needed."""
         wanted: dict[str, Any] = {"status": [*status]} if status else {}
         return self._pages("/v1/runs", "runs", **wanted, **({} if name is None else {"name": name}))
 
     def get(self, run_id: str) -> Run:
-        """Return one run: config, status, reason, progress, and what it is waiting for."""
+        """Return one run: config, status, reason, progress and ``waiting_for``."""
         return self._object("GET", f"/v1/runs/{_quoted(run_id)}")
 
     def stop(self, run_id: str) -> Run:
@@ -178,7 +179,7 @@ class HeadraceClient:
         return self._object("POST", f"/v1/runs/{_quoted(run_id)}/pause")
 
     def resume(self, run_id: str) -> Run:
-        """Ask a paused run to go on, whoever paused it. Asking twice is harmless."""
+        """Ask a paused run to go on, or a failed one to continue from its checkpoint. Asking twice is harmless."""
         return self._object("POST", f"/v1/runs/{_quoted(run_id)}/resume")
 
     def metrics(self, run_id: str) -> Rows:
@@ -186,7 +187,7 @@ class HeadraceClient:
         return [*self._pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics")]
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
-        """Return the rollouts trained in ``step``, or in the newest one that was logged."""
+        """Return the rollouts trained in ``step``; by default, those of the newest step that was logged."""
         path = f"/v1/runs/{_quoted(run_id)}/rollouts"
         return [*self._pages(path, "rollouts", **({} if step is None else {"step": step}))]
 
@@ -198,13 +199,16 @@ class HeadraceClient:
         patience_s: float = 60.0,
         stop: threading.Event | None = None,
     ) -> Iterator[Event]:
-        """Yield events until the run has ended, reconnecting where the stream broke off.
+        """Yield events until the run has ended. A broken stream is reconnected without losing events.
 
         Args:
-            run_id: The run.
-            last_event_id: Continue after this event; from the oldest that is kept if left out.
-            patience_s: How long the API may be away before this gives up.
-            stop: Set by another thread that has seen enough; noticed at the next event or reconnect.
+            run_id: The run's id.
+            last_event_id: Continue after this event; by default, begin with the oldest event that is kept.
+            patience_s: How long the API may be unreachable before the error is raised.
+            stop: Another thread sets it to end the stream, which happens at the next event or reconnect.
+
+        Raises:
+            HeadraceApiError: The API refused the request, or was unreachable for more than ``patience_s``.
         """
         stop = stop or threading.Event()
         backoff_s, answered_at = _FIRST_BACKOFF_S, time.monotonic()

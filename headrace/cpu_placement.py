@@ -3,8 +3,8 @@
     2 cores:  worker 0      rank 1
     8 cores:  worker 0-3    rank 4-7
 
-Unplaced, both start a thread a core and wait for each other: on two cores a training step took up to a hundred times
-longer than with a core of its own.
+Without placement, both start one thread per core and wait for each other. Measured on two cores: a training step took
+up to a hundred times longer than with its own core.
 """
 
 import json
@@ -19,17 +19,17 @@ _MAX_RANK_THREADS = 8
 
 
 def has_gpu(environment: Mapping[str, str]) -> bool:
-    """Return whether CUDA has a device to use, without importing torch."""
+    """Return whether CUDA can use a device, without importing torch."""
     if environment.get("CUDA_VISIBLE_DEVICES", "unset") in ("", "-1"):
         return False
     return any(path.name.removeprefix("nvidia").isdigit() for path in Path("/dev").glob("nvidia*"))
 
 
 def place(cores: Sequence[int], *, num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Return the variables of each generator, and those of the trainer.
+    """Return the environment variables of each generator, and those of the trainer.
 
-    A generator's cores depend on how many there are, and no two share one unless there are more of them than cores.
-    With one core there is nothing to divide, and nothing is said.
+    Generators get the first half of the cores and the training rank the rest. Two generators share a core only if
+    there are more generators than cores for them. With a single core, no variables are set.
     """
     cores = sorted(cores)
     if len(cores) < 2:
@@ -37,7 +37,6 @@ def place(cores: Sequence[int], *, num_generators: int) -> tuple[list[dict[str, 
     for_workers, for_rank = cores[: len(cores) // 2], cores[len(cores) // 2 :]
     generators: list[dict[str, str]] = []
     for index in range(num_generators):
-        # More generators than cores share them, in turn.
         share = for_workers[index % len(for_workers) :: num_generators]
         generators.append({WORKER_CORES: ",".join(str(core) for core in share)})
     threads = min(len(for_rank), _MAX_RANK_THREADS)

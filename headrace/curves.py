@@ -1,4 +1,4 @@
-"""Draws what a run's metrics.jsonl says as a PNG: how it got better, how stale, how fast, what the pushes cost."""
+"""Draws a run's metrics.jsonl as a PNG with four plots: reward, staleness, throughput and weight push times."""
 
 import json
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ _BLUE, _ORANGE, _GREY = "#2a6f97", "#e07a2f", "#8a8a8a"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a metrics log; a line torn by a crash is skipped.
+    """Return the rows of a metrics log. A line that a crash cut off is skipped.
 
     Raises:
-        UserError: There is no such file.
+        UserError: The file cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -38,13 +38,13 @@ def draw_curves(
     title: str,
     accuracy: tuple[float, float] | None = None,
 ) -> None:
-    """Write the picture.
+    """Write the plots to a PNG file.
 
     Args:
-        rows: Of read_metrics.
-        png: Where to.
-        title: Above everything.
-        accuracy: Held-out accuracy before and after the run, drawn at its ends.
+        rows: Rows from read_metrics.
+        png: Path of the file.
+        title: Title above all plots.
+        accuracy: Held-out accuracy before and after the run, drawn at the first and the last step.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -116,6 +116,6 @@ def _draw_pushes(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    """Return steps and values where the value is known."""
+    """Return the steps that have a number for this metric, and the numbers."""
     known = [row for row in rows if isinstance(row.get(name), int | float)]
     return [float(row["step"]) for row in known], [float(row[name]) for row in known]

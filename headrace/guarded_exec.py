@@ -1,9 +1,9 @@
-"""Becomes another program that is asked to end when its parent dies, and that listens on its parent's sockets.
+"""Executes a command that gets SIGTERM when its parent dies and that can listen on its parent's sockets.
 
     launcher --> python guarded_exec.py PARENT_PID SOCKETS COMMAND... --exec--> COMMAND
 
-A program of its own instead of a function between fork and exec, which threads of the launcher could deadlock. Run by
-path and isolated, so it may import the standard library alone.
+This is a separate program because a function between fork and exec could deadlock with the launcher's threads. It is
+run by its path in isolated mode, so it may import only the standard library.
 """
 
 import ctypes
@@ -18,18 +18,18 @@ _FIRST_FD = 3
 
 
 def guard(sockets: Mapping[str, int] | None = None) -> list[str]:
-    """Return what to put in front of a command so that it ends when this process dies.
+    """Return the words to put in front of a command so that it ends when this process dies.
 
     Args:
-        sockets: Descriptors by name that the command is to listen on, as shared/listening.py has it. The subprocess
-            must inherit them.
+        sockets: File descriptors of sockets for the command to listen on, by name; see shared/listening.py. The
+            subprocess must inherit them.
     """
     listed = ",".join(f"{name}={descriptor}" for name, descriptor in (sockets or {}).items())
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), listed]
 
 
 def main() -> None:
-    """Arrange for SIGTERM at the parent's death, then exec."""
+    """Ask the kernel for SIGTERM when the parent dies, then exec the command."""
     parent, listed, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _hand_on(sockets: Mapping[str, str]) -> None:
-    """Put sockets where sd_listen_fds(3) has them."""
+    """Move the sockets to descriptors 3, 4, ... and set the variables of sd_listen_fds(3)."""
     inherited = [int(descriptor) for descriptor in sockets.values()]
     out_of_the_way = max(*inherited, _FIRST_FD + len(inherited)) + 1
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, out_of_the_way) for descriptor in inherited]

@@ -1,10 +1,10 @@
-"""Notices that a service hangs: it takes connections, as the kernel does for it, and says nothing for a minute.
+"""Detects a hanging service: the kernel accepts connections for it, but it sends nothing for a minute.
 
-    every few seconds: a question to its port --> any reaction   it lives, however busy it is, or loading
-                                              --> none           a minute of these: it hangs
+    every few seconds: a request to its port --> any reaction   it is alive, also if busy or loading
+                                             --> no reaction    for a minute: it hangs
 
-Whatever reacts turns its event loop, so the answer itself does not matter: 503 is one, and so is a TLS alert. Only time
-in which this process itself ran is counted: after a laptop's sleep nobody has been silent for hours.
+Any reaction shows that the event loop runs, so the answer itself does not matter: 503 counts, and so does a TLS alert.
+Only time in which this process itself ran is counted. Otherwise every service would seem to hang after a laptop slept.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ LIVEZ = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 PING = b"PING\r\n"
 SILENT_S = 60.0
 FIRST_REACTION_S = 600.0
-"""From the start, with everything that a service imports from a slow disk."""
+"""Longest wait for the first reaction after the start: a service may import its packages from a slow disk."""
 _TICK_S, _ASK_EVERY_S, _ASK_AGAIN_S = 1.0, 5.0, 20.0
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a service is asked.
+    """The request that tests whether a service is alive.
 
     Args:
-        port: Of this machine.
-        text: Something that it reacts to.
+        port: Port on 127.0.0.1.
+        text: Bytes to send, to which the service reacts.
     """
 
     port: int
@@ -34,7 +34,7 @@ class Question:
 
 
 async def until_it_hangs(question: Question) -> float:
-    """Return, once nobody has reacted for long, for how many seconds; cancelled otherwise."""
+    """Return once the service hangs, with the seconds since its last reaction. Cancel this to stop watching."""
     silence, patience_s = Silence(), max(FIRST_REACTION_S, SILENT_S)
     while silence.seconds < patience_s:
         reacting = asyncio.create_task(_reacts(question), name=f"is port {question.port} alive")
@@ -51,13 +51,13 @@ async def until_it_hangs(question: Question) -> float:
             await asyncio.sleep(min(_ASK_EVERY_S, SILENT_S / 4))
             silence, patience_s = Silence(), SILENT_S
         elif not reacting.cancelled():
-            await asyncio.sleep(_TICK_S)  # nobody listens yet
+            await asyncio.sleep(_TICK_S)  # the service does not listen yet
             silence.go_on()
     return silence.seconds
 
 
 class Silence:
-    """Seconds that have passed while this process ran: of a gap in which it did not, two ticks count."""
+    """Counts seconds while this process runs. A gap in which it did not run counts as two ticks at most."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -71,13 +71,13 @@ class Silence:
 
 
 async def _reacts(question: Question) -> bool:
-    """Return once there was any reaction; False if nobody listens."""
+    """Return True at the first reaction; False if nothing listens on the port."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", question.port)
     except OSError:
         return False
     try:
-        with contextlib.suppress(OSError):  # it closes: a reaction too
+        with contextlib.suppress(OSError):  # closing the connection is a reaction too
             writer.write(question.text)
             await writer.drain()
             await reader.read(1)

@@ -1,9 +1,9 @@
-"""A port of 127.0.0.1 that is bound when it is picked, and stays bound as long as its holder wants.
+"""A port of 127.0.0.1 that is bound when it is chosen and stays bound until it is closed.
 
-    picked --> held: bound, callers are refused --handed on--> its service listens --ends--> held --> ...
+    chosen --> held: bound, callers are refused --handed on--> its service listens --ends--> held --> ...
 
-A port that is only looked for can be somebody else's by the time a service binds it, also while a service is started
-again. The service gets this very socket (guarded_exec.py, shared/listening.py).
+A port that is only found free may be taken by another process before the service binds it, also while a service
+restarts. So the service gets this very socket (guarded_exec.py, shared/listening.py).
 """
 
 import socket
@@ -18,17 +18,17 @@ class HeldPort:
     """Holds a port until it is closed.
 
     Args:
-        number: 0 takes any that is free.
+        number: The port; 0 takes any free port.
 
     Raises:
-        OSError: Somebody listens on it, or holds it.
+        OSError: Another process listens on the port or holds it.
     """
 
     def __init__(self, number: int = 0) -> None:
         self._socket = _bind(number)
         self.number: int = self._socket.getsockname()[1]
         try:
-            # Of several that have bound the port, one can listen.
+            # Several sockets can be bound to a port, but only one can listen on it.
             self._socket.listen(1)
         except OSError:
             self._socket.close()
@@ -37,23 +37,23 @@ class HeldPort:
 
     @property
     def url(self) -> str:
-        """Where its service answers."""
+        """The http:// URL of the service on this port."""
         return f"http://{_LOOPBACK}:{self.number}"
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket, to be handed on."""
+        """Return the descriptor of the socket, to be handed on to the service."""
         return self._socket.fileno()
 
     def refuse_callers(self) -> None:
-        """Listen no more, whoever has listened, and let nobody else bind the port."""
+        """Stop listening, also if the service listened on this socket, and keep other processes off the port."""
         hold(self._socket)
 
     def let_bind(self) -> None:
-        """Let a server that cannot be handed a socket bind the port; the kernel still gives it to nobody by itself."""
+        """Allow a server that cannot inherit a socket to bind the port. The kernel still assigns it to no one else."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -66,6 +66,6 @@ class HeldPort:
 def _bind(number: int) -> socket.socket:
     if number:
         return bound_socket(_LOOPBACK, number)
-    # Of a socket whose port the kernel chose the kernel lets the port go once the socket listens no more.
+    # If the kernel chose a socket's port, it releases the port when the socket stops listening. So bind by number.
     with bound_socket(_LOOPBACK, 0) as chosen:
         return bound_socket(_LOOPBACK, chosen.getsockname()[1])

@@ -1,10 +1,10 @@
-"""Which keys a command shows to a service. They come from the same place as its address, so that no key goes elsewhere.
+"""Finds the key for a service. It comes from the same place as the service's address, so no key is sent elsewhere.
 
-    --url, HEADRACE_URL             HEADRACE_API_KEY, or the file that HEADRACE_API_KEY_FILE names; the key comes first
+    --url, HEADRACE_URL             HEADRACE_API_KEY; if that is empty, the file that HEADRACE_API_KEY_FILE names
     --state-dir, HEADRACE_STATE_DIR,
-    ./.headrace                     the keys that `headrace up` made there, whatever the environment says
+    ./.headrace                     the keys that `headrace up` made there; the environment is ignored
 
-Keys are never options: a command line is public.
+A key is never a command-line option, because command lines are public.
 """
 
 import os
@@ -21,11 +21,11 @@ KeyName = Literal["api_key", "internal_key"]
 
 @dataclass(frozen=True)
 class KnownKey:
-    """A key; empty if there is none.
+    """A key and where it was found; both empty if there is none.
 
     Args:
-        key: To show.
-        source: The variable, or the file that one names.
+        key: The secret.
+        source: The variable that holds the key, or the ``_FILE`` variable and its path. For messages.
     """
 
     key: str = field(default="", repr=False)
@@ -33,7 +33,7 @@ class KnownKey:
 
 
 def key_of_environment(name: KeyName, environment: Mapping[str, str] = os.environ) -> KnownKey:
-    """Return the key that a variable holds, or the file that another one names.
+    """Return the key in HEADRACE_API_KEY or HEADRACE_INTERNAL_KEY, or else the one in the file that ..._FILE names.
 
     Raises:
         UserError: The file holds no key.
@@ -47,7 +47,7 @@ def key_of_environment(name: KeyName, environment: Mapping[str, str] = os.enviro
 
 
 def unused_variables(name: KeyName, used: str, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield the variables that name a key, where another one was used; files are not looked into."""
+    """Yield the variables that name another key than the one ``used``. Files are not read."""
     variable = _variable(name)
     if environment.get(variable, "") not in ("", used):
         yield variable
@@ -56,10 +56,10 @@ def unused_variables(name: KeyName, used: str, environment: Mapping[str, str] = 
 
 
 def secret_of(file: str, variable: str) -> str:
-    """Return the secret in a file.
+    """Return the secret in a file that a variable names.
 
     Raises:
-        UserError: There is none in it; the variable is named.
+        UserError: The file holds no secret; the message names the variable.
     """
     try:
         return read_secret(Path(file), variable=variable, otherwise="mend the path, or leave the variable out")

@@ -1,4 +1,4 @@
-"""The ports of one launch. Each is held from the moment it is picked (held_port.py): no two launches pick the same."""
+"""Chooses the ports of one launch. Each is held from then on (held_port.py), so two launches never choose the same."""
 
 import contextlib
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ from shared.listening import HTTP, METRICS
 DEFAULT_API_PORT = 8400
 _NUM_PORTS_TRIED = 50
 _TRAINER, _REWARDER, _FIRST_GENERATOR = 0, 1, 2
-"""Places in the row of ports for metrics."""
+"""Offsets from the first metrics port."""
 
 
 class Doors:
-    """The ports of one service: HTTP, and metrics if they are served.
+    """The ports of one service: HTTP and, if it serves metrics, a second one.
 
     Args:
-        http: Its port.
-        metrics_port: 0 is none.
-        scheme: What it speaks on that port.
+        http: The held HTTP port.
+        metrics_port: Number of the metrics port; 0 means no metrics.
+        scheme: ``http`` or ``https``, for the HTTP port.
 
     Raises:
-        UserError: The port for metrics is taken.
+        UserError: The metrics port is taken.
     """
 
     def __init__(self, http: HeldPort, *, metrics_port: int, scheme: str = "http") -> None:
         self.url = f"{scheme}://127.0.0.1:{http.number}"
         self.question = Question(http.number)
-        """What it is asked, to see whether it hangs."""
+        """The request that tests whether the service hangs."""
         self.listeners = {HTTP: http}
-        """What the service is handed."""
+        """The ports that are handed on to the service, by name."""
         if metrics_port:
             try:
                 self.listeners[METRICS] = HeldPort(metrics_port)
@@ -44,12 +44,12 @@ class Doors:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the service is told."""
+        """The service's environment variables for its ports."""
         numbers = {name: str(port.number) for name, port in self.listeners.items()}
         return {"HEADRACE_PORT": numbers[HTTP], "HEADRACE_METRICS_PORT": numbers.get(METRICS, "0")}
 
     def close(self) -> None:
-        """Give the ports back."""
+        """Release the ports."""
         for port in self.listeners.values():
             port.close()
 
@@ -64,23 +64,23 @@ class LaunchPorts:
     generators: list[Doors]
 
     def close(self) -> None:
-        """Give all ports back."""
+        """Release all ports."""
         self.redis.close()
         for doors in (self.trainer, self.rewarder, *self.generators):
             doors.close()
 
 
 def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int, scheme: str = "http") -> LaunchPorts:
-    """Pick a port for everyone.
+    """Choose and hold the ports of all services and of Redis.
 
     Args:
-        api_port: Of the run API; None takes 8400 or the next free one.
-        metrics_port: The first of as many as services run; 0 is none.
-        num_generators: Processes that generate.
-        scheme: What services speak: http, or https.
+        api_port: Port of the run API; None takes 8400 or the next free port.
+        metrics_port: First of consecutive metrics ports, one per service; 0 means no metrics.
+        num_generators: Number of generator processes.
+        scheme: ``http`` or ``https``, for all services.
 
     Raises:
-        UserError: A port that was asked for is taken.
+        UserError: A requested port is taken.
     """
     for_metrics = _for_metrics(metrics_port, num_generators)
     with contextlib.ExitStack() as held:
@@ -95,10 +95,10 @@ def hold_ports(*, api_port: int | None, metrics_port: int, num_generators: int, 
 
 
 def hold_generators(indices: range, *, metrics_port: int, scheme: str = "http") -> list[Doors]:
-    """Pick ports for these generators.
+    """Choose and hold ports for the generators with these indices.
 
     Raises:
-        UserError: A port for metrics is taken.
+        UserError: A metrics port is taken.
     """
     for_metrics = _for_metrics(metrics_port, indices.stop)
     with contextlib.ExitStack() as held:
@@ -115,7 +115,7 @@ def _for_metrics(first: int, num_generators: int) -> range:
 
 
 def _other_port(taken: range) -> HeldPort:
-    """Pick a port outside a range that somebody else is going to want."""
+    """Hold a free port outside a range that is meant for other listeners."""
     while (port := HeldPort()).number in taken:
         port.close()
     return port

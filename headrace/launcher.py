@@ -1,12 +1,12 @@
 """Runs all of headrace on one machine: an embedded Redis and the services, as children of this process.
 
-    lock --> end leftovers --> redis --> trainer, rewarder, generators --> (Ctrl-C) --> end in order --> nobody left
+    lock --> end leftovers --> redis --> trainer, rewarder, generators --> (Ctrl-C) --> end in order --> none left
                                                                ^
-                                          SIGUSR1: as many as `headrace scale` says
+                                          SIGUSR1: the number from `headrace scale`
 
-Nobody survives: a child is told when this process dies, every orphan is adopted, and what an earlier launcher that was
-killed outright left behind is ended first. What is true lives in Redis and in the runs' directories, so a crash of
-anything, this process included, costs work and no run.
+No process outlives the launcher. A child gets SIGTERM when the launcher dies, the launcher adopts every orphan, and a
+new launcher first ends the processes that a killed one left behind. All state is in Redis and in the runs'
+directories, so a crash of any process, the launcher included, costs work but never a run.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ _SWEEP_PATIENCE_S = 1.0
 
 
 def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
-    """Run until SIGINT or SIGTERM; return the exit status.
+    """Run until SIGINT or SIGTERM, and return the exit status.
 
     Raises:
-        UserError: Another launcher runs on this state directory, or it cannot be used or repaired.
+        UserError: Another launcher runs on this state directory, or the directory cannot be used or repaired.
     """
     state = StateDir(settings.state_dir)
     state.make()
@@ -62,12 +62,12 @@ def run(settings: UpSettings, *, say: Callable[[str], None]) -> int:
 
 
 class Launcher:
-    """One launch.
+    """Starts, supervises, scales and ends the processes of one launch.
 
     Args:
-        settings: What was asked for.
-        state: Its directory, locked.
-        say: Prints a line for the person at the terminal.
+        settings: The options of `headrace up`.
+        state: The state directory, already locked.
+        say: Prints a line for the user.
     """
 
     def __init__(self, settings: UpSettings, state: StateDir, *, say: Callable[[str], None]) -> None:
@@ -149,7 +149,7 @@ class Launcher:
         code = await service.keep_alive()
         if code is None:
             return
-        # While headrace starts, somebody is there to correct what the rewarder says; later, runs wait for another one.
+        # During the start, a user is there to correct the rewarder's settings. Later, runs wait for another rewarder.
         is_start_refused = service.spec.name == REWARDER and code == USER_ERROR and not self._is_ready
         if service.spec.is_essential or is_start_refused:
             self._give_up(f"headrace cannot run without {service.spec.name}")
@@ -163,7 +163,7 @@ class Launcher:
             self._stop.set()
 
     async def _announce_when_ready(self) -> None:
-        """Wait for the run API, and a while for the rewarder, which a submit needs; then say where everything is."""
+        """Wait for the run API, and a limited time for the rewarder, which a submit needs; then print all addresses."""
         slow_at = time.monotonic() + _SLOW_START_S
         async with self._asking(self._ports.trainer.url) as client:
             while not await _answers(client):
@@ -180,7 +180,7 @@ class Launcher:
                 self._say(line)
 
     async def _scale_when_told(self, redis_url: str, tasks: asyncio.TaskGroup) -> None:
-        """Run as many generators as are wanted, each time that somebody says how many."""
+        """Start or end generators each time that `headrace scale` sets a new number."""
         while True:
             await self._scaled.wait()
             self._scaled.clear()
@@ -225,7 +225,7 @@ class Launcher:
             await self._place(specs, tasks)
 
     async def _place(self, specs: Sequence[ServiceSpec], tasks: asyncio.TaskGroup) -> None:
-        """Start those generators again whose cores are others now that there are as many as there are."""
+        """Restart the generators whose cores have changed with the number of generators."""
         async with self._asking() as client:
             places = [
                 _Place(spec, doors.url, client, functools.partial(self._replace, spec, tasks))
@@ -245,7 +245,7 @@ class Launcher:
         self._supervise(spec, tasks)
 
     async def _wait_for_rewarder(self) -> None:
-        """Wait until it answers, crashes, or has had its time; whoever watches it says what became of it."""
+        """Wait until the rewarder answers, crashes, or its time is up. Its SupervisedProcess reports a crash."""
         give_up_at = time.monotonic() + _REWARDER_START_S
         (rewarder,) = (service for service in self._running if service.spec.name == REWARDER)
         async with self._asking(self._ports.rewarder.url) as client:
@@ -276,7 +276,7 @@ class Launcher:
         )
 
     async def _end(self) -> None:
-        """End the trainer while all it needs to save is there, then the others, then Redis."""
+        """End the trainer first, which needs the other services to save its state; then the others, and Redis last."""
         self._say("stopping (Ctrl-C again kills)")
         for service in self._running:
             service.start_no_more()
@@ -290,14 +290,14 @@ class Launcher:
             self._say(f"{service.spec.name} did not end in time and was killed")
 
     def _sweep(self) -> None:
-        """Kill whatever a service left behind."""
+        """End the processes that services left behind."""
         left = process_table.descendants(os.getpid())
         process_table.end(left, patience_s=_SWEEP_PATIENCE_S)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a generator is to run; see rearrangement.Movable."""
+    """A generator and its new cores; see rearrangement.Movable."""
 
     spec: ServiceSpec
     url: str
@@ -305,16 +305,16 @@ class _Place:
     restart: Callable[[], Awaitable[None]]
 
     async def is_ready(self) -> bool:
-        """Return whether it serves the run."""
+        """Return whether the generator serves the run."""
         return await _answers(self.client, self.url)
 
     async def move(self) -> None:
-        """Start it again."""
+        """Restart the generator on its new cores."""
         await self.restart()
 
 
 def announcement(state: StateDir, endpoint: Endpoint, *, metrics_port: int) -> list[str]:
-    """Return what a person needs to know once the API answers."""
+    """Return the lines that tell the user, once the API answers, where everything is."""
     served = (TRAINER, REWARDER, *("generator" for _ in endpoint.generator_urls)) if metrics_port else ()
     return [
         "headrace is up.",
@@ -337,7 +337,7 @@ async def _answers(client: httpx.AsyncClient, url: str = "") -> bool:
 
 
 def _end_leftovers(state: StateDir, say: Callable[[str], None]) -> None:
-    """End the services of a launcher that was killed outright; the lock says that it is gone."""
+    """End the services of a launcher that was killed. Since this process has the lock, that launcher is gone."""
     endpoint = state.endpoint()
     if endpoint is None:
         return

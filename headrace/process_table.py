@@ -1,7 +1,7 @@
-"""Reads /proc: who is alive, who descends from whom, and how to be sure that nobody is left.
+"""Finds living processes and their descendants in /proc, and ends them.
 
 launcher (child subreaper) -- service -- worker
-                                 dies --^ its worker becomes the launcher's child, and is found here
+                                 dies --^ its worker becomes the launcher's child, so it can still be found
 """
 
 import contextlib
@@ -24,13 +24,13 @@ def adopt_orphans() -> None:
 
 
 def mark(pid: int) -> ProcessMark | None:
-    """Return the mark of a living process; None if there is none or it is a zombie."""
+    """Return the mark of a living process; None if there is no such process or it is a zombie."""
     state = _stat(pid)
     return None if state is None or state[0] in "ZX" else ProcessMark(pid, state[2])
 
 
 def is_alive(process: ProcessMark) -> bool:
-    """Return whether that very process still runs, not a later one of the same pid."""
+    """Return whether this process still runs. A later process with the same pid does not count."""
     return mark(process.pid) == process
 
 
@@ -49,7 +49,7 @@ def descendants(ancestor: int) -> list[ProcessMark]:
 
 
 def end(processes: Iterable[ProcessMark], *, patience_s: float) -> list[ProcessMark]:
-    """Ask processes to end, kill those that have not after `patience_s`; return the killed ones."""
+    """Send SIGTERM, and SIGKILL to the processes that still run after `patience_s`; return the killed processes."""
     remaining = [process for process in processes if is_alive(process)]
     for process in remaining:
         _send(process, signal.SIGTERM)
@@ -61,7 +61,7 @@ def end(processes: Iterable[ProcessMark], *, patience_s: float) -> list[ProcessM
 
 
 def wait_until_gone(processes: Iterable[ProcessMark], *, timeout_s: float) -> list[ProcessMark]:
-    """Wait for processes to end; return those still there when the time is up."""
+    """Wait for processes to end; return the ones that still run after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     remaining = [process for process in processes if is_alive(process)]
     while remaining and time.monotonic() < deadline:
@@ -82,6 +82,6 @@ def _stat(pid: int) -> tuple[str, int, int] | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The name in parentheses may hold anything, parentheses and spaces included.
+    # The process name in parentheses may itself contain parentheses and spaces.
     fields = text.rpartition(")")[2].split()
     return fields[0], int(fields[1]), int(fields[19])

@@ -1,7 +1,7 @@
-"""Moves running generators to other places, one after another, so that somebody serves the run all the while.
+"""Moves running generators to other cores, one after another, so that the run is served all the time.
 
-A generator has to start again for that, and then has the model to load and the next push to wait for. So one that is
-ready is moved when another is ready too, and the next one only when it is ready again.
+A generator has to restart for the move. It then loads its model and waits for the next push before it is ready again.
+So a ready generator is moved only while another one is ready, and the next move waits until it is ready again.
 """
 
 import asyncio
@@ -12,28 +12,28 @@ _LOOK_EVERY_S = 0.2
 
 
 class Movable(Protocol):
-    """A generator."""
+    """A generator that can be moved."""
 
     async def is_ready(self) -> bool:
-        """Return whether it serves the run."""
+        """Return whether the generator serves the run."""
         ...
 
     async def move(self) -> None:
-        """Start it again in its new place; returns once it was started."""
+        """Restart the generator in its new place; return once it was started."""
         ...
 
 
 async def rearrange(moving: Sequence[Movable], *, others: Sequence[Movable], is_outdated: Callable[[], bool]) -> None:
-    """Move each of ``moving``.
+    """Move each generator of ``moving``.
 
     Args:
-        moving: Those in the wrong place.
-        others: Those that stay, or have just been started.
-        is_outdated: Whether the places are to be given out anew; what has not moved is then left where it is.
+        moving: Generators in the wrong place.
+        others: Generators that stay or have just been started.
+        is_outdated: Whether new places are about to be assigned. If so, the remaining generators are not moved.
     """
 
     async def until(happened: Callable[[], Awaitable[bool]]) -> bool:
-        """Return False if the rest is not to be moved any more."""
+        """Wait until ``happened``; return False if the places are outdated before that."""
         while not is_outdated():
             if await happened():
                 return True

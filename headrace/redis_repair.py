@@ -1,10 +1,10 @@
-"""What to do about an append-only file that the embedded Redis cannot read: on request, cut it where the damage begins.
+"""Repairs append-only files that the embedded Redis cannot read: on request, cuts them where the damage begins.
 
-    base.rdb   incr.1.aof   incr.2.aof      replayed in this order, which the manifest has
-                 ....X...                   damaged at X: what stands before is kept, the rest and incr.2 are lost
+    base.rdb   incr.1.aof   incr.2.aof      replayed in this order, which the manifest lists
+                 ....X...                   damaged at X: the part before X is kept, the rest and incr.2 are lost
 
-The server's binary is its own checker, under another name. All files are kept aside before one is cut. An end that was
-torn off by a crash is no damage: the server cuts it by itself.
+The checker is the server's binary, called by another name. All files are kept in another directory before one is cut.
+An incomplete last record after a crash does not count as damage: the server removes it by itself.
 """
 
 import os
@@ -24,16 +24,16 @@ _MANIFEST = "appendonly.aof.manifest"
 _ENTRY = re.compile(r"file (\S+) seq \d+ type ([bi])")
 _OK_UP_TO = re.compile(r"ok_up_to=(\d+)")
 _BAD_FORMAT = "Bad file format reading the append only file"
-"""What the server says last of a file that is damaged and not only torn."""
+"""In the server's last log message if a file is damaged, and not only cut off by a crash."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """The first file that is damaged.
+    """The first damaged file.
 
     Attributes:
-        num_good_bytes: What stands before the damage; of a base there is nothing to be kept.
-        later: Names of the files that are replayed after it.
+        num_good_bytes: Bytes before the damage. They are not used for a base file, of which nothing can be kept.
+        later: Names of the files that are replayed after this one.
     """
 
     file: Path
@@ -48,11 +48,11 @@ class Damage:
 
 
 def why_unreadable(directory: Path, *, last_words: str) -> str:
-    """Return what a server that ended could not read, and what to do; nothing if its files are not the reason.
+    """Return which file a server could not read, and what to do; empty if it ended for another reason.
 
     Args:
-        directory: Its data.
-        last_words: Of its log.
+        directory: The server's data directory.
+        last_words: The last message in its log.
     """
     damage = find_damage(directory)
     if damage is None or not (damage.is_base or _BAD_FORMAT in last_words):
@@ -69,7 +69,7 @@ def why_unreadable(directory: Path, *, last_words: str) -> str:
 
 
 def repair(directory: Path) -> str:
-    """Cut damaged files, and return what was done.
+    """Cut the damaged files, and return a description of the repair.
 
     Raises:
         UserError: The files cannot be read or written.
@@ -82,7 +82,7 @@ def repair(directory: Path) -> str:
 
 
 def find_damage(directory: Path) -> Damage | None:
-    """Check all files of a server that does not run, in the order in which it replays them."""
+    """Return the first damaged file in replay order, or None. The server must not be running."""
     manifest = directory / _APPEND_ONLY / _MANIFEST
     if not manifest.exists():
         return None
@@ -97,7 +97,7 @@ def find_damage(directory: Path) -> Damage | None:
 
 
 def _num_good_bytes(file: Path, *, is_snapshot: bool) -> int | None:
-    """Return how much of a damaged file can be read; None if it is whole."""
+    """Return how many bytes of a damaged file can be read; None if the file is intact."""
     checker = "valkey-check-rdb" if is_snapshot else "valkey-check-aof"
     done = subprocess.run(
         [checker, str(file)],
@@ -125,7 +125,7 @@ def _cut(damage: Damage) -> str:
         for file in live.iterdir():
             file.unlink()
         return f"{said}: Redis starts empty; its files are kept in {aside}"
-    # Other files under the same names: those kept aside stay as they are.
+    # Replace files instead of writing into them: the kept ones are hard links to the same data.
     shorter = live / ".shorter"
     shutil.copy(damage.file, shorter)
     os.truncate(shorter, damage.num_good_bytes)

@@ -1,7 +1,7 @@
-"""`headrace rewards list`: what a running rewarder knows by name, and how it is doing.
+"""`headrace rewards list`: the reward functions that a running rewarder knows by name, and their state.
 
-GET /v1/rewards           name, kind, version, why an edit is not in force
-GET /v1/rewards/{name}    of an endpoint: its URL, and whether its breaker leaves it alone
+GET /v1/rewards           name, kind, version, and why an edited file is not in use
+GET /v1/rewards/{name}    for a reward endpoint: its URL and the state of its circuit breaker
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,16 +23,16 @@ from shared.tls import trusted, why_away
 
 _TIMEOUT_S = 30.0
 _MAX_ENDPOINTS = 50
-"""Asked about one by one; of more, the rest are listed by name."""
+"""Details are requested for this many endpoints, one request each. Any others are listed without them."""
 
 
 def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[dict[str, Any]]:
-    """Return what a rewarder knows; an endpoint with what its own route tells.
+    """Return the reward functions that a rewarder knows; for a reward endpoint also its URL and state.
 
     Raises:
-        HeadraceApiError: It does not take the key.
+        HeadraceApiError: The rewarder refuses the key.
         UserError: ``ca_file`` holds no certificates.
-        HeadraceError: It cannot be reached, or is no rewarder.
+        HeadraceError: The URL cannot be reached or is not a rewarder.
     """
     address = f"{url.rstrip('/')}/v1/rewards"
     headers = {"Authorization": f"Bearer {key}"}
@@ -44,7 +44,7 @@ def known_rewards(url: str, key: str, *, ca_file: Path | None = None) -> list[di
 
 
 def table(known: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a line for each, and below it what else there is to say of it."""
+    """Return a table with a row for each function; its last column has summary, URL, breaker state and warning."""
     view = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("name", "kind", "version", "needs", "what it says"):
         view.add_column(column, overflow="fold")

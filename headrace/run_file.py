@@ -1,7 +1,7 @@
-"""Reads a run file: YAML or JSON whose keys are those of RunConfig.
+"""Reads a run file: YAML or JSON with the keys of RunConfig.
 
-A path in it is meant from the file's own directory, so that a run file can lie beside its data and be submitted from
-anywhere. Whether the values make sense is the run API's to say; it says it in the same words to everyone.
+Paths are relative to the file's own directory, so a run file can lie beside its data and be submitted from anywhere.
+The run API checks the values, so that every client gets the same messages.
 """
 
 import json
@@ -21,7 +21,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
     """Return the file's settings, with the paths in it made absolute.
 
     Raises:
-        UserError: It cannot be read, is neither YAML nor JSON, or is not a table of settings.
+        UserError: The file cannot be read, is neither YAML nor JSON, or is not a table of settings.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -41,7 +41,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
 
 
 def _refuse_what_json_has_not(name: str, value: Any, path: Path) -> None:
-    """YAML has dates, infinity and NaN; the run API speaks JSON."""
+    """Raise UserError for a date, infinity or NaN: YAML has them, but the run API takes JSON."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -49,10 +49,10 @@ def _refuse_what_json_has_not(name: str, value: Any, path: Path) -> None:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return what ``NAME=VALUE`` texts set, values read as in a YAML run file.
+    """Return the settings in ``NAME=VALUE`` texts. Values are read as in a YAML run file.
 
     Raises:
-        UserError: One of them is no such text.
+        UserError: A text is not of this form, or its value is not YAML.
     """
     settings: dict[str, Any] = {}
     for text in texts:
@@ -64,7 +64,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """Make paths absolute: what exists beside the file, and what can be nothing else; the rest may be a hub id."""
+    """Make paths absolute that exist, begin with ``.`` or ``~``, or end like a data file. Others may be hub ids."""
     for name in _PATHS:
         _make_absolute(settings, name, directory)
     mixture: Any = settings.get("datasets")
@@ -79,7 +79,7 @@ def _with_absolute_paths(settings: dict[str, Any], directory: Path) -> dict[str,
 
 
 def _absolute_directory(name: object, directory: Path) -> object:
-    """Return the absolute path of a reward model's directory; any other reward name as it is."""
+    """Return the absolute path of a reward model's directory; any other reward name unchanged."""
     if not isinstance(name, str) or "/" not in name:
         return name
     path = directory / Path(name).expanduser()
@@ -115,12 +115,12 @@ def _parse_yaml(text: str, path: Path) -> Any:
         _refuse_doubles([str(key.value) for key, _ in node.value], path)
         return loader.construct_mapping(node)
 
-    # YAML 1.1 reads `1e-6` as text; here it is a number.
+    # YAML 1.1 reads `1e-6` as text. Read it as a number.
     run_file_loader: Any = type("RunFileLoader", (yaml.SafeLoader,), {})
     run_file_loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
     run_file_loader.add_constructor("tag:yaml.org,2002:map", table)
     try:
-        return yaml.load(text, run_file_loader)  # a SafeLoader: makes numbers, text, lists and tables alone
+        return yaml.load(text, run_file_loader)  # a SafeLoader, so it creates only plain values
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}{where}: not YAML ({error.problem})") from error

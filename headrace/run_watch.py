@@ -1,10 +1,10 @@
-"""What is known of a run that is being watched: its record, its metrics by step, and what was said last.
+"""The state of a watched run: its record, its metrics by step, and its newest messages.
 
     GET run ------> |          |
     GET metrics --> | RunWatch | --> watch_view.py
     events -------> |          |
 
-No clock, no network, no terminal: fed by whoever has these, so that a test can feed it too.
+It uses no clock, network or terminal. The caller passes everything in, so a test can do the same.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ _RATE_STEPS = 20
 
 
 class RunWatch:
-    """Everything the views show of one run."""
+    """Everything that the views show about one run."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -27,11 +27,11 @@ class RunWatch:
         self.messages: deque[str] = deque(maxlen=_NUM_MESSAGES)
 
     def take_run(self, run: Run) -> None:
-        """Note the newest record."""
+        """Replace the run's record."""
         self.run = run
 
     def take_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Note one step; a step that was trained again after a crash replaces its first try and what came after."""
+        """Store the metrics of one step. A step repeated after a crash replaces its first try and all later steps."""
         numbers = {
             name: float(value)
             for name, value in metrics.items()
@@ -45,7 +45,7 @@ class RunWatch:
         self.by_step[step] = numbers
 
     def take_event(self, event: Event) -> None:
-        """Note what a run said."""
+        """Store the metrics or the message of an event."""
         if event.kind == "metrics":
             self.take_metrics(event.data)
         elif event.kind == "log" and isinstance(event.data.get("message"), str):
@@ -70,37 +70,37 @@ class RunWatch:
 
     @property
     def status(self) -> str:
-        """Its status."""
+        """The run's status."""
         return str(self.run["status"])
 
     @property
     def is_paused(self) -> bool:
-        """Whether it stands still until somebody resumes it, or its rewards work again."""
+        """Whether the run is paused until a user resumes it or its rewards work again."""
         return self.status == "paused"
 
     @property
     def reason(self) -> str:
-        """Why it ended, or is paused; empty if there is nothing to say."""
+        """Why the run ended or is paused; empty if there is no reason."""
         return str(self.run.get("reason") or "")
 
     @property
     def paused_s(self) -> float:
-        """How long it was paused so far."""
+        """How long the run has been paused so far, in seconds."""
         return float(self._progress().get("paused_s", 0.0) or 0.0)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will never go on."""
+        """Whether the run is finished, stopped or failed."""
         return self.status in ENDED
 
     @property
     def waiting_for(self) -> str:
-        """What it is waiting for; empty if nothing."""
+        """What the run is waiting for; empty if it is not waiting."""
         return "" if self.has_ended else str(self.run.get("waiting_for") or "")
 
     @property
     def refusals(self) -> list[str]:
-        """Who cannot serve the run, each with why, as far as ``waiting_for`` does not say so."""
+        """A sentence for each replica that cannot serve the run, unless ``waiting_for`` already has the reason."""
         found: list[dict[str, Any]] = [] if self.has_ended else self.run.get("refusals") or []
         return [
             f"{_replica(refusal)} cannot serve it: {refusal['reason']}"
@@ -110,7 +110,7 @@ class RunWatch:
 
     @property
     def progress_in_words(self) -> str:
-        """How many steps are made, or why that cannot be said yet."""
+        """The number of steps made, or why there are none yet."""
         if self.max_steps:
             return f"step {self.step} of {self.max_steps}"
         if self.step:
@@ -120,7 +120,7 @@ class RunWatch:
 
     @property
     def queues(self) -> str:
-        """Prompt groups in the streams, by what they wait for; nothing where nobody works on them any more."""
+        """The number of prompt groups in each stream; after the run has ended, only dead letters."""
         depths = cast("dict[str, int]", self.run.get("queues") or {})
         names = ("dead_letters",) if self.has_ended else ("prompts", "completions", "scored", "dead_letters")
         return ", ".join(
@@ -136,11 +136,11 @@ class RunWatch:
 
     @property
     def max_steps(self) -> int:
-        """Optimizer steps there will be; 0 while unknown."""
+        """Optimizer steps of the whole run; 0 while unknown."""
         return max(0, int(self._progress().get("max_steps", 0)))
 
     def count(self, name: str) -> int:
-        """Return a count of the run's progress, such as ``groups_trained``."""
+        """Return a count from the run's progress, such as ``groups_trained``."""
         return int(self._progress().get(name, 0) or 0)
 
     @property
@@ -150,11 +150,11 @@ class RunWatch:
 
     @property
     def num_in_flight(self) -> int:
-        """Groups admitted and neither trained nor dropped."""
+        """Groups that were admitted but are neither trained nor dropped yet."""
         return self.count("groups_admitted") - self.count("groups_trained") - sum(self.dropped.values())
 
     def series(self, name: str) -> list[float]:
-        """Return a metric's values in the order of steps; steps without it are left out."""
+        """Return a metric's values in the order of steps, without the steps that lack it."""
         return [row[name] for _, row in sorted(self.by_step.items()) if name in row]
 
     def last(self, name: str) -> float | None:
@@ -163,12 +163,12 @@ class RunWatch:
         return values[-1] if values else None
 
     def seconds_gone(self, now_s: float) -> float | None:
-        """Return how long it has run, or how long it ran."""
+        """Return the seconds since the run started, until now or until it ended; None if it has not started."""
         started, ended = self.run.get("started_at_s"), self.run.get("ended_at_s")
         return None if started is None else max(0.0, float(ended or now_s) - float(started))
 
     def seconds_left(self) -> float | None:
-        """Return an estimate from the pace of the newest steps, without pauses; None while it cannot be told."""
+        """Return an estimate from the pace of the newest steps, without pauses; None if there is no estimate."""
         rows = [row for _, row in sorted(self.by_step.items()) if "at_s" in row][-_RATE_STEPS:]
         times = [row["at_s"] - row.get("paused_s", 0.0) for row in rows]
         if self.has_ended or self.is_paused or len(times) < 2 or not self.max_steps:

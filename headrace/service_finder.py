@@ -1,12 +1,12 @@
-"""Finds the running headrace that a command means.
+"""Finds the running headrace for a command.
 
---url                             a service somewhere else
---state-dir                       the one `headrace up` runs here
-HEADRACE_URL                      a service somewhere else
-HEADRACE_STATE_DIR, ./.headrace   the one `headrace up` runs here
+--url                             a service on another machine
+--state-dir                       the service that `headrace up` runs here
+HEADRACE_URL                      a service on another machine
+HEADRACE_STATE_DIR, ./.headrace   the service that `headrace up` runs here
 
-The first that is there counts, and its key comes from the same place: known_keys.py. So does the file with the CA of
-its certificate: HEADRACE_TLS_CA_FILE, or what `headrace up` was told.
+The first one that is set is used. Its key comes from the same place (known_keys.py). So does the CA file for its
+certificate: HEADRACE_TLS_CA_FILE, or the file that `headrace up` was started with.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from shared.errors import HeadraceError, UserError
 from shared.tls import CA_VARIABLE
 
 _ANSWER_S, _SUBMIT_S = 15.0, 120.0
-"""The run API gives Redis 10 s before it says that Redis is away; a submit reads model and dataset."""
+"""The run API waits 10 s for Redis before it reports Redis as unreachable. A submit reads model and dataset."""
 _NO_SUCH_RUN, _UNAUTHORIZED = "/problems/no-such-run", 401
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which service is meant."""
+    """Add the options that choose the service."""
     parser.add_argument(
         "--url", help="run API of a service elsewhere; its key: HEADRACE_API_KEY, or HEADRACE_API_KEY_FILE"
     )
@@ -43,10 +43,10 @@ def add_state_dir_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(arguments: argparse.Namespace) -> HeadraceClient:
-    """Return a client of the service that is meant.
+    """Return a client of the service that the arguments or the environment choose.
 
     Raises:
-        UserError: There is none; the sentence says where it was looked for.
+        UserError: No service was found, and the message says where it was looked for; or a key or address is wrong.
     """
     url = _url_elsewhere(arguments)
     if url:
@@ -64,16 +64,16 @@ def connect(arguments: argparse.Namespace) -> HeadraceClient:
 
 
 def ca_file_elsewhere(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return whose certificates a service elsewhere may show; None is everybody's."""
+    """Return the CA file for a service on another machine; None trusts the public CAs."""
     named = environment.get(CA_VARIABLE, "")
     return Path(named) if named else None
 
 
 def key_elsewhere(url: str) -> str:
-    """Return the API key of a service elsewhere.
+    """Return the API key for a service on another machine.
 
     Raises:
-        UserError: There is none.
+        UserError: No key is set.
     """
     key = key_of_environment("api_key").key
     if not key:
@@ -84,10 +84,10 @@ def key_elsewhere(url: str) -> str:
 
 
 def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[StateDir, Endpoint]:
-    """Return the directory of what `headrace up` runs here, and where that is.
+    """Return the state directory of the running `headrace up`, and the addresses of its services.
 
     Raises:
-        UserError: It runs nothing here; the sentence says where it was looked for, and what to do instead.
+        UserError: Nothing is running. The message says which directory was looked at, and ends with ``instead``.
     """
     state = StateDir(choose_state_dir(arguments.state_dir))
     endpoint = state.endpoint()
@@ -97,7 +97,7 @@ def local_service(arguments: argparse.Namespace, *, instead: str = "") -> tuple[
 
 
 def in_terms_of_commands(error: HeadraceError, arguments: argparse.Namespace) -> str:
-    """Return what went wrong for a person at the command line, who sends no requests and no headers."""
+    """Return an error's message for users of the command line: about commands, not requests and headers."""
     if not isinstance(error, HeadraceApiError):
         return str(error)
     if error.problem.get("type") == _NO_SUCH_RUN:

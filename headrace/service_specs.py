@@ -1,10 +1,10 @@
-"""Which processes make up headrace on one machine, with their commands and their environment.
+"""The processes of headrace on one machine, with their commands and environments.
 
     redis --> trainer (run API; spawns ranks)   rewarder   generator-0 .. generator-(N-1)
-                                                           or one process of N simulated ones
+                                                           or one process of N simulated generators
 
-Everything that a service is told, it is told by environment, but for keys and the password of Redis: those it inherits
-as open files in memory. A command line is public, and an environment is shown to every process of the same user.
+Services are configured by environment variables. Keys and the Redis password are inherited as open files in memory
+instead, because command lines are public and every process of the same user can read an environment.
 """
 
 import os
@@ -27,21 +27,21 @@ REDIS, TRAINER, REWARDER, SIMULATED = "redis", "trainer", "rewarder", "simulated
 
 
 def default_commands() -> dict[str, tuple[str, ...]]:
-    """Return how the services are started."""
+    """Return the command of each kind of service."""
     modules = {TRAINER: "trainer", REWARDER: "rewarder", "generator": "generator", SIMULATED: "generator.simulated"}
     return {name: (sys.executable, "-m", f"services.{module}") for name, module in modules.items()}
 
 
 @dataclass(frozen=True)
 class UpSettings:
-    """What `headrace up` was asked for.
+    """The options of `headrace up`.
 
     Attributes:
-        num_simulated: Simulated generators, in one process, that take the place of all others; 0 is none.
-        metrics_port: Of the trainer's metrics; the rewarder's are on the next one, the generators' on those after it.
-            0 is none.
-        scheme: What services speak: https where HEADRACE_TLS_CERT_FILE is set, which they read themselves.
-        ca_file: With the CA of their certificate.
+        num_simulated: Number of simulated generators, which run in one process and replace all real ones; 0 for none.
+        metrics_port: Port of the trainer's metrics. The rewarder uses the next port, and the generators the ports
+            after it. 0 means no metrics.
+        scheme: ``https`` if HEADRACE_TLS_CERT_FILE is set, which the services read themselves; else ``http``.
+        ca_file: File with the CA of the services' certificate.
     """
 
     state_dir: Path
@@ -57,12 +57,12 @@ class UpSettings:
 
     @property
     def num_generator_processes(self) -> int:
-        """How many processes generate."""
+        """Number of generator processes."""
         return 1 if self.num_simulated else self.num_generators
 
 
 def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec:
-    """Return the embedded server, which binds its port by itself; its configuration file is written."""
+    """Write the embedded server's configuration file, and return its spec. The server binds its port by itself."""
     port.let_bind()
     config = embedded_redis.write_config(state.redis, port=port.number, password=password)
     return ServiceSpec(
@@ -80,10 +80,10 @@ def redis_spec(state: StateDir, *, port: HeldPort, password: str) -> ServiceSpec
 def service_specs(
     settings: UpSettings, state: StateDir, *, keys: Keys, ports: LaunchPorts, redis_url: str
 ) -> list[ServiceSpec]:
-    """Return the services in the order in which they are ended: the trainer's ranks save first."""
+    """Return the services. The trainer is first, because it is ended first: its ranks save a checkpoint."""
     common = _common_environment(state, redis_url)
     secrets = _secrets(keys, redis_url)
-    # Whom the rewarder talks to knows it by the key of users.
+    # The rewarder does not get the internal key: requests between it and other services carry the API key.
     for_rewarder = {name: secret for name, secret in secrets.items() if name != _INTERNAL_KEY_FILE}
     _, for_trainer = _placement(settings.num_generator_processes)
     trainer_environment = {
@@ -137,7 +137,7 @@ def generator_spec(
     doors: Doors,
     num_generators: int,
 ) -> ServiceSpec:
-    """Return one of ``num_generators`` generators, counted from 0."""
+    """Return the generator with this index, of ``num_generators``. Indices begin at 0."""
     for_generators, _ = _placement(num_generators)
     name = f"generator-{index}"
     own = {**doors.environment, "HEADRACE_REPLICA_ID": name, **_unless_set(for_generators[index])}
@@ -155,11 +155,11 @@ def generator_spec(
 
 
 def importable_environment() -> dict[str, str]:
-    """Return this process's environment, in which another Python finds our packages and none of their namesakes."""
+    """Return this process's environment, changed so that a Python subprocess imports our packages."""
     root = str(Path(__file__).resolve().parent.parent)
     return {
         **os.environ,
-        # Our packages have generic names: a folder `services` where the user stands must not win over them.
+        # Our packages have generic names: a folder `services` in the user's working directory must not hide ours.
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": _joined_path(root, os.environ.get("PYTHONPATH")),
         "PYTHONUNBUFFERED": "1",
@@ -177,14 +177,14 @@ def _fits_a_file(password: str) -> bool:
 
 
 def _common_environment(state: StateDir, redis_url: str) -> dict[str, str]:
-    # Those of the person who starts us are for elsewhere.
+    # The secrets in the user's environment are for other services.
     inherited = {name: value for name, value in importable_environment().items() if name not in SECRETS}
     return {
         **inherited,
         "HEADRACE_REDIS_URL": without_password(redis_url) if _fits_a_file(password_of(redis_url)) else redis_url,
         "HEADRACE_HOST": "127.0.0.1",
         "HEADRACE_API_KEYS_FILE": str(state.api_keys_file),
-        # `my_rewards:function` is looked for where the user stands.
+        # `my_rewards:function` is also looked for in the user's working directory.
         "HEADRACE_REWARD_PATH": _joined_path(os.environ.get("HEADRACE_REWARD_PATH"), os.getcwd()),
     }
 

@@ -1,14 +1,14 @@
-"""The directory in which a launcher keeps what it must find again.
+"""The directory in which a launcher keeps its keys, addresses, logs and data.
 
-    .headrace/         0700   one launcher at a time
-      keys/            0600   api_key, internal_key, redis_password: made once, used ever after; api_keys: named keys
-      lock                    held by the launcher for as long as it lives
-      endpoint.json    0600   where the services are; there only while they run
-      redis_url        0600   where their Redis is, with its password; the same
-      generators              how many are wanted; there only if `headrace scale` said so
+    .headrace/         0700   used by one launcher at a time
+      keys/            0600   api_key, internal_key, redis_password: made once and kept; api_keys: named keys
+      lock                    held by the launcher as long as it lives
+      endpoint.json    0600   the services' addresses; exists only while they run
+      redis_url        0600   the URL of their Redis, with its password; exists only while they run
+      generators       0600   the wanted number of generators; exists only after `headrace scale`
       logs/  redis/  runs/
 
-Secrets are in files of their own, so that a shell can say $(cat .headrace/keys/api_key).
+Each secret has its own file, so that a shell can use $(cat .headrace/keys/api_key).
 """
 
 import fcntl
@@ -39,7 +39,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class ProcessMark:
-    """A process, told apart from a later one that got the same pid by when it started."""
+    """Identifies a process by pid and start time, because a later process may get the same pid."""
 
     pid: int
     started_ticks: int
@@ -47,7 +47,7 @@ class ProcessMark:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a running launcher and its services are."""
+    """The addresses and processes of a running launcher and its services."""
 
     api_url: str
     rewarder_url: str
@@ -56,12 +56,12 @@ class Endpoint:
     processes: Mapping[str, ProcessMark]
     is_ready: bool
     num_simulated: int = 0
-    """Simulated generators, which then are all there are."""
+    """Number of simulated generators; if it is not 0, there are no real ones."""
     ca_file: Path | None = None
-    """With the CA of their certificates; None is everybody's, or they speak no TLS."""
+    """File with the CA of the services' certificates; None if it is a public CA, or the services do not use TLS."""
 
     def simulated_note(self) -> str:
-        """Return the sentence that says what to think of all that simulated generators say."""
+        """Return a note that results of simulated generators are worthless."""
         return (
             f"{self.num_simulated} simulated generator{'s' if self.num_simulated > 1 else ''}: tokens are random, "
             "times are drawn, and what a run trains on them is worth nothing"
@@ -69,7 +69,7 @@ class Endpoint:
 
 
 def choose_state_dir(named: str | None) -> Path:
-    """Return the directory of `--state-dir`, else of HEADRACE_STATE_DIR, else ./.headrace."""
+    """Return the state directory: `--state-dir`, else HEADRACE_STATE_DIR, else ./.headrace."""
     return Path(named or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR).expanduser().absolute()
 
 
@@ -88,16 +88,16 @@ class StateDir:
         self.api_keys_file = self.key_file("api_keys")
 
     def make(self) -> None:
-        """Create what is missing; others on this machine may not look inside.
+        """Create missing directories and files, readable by their owner only.
 
         Raises:
-            UserError: The directory cannot be made, or belongs to somebody else.
+            UserError: The directory cannot be created, or belongs to another user.
         """
         try:
             for directory in (self.path, self.path / "keys", self.logs, self.redis, self.runs):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)
-            # What is in here is never for a repository, wherever a user's project keeps its own ignore file.
+            # Keep keys and data out of a user's git repository without touching its own ignore file.
             (self.path / ".gitignore").write_text("*\n", encoding="utf-8")
             if not self.api_keys_file.exists():
                 write_privately(self.api_keys_file, f"{HEADER}\n")
@@ -107,7 +107,7 @@ class StateDir:
             ) from error
 
     def lock(self) -> IO[str]:
-        """Return the open lock file: whoever has it is the only launcher here until it is closed.
+        """Return the open lock file. Its holder is the only launcher on this directory until the file is closed.
 
         Raises:
             UserError: Another launcher has it.
@@ -124,11 +124,11 @@ class StateDir:
         return file
 
     def keys(self) -> Keys:
-        """Return the keys; those that do not exist yet are made."""
+        """Return the keys, and create the missing ones."""
         return Keys(*(self._key(name) for name in ("api_key", "internal_key", "redis_password")))
 
     def key_file(self, name: str) -> Path:
-        """Return where a key is kept."""
+        """Return the path of a key's file."""
         return self.path / "keys" / name
 
     def _key(self, name: str) -> str:
@@ -138,7 +138,7 @@ class StateDir:
         return path.read_text(encoding="utf-8").strip()
 
     def write_endpoint(self, endpoint: Endpoint) -> None:
-        """Say where the services are."""
+        """Write the addresses and processes of the services to endpoint.json."""
         body = {
             "api_url": endpoint.api_url,
             "rewarder_url": endpoint.rewarder_url,
@@ -152,7 +152,11 @@ class StateDir:
         write_privately(self.endpoint_file, json.dumps(body, indent=2) + "\n")
 
     def endpoint(self) -> Endpoint | None:
-        """Return where the services are, or None if no launcher has said so."""
+        """Return the content of endpoint.json; None if there is no such file.
+
+        Raises:
+            UserError: The file cannot be read.
+        """
         try:
             body = json.loads(self.endpoint_file.read_text(encoding="utf-8"))
             return Endpoint(
@@ -171,11 +175,15 @@ class StateDir:
             raise UserError(f"{self.endpoint_file} cannot be read ({error}); delete it") from error
 
     def write_redis_url(self, url: str) -> None:
-        """Say where the Redis of the services is, and with which password."""
+        """Write the URL of the services' Redis, with its password."""
         write_privately(self.redis_url_file, url + "\n")
 
     def redis_url(self) -> str:
-        """Return where the Redis of the services is, empty if no launcher has said so."""
+        """Return the URL of the services' Redis; empty if no launcher has written one.
+
+        Raises:
+            UserError: The file cannot be read.
+        """
         try:
             return self.redis_url_file.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -184,17 +192,17 @@ class StateDir:
             raise UserError(f"{self.redis_url_file} cannot be read: {error.strerror}") from error
 
     def forget_endpoint(self) -> None:
-        """Nothing runs any more."""
+        """Delete the files that exist only while the services run."""
         self.endpoint_file.unlink(missing_ok=True)
         self.redis_url_file.unlink(missing_ok=True)
         self.generators_file.unlink(missing_ok=True)
 
     def want_generators(self, count: int) -> None:
-        """Say how many generators the launcher shall run; it looks when it gets SIGUSR1."""
+        """Write the wanted number of generators. The launcher reads it when it gets SIGUSR1."""
         write_privately(self.generators_file, f"{count}\n")
 
     def wanted_generators(self) -> int | None:
-        """Return how many generators somebody wants, None if nobody said."""
+        """Return the number of generators that `headrace scale` asked for; None if it was not used."""
         try:
             return int(self.generators_file.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
@@ -202,7 +210,7 @@ class StateDir:
 
 
 def write_privately(path: Path, text: str) -> None:
-    """Replace a file in one step that a power loss does not halve; nobody but its owner can read it at any moment."""
+    """Replace a file atomically, also with respect to a power loss. Only its owner can read it, at any time."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

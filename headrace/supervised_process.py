@@ -1,11 +1,11 @@
-"""One service kept alive: started, started again when it crashes, and ended when asked.
+"""Keeps one service alive: starts it, restarts it after a crash, and ends it on request.
 
-    start --> runs --> exit 2 or 3   its own refusal: not started again, its message is shown
-                |----> any other exit: started again after a pause that doubles, up to ten seconds
-                |----> silent for a minute (hang_watch.py): SIGKILL to its process group, and started again likewise
-                +----> end(): SIGTERM, and SIGKILL to its process group when its time is up
+    start --> runs --> exit 2 or 3   the service refuses to run: no restart, its message is shown
+                |----> any other exit: restart after a pause that doubles, up to ten seconds
+                |----> silent for a minute (hang_watch.py): SIGKILL to its process group, then restart in the same way
+                +----> end(): SIGTERM, and SIGKILL to its process group after stop_timeout_s
 
-Exit codes are the services' contract: 0 asked to stop, 1 crash, 2 a user's error, 3 replaced by a newer process.
+Exit statuses of all services: 0 asked to stop, 1 crash, 2 a user's error, 3 replaced by a newer process.
 """
 
 import asyncio
@@ -33,31 +33,31 @@ _TAIL_BYTES = 8192
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """How one service is run."""
+    """Command, environment, ports and limits of one service."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     secrets: Mapping[str, str] = field(kw_only=True, default_factory=dict[str, str], repr=False)
-    """By the variables that name files with them: nobody finds them in an environment."""
+    """Secrets by the ``..._FILE`` variable that names their file, so that no environment contains them."""
     log_path: Path
     is_essential: bool
     stop_timeout_s: float
     question: Question
-    """Asked every few seconds, to see whether it hangs."""
+    """Sent every few seconds, to detect a hang."""
     listeners: Mapping[str, HeldPort] = field(default_factory=dict[str, HeldPort])
-    """The ports that it is handed, by name; a service that is down refuses callers."""
+    """Ports that are handed on to the service, by name. While it is down, they refuse connections."""
     why_hopeless: Callable[[str], str] = lambda _: ""
-    """Given the last words of one that failed, returns why it would fail again; empty if it may not."""
+    """Takes the last log message of a failed service; returns why a restart would fail too, or an empty string."""
 
 
 class SupervisedProcess:
     """Runs one service.
 
     Args:
-        spec: How it is run.
-        say: Prints a line for the person at the terminal.
-        on_start: Called after each start, for whoever keeps book of pids.
+        spec: The service.
+        say: Prints a line for the user.
+        on_start: Called after each start, when the service has a new pid.
     """
 
     def __init__(self, spec: ServiceSpec, *, say: Callable[[str], None], on_start: Callable[[], None]) -> None:
@@ -103,14 +103,14 @@ class SupervisedProcess:
             self._has_ended.set()
 
     def start_no_more(self) -> None:
-        """From now on its end is its end."""
+        """Do not restart the service when it ends."""
         self._is_ending.set()
 
     async def end(self, *, hurry: asyncio.Event) -> bool:
-        """Ask it to end and wait; kill it when its time is up or `hurry` is set.
+        """Ask the service to end and wait. Kill it after `stop_timeout_s`, or when `hurry` is set.
 
         Returns:
-            False if it had to be killed.
+            False if the service had to be killed.
         """
         self.start_no_more()
         process = self.process
@@ -125,7 +125,7 @@ class SupervisedProcess:
         return False
 
     def last_words(self) -> str:
-        """Return the last message the service logged since it was started."""
+        """Return the last message that the service has logged since its newest start."""
         try:
             with self.spec.log_path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -147,7 +147,7 @@ class SupervisedProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
-                # Ctrl-C at the terminal is the launcher's to hear; it ends its services in order.
+                # Only the launcher gets Ctrl-C from the terminal; it ends its services in order.
                 start_new_session=True,
             )
         self.process = process_table.mark(child.pid)
@@ -166,7 +166,7 @@ class SupervisedProcess:
                 port.refuse_callers()
 
     async def _end_if_it_hangs(self, pid: int) -> None:
-        """Kill the service and its process group once it hangs; whoever asked it to end has a deadline of its own."""
+        """Kill the service and its process group once it hangs. Not if `end` was called, which has its own deadline."""
         silent_s = await until_it_hangs(self.spec.question)
         if self._is_ending.is_set():
             return
@@ -187,7 +187,7 @@ def _describe(code: int) -> str:
 
 
 async def _first_of(event: asyncio.Event, hurry: asyncio.Event, *, timeout_s: float) -> bool:
-    """Wait for either event; return whether the first one came."""
+    """Wait for either event; return whether the first one is set."""
     waits = [
         asyncio.create_task(event.wait(), name="wait for the end"),
         asyncio.create_task(hurry.wait(), name="wait for hurry"),

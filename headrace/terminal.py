@@ -1,6 +1,7 @@
-"""Text of other people's on a terminal: shown as it is, and never obeyed.
+"""Prints untrusted text on a terminal without interpreting it.
 
-A completion may hold an escape sequence that clears the screen, a function's name a `:boom:` that rich would draw.
+A completion may contain an escape sequence that clears the screen, or a function's name a `:boom:` that rich would
+draw as an emoji.
 """
 
 import unicodedata
@@ -8,17 +9,17 @@ import unicodedata
 from rich.console import Console
 
 _OBEYED = {"Cc", "Cs"}
-"""Control characters; surrogates, which UTF-8 cannot carry."""
+"""Unicode categories that are escaped: control characters, and surrogates, which UTF-8 cannot encode."""
 
 
 def console(*, pipe_width: int) -> Console:
-    """Return a console; without a terminal its lines are ``pipe_width`` long."""
+    """Return a console. Without a terminal, its lines are ``pipe_width`` characters long."""
     found = Console(emoji=False)
     return found if found.is_terminal else Console(emoji=False, width=pipe_width)
 
 
 def printable(text: str) -> str:
-    r"""Return text whose control characters are written out, such as ``\x1b``; lines stay lines."""
+    r"""Return the text with control characters escaped, such as ``\x1b``. Tabs and line breaks are kept."""
     if text.isprintable():
         return text
     return "".join(

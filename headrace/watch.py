@@ -1,9 +1,9 @@
-"""Follows a run on the terminal until it ends or the person has seen enough.
+"""Follows a run on the terminal until it ends or the user presses Ctrl-C.
 
     events (a thread, reconnecting) --> queue --> |      |
-    GET run, once a second ---------------------> | draw | --> panel, or lines where there is no terminal
+    GET run, once a second ---------------------> | draw | --> panel, or lines if there is no terminal
 
-The run does not depend on being watched: Ctrl-C ends the watching and nothing else.
+Ctrl-C ends only the watching; the run goes on.
 """
 
 import queue
@@ -26,16 +26,16 @@ _PATIENCE_S = 60.0
 
 
 def follow(client: HeadraceClient, run_id: str, *, console: Console, stall_s: float | None = None) -> RunWatch:
-    """Show the run until it has ended; return what was seen of it.
+    """Show the run until it has ended, and return its last state.
 
     Args:
-        client: Of the run API.
-        run_id: The run.
+        client: A client of the run API.
+        run_id: The run's id.
         console: Where to draw.
-        stall_s: Give up when nothing was trained for so long, and the run is not paused; None never does.
+        stall_s: Give up if no step was trained for this many seconds while the run is not paused; None for no limit.
 
     Raises:
-        HeadraceApiError: The API was away for a minute, or the run is gone, or it stalled.
+        HeadraceApiError: The API was unreachable for a minute, the run does not exist, or it stalled.
     """
     watch = RunWatch(client.get(run_id))
     for metrics in client.metrics(run_id):
@@ -71,7 +71,7 @@ class _Follower:
         self._seen_step = -1
 
     def update(self, *, wait_s: float) -> None:
-        """Take what has come, waiting a little for the first of it."""
+        """Take all events that have arrived, waiting at most ``wait_s`` for the first; poll the run once a second."""
         try:
             self.watch.take_event(self._events.get(timeout=wait_s))
             while True:
@@ -123,7 +123,7 @@ def _draw(follower: _Follower, console: Console) -> None:
 
 
 def _print_lines(follower: _Follower, console: Console) -> None:
-    """Print what has changed every few seconds, and a sign of life where nothing has."""
+    """Print a line every few seconds if the state has changed, and once a minute if it has not."""
     shown, shown_at = "", -_SAME_LINE_EVERY_S
     while True:
         follower.update(wait_s=_DRAW_EVERY_S)
@@ -138,7 +138,7 @@ def _print_lines(follower: _Follower, console: Console) -> None:
 
 
 def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event]", stop: threading.Event) -> None:
-    """Put the run's events into the queue. If they cannot be had any more, polling still shows the run."""
+    """Put the run's events into the queue. If the stream fails for good, polling still shows the run."""
     with client:
         try:
             for event in client.events(run_id, stop=stop):
@@ -148,7 +148,7 @@ def _receive(client: HeadraceClient, run_id: str, events: "queue.Queue[Event]", 
 
 
 def final_sentence(run: Run) -> str:
-    """Return how the run ended, and where what it made is."""
+    """Return a sentence that says how the run ended and where its model or checkpoints are."""
     steps = RunWatch(run).step
     if run["status"] == "finished":
         return f"{run['run_id']} finished after {steps} steps; the model is in {run['run_dir']}/model"

@@ -1,4 +1,4 @@
-"""Draws a run for the terminal: one panel that is redrawn, or one line at a time where there is no terminal.
+"""Draws a run for the terminal: one panel that is redrawn, or one line at a time if there is no terminal.
 
 Pure functions of a RunWatch and the time; watch.py decides when to draw.
 """
@@ -28,7 +28,7 @@ def status_style(status: str) -> str:
 
 
 def panel(watch: RunWatch, *, now_s: float, width: int) -> RenderableType:
-    """Return the whole picture, `width` characters wide at most."""
+    """Return the whole panel, at most `width` characters wide."""
     width = min(width, MAX_WIDTH)
     inner = width - 6
     status = Text(watch.status, style=status_style(watch.status))
@@ -53,7 +53,7 @@ def line(watch: RunWatch, *, now_s: float) -> str:
 
 
 def state(watch: RunWatch) -> str:
-    """Return the same without the time that has passed: equal where nothing has changed."""
+    """Return the line without the elapsed time. Two equal states mean that nothing has changed."""
     parts = [f"step {watch.step}/{watch.max_steps}" if watch.max_steps else watch.progress_in_words]
     for name, text in (
         ("reward", "reward {:.3f}"),
@@ -167,6 +167,6 @@ def _foot(watch: RunWatch) -> list[RenderableType]:
 
 
 def _values(watch: RunWatch, form: str, *names: str, factor: float = 1.0) -> str:
-    """Return the newest values in words, or a dash while one of them is unknown."""
+    """Return the newest values of the metrics in the text ``form``; a dash while one of them is unknown."""
     values = [value for name in names if (value := watch.last(name)) is not None]
     return form.format(*(factor * value for value in values)) if len(values) == len(names) else "-"

@@ -1,9 +1,9 @@
-"""The demo's two ends for services that run elsewhere, such as in containers.
+"""The demo's first and last part, for services that run elsewhere, such as in containers.
 
-    python -m headrace.demo.apart make DIRECTORY              DIRECTORY/model, train.jsonl, and a test split
+    python -m headrace.demo.apart make DIRECTORY              writes DIRECTORY/model, train.jsonl and test.jsonl
     python -m headrace.demo.apart evaluate DIRECTORY MODEL    greedy accuracy of a model on that test split
 
-The last line of either is JSON. Between them is a run: deploy/demo/run.json.
+The last output line of each command is JSON. The run between them is deploy/demo/run.json.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from headrace.demo import task
 
 
 def make(directory: Path, *, seed: int) -> dict[str, float]:
-    """Make data and a model that is right some of the time."""
+    """Make the data and a warmed-up model, which answers some prompts right."""
     from headrace.demo.warmup import warm_up
 
     splits = task.make_splits(seed)
@@ -27,7 +27,7 @@ def make(directory: Path, *, seed: int) -> dict[str, float]:
 
 
 def evaluate(directory: Path, model: Path) -> dict[str, float]:
-    """Measure a model on the strings that neither the warm-up nor a run has seen."""
+    """Measure a model on the test split, which neither the warm-up nor a run has seen."""
     from headrace.demo.evaluate import greedy_accuracy
 
     rows = [json.loads(line) for line in (directory / "test.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -36,7 +36,7 @@ def evaluate(directory: Path, model: Path) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do one of the two."""
+    """Run one of the two commands and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m headrace.demo.apart", description="The demo: make its model and data, or evaluate a model."
     )

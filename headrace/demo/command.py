@@ -1,11 +1,10 @@
 """`headrace demo`: makes a small model, then improves it with GRPO exactly as a user would.
 
-    launcher (a process of its own): Redis, run API, rewarder, generator
+    launcher (a separate process): Redis, run API, rewarder, generator
         ^ started                ^ HTTP: submit, watch
     warm-up  ----------------->  run file  ---> ... --->  accuracy before and after, curves, one line of JSON
 
-This process is a client and nothing more: what it knows of the run it learns from the public API and the run's
-directory.
+This process is only a client: it reads the run's state from the public API and the run's directory.
 """
 
 import argparse
@@ -47,7 +46,7 @@ _PIPE_WIDTH = 110
 
 @dataclass(frozen=True)
 class Prepared:
-    """What exists before anything is submitted."""
+    """The data, model and run file that are made before the run is submitted."""
 
     splits: task.Splits
     model_dir: Path
@@ -56,7 +55,7 @@ class Prepared:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Run the demo; return 0 only if the model improved and nothing was lost on the way."""
+    """Run the demo; return 0 only if the model improved and no prompt group was lost."""
     began_at = time.monotonic()
     overrides = parse_settings(arguments.settings)
     console = Console()
@@ -83,7 +82,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def _directory(named: str | None, seed: int) -> Path:
-    """Return a new directory, so that no earlier demo's run is taken up again, or the one that was named."""
+    """Return the named directory, or else a new one, so that the run of an earlier demo is not continued."""
     if named:
         return Path(named).expanduser().absolute()
     now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
@@ -92,8 +91,8 @@ def _directory(named: str | None, seed: int) -> Path:
 
 @contextlib.contextmanager
 def _services(settings: UpSettings, *, keep: bool, console: Console) -> "Generator[subprocess.Popen[bytes]]":
-    """Start the launcher and end it, whatever happens in between."""
-    # A user's reward would lie in the directory that this is started in; the demo's comes with headrace.
+    """Start the launcher, and end it at the end or on an error. With `keep`, end it only on an error."""
+    # A user's reward function would be in the working directory. The demo's is in a package, which has to be allowed.
     allowed = {"HEADRACE_REWARD_MODULES": REWARD.partition(":")[0]}
     process = cli_up.start_detached(settings, outlives_us=keep, variables=allowed)
     try:
@@ -121,7 +120,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def _prepare(
     directory: Path, overrides: Mapping[str, Any], *, warmed_up: Path | None, seed: int, console: Console
 ) -> Prepared:
-    """Make the data, the tokenizer and a model that is right some of the time, while the services start."""
+    """Make the data, a tokenizer and a warmed-up model while the services start."""
     started = time.monotonic()
     model_dir, run_file, train_file = (directory / "demo" / name for name in ("model", "run.json", "train.jsonl"))
     model_dir.mkdir(parents=True, exist_ok=True)
@@ -130,7 +129,7 @@ def _prepare(
     console.print(f"the task: [cyan]{splits.test[0].prompt}[/]  ->  [cyan]{splits.test[0].answer}[/]", highlight=False)
     with console.status("warm-up: loading torch"):
         torch, transformers_logging = _quiet_torch()
-        # A small model trains no faster on two threads, and five times slower when the other core is busy.
+        # A model this small does not train faster on two threads, and five times slower if the other core is busy.
         torch.set_num_threads(1)
     if warmed_up is None:
         num_steps = _warm_up(model_dir, splits, transformers_logging, seed=seed, console=console)
@@ -156,7 +155,7 @@ def _prepare(
 
 
 def _warm_up(model_dir: Path, splits: task.Splits, transformers_logging: Any, *, seed: int, console: Console) -> int:
-    """Make a model that is right some of the time; returns how many steps of imitation that took."""
+    """Make a model that answers some prompts right; return the number of imitation steps."""
     from headrace.demo.warmup import WarmupProgress, warm_up
 
     with console.status("warm-up: imitating a careless teacher") as status:
@@ -176,14 +175,14 @@ def _warm_up(model_dir: Path, splits: task.Splits, transformers_logging: Any, *,
 
 
 def _copy_model(source: Path, target: Path) -> None:
-    """Take the model that an earlier demo of the same seed has warmed up."""
+    """Copy the warmed-up model of an earlier demo with the same seed."""
     if not (source / "config.json").is_file():
         raise UserError(f"{source} holds no model; an earlier demo keeps its own in STATE_DIR/demo/model")
     shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 def _quiet_torch() -> tuple[Any, Any]:
-    """Import torch and transformers, which take seconds, and keep their progress bars off the terminal."""
+    """Import torch and the logging module of transformers, which takes seconds."""
     try:
         import torch
         from transformers.utils import logging as transformers_logging
@@ -221,7 +220,7 @@ def _report(
     began_at: float,
     console: Console,
 ) -> int:
-    """Show what came of it; the last line is JSON."""
+    """Print the results; the last line is JSON. Return the exit status: 0 if there are no problems."""
     run_dir = Path(str(watch.run["run_dir"]))
     metrics = curves.read_metrics(run_dir / "metrics.jsonl")
     png = run_dir / "curves.png"
@@ -251,7 +250,7 @@ def _report(
 
 
 def _comparison(splits: task.Splits, before: list[str], after: list[str]) -> Table:
-    """Return completions before and after, side by side: first of all prompts on which they differ."""
+    """Return a table of completions before and after the run. Prompts on which they differ come first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("held-out prompt", "before", "after"):
         table.add_column(column)

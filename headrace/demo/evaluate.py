@@ -1,7 +1,7 @@
-"""Greedy accuracy of a transformers model on prompts, apart from the services.
+"""Measures the greedy accuracy of a transformers model, without the services.
 
-The number the demo reports before and after: plain transformers on a saved directory, so that it vouches for the
-checkpoint as well as for the training. Scored with the very function that the run is rewarded with.
+The demo reports this number before and after the run. It loads a saved directory with plain transformers, so it tests
+the checkpoint as well as the training. The score is the run's own reward function.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from headrace.demo.reward import exact_answer
 
 BATCH_PROMPTS = 256
 MAX_NEW_TOKENS = task.MAX_ANSWER_TOKENS + 2
-"""Room to be wrong in: a completion that never ends must not be cut into a right one."""
+"""Longer than any right answer, so that cutting off a completion that does not end cannot make it right."""
 
 
 def greedy_accuracy(model_dir: Path, prompts: Sequence[str], answers: Sequence[str]) -> tuple[float, list[str]]:
@@ -29,7 +29,7 @@ def greedy_accuracy(model_dir: Path, prompts: Sequence[str], answers: Sequence[s
 def greedy_accuracy_of(
     model: Any, tokenizer: Any, prompts: Sequence[str], answers: Sequence[str]
 ) -> tuple[float, list[str]]:
-    """Do the same with a model in memory; its training mode is put back."""
+    """Do the same for a model in memory, and restore its training mode."""
     completions: list[str] = []
     was_training = model.training
     model.eval()

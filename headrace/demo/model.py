@@ -1,6 +1,6 @@
-"""The demo's policy: a Qwen3 of about half a million weights, and a tokenizer that knows one token a letter.
+"""The demo's policy: a Qwen3 with about half a million weights, and a tokenizer with one token per letter.
 
-Made on the spot, so that nothing is downloaded. Embeddings are untied because vLLM's CPU path mishandles tied ones, and
+Both are made locally, so nothing is downloaded. Embeddings are untied because vLLM's CPU path mishandles tied ones.
 `head_dim` is explicit because Qwen3's default of 128 suits a larger model.
 """
 
@@ -16,7 +16,7 @@ _FRAME = ("reverse ", " =")
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Tokens are the words around the letters, and the letters; a prompt needs no special token."""
+    """Return a tokenizer whose tokens are the letters and the text around them. A prompt needs no special token."""
     vocabulary = {token: index for index, token in enumerate((*_SPECIAL, *_FRAME, *task.LETTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("reverse | =|."), behavior="isolated")

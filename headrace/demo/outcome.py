@@ -1,9 +1,9 @@
-"""What the demo ends with: numbers from the run's own record and metrics, and whether they are good enough.
+"""The demo's result: numbers from the run's record and metrics, and whether they are good enough.
 
     run record, metrics.jsonl, rollout log, two accuracies --> Outcome --> problems(), the last line of JSON
 
-Which groups were trained is counted in the rollout log, which is written apart from the ledger that the record's counts
-come from: a group that is in neither place is lost, whatever the record says.
+Trained groups are counted in the rollout log, which is written independently of the ledger behind the record's counts.
+An admitted group that is neither in the rollout log nor counted as dropped is lost.
 """
 
 import json
@@ -18,7 +18,7 @@ MAX_ACCURACY_BEFORE, MIN_ACCURACY_AFTER = 0.5, 0.9
 
 @dataclass(frozen=True)
 class Outcome:
-    """The demo's result, in the order of its last line."""
+    """The demo's result. The fields are in the order of the last output line."""
 
     seed: int
     status: str
@@ -30,7 +30,7 @@ class Outcome:
     steps: int
     batches: int
     takes_turns: bool
-    """Whether max_staleness leaves no room for generation to go on while a batch is trained."""
+    """Whether max_staleness is too small for generation to go on while a batch is trained."""
     staleness_mean: float
     staleness_max: float
     pushes: int
@@ -44,13 +44,13 @@ class Outcome:
     generated_tokens_per_s: float
 
     def to_json(self) -> str:
-        """Return one line of JSON, numbers rounded to what they mean."""
+        """Return one line of JSON, with floats rounded to four decimals."""
         return json.dumps(
             {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
         )
 
     def problems(self) -> list[str]:
-        """Return one sentence for each promise that was not kept."""
+        """Return a sentence for each criterion that was not met."""
         found: list[str] = []
         if self.status != "finished":
             found.append(f"the run {self.status} instead of finishing")
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def trained_groups(run_dir: Path) -> list[str]:
-    """Return the ids of the groups in the rollout log, once for each step that trained them."""
+    """Return the group ids in the rollout log. A group id occurs once for each step that trained the group."""
     found: list[str] = []
     for path in sorted((run_dir / "rollouts").glob("step_*.jsonl")):
         rows = path.read_text(encoding="utf-8").splitlines()
@@ -98,16 +98,16 @@ def make_outcome(
     seconds: float,
     warmup_seconds: float,
 ) -> Outcome:
-    """Compute the outcome; every count is the run's own, nothing is assumed.
+    """Compute the outcome from the run's own counts.
 
     Args:
-        run: The run's record after it ended.
+        run: The run's record after its end.
         metrics: The rows of its metrics log.
-        trained: What ``trained_groups`` found.
-        seed: Of the demo.
+        trained: The result of ``trained_groups``.
+        seed: The demo's seed.
         accuracy: Held-out greedy accuracy before and after the run.
-        seconds: Of the whole demo.
-        warmup_seconds: Of them, the supervised phase.
+        seconds: Duration of the whole demo.
+        warmup_seconds: Duration of the supervised phase, a part of ``seconds``.
     """
     progress = cast("dict[str, Any]", run["progress"])
     admitted, distinct = int(progress["groups_admitted"]), len(set(trained))
@@ -150,7 +150,7 @@ def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _rate(metrics: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the mean of a rate, each step weighed by how long it took."""
+    """Return the mean of a rate over the steps, weighted by step time."""
     rows = [row for row in metrics if row.get(name) is not None and row.get("step_time")]
     seconds = sum(float(row["step_time"]) for row in rows)
     return sum(float(row[name]) * float(row["step_time"]) for row in rows) / seconds if seconds else 0.0

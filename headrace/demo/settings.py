@@ -1,8 +1,8 @@
 """The demo's hyperparameters, under TRL's names where TRL has the option.
 
-Chosen with a single-process simulation of the run in which the sampling policy was 2 or 4 steps stale. A small batch is
-enough because the warmed-up policy is right in some completions of most groups. Importance weights are cut token by
-token: a run this short cannot spare the completions that a mask over whole sequences would leave out.
+They were chosen with a single-process simulation of the run in which the sampling policy was 2 or 4 steps stale.
+A small batch is enough because the warmed-up policy gets some completions right in most groups. Importance ratios are
+truncated per token: a run this short needs the completions that a mask over whole sequences would leave out.
 """
 
 from headrace.demo.task import MAX_ANSWER_TOKENS
@@ -28,4 +28,4 @@ RUN_OPTIONS: dict[str, float | int | str] = {
     "scale_rewards": "group",
     "max_staleness": 2,
 }
-"""A run's options; the paths, the reward's name and the seed are the command's to add."""
+"""The run's options. The command adds the paths, the reward function's name and the seed."""

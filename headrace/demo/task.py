@@ -2,12 +2,12 @@
 
     "reverse kfjwq ="  -->  "qwjfk"
 
-What there is to imitate comes from a careless teacher, who knows how to reverse but often merely copies, the more often
-the longer the string. A model warmed up on that can reverse and mostly does not, which is what rewards can put right:
-they select among what a policy does anyway. Nothing but the warm-up sees the teacher; all other answers are right.
+The warm-up imitates a careless teacher, who can reverse but often copies the string instead. The longer the string, the
+more often. The warmed-up model can then reverse, but mostly does not. Rewards can correct that, because they select
+among completions that the policy samples anyway. Only the warm-up uses the teacher; all other answers are right.
 
-Every split is drawn from one seed and no string occurs in two of them, so that accuracy on `test` is that of strings
-which neither the warm-up nor GRPO has seen. Palindromes are left out: copying would solve them.
+All splits are drawn from one seed, and no string occurs in two of them. So `test` has only strings that neither the
+warm-up nor GRPO has seen. Palindromes are left out, because copying would solve them.
 """
 
 import json
@@ -22,7 +22,7 @@ MAX_ANSWER_TOKENS = max(LENGTHS) + 1
 """One token a letter, and the end of sequence."""
 
 COPY_PROBABILITY = {3: 0.3, 4: 0.65, 5: 0.7}
-"""By length: above one half, the likeliest answer of a perfect imitator is the wrong one."""
+"""By length of the string. Above one half, the most likely answer of a perfect imitator is wrong."""
 
 NUM_WARMUP = 12_288
 NUM_TRAIN = 8_192
@@ -32,7 +32,7 @@ NUM_TEST = 512
 
 @dataclass(frozen=True)
 class Example:
-    """One question and the only completion that counts as right."""
+    """A prompt and the only right completion."""
 
     prompt: str
     answer: str
@@ -40,7 +40,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Splits:
-    """Disjoint examples: imitate `warmup` (the teacher's), stop by `validation`, reinforce `train`, report `test`."""
+    """Disjoint examples.
+
+    `warmup` has the teacher's answers to imitate, and `validation` decides when the warm-up ends. The run trains on
+    `train`, and accuracy is reported on `test`.
+    """
 
     warmup: tuple[Example, ...]
     train: tuple[Example, ...]
@@ -61,30 +65,30 @@ def make_splits(seed: int) -> Splits:
 
 
 def reversal(letters: str) -> Example:
-    """Ask for `letters` backwards."""
+    """Return the example that asks for `letters` backwards."""
     return Example(prompt=f"reverse {letters} =", answer=letters[::-1])
 
 
 def careless(example: Example, draw: random.Random) -> Example:
-    """Answer as the teacher does: right, or a copy of the letters."""
+    """Return the example with the teacher's answer: the right one, or a copy of the letters."""
     copies = draw.random() < COPY_PROBABILITY[len(example.answer)]
     return Example(prompt=example.prompt, answer=copy_of(example.answer) if copies else example.answer)
 
 
 def copy_of(answer: str) -> str:
-    """Return the letters as they were asked, which is the teacher's one mistake."""
+    """Return the letters of the prompt, which are the teacher's wrong answer."""
     return answer[::-1]
 
 
 def write_jsonl(path: Path, examples: Iterable[Example]) -> None:
-    """Write the rows a run's dataset consists of: ``{"prompt": ..., "answer": ...}``."""
+    """Write dataset rows for a run: ``{"prompt": ..., "answer": ...}``."""
     with path.open("w", encoding="utf-8") as file:
         for example in examples:
             file.write(json.dumps({"prompt": example.prompt, "answer": example.answer}) + "\n")
 
 
 def _draw(draw: random.Random, count: int, taken: set[str]) -> tuple[Example, ...]:
-    """Draw strings that are not `taken` yet, and take them."""
+    """Draw `count` strings that are not in `taken`, and add them to it."""
     examples: list[Example] = []
     while len(examples) < count:
         letters = "".join(draw.choices(LETTERS, k=draw.choice(LENGTHS)))

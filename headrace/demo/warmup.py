@@ -1,8 +1,8 @@
-"""Supervised warm-up: imitate the careless teacher until every answer is one the teacher could have given.
+"""Supervised warm-up: imitates the careless teacher until nearly all answers are ones that the teacher could give.
 
-GRPO learns from groups whose rewards differ, so the policy must be able to be right, and often be wrong, when it
-starts. The phase ends by what the model does greedily on the validation split (a right answer or a clean copy) and not
-by time: it ends at the same skill on a fast machine and on a slow one. The held-out test split is not looked at.
+GRPO learns from groups whose rewards differ. So at its start the policy must be able to answer right, but often be
+wrong. The phase ends when enough greedy answers on the validation split are right or a clean copy, and not after a
+fixed time. So the model has the same skill on a fast and on a slow machine. The test split is not used.
 """
 
 import time
@@ -22,7 +22,7 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True)
 class WarmupPlan:
-    """When to stop, and how to get there."""
+    """Hyperparameters of the warm-up, and the share of teacher-like answers (0 to 1) at which it stops."""
 
     stop_at_teacher_like: float = 0.94
     max_steps: int = 1_000
@@ -34,7 +34,7 @@ class WarmupPlan:
 
 @dataclass(frozen=True)
 class WarmupProgress:
-    """One look at the model on the way; the last one is what the warm-up returns."""
+    """One validation of the model; the warm-up returns the last one."""
 
     step: int
     loss: float
@@ -55,7 +55,7 @@ def warm_up(
     """Make a model and a tokenizer, train them, and save both in `model_dir` as transformers and vLLM load them.
 
     Raises:
-        RuntimeError: `max_steps` went by and the model still answers as no teacher would.
+        RuntimeError: After `max_steps`, too few answers are right or a copy.
     """
     plan = plan or WarmupPlan()
     started = time.monotonic()
@@ -94,7 +94,7 @@ def warm_up(
 def _batches(
     tokenizer: Any, examples: Sequence[Example], *, batch_examples: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield `input_ids_BT`, `labels_BT` (the prompt ignored) and `attention_mask_BT`, padded right, for ever."""
+    """Yield batches without end: `input_ids_BT`, `labels_BT` (prompt ignored) and `attention_mask_BT`, padded right."""
     order = torch.Generator().manual_seed(seed)
     prompts: list[list[int]] = tokenizer([example.prompt for example in examples], add_special_tokens=False)[
         "input_ids"
