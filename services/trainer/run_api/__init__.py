@@ -1,1 +1,1 @@
-"""The run API: what people and programs ask of the trainer service. It never imports torch."""
+"""The run API: the HTTP interface of the trainer service. Never imports torch."""

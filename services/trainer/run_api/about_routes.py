@@ -1,4 +1,4 @@
-"""What the trainer says of itself: releases, GPUs that its ranks see, and the disk its checkpoints go to."""
+"""The route that describes the trainer: releases, GPUs that its ranks see, and the disk of its checkpoints."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ router = APIRouter(tags=["about"])
 @router.get(ABOUT_PATH)
 @router.get(INTERNAL_ABOUT_PATH, include_in_schema=False)
 async def about_trainer(api: Annotated[TrainerApi, Depends(trainer_api)]) -> About:
-    """Say which releases are installed, how many GPUs training ranks see, and how full the disk of the runs is."""
+    """Show which releases are installed, how many GPUs training ranks see, and how full the disk of the runs is."""
     run_dirs: list[Path] = []
-    with contextlib.suppress(TimeoutError, HeadraceError):  # who asks has little time, and all else is known without
+    with contextlib.suppress(TimeoutError, HeadraceError):  # everything else can be answered quickly without Redis
         async with asyncio.timeout(_REDIS_TIMEOUT_S):
             run_dirs = [Path(record.run_dir) for record in await api.store.served()]
     disk = await asyncio.to_thread(_runs_disk, api.settings.runs_dir, run_dirs)
@@ -52,11 +52,11 @@ def _runs_disk(runs_dir: Path, run_dirs: list[Path]) -> RunsDisk:
 
 
 def _newest_checkpoint_bytes(run_dir: Path) -> int:
-    """Return the size of the run's newest whole checkpoint; 0 if there is none."""
+    """Return the size in bytes of the run's newest complete checkpoint; 0 if there is none."""
     manifests = sorted(RunFiles(run_dir).checkpoints.glob(f"step_*/{MANIFEST_FILE}"))
     try:
         return (
             sum(path.stat().st_size for path in manifests[-1].parent.rglob("*") if path.is_file()) if manifests else 0
         )
     except FileNotFoundError:
-        return 0  # it was just replaced by a newer one
+        return 0  # a newer one has just replaced it

@@ -1,9 +1,9 @@
-"""The run API: one FastAPI application in front of the supervisor. It never imports torch.
+"""The run API: one FastAPI application in front of the supervisor. Never imports torch.
 
     POST /v1/runs --validate--> Redis --wake--> run_supervisor.py --starts--> training rank
     GET  /v1/runs/...  <-- Redis and the run's directory
 
-It keeps nothing of its own: all it shows is in Redis or on disk, and a restarted API shows the same.
+It has no state of its own: everything it shows is in Redis or on disk, and a restarted API shows the same.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _READY_TIMEOUT_S = 1.0
 
 
 def create_app(api: TrainerApi) -> FastAPI:
-    """Return the application, without the door that asks for keys."""
+    """Return the application without the middleware that checks keys and limits."""
     app = FastAPI(
         title="headrace trainer",
         version="1",
@@ -57,12 +57,12 @@ def create_app(api: TrainerApi) -> FastAPI:
 
 
 def guarded(app: FastAPI, keyring: Keyring, limits: HttpLimits) -> App:
-    """Return the application behind its door."""
+    """Return the application behind the middleware that checks keys and limits."""
     return entrance.guarded(cast("App", app), routes=TRAINER, keyring=keyring, limits=limits)
 
 
 class Health(BaseModel):
-    """Carries no data."""
+    """A health answer without data."""
 
     status: str
 
@@ -75,12 +75,12 @@ def _document(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 async def livez() -> Health:
-    """The event loop turns. Deliberately does not ask Redis: restarting this process would not mend that."""
+    """The event loop runs. Deliberately does not ask Redis: restarting this process would not help Redis."""
     return Health(status="alive")
 
 
 async def readyz(request: Request) -> Health:
-    """Redis answers within a second and holds our functions, and nobody asked this process to stop."""
+    """Redis answers within a second and has headrace's functions, and this process was not asked to stop."""
     reason: str | None = await request.app.state.why_not_ready()
     if reason is not None:
         raise Problem(503, "Not ready", reason)

@@ -1,4 +1,4 @@
-"""What one check of a submitted run has found."""
+"""The result of one check of a submitted run."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,14 +9,14 @@ from services.trainer.run_api.reward_check import RewardNeeds
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check has found.
+    """The result of a check.
 
     Args:
-        errors: Setting and sentence of each thing that is wrong.
-        warnings: Sentences about what may surprise.
-        problem: Why nothing could be checked, if that is nobody's fault.
-        derived: What the settings amount to.
-        needs: What reward functions ask of the data set.
+        errors: Setting and sentence for each error.
+        warnings: Sentences about possible surprises.
+        problem: Why the check could not be made, if the run is not at fault.
+        derived: Quantities that follow from the settings.
+        needs: Data set columns that reward functions need.
     """
 
     errors: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])

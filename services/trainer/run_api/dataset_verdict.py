@@ -1,4 +1,4 @@
-"""What speaks against a run in what a look at its data sets has found, and what the run amounts to with them."""
+"""Turns the findings about a run's data sets into errors, warnings, and the run's derived numbers."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ _Error = tuple[str, str]
 
 
 def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
-    """Return errors, warnings and what the run amounts to.
+    """Return errors, warnings and derived numbers, such as the run's steps.
 
     Raises:
         UserError: The warm-up is longer than the run.
@@ -79,7 +79,7 @@ def _found(source: SourceSummary) -> str:
 
 
 def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
-    """Yield what would leave the run or its evaluation without a prompt."""
+    """Yield the reasons why the run or its evaluation would have no prompts."""
     for source in summary.all_sources():
         if source.fewest_tokens is not None:
             yield (
@@ -111,7 +111,7 @@ def _prompt_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
 
 
 def _lacks_chat_template(config: RunConfig) -> bool:
-    """Whether the model is a directory, in which a template would be, and there is none."""
+    """Whether the model is a local directory without a chat template."""
     if not config.model.startswith("/") or model_file(config, "chat_template.jinja") is not None:
         return False
     settings = model_file(config, "tokenizer_config.json")
@@ -119,7 +119,7 @@ def _lacks_chat_template(config: RunConfig) -> bool:
 
 
 def _column_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
-    """Yield what `columns` names and no data set has, under the new names."""
+    """Yield the names in `columns` that no data set has. Renamed columns count under their new names."""
     pairs = _given_and_found(config, summary)
     of_mixture = [SOURCE_COLUMN] if len(summary.sources) > 1 else []
     for source, found in pairs:
@@ -132,7 +132,7 @@ def _column_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
 
 
 def _idle_renames(config: RunConfig, summary: DatasetSummary) -> Iterator[str]:
-    """Yield what `rename_columns` names and no data set has: one table may serve several, but not none."""
+    """Yield the names in `rename_columns` that no data set has. Each name must be in at least one data set."""
     pairs = _given_and_found(config, summary)
     wrong = [
         error
@@ -161,7 +161,7 @@ def _missing(setting: str, names: Iterable[str] | None, columns: Sequence[Sequen
 
 
 def _endless(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
-    """Yield if the number of steps cannot be computed."""
+    """Yield an error if the run is too long for its number of steps to be computed."""
     if config.max_steps < 0 and config.num_train_epochs * summary.epoch > LARGEST:
         yield "num_train_epochs", f"{config.num_train_epochs:g} passes over {summary.epoch} prompts never end; lower it"
 

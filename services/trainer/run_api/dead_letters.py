@@ -1,4 +1,4 @@
-"""Lists groups that were buried because nobody could work on them, and puts them back where they died."""
+"""Lists prompt groups that were buried because they could not be processed, and replays them."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class DeadLetter(BaseModel):
 
 
 class DeadLetters(BaseModel):
-    """A page of them, oldest first."""
+    """A page of dead letters, oldest first."""
 
     dead_letters: list[DeadLetter]
     next_cursor: str | None = Field(description=NEXT_MEANING)
@@ -53,10 +53,10 @@ async def list_dead_letters(redis: Redis, run_id: str, *, after: str | None, lim
 
 
 async def replay_dead_letter(redis: Redis, run_id: str, entry: str) -> None:
-    """Put one back into the stream it was buried from.
+    """Put a dead letter back into the stream it was buried from.
 
     Raises:
-        Problem: 404, there is no such dead letter.
+        Problem: 404 if there is no such dead letter.
     """
     keys = RunKeys(run_id)
     found: Any = await patiently(

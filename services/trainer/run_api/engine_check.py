@@ -1,8 +1,8 @@
-"""Asks a living generator whether vLLM takes a run's options, so that a wrong one ends at submit and not in a run.
+"""Asks a live generator whether vLLM accepts a run's options, so that a wrong option fails at submit, not in a run.
 
-    fleet in Redis --> each that is alive, until one answers --POST /internal/v1/engine/check--> errors, warnings
+    fleet in Redis --> each live one, until one answers --POST /internal/v1/engine/check--> errors, warnings
 
-Where none is alive yet, or none can say, nothing is refused: the run's view shows later what its generators say.
+If no generator is alive, or none can answer, the run is accepted. Its view later shows what its generators report.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ _PATIENCE_S = 10.0
 
 
 class GeneratorAsker:
-    """Asks whichever generator answers first.
+    """Asks generators until one answers.
 
     Args:
-        redis: Knows who is alive.
-        settings: Key and deadline.
+        redis: Has the list of live generators.
+        settings: Key and timeout.
     """
 
     def __init__(self, redis: Redis, settings: TrainerSettings) -> None:
@@ -42,7 +42,7 @@ class GeneratorAsker:
         self._timeout_s = settings.engine_check_timeout_s
 
     async def check(self, config: RunConfig) -> EngineVerdict:
-        """Return what vLLM says of the run, or a warning that nobody could be asked."""
+        """Return vLLM's verdict on the run, or a warning that no generator could be asked."""
         question = EngineCheck(config=config.model_dump(mode="json")).model_dump_json()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self._key:
@@ -71,7 +71,7 @@ class GeneratorAsker:
 
 
 async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s: float) -> EngineVerdict | str:
-    """Return the verdict, or what the generator did instead."""
+    """Return the verdict, or what the generator did instead as a phrase for a warning."""
     try:
         async with asyncio.timeout(timeout_s):
             response = await client.post(f"{url.rstrip('/')}{ENGINE_CHECK_PATH}", content=question, timeout=timeout_s)
@@ -88,7 +88,7 @@ async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s:
 
 
 def what_weakens_learning(config: RunConfig) -> list[str]:
-    """Return a warning if completions are sampled from less than the policy and weighed as wholes."""
+    """Return a warning if sampling is restricted and the importance weight is per completion."""
     restrictions = config.restrictions()
     if not restrictions or not config.vllm_importance_sampling_correction:
         return []

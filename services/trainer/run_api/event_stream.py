@@ -1,12 +1,12 @@
 """The events of a run as server-sent events.
 
-    id: 1763635200123-0        the Redis stream id; send it back as Last-Event-ID to go on from there
-    event: metrics             metrics, push, progress, status, log: the kind the training rank gave it
+    id: 1763635200123-0        the Redis stream id; send it back as Last-Event-ID to continue after it
+    event: metrics             metrics, push, progress, status, log: the kind that the training rank set
     data: {"step": 12, ...}
 
-Ends with one ``status`` event with ``"final": true`` when the run has ended and everything was sent, or when the run is
-deleted; ends without it when this process shuts down, and the client comes back with Last-Event-ID. Nothing is
-buffered for a client: the next batch is read from Redis when the last one was taken.
+Ends with a ``status`` event with ``"final": true`` when the run has ended and all its events were sent, or when the run
+is deleted. Ends without it when this process shuts down; the client then reconnects with Last-Event-ID. Nothing is
+buffered for a client: the next batch is read from Redis after the client has taken the last one.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ _PATIENCE_S = 30.0
 
 
 def parse_event_id(text: str | None) -> str:
-    """Return the stream id to go on after.
+    """Return the stream id to continue after.
 
     Raises:
-        Problem: 400, because the id is none that this stream ever sent.
+        Problem: 400 if the text is not a stream id.
     """
     if not text:
         return FROM_THE_START
@@ -48,14 +48,14 @@ def parse_event_id(text: str | None) -> str:
 
 
 class EventStreams:
-    """Event streams of all watchers of this process.
+    """The event streams of all watchers of this process.
 
     Args:
         redis: Client of redis_connection.py.
         store: Run records.
         stopping: Ends every stream.
-        heartbeat_s: Longest silence.
-        max_streams: Watchers at a time.
+        heartbeat_s: Longest time without data, in seconds.
+        max_streams: Maximum number of watchers at a time.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class EventStreams:
     def answer(self, run_id: str, *, after: str) -> StreamingResponse:
         """Return the response that streams the events of a run after stream id ``after``.
 
-        A watcher too many is a Problem, raised when the response is sent.
+        Sending it raises a Problem if there are too many watchers.
         """
         return _EventStream(self._seat(), self.stream(run_id, after=after))
 
     @contextlib.contextmanager
     def _seat(self) -> Generator[None]:
-        """Count a watcher while the body runs; raises a Problem if there are as many as there may be."""
+        """Count a watcher while the body runs. Raises a Problem if there are ``max_streams`` already."""
         if self.num_streams >= self._max_streams:
             raise Problem(
                 503,
@@ -96,7 +96,7 @@ class EventStreams:
         yield b"retry: 2000\n\n"
         sent_at = time.monotonic()
         while not self._stopping.is_set():
-            # The status is read before the events: what was written before the end is sent before the end.
+            # The status is read before the events, so that all events written before the end are sent before it.
             ending = await self._store.ending(run_id)
             entries = await self._read(run_id, after=after)
             for entry_id, fields in entries:
@@ -123,7 +123,7 @@ class EventStreams:
         return list(reply)
 
     async def _nothing_new(self) -> bool:
-        """Wait a moment. Returns whether this process is stopping."""
+        """Wait a moment; return whether this process is stopping."""
         try:
             async with asyncio.timeout(_POLL_S):
                 await self._stopping.wait()
@@ -133,7 +133,7 @@ class EventStreams:
 
 
 class _EventStream(StreamingResponse):
-    """Takes its seat when it is sent, and keeps it until it was: a look before would see seats that are promised."""
+    """Counts as a watcher only while it is sent. A check before that would miss streams that are about to start."""
 
     def __init__(self, seat: contextlib.AbstractContextManager[None], content: AsyncIterator[bytes]) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

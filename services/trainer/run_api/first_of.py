@@ -1,4 +1,4 @@
-"""Waits for whichever comes first."""
+"""Waits for the first of several coroutines."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,10 +6,10 @@ from typing import Any
 
 
 async def first_of(*waits: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> int | None:
-    """Return the position of a wait that is over, or None after ``timeout_s``; the others are cancelled.
+    """Return the position of the first finished wait, or None after ``timeout_s`` seconds; cancels the others.
 
     Raises:
-        BaseException: What that wait raised.
+        BaseException: The exception of that wait.
     """
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(wait, name=f"wait {position} of {len(waits)}") for position, wait in enumerate(waits)

@@ -1,4 +1,4 @@
-"""Which of a run's options need a GPU that the training ranks would not have, found out at submit without torch."""
+"""Finds a run's options that need a GPU which the training ranks would not have; at submit, without torch."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from shared.run_config import RunConfig
 
 
 def what_needs_a_gpu(config: RunConfig, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return option and reason for each that a training rank with this environment would refuse."""
+    """Return option and reason for each option that a training rank with this environment would refuse."""
     if num_gpus(environment) == 0:
         asked = {
             "attn_implementation": config.attn_implementation not in ("auto", "sdpa", "eager"),

@@ -1,12 +1,12 @@
-"""Makes a submit that is sent twice lead to one run.
+"""Makes a submit that is sent twice create only one run.
 
-    Idempotency-Key, first time        -> claimed, with the run id it will lead to
-                     same body again   -> the answer of the first time
+    Idempotency-Key, first time        -> claimed, with the id of the run to create
+                     same body again   -> the first answer again
                      other body        -> 422
                      still in flight   -> 409
 
-The run id is chosen when the key is claimed: should this process die half-way, the retry carries on with the same id
-and cannot make a second run. Kept for a day.
+The run id is chosen when the key is claimed. If this process dies half-way, a retry continues with the same id and
+cannot create a second run. Keys are kept for a day.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from shared.redis_connection import Redis, patiently
 
 _KEPT_S = 24 * 3600
 _ABANDONED_AFTER_S = 180.0
-"""A claim this old belongs to a process that died; longer than all deadlines of a submit together."""
+"""Age at which a claim counts as left by a dead process; longer than all timeouts of a submit together."""
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _PATIENCE_S = 10.0
 
@@ -37,7 +37,7 @@ class _Claim(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a key stands for: the run it leads to and, if there is one, the answer to give again."""
+    """A claimed key: the id of its run and, if there is one, the answer to give again."""
 
     key: str
     body_sha256: str
@@ -46,23 +46,23 @@ class Ticket:
 
 
 class IdempotencyKeys:
-    """The keys of submits seen in the last day."""
+    """The Idempotency-Keys of the last day."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     async def claim(self, key: str, *, body: bytes, run_id: str) -> Ticket:
-        """Claim ``key`` for a new run ``run_id``, or find what it led to.
+        """Claim ``key`` for a new run ``run_id``, or return its earlier claim.
 
         Raises:
-            Problem: 400 for an unusable key, 409 while the first request is being answered, 422 for another body.
+            Problem: 400 for an invalid key, 409 while the first request is being answered, 422 for another body.
         """
         if not _KEY.fullmatch(key):
             raise Problem(400, "Bad idempotency key", "Idempotency-Key must be 1 to 255 printable ASCII characters.")
         name = f"{SUBMIT}:{hashlib.sha256(key.encode()).hexdigest()}"
         claim = _Claim(body_sha256=hashlib.sha256(body).hexdigest(), run_id=run_id, claimed_at_s=time.time())
         ticket = Ticket(key=name, body_sha256=claim.body_sha256, run_id=run_id, answer=None)
-        # Asked again after a lost reply this finds our own claim, which has our run id.
+        # A retry after a lost reply finds this claim, which has our run id.
         if await patiently(
             lambda: self._redis.set(name, msgspec.json.encode(claim), nx=True, ex=_KEPT_S),
             what="claiming the Idempotency-Key",
@@ -92,7 +92,7 @@ class IdempotencyKeys:
         return Ticket(key=name, body_sha256=found.body_sha256, run_id=found.run_id, answer=found.answer)
 
     async def keep(self, ticket: Ticket, answer: dict[str, Any]) -> None:
-        """Remember the answer."""
+        """Store the answer."""
         claim = _Claim(body_sha256=ticket.body_sha256, run_id=ticket.run_id, claimed_at_s=time.time(), answer=answer)
         await patiently(
             lambda: self._redis.set(ticket.key, msgspec.json.encode(claim), ex=_KEPT_S),
@@ -102,7 +102,7 @@ class IdempotencyKeys:
         )
 
     async def release(self, ticket: Ticket) -> None:
-        """Forget the key: nothing came of the request, and a corrected one may use it."""
+        """Delete the key. The request created nothing, so a corrected one may use it."""
         await patiently(
             lambda: self._redis.delete(ticket.key),
             what="releasing the key",

@@ -1,9 +1,9 @@
-"""What can be said of a LoRA run at submit, without torch and without weights.
+"""Checks a LoRA run at submit, without torch and without loading weights.
 
     does the model have the layers?    by the headers of its weight files
     can the base be held in 4 bits?    by this machine's GPUs and packages
 
-A header that cannot be read says nothing; the training rank, which loads the model, decides in the end (lora.py).
+A header that cannot be read is ignored. The training rank, which loads the model, decides in the end (lora.py).
 """
 
 import importlib.util
@@ -22,10 +22,10 @@ _NO_LAYERS = ("embed_tokens", "lm_head", "embed_out", "wte", "wpe")
 
 
 def check_targets(targets: Iterable[str], directory: Path) -> None:
-    """Look for the layers in a model's directory.
+    """Check that the model in a directory has the layers.
 
     Raises:
-        UserError: It has none of some name; the message says which names there are.
+        UserError: It has no layer of some name; the message lists the names it has.
     """
     layers = linear_layers(directory)
     unmatched = [
@@ -41,7 +41,7 @@ def check_targets(targets: Iterable[str], directory: Path) -> None:
 
 
 def why_not_4bit(config: RunConfig, environment: Mapping[str, str]) -> str | None:
-    """Return why a training rank with this environment could not hold the base as the run wants it, or None."""
+    """Return why a training rank with this environment could not hold the base in 4 bits, or None if it can."""
     if not config.load_in_4bit:
         return None
     if num_gpus(environment) == 0:
@@ -52,7 +52,7 @@ def why_not_4bit(config: RunConfig, environment: Mapping[str, str]) -> str | Non
 
 
 def linear_layers(directory: Path) -> set[str]:
-    """Return the names of layers with a matrix; experts of a mixture are not among them, they get no adapters."""
+    """Return the names of layers with a matrix, without the experts of a mixture, which get no adapters."""
     tensors = {name: about for file in directory.glob("*.safetensors") for name, about in _header(file).items()}
     layers = {
         name.removesuffix(".weight")
@@ -63,7 +63,7 @@ def linear_layers(directory: Path) -> set[str]:
 
 
 def _header(file: Path) -> dict[str, dict[str, Any]]:
-    """Return what a safetensors file says of its tensors; nothing if it is none."""
+    """Return the header of a safetensors file: properties by tensor name. Empty if the file is not valid."""
     try:
         with file.open("rb") as opened:
             (size,) = struct.unpack("<Q", opened.read(8))

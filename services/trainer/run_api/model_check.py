@@ -1,10 +1,10 @@
-"""Whether a run's model is there, is a language model that transformers loads, and carries no code of its own.
+"""Checks that a run's model exists, is a language model that transformers loads, and brings no code of its own.
 
-    /absolute/directory    looked at here
-    org/name               asked for at the Hugging Face hub; a hub that does not answer is a warning, not a refusal
-    anything else          refused: a relative path means nothing to a service
+    /absolute/directory    checked on this machine
+    org/name               looked up on the Hugging Face hub; no answer from the hub is a warning, not an error
+    anything else          refused: a relative path has no meaning for a service
 
-A config with ``auto_map`` names Python code to run at load time; it is always refused.
+A config with ``auto_map`` names Python code to run at load time, and is always refused.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from shared.errors import UnavailableError, UserError
 from shared.run_config import RunConfig
 
 HubLookup = Callable[[str, str | None], Mapping[str, Any]]
-"""(hub id, revision) -> the model's config.json as the hub knows it. Raises UserError or UnavailableError."""
+"""(hub id, revision) -> the model's config.json on the hub. Raises UserError or UnavailableError."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -33,7 +33,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
-    """Return warnings. Blocks on the disk and on the hub.
+    """Return warnings. Blocks on the disk and the hub.
 
     Raises:
         UserError: The model cannot be trained; the message says why.
@@ -60,7 +60,7 @@ def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
 
 
 def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
-    """Return a lookup at the real hub; ``endpoint`` is HF_ENDPOINT if left out."""
+    """Return a lookup at the real hub; ``endpoint`` is HF_ENDPOINT by default."""
 
     def lookup(name: str, revision: str | None) -> Mapping[str, Any]:
         from huggingface_hub import HfApi
@@ -97,7 +97,7 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
 
 
 def _http_errors() -> tuple[type[Exception], ...]:
-    """Return the transport errors of whichever HTTP client this release of huggingface_hub is built on."""
+    """Return the transport errors of the HTTP clients that this release of huggingface_hub may use."""
     clients = [name for name in ("httpx", "httpx2") if importlib.util.find_spec(name) is not None]
     return tuple(cast("type[Exception]", importlib.import_module(name).HTTPError) for name in clients)
 
@@ -134,10 +134,10 @@ def _check_directory(directory: Path) -> Mapping[str, Any]:
 
 
 def read_json(path: Path) -> Mapping[str, Any]:
-    """Return a JSON file of a model.
+    """Return the contents of a model's JSON file.
 
     Raises:
-        UserError: It is none.
+        UserError: The file is too large, cannot be read, or does not contain a JSON object.
     """
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:

@@ -1,11 +1,11 @@
-"""Errors over HTTP: RFC 9457 problem+json for all of them, and what each one means for whoever called.
+"""HTTP errors: all of them are RFC 9457 problem+json.
 
-    Problem, UserError, BodyError 4xx: the caller can fix it; ``errors`` lists every field at fault
+    Problem, UserError, BodyError 4xx: the client can fix it; ``errors`` lists every invalid field
     UnavailableError              503: a peer is away, or Redis is full; the same request may work later
     StateLostError                503: Redis was wiped
-    anything else                 500: logged here, and the caller learns only that it happened
+    anything else                 500: logged here; the client learns only that it happened
 
-What the caller sent is never echoed, but for names of settings and values that a sentence is about.
+The client's input is never echoed, except for names of settings and values that a sentence is about.
 """
 
 import logging
@@ -32,14 +32,14 @@ _MAX_ERRORS = 100
 
 
 class Problem(Exception):  # noqa: N818  the RFC's own word
-    """An answer that is not a success.
+    """An error answer.
 
     Args:
         status: HTTP status.
-        title: Short and the same every time; the problem's ``type`` is made from it.
+        title: Short, and always the same for one kind of problem; its ``type`` is derived from it.
         detail: What happened and what to do.
-        errors: (field, message) of each thing that is wrong.
-        headers: Sent with the answer.
+        errors: (field, message) for each error.
+        headers: Headers of the answer.
         more: Further members of the body.
     """
 
@@ -62,19 +62,19 @@ class Problem(Exception):  # noqa: N818  the RFC's own word
 
 
 def invalid_run(errors: Sequence[tuple[str, str]], **more: Any) -> Problem:
-    """Return the refusal of a run config, with one entry for each thing that is wrong."""
+    """Return the problem of an invalid run config, with one entry per error."""
     errors = [(field[:100], message[:_MAX_SENTENCE]) for field, message in errors[:_MAX_ERRORS]]
     detail = "; ".join(f"{field}: {message}" if field else message for field, message in errors)
     return Problem(422, "Invalid run", detail, errors=errors, **more)
 
 
 def no_such_run(run_id: str) -> Problem:
-    """Return the 404 of a run that does not exist."""
+    """Return the 404 problem of a run that does not exist."""
     return Problem(404, "No such run", "There is no run with this id. GET /v1/runs lists them.", run_id=run_id)
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Make every error of ``app`` a problem+json body."""
+    """Make the app answer every error with a problem+json body."""
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(UserError, _on_user_error)
     app.add_exception_handler(BodyError, _on_body_error)
@@ -87,7 +87,7 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI entry of the problems that are a route's own."""
+    """Return the OpenAPI entries of a route's own problems."""
     return responses({status: HTTPStatus(status).phrase for status in statuses})
 
 
@@ -112,7 +112,7 @@ def _on_body_error(_request: Request, error: Exception) -> JSONResponse:
 def _on_invalid_request(_request: Request, error: Exception) -> JSONResponse:
     errors: list[dict[str, str]] = []
     for item in cast("RequestValidationError", error).errors():
-        # Not the input: it may be large, secret, or not even valid Unicode.
+        # The input is left out: it may be large, secret, or not even valid Unicode.
         field = ".".join(str(part) for part in item["loc"][1:])[:100]
         errors.append({"field": field, "message": what_is_wrong([item])})
     detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
@@ -131,12 +131,12 @@ def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 def _on_disconnect(_request: Request, _error: Exception) -> JSONResponse:
-    """Answer nobody: without an answer it would be in the log as a failure of ours."""
+    """Return an answer that no client will read. Without one, the log would show a failure of the service."""
     return _answer(problem(400, "Incomplete body", "The connection was closed before the body was whole."))
 
 
 def _on_unavailable(_request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, NoRoomError):  # for which a moment makes no difference
+    if isinstance(error, NoRoomError):  # a short wait would not help
         return _answer(problem(503, "Unavailable", str(error)), {"Retry-After": "60"})
     return _answer(problem(503, "Unavailable", f"{error}. Try again in a moment."), {"Retry-After": "5"})
 

@@ -1,4 +1,4 @@
-"""How many training ranks a run gets on this machine, and the command that starts them. Never imports torch.
+"""Decides how many training ranks a run gets on this machine, and builds their command. Never imports torch.
 
 one rank           python -m services.trainer.rank RUN_ID
 several            python -m services.trainer.ranks.rank_launcher --nproc-per-node N ... RUN_ID -- that same command
@@ -14,10 +14,10 @@ from shared.run_config import RunConfig
 
 
 def rank_command(run_id: str, config: RunConfig, settings: TrainerSettings) -> list[str]:
-    """Return the command that starts the run's training ranks on this machine, the first of them.
+    """Return the command that starts the run's training ranks on this machine, which is the first.
 
     Raises:
-        UserError: The run wants several machines, and nothing says where they meet.
+        UserError: The run needs several machines, and the rendezvous endpoint is missing or invalid.
     """
     num_ranks = ranks_per_node(config, settings.rank_environment())
     if num_ranks == 1 and config.nnodes == 1:
@@ -39,7 +39,7 @@ def rank_command(run_id: str, config: RunConfig, settings: TrainerSettings) -> l
 
 
 def ranks_per_node(config: RunConfig, environment: Mapping[str, str]) -> int:
-    """Return how many ranks each machine has: as many as the run says, or one a GPU, or one."""
+    """Return the number of ranks per machine: the run's setting, else one per GPU, at least one."""
     if config.nproc_per_node != "auto":
         return config.nproc_per_node
     if config.load_in_4bit:
@@ -48,10 +48,10 @@ def ranks_per_node(config: RunConfig, environment: Mapping[str, str]) -> int:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Return the host and the port of HOST:PORT, or of [HOST]:PORT.
+    """Return host and port of HOST:PORT or [HOST]:PORT.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The text has neither form.
     """
     host, _, port = endpoint.rpartition(":")
     if not host:

@@ -1,9 +1,9 @@
-"""One training rank as a child process: started, pinned, logged, asked to stop, and never outliving its parent.
+"""One training rank as a child process: starts, pins, logs and stops it. It never outlives its parent.
 
-    run_dir/rank.log   all it prints, over all restarts
+    run_dir/rank.log   all output, over all restarts
 
-The kernel kills the rank when the run API dies, even by kill -9 (PR_SET_PDEATHSIG). It leads a process group
-of its own, so that Ctrl-C in a terminal reaches the API alone, and so that a kill takes the rank's children along.
+The kernel kills the rank when the run API dies, even by kill -9 (PR_SET_PDEATHSIG). The rank leads its own process
+group, so that Ctrl-C in a terminal reaches only the API, and so that a kill also ends the rank's children.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _MAX_LINE = 500
 
 
 class RankProcess:
-    """A running or ended rank; ``RankProcess.start`` makes one."""
+    """A running or ended rank; create it with ``RankProcess.start``."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -57,7 +57,7 @@ class RankProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, and process group id."""
+        """Process id and process group id."""
         return self._process.pid
 
     @property
@@ -66,11 +66,11 @@ class RankProcess:
         return self._process.returncode is not None
 
     async def wait(self) -> int:
-        """Return the exit status; negative is the signal that killed it."""
+        """Return the exit status; a negative one is the signal that killed the rank."""
         return await self._process.wait()
 
     async def wait_for(self, timeout_s: float) -> int | None:
-        """Return the exit status, or None if it still runs after ``timeout_s``."""
+        """Return the exit status, or None if the rank still runs after ``timeout_s`` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._process.wait()
@@ -78,7 +78,7 @@ class RankProcess:
             return None
 
     async def stop(self, *, grace_s: float) -> int:
-        """SIGTERM, and SIGKILL to all of its process group after ``grace_s``. Returns the exit status."""
+        """Send SIGTERM, and SIGKILL to its whole process group after ``grace_s`` seconds; return the exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         status = await self.wait_for(grace_s)
@@ -88,14 +88,14 @@ class RankProcess:
         return status
 
     def kill(self) -> None:
-        """SIGKILL the rank and its children, unless it has ended."""
+        """Send SIGKILL to the rank and its children, unless it has ended."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a rank's log, as a person would quote it; empty if there is none."""
+    """Return the last message of a rank's log as one line, to be quoted; empty if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
@@ -106,14 +106,14 @@ def last_line(log: Path) -> str:
 
 
 def _prepare_child(cpus: Sequence[int] | None) -> Callable[[], None]:
-    """Return what the child does between fork and exec; everything it needs is looked up here, before the fork."""
+    """Return the function that the child runs between fork and exec. All it needs is prepared before the fork."""
     parent = os.getpid()
     die_with_parent = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
     def prepare() -> None:
         die_with_parent()
         if os.getppid() != parent:
-            os._exit(1)  # the parent died before the line above could see it
+            os._exit(1)  # the parent died before prctl took effect
         if cpus is not None:
             os.sched_setaffinity(0, cpus)
 

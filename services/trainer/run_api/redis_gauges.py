@@ -1,6 +1,6 @@
-"""What Prometheus sees of Redis: whether it answers, how full it is, whether it still writes to its disk.
+"""Redis as Prometheus gauges: whether it answers, how full it is, whether it still writes to its disk.
 
-Redis has no /metrics of its own, and whoever watches headrace should need no further exporter for what stops a run.
+Redis has no /metrics of its own, and monitoring headrace should need no further exporter for failures that stop a run.
 """
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -10,7 +10,7 @@ from shared.redis_connection import TRANSIENT, Redis
 
 
 class RedisGauges:
-    """Set by `refresh`; while Redis is away ``headrace_redis_up`` is 0 and the others stay as they were."""
+    """Gauges that `refresh` sets. While Redis is away, ``headrace_redis_up`` is 0 and the others keep their values."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._up = Gauge("headrace_redis_up", "1 while Redis answers the trainer", registry=registry)
@@ -23,10 +23,10 @@ class RedisGauges:
         )
 
     async def refresh(self, redis: Redis) -> None:
-        """Ask Redis; at most as long as one answer may take.
+        """Ask Redis and set the gauges; bounded by the client's timeout.
 
         Raises:
-            UnavailableError: It does not answer.
+            UnavailableError: Redis does not answer.
         """
         try:
             memory, persistence = await redis.info("memory"), await redis.info("persistence")

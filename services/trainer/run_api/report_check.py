@@ -1,11 +1,11 @@
-"""Whether the libraries of the trackers that a run names are installed, found out without importing any."""
+"""Checks whether the libraries of a run's trackers are installed, without importing them."""
 
 import importlib.util
 from collections.abc import Sequence
 
 
 def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what is wrong as pairs of a field and a sentence."""
+    """Return field and sentence for each error."""
     missing = [name for name in report_to if not is_installed(name)]
     if not missing:
         return []
@@ -19,7 +19,7 @@ def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether ``import name`` would find a library."""
+    """Whether ``import name`` finds a library."""
     spec = importlib.util.find_spec(name)
-    # A plain folder of that name, such as the `wandb` that wandb leaves behind, can be imported too; it has no file.
+    # A plain folder, such as the `wandb` that wandb leaves behind, can be imported too, but has no file.
     return spec is not None and spec.origin is not None

@@ -1,16 +1,16 @@
-"""How often a training rank may crash without getting further, and how long to wait before it is started again."""
+"""Limits how often a training rank may crash without progress, and how long to wait before each restart."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Restarts:
-    """Counts crashes since a run last made progress, and says how long to wait before the next start.
+    """Counts crashes since a run's last progress, and computes the pause before the next start.
 
     Args:
-        max_without_progress: Restarts allowed without a new step.
-        first_backoff_s: Pause before the first restart; doubles.
-        last_backoff_s: Longest pause.
+        max_without_progress: Maximum number of restarts without a new step.
+        first_backoff_s: Pause before the first restart, in seconds; doubles with each further one.
+        last_backoff_s: Longest pause in seconds.
     """
 
     max_without_progress: int
@@ -21,10 +21,10 @@ class Restarts:
     total: int = 0
 
     def next_backoff_s(self, step: int, *, is_paused: bool = False) -> float | None:
-        """Return the pause after a crash at ``step``, or None when it is time to give up.
+        """Return the pause in seconds after a crash at ``step``, or None to give up.
 
-        Only a step never reached before is progress: a run that falls back to its checkpoint and dies at the same
-        place again makes none. One that is paused cannot make any: its crashes are not counted, and it is in no hurry.
+        Only a step that was never reached before counts as progress: a run that resumes from its checkpoint and dies at
+        the same place makes none. A paused run cannot make progress, so its crashes do not count and the pause is longest.
         """
         if step > self.best_step:
             self.best_step, self.without_progress = step, 0

@@ -1,7 +1,7 @@
-"""Asks the rewarder whether it knows a run's reward functions, so that a typing error ends at submit and not in a run.
+"""Asks the rewarder whether it knows a run's reward functions, so that a wrong name fails at submit, not in a run.
 
 POST {rewarder_url}/v1/rewards/check   {"reward_funcs": [...], "reward_kwargs": {...}}
-                                       -> 200 with what they need, or 422
+                                       -> 200 with the columns they need, or 422
 """
 
 import asyncio
@@ -23,13 +23,13 @@ _MAX_ANSWER_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class RewardNeeds:
-    """What one reward function asks of the dataset: of each inner list, one column."""
+    """The columns that one reward function needs: one column of each inner list."""
 
     name: str
     columns: list[list[str]]
 
     def missing(self, columns: Collection[str]) -> list[str]:
-        """Return what the dataset lacks, in words."""
+        """Return the missing columns, as words: alternatives are joined with "or"."""
         return [" or ".join(choice) for choice in self.columns if choice and not set(choice) & set(columns)]
 
 
@@ -39,10 +39,10 @@ async def check_rewards(
     """Return what each reward function needs.
 
     Raises:
-        Problem: 422 with the rewarder's own sentence, or 503 if there is no usable rewarder.
+        Problem: 422 with the rewarder's own sentence, or 503 if the rewarder cannot be used.
     """
     url = f"{rewarder_url.rstrip('/')}/v1/rewards/check"
-    # A rewarder of an earlier version refuses a key that it does not know.
+    # Left out if empty: an older rewarder refuses an unknown key.
     kwargs = {"reward_kwargs": config.reward_kwargs} if config.reward_kwargs else {}
     body = {"reward_funcs": config.reward_funcs} | kwargs
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
@@ -75,7 +75,7 @@ def _needs(answer: dict[str, Any]) -> list[RewardNeeds]:
     try:
         return [RewardNeeds(str(item["name"]), list(item["required_columns"])) for item in answer["reward_funcs"]]
     except (KeyError, TypeError):
-        return []  # a rewarder that does not say
+        return []  # a rewarder that does not report them
 
 
 async def _read_bounded(response: httpx.Response) -> bytes:

@@ -1,4 +1,4 @@
-"""Routes that show what a run produces: metrics, events, rollouts, dead letters."""
+"""Routes for a run's output: metrics, events, rollouts, dead letters."""
 
 import asyncio
 from pathlib import Path
@@ -28,14 +28,14 @@ _AFTER_STEP = "Only those above this optimizer step"
 
 
 class Metrics(BaseModel):
-    """One object a step, under TRL's metric names."""
+    """One object per step, with TRL's metric names."""
 
     metrics: list[dict[str, Any]]
     next_cursor: str | None = Field(description=NEXT_MEANING)
 
 
 class RunEvaluations(BaseModel):
-    """One object an evaluation, under TRL's metric names with ``eval_`` in front."""
+    """One object per evaluation, with TRL's metric names prefixed with ``eval_``."""
 
     evaluations: list[dict[str, Any]]
     next_cursor: str | None = Field(description=NEXT_MEANING)
@@ -91,7 +91,7 @@ async def get_events(
     last_event_id: Annotated[str | None, Header(description="Go on after this event")] = None,
     after: Annotated[str | None, Query(max_length=64, description="The same, for clients without headers")] = None,
 ) -> Response:
-    """Stream the run's events from its beginning, or from where a watcher left off, until the run ends."""
+    """Stream the run's events from its beginning, or after the given event, until the run ends."""
     start = parse_event_id(last_event_id or after)
     await existing_run(api, run_id)
     return api.streams.answer(run_id, after=start)
@@ -107,7 +107,7 @@ async def get_rollouts(
     limit: Annotated[int, Query(ge=1, le=500), WHOLE] = 50,
     cursor: Cursor = None,
 ) -> Rollouts:
-    """Show what the model wrote, and what it got for it. All pages are of the step of the first one."""
+    """Show completions with their rewards. All pages belong to the step of the first one."""
     offset = 0
     if cursor is not None:
         of_step, offset = decode_cursor(cursor, tuple[int, int])
@@ -146,7 +146,7 @@ async def get_dead_letters(
 
 @router.post("/dead_letters/{entry}/replay", status_code=202, response_model=None, responses=documented(404, 409))
 async def replay(run_id: str, entry: str, api: Api) -> dict[str, str]:
-    """Put a buried group back into the stream it was buried from, once what killed it is mended."""
+    """Put a buried group back into the stream it was buried from. Fix the cause first."""
     record = await existing_run(api, run_id)
     if record.status in TERMINAL:
         raise Problem(409, "Run ended", f"The run is {record.status}; nobody would work on the group.", run_id=run_id)

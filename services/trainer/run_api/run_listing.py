@@ -1,10 +1,10 @@
 """Finds runs by status and name, newest first, a page at a time.
 
-    runs that may fit, a few at once --statuses--> those with the right status --records--> those with the right name
+    candidates, a few at once --statuses--> those with the right status --records--> those with the right name
 
-Runs that have not ended are on lists of their own, so that asking for them costs the same however many have ended. For
-other filters a request looks at a bounded number of runs, and says where the next one goes on: a page may have fewer
-runs than its limit, even none, and still not be the last.
+Runs that have not ended are on separate lists, so that listing them costs the same however many runs have ended. With
+other filters a request looks at a bounded number of runs, and returns where the next request continues. A page may
+therefore have fewer runs than its limit, even none, without being the last.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from shared.run_lists import lists_of
 from shared.run_store import RunRecord, RunStore, Status
 
 Position = tuple[float, str]
-"""When a run was created, and its id."""
+"""When a run was created in Unix seconds, and its id."""
 _AT_ONCE = 200
 _MAX_LOOKED_AT = 2000
 
@@ -25,7 +25,7 @@ class FoundRuns:
 
     Args:
         records: Newest first.
-        next_before: Where the next page begins; None on the last.
+        next_before: Where the next page begins; None on the last page.
     """
 
     records: list[RunRecord]
@@ -35,7 +35,7 @@ class FoundRuns:
 async def find_runs(
     store: RunStore, *, limit: int, before: Position | None, statuses: frozenset[Status], name: str | None
 ) -> FoundRuns:
-    """Return up to ``limit`` runs created before ``before``, of any status if none is given, of any name if None."""
+    """Return up to ``limit`` runs created before ``before``. No ``statuses`` means any status, no ``name`` any name."""
     found = dict[Position, RunRecord]()
     at_once, num_looked_at = max(limit + 1, _AT_ONCE if statuses or name is not None else 0), 0
     while num_looked_at < max(_MAX_LOOKED_AT, limit + 1):

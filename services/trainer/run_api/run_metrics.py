@@ -1,4 +1,4 @@
-"""Prometheus metrics of the trainer service, on a port of their own.
+"""Prometheus metrics of the trainer service, on a separate port.
 
     headrace_runs{status}            headrace_rank_up  headrace_rank_restarts_total
     headrace_run_*{run_id}           the current run: step, policy version, groups, streams, replicas, pauses, disk
@@ -6,8 +6,8 @@
     headrace_redis_*                 redis_gauges.py
     headrace_keys_file_broken        shared/access/keyring.py
 
-Only the current run has series, so that their number stays bounded however many runs there were. They are replaced all
-at once (whole_registry.py), and stay as they were when anything of a run cannot be read.
+Only the current run has series, so that their number stays bounded however many runs there were. All series of a run
+are replaced at once (whole_registry.py), and keep their values if anything about the run cannot be read.
 """
 
 import asyncio
@@ -36,20 +36,20 @@ log = logging.getLogger(__name__)
 
 _REFRESH_S = 5.0
 DROPS_TO_WATCH = ("dead_letter", "stale", "unscorable")
-"""Shown from the start, so that the first of them is an increase and not a new series."""
+"""Shown from the start with 0, so that the first drop is an increase and not a new series."""
 
 
 class RunCounts:
-    """How many runs have which status; of those that have ended it is read once."""
+    """Counts runs by status. The status of an ended run is read only once."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self._ended: dict[str, Status | None] = {}
 
     async def refreshed(self) -> Counter[Status]:
-        """Return how many runs have each status now."""
+        """Return the present number of runs by status."""
         lists = self._store.lists
-        not_ended = {*await lists.queued(), *await lists.served()}  # a failed run may go on
+        not_ended = {*await lists.queued(), *await lists.served()}  # a failed run may have been resumed
         every_id = await self._store.list_ids()
         found = await self._store.statuses([it for it in every_id if it in not_ended or it not in self._ended])
         known: dict[str, Status | None] = {run_id: found.get(run_id) or self._ended.get(run_id) for run_id in every_id}
@@ -58,7 +58,7 @@ class RunCounts:
 
 
 class RunMetrics:
-    """Gauges that are set again every few seconds."""
+    """Gauges that are refreshed every few seconds."""
 
     def __init__(self, redis: Redis, *, store: RunStore, supervisor: RunSupervisor) -> None:
         self._redis = redis
@@ -107,18 +107,18 @@ class RunMetrics:
         )  # fmt: skip
 
     def watch_keys(self, keyring: Keyring) -> None:
-        """Show whether the keys file is broken, whenever somebody looks."""
+        """Show at each scrape whether the keys file is broken."""
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     async def watch_redis_for_ever(self) -> None:
-        """Keep fresh what is of Redis alone, before there is anything else to be seen."""
+        """Keep only the Redis gauges fresh, while nothing else can be read yet."""
         while True:
-            with contextlib.suppress(UnavailableError):  # which the gauges show
+            with contextlib.suppress(UnavailableError):  # the gauges show it
                 await self._redis_gauges.refresh(self._redis)
             await asyncio.sleep(_REFRESH_S)
 
     async def refresh_for_ever(self) -> None:
-        """Keep the gauges fresh. What cannot be read leaves them as they were: no run ends for its metrics."""
+        """Keep the gauges fresh. If something cannot be read they keep their values, and no run ends for it."""
         while True:
             try:
                 await self.refresh()
@@ -127,7 +127,7 @@ class RunMetrics:
             await asyncio.sleep(_REFRESH_S)
 
     async def refresh(self) -> None:
-        """Set all gauges to what is true now."""
+        """Set all gauges to the present state."""
         await self._redis_gauges.refresh(self._redis)
         self._rank_up.set(0 if self._supervisor.rank is None else 1)
         self._restarts.set(self._supervisor.num_restarts)
@@ -192,7 +192,7 @@ class RunMetrics:
 
 
 def _newest_metrics(record: RunRecord) -> dict[str, Any]:
-    """Return the newest value of every metric; what is of the rollouts stands in the line that began their batch."""
+    """Return the newest value of every metric. Rollout metrics are in the line of their batch's first step."""
     run_dir = Path(record.run_dir)
     newest = read_last_evaluation(run_dir)
     for line in read_last_metrics(run_dir, limit=record.parsed_config().steps_per_batch()):
@@ -201,7 +201,7 @@ def _newest_metrics(record: RunRecord) -> dict[str, Any]:
 
 
 def _disk_of(run_dir: Path) -> tuple[int, int] | None:
-    """Return the free and all bytes of the disk, or None before the directory is there."""
+    """Return the free and total bytes of the disk, or None if the directory does not exist yet."""
     try:
         usage = shutil.disk_usage(run_dir)
     except OSError:

@@ -1,6 +1,6 @@
-"""Reads what a run wrote into its directory: metrics.jsonl and rollouts/step_00000012.jsonl.
+"""Reads the files in a run's directory: metrics.jsonl, evaluations.jsonl and rollouts/step_00000012.jsonl.
 
-All of it blocks on the disk; callers run it in a thread. A line torn by a crash is skipped, for its writer cuts it off.
+All functions block on the disk; call them in a thread. A line torn by a crash is skipped; its writer removes it later.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 _STEP_FILE = re.compile(r"step_([0-9]{1,12})\.jsonl")
 _MAX_LINE_BYTES = 16 * 1024
-"""Of a line of metrics.jsonl, with room to spare."""
+"""Upper bound of a line of metrics.jsonl, with a margin."""
 
 
 def read_metrics(run_dir: Path, *, after_step: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
@@ -59,7 +59,7 @@ def _last_lines(path: Path, *, limit: int) -> list[dict[str, Any]]:
 
 
 def rollout_steps(run_dir: Path) -> list[int]:
-    """Return the steps whose rollouts were written down, in order."""
+    """Return the steps with logged rollouts, in order."""
     try:
         names = [path.name for path in (run_dir / "rollouts").iterdir()]
     except OSError:
@@ -98,7 +98,7 @@ def _parsed(texts: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _no_number(_constant: str) -> None:
-    """NaN and infinity are not JSON; they become null."""
+    """Return None for NaN and infinity, which are not JSON."""
 
 
 def _step(line: dict[str, Any]) -> float:

@@ -41,7 +41,7 @@ from shared.run_config import RunConfig
 from shared.run_store import TERMINAL, RunRecord, Status
 
 _MAX_NESTED = 10_000
-"""Of a run: its largest tables are keyword arguments of rewards and of templates."""
+"""Maximum number of nested values in a run. Its largest tables are keyword arguments of rewards and templates."""
 
 _HEADERS_OF_A_SUBMIT: dict[str, Any] = {
     "Location": {"description": "Path of the run", "required": True, "schema": {"type": "string"}},
@@ -57,7 +57,7 @@ Api = Annotated[TrainerApi, Depends(trainer_api)]
 
 
 class SubmittedRun(BaseModel):
-    """Answer to a submit, or to a dry run of one."""
+    """Answer to a submit or to a dry run."""
 
     valid: bool = True
     warnings: list[str] = Field(description="What may surprise; nothing that keeps the run from starting")
@@ -94,7 +94,7 @@ async def submit_run(
     dry_run: Annotated[bool, Query(description="Validate, and start nothing")] = False,
     idempotency_key: Annotated[str | None, Header(description="Makes sending the same run twice harmless")] = None,
 ) -> Response:
-    """Validate a run and queue it. Everything that can be known to be wrong is said now, in one answer."""
+    """Validate a run and queue it. One answer reports every error that can be found now."""
     require_json(request.headers.get("content-type", ""))
     body = await request.body()
     raw = decode_json(body, max_nested=_MAX_NESTED)
@@ -110,22 +110,22 @@ async def submit_run(
 
 
 async def _submit_once(api: TrainerApi, raw: Any, ticket: Ticket) -> dict[str, Any]:
-    """Submit under a claimed Idempotency-Key; a run that was refused, or had no room, gives the key back."""
+    """Submit under a claimed Idempotency-Key. A refused run, or one without room in Redis, releases the key."""
     try:
         answer = await _submit(api, raw, run_id=ticket.run_id)
     except (Problem, NoRoomError):
-        # Of a claim that was carried on, the run may be there: with a new id there would be two.
+        # If a retry continued an earlier claim, the run may exist; with a new id there would be two.
         if await api.store.get(ticket.run_id) is None:
             await api.idempotency.release(ticket)
         raise
-    with contextlib.suppress(NoRoomError):  # the run is there: sent again, once the claim is old, it is found by its id
+    with contextlib.suppress(NoRoomError):  # the run exists; a later retry finds it by its id
         await api.idempotency.keep(ticket, answer)
     return answer
 
 
 async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
     valid = await api.validator.validate(raw)
-    # A run that is there already was made by a process that died before it could answer.
+    # A run that exists already was created by a process that died before it could answer.
     record = await api.store.get(run_id) or await _create(api, valid, run_id)
     name_subject(run_id)
     api.supervisor.wake()
@@ -134,13 +134,13 @@ async def _submit(api: TrainerApi, raw: Any, *, run_id: str) -> dict[str, Any]:
 
 
 async def _create(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRecord:
-    async with api.creating:  # one after the other, or two would take the last place
+    async with api.creating:  # one at a time, or two could take the last place
         await refuse_if_queue_is_full(api)
         return await _create_there(api, valid, run_id)
 
 
 async def refuse_if_queue_is_full(api: TrainerApi) -> None:
-    """Raise a Problem if as many runs wait for their turn as may."""
+    """Raise a Problem if the queue of runs is full."""
     most = api.settings.max_queued_runs
     if await api.store.lists.num_queued() < most:
         return
@@ -191,13 +191,13 @@ async def list_runs(
 
 @router.get("/{run_id}", response_model=RunDetail, responses=documented(404))
 async def get_run(run_id: str, api: Api) -> RunDetail:
-    """Show one run: where it stands, and why it is waiting."""
+    """Show one run: its progress, and why it is waiting."""
     return await _detail(api, await existing_run(api, run_id))
 
 
 @router.post("/{run_id}/stop", status_code=202, response_model=RunDetail, responses=documented(404))
 async def stop_run(run_id: str, api: Api) -> RunDetail:
-    """Ask a run to stop after its current step, with a checkpoint and a final model. Asking again changes nothing."""
+    """Ask a run to stop after its current step, with a checkpoint and a final model. Repeating it has no effect."""
     await existing_run(api, run_id)
     await api.supervisor.stop_run(run_id)
     return await _detail(api, await existing_run(api, run_id))
@@ -205,7 +205,7 @@ async def stop_run(run_id: str, api: Api) -> RunDetail:
 
 @router.post("/{run_id}/pause", status_code=202, response_model=RunDetail, responses=documented(404, 409))
 async def pause_run(run_id: str, api: Api) -> RunDetail:
-    """Ask a run to pause after its current batch, until it is resumed. What is under way waits for it."""
+    """Ask a run to pause after its current batch, until it is resumed. Its groups in flight wait."""
     _refuse_ended(await existing_run(api, run_id))
     if not await api.supervisor.pause_run(run_id):
         raise _is_stopping(run_id)
@@ -214,9 +214,9 @@ async def pause_run(run_id: str, api: Api) -> RunDetail:
 
 @router.post("/{run_id}/resume", status_code=202, response_model=RunDetail, responses=documented(404, 409, 429))
 async def resume_run(run_id: str, api: Api) -> RunDetail:
-    """Ask a paused run to go on, whether somebody paused it or its rewards did, or a failed one from its checkpoint.
+    """Ask a paused run to continue, whether a user or its rewards paused it, or a failed run from its checkpoint.
 
-    A failed run waits for its turn again. Another run is as it was.
+    A failed run is queued again. A run that is not paused does not change.
     """
     record = await existing_run(api, run_id)
     if record.status == "failed":
@@ -233,7 +233,7 @@ async def resume_run(run_id: str, api: Api) -> RunDetail:
 
 @router.delete("/{run_id}", status_code=204, responses=documented(404, 409))
 async def delete_run(run_id: str, api: Api) -> Response:
-    """Forget a run that has ended. Its directory, with checkpoints and model, stays."""
+    """Delete the record of a run that has ended. Its directory, with checkpoints and model, stays."""
     record = await existing_run(api, run_id)
     if record.status not in TERMINAL:
         raise Problem(
@@ -247,7 +247,7 @@ async def delete_run(run_id: str, api: Api) -> Response:
 
 
 async def existing_run(api: TrainerApi, run_id: str) -> RunRecord:
-    """Return the run's record, or raise the 404."""
+    """Return the run's record, or raise the 404 problem."""
     record = await api.store.get(run_id) if is_run_id(run_id) else None
     if record is None:
         raise no_such_run(run_id if is_run_id(run_id) else "")
@@ -277,7 +277,7 @@ def _is_stopping(run_id: str) -> Problem:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether ``text`` could name a run; anything else never reaches Redis."""
+    """Whether ``text`` could be a run id. Anything else never reaches Redis."""
     return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
 
 
@@ -305,7 +305,7 @@ def _accepted(answer: dict[str, Any], **headers: str) -> JSONResponse:
 
 
 def _new_run_id() -> str:
-    """Return 128 random bits, readable aloud and safe in URLs, paths and Redis hash tags."""
+    """Return an id of 128 random bits that can be read aloud and is safe in URLs, paths and Redis hash tags."""
     return "run-" + base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
 
 
@@ -318,7 +318,7 @@ def _write_config(run_dir: Path, config: RunConfig) -> None:
 
 
 def _remove_config(run_dir: Path) -> None:
-    """Undo ``_write_config``; a directory with anything else in it stays."""
+    """Undo ``_write_config``. A directory with other files stays."""
     with contextlib.suppress(OSError):
         (run_dir / "config.json").unlink()
         run_dir.rmdir()

@@ -1,16 +1,16 @@
 """Gives the generator fleet to one run at a time, and keeps that run's training rank alive.
 
-    queued --oldest first--> running --rank exits 0, having written how it ended--> the next one
+    queued --oldest first--> running --rank exits 0 after it wrote how the run ended--> the next run
       (not those asked to pause)
                                |  ^
-                       crash   |  |  again, after 0.5 s .. 10 s
+                       crash   |  |  restart, after 0.5 s .. 10 s
                                +--+
-                               |      crashed too often without a new step: failed, with the rank's last line
+                               |      too many crashes without a new step: failed, with the rank's last line
                                |      exit 2 (the user can fix it): failed, with the reason the rank wrote
-                               |      exit 3 (fenced): left alone, a newer trainer has it
+                               |      exit 3 (fenced): not touched, a newer trainer has it
 
-What is true is in Redis: a run found ``running`` at start gets its rank again, which resumes from the checkpoint. When
-this process is asked to stop, the rank is too, and its run stays ``running`` for the next start.
+The state is in Redis: a run found ``running`` at start gets its rank again, which resumes from the checkpoint. When
+this process is asked to stop, so is the rank, and its run stays ``running`` for the next start.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FINISHED, USER_ERROR, FENCED = 0, 2, 3
 """Exit statuses of a rank; every other one is a crash."""
 _IDLE_S = 5.0
-"""How often to look for runs that nobody told this process about."""
+"""Time between searches for runs that this process was not notified about, in seconds."""
 
 
 class RunSupervisor:
@@ -45,7 +45,7 @@ class RunSupervisor:
     Args:
         store: Run records.
         settings: Rank command, grace periods, restarts.
-        stopping: Set when this process shall end.
+        stopping: Set when this process is asked to end.
     """
 
     def __init__(self, store: RunStore, *, settings: TrainerSettings, stopping: asyncio.Event) -> None:
@@ -61,15 +61,15 @@ class RunSupervisor:
         self.rank: RankProcess | None = None
 
     def wake(self) -> None:
-        """Look at the runs now: one was submitted, or asked to stop."""
+        """Look at the runs now, because one was submitted or asked to stop."""
         self._news.set()
 
     def note(self, run_id: str) -> str:
-        """Return what this supervisor waits for on behalf of the run, or nothing."""
+        """Return what the supervisor waits for before the run can continue; empty if nothing."""
         return self._notes.get(run_id, "")
 
     async def stop_run(self, run_id: str) -> None:
-        """Ask a run to stop. A queued one is stopped at once; asking twice changes nothing."""
+        """Ask a run to stop. A queued run stops at once. Repeating it has no effect."""
         async with self._changing:
             record = await self._store.get(run_id)
             if record is None or record.status in TERMINAL:
@@ -80,17 +80,17 @@ class RunSupervisor:
         self.wake()
 
     async def pause_run(self, run_id: str) -> bool:
-        """Ask a run to pause; return whether it was, for one that shall stop is not.
+        """Ask a run to pause; return False if it was asked to stop, because it is then not paused.
 
-        A queued one lets others go first; asking twice changes nothing.
+        A queued run lets others go first. Repeating it has no effect.
         """
         return await self._ask_unless_stopping(run_id, "pause")
 
     async def resume_run(self, run_id: str) -> bool:
-        """Ask a run to go on, whoever paused it; return whether it was, for one that shall stop is not.
+        """Ask a run to continue, whatever paused it; return False if it was asked to stop.
 
-        Of one that is not paused nothing changes. One that has failed waits for its turn again, and goes on from its
-        newest checkpoint; what it was asked before it failed no longer counts.
+        A run that is not paused does not change. A failed run is queued again and continues from its newest checkpoint;
+        earlier requests are forgotten.
         """
         async with self._changing:
             record = await self._store.get(run_id)
@@ -116,7 +116,7 @@ class RunSupervisor:
         """Serve one run after the other until asked to stop.
 
         Raises:
-            UnavailableError: Redis is away for good; the rank is killed, its run stays as it is.
+            UnavailableError: Redis stayed away too long. The rank is killed; its run keeps its status.
         """
         try:
             while not self._stopping.is_set():
@@ -131,9 +131,9 @@ class RunSupervisor:
                 self.rank.kill()
 
     async def _next_run(self) -> RunRecord | None:
-        """Return the run the fleet is given to, having written so, or None."""
+        """Give the fleet to a run, record that, and return the run, or None if there is none."""
         try:
-            # A request must not wait for this lock for as long as Redis has no room.
+            # Requests take this lock too, so it must not be held while Redis is full.
             async with self._changing:
                 return await self._give_fleet_away()
         except NoRoomError as error:
@@ -153,7 +153,7 @@ class RunSupervisor:
         return current
 
     async def _first_queued(self) -> RunRecord | None:
-        """Return the run that has waited longest, of those that nobody asked to pause."""
+        """Return the run that has waited longest and was not asked to pause."""
         for record in await self._store.queued():
             if record.desired == "stop":
                 await self._stop_queued(record.run_id)
@@ -165,7 +165,7 @@ class RunSupervisor:
         await self._store.set_status(run_id, "stopped", reason="stopped before it started", waits_for_room=False)
 
     async def _serve(self, record: RunRecord) -> None:
-        """Keep the rank of one run alive until the run ends, vanishes, or this process is asked to stop."""
+        """Keep the rank of one run alive until the run ends or vanishes, or this process is asked to stop."""
         run_id = record.run_id
         if run_id in self._fenced:
             await self._pause(self._settings.supervise_every_s)
@@ -190,7 +190,7 @@ class RunSupervisor:
             self._notes.pop(run_id, None)
 
     async def _run_rank_once_there_is_room(self, record: RunRecord) -> int | None:
-        """Run the rank once its log can be written. Returns None if somebody asked to stop the run before."""
+        """Run the rank once its log can be written; return None if the run is asked to stop before that."""
         while True:
             try:
                 return await self._run_rank(record)
@@ -205,7 +205,7 @@ class RunSupervisor:
                     return None
 
     async def _run_rank(self, record: RunRecord) -> int:
-        """Start the rank and watch it to its end. Returns its exit status."""
+        """Start the rank and watch it until it ends; return its exit status."""
         rank = await RankProcess.start(
             rank_command(record.run_id, parse_run_config(record.config), self._settings),
             log=rank_log(record),
@@ -221,7 +221,7 @@ class RunSupervisor:
             self.rank = None
 
     async def _watch(self, run_id: str, rank: RankProcess) -> int:
-        """Return the exit status of a rank, which may not outlive its run for long."""
+        """Return the exit status of a rank. Kill it if it outlives its run for long."""
         started_at_s, overdue_s = time.time(), 0.0
         stops = Stops(every_s=self._settings.supervise_every_s)
         while not self._stopping.is_set():
@@ -230,7 +230,7 @@ class RunSupervisor:
                 return status
             record = await self._store.get(run_id)
             if record is not None and record.progress.updated_at_s > started_at_s and not record.progress.starting:
-                self._notes.pop(run_id, None)  # it trains again
+                self._notes.pop(run_id, None)  # the rank trains again
             if stops.look([rank.pid]):
                 log.error("run %s: its training rank %d was stopped for a minute: killed", run_id, rank.pid)
                 rank.kill()
@@ -246,7 +246,7 @@ class RunSupervisor:
         return await rank.wait() if rank.has_ended else None
 
     async def _start_again(self, record: RunRecord, status: int, restarts: Restarts) -> bool:
-        """Judge how the rank ended. Returns whether to start it again, after having waited."""
+        """Handle the end of a rank; wait if needed, and return whether to start it again."""
         run_id = record.run_id
         now = await self._store.get(run_id)
         if now is None:
@@ -254,7 +254,7 @@ class RunSupervisor:
             return False
         if now.status in TERMINAL:
             log.info("run %s %s %s", run_id, now.status, now.reason)
-            await self._store.lists.leave_others(run_id, now.status, waits_for_room=True)  # its rank may not have
+            await self._store.lists.leave_others(run_id, now.status, waits_for_room=True)  # the rank may not have
             return False
         if status == FENCED:
             log.warning("run %s: a newer trainer has taken it over; its rank is not started again here", run_id)
@@ -286,7 +286,7 @@ class RunSupervisor:
         return True
 
     async def _pause_unless_asked_to_stop(self, run_id: str, pause_s: float) -> bool:
-        """Wait for ``pause_s``, for the end of this process, or for somebody to ask for a stop; return whether so."""
+        """Wait for ``pause_s`` seconds or for the end of this process; return True at once if asked to stop the run."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + pause_s
         while (left_s := deadline - loop.time()) > 0 and not self._stopping.is_set():
@@ -301,18 +301,18 @@ class RunSupervisor:
         await self._store.set_status(run_id, status, reason=reason)
 
     async def _pause(self, timeout_s: float) -> None:
-        """Wait for news, for the end, or for ``timeout_s``."""
+        """Wait for news, for the end of this process, or for ``timeout_s`` seconds."""
         await first_of(self._news.wait(), self._stopping.wait(), timeout_s=timeout_s)
         self._news.clear()
 
 
 def rank_log(record: RunRecord) -> Path:
-    """Return where the rank's output goes."""
+    """Return the path of the rank's log."""
     return Path(record.run_dir) / "rank.log"
 
 
 def _how(status: int) -> str:
-    """Return how the rank ended, to stand after 'the training rank'."""
+    """Return how the rank ended. It follows the words 'the training rank'."""
     if status < 0:
         return f"was killed by signal {-status}"
     if status == FINISHED:

@@ -1,9 +1,9 @@
-"""Everything that can be wrong with a run and be known before it starts.
+"""Finds every error of a run that can be found before it starts.
 
-    settings --> model, data sets, reward functions, vLLM's options --> ValidRun(warnings, what it amounts to)
+    settings --> model, data sets, reward functions, vLLM's options --> ValidRun(warnings, derived numbers)
 
-All of it is asked, so that one answer names all that is wrong; only the settings are a condition for the rest. Blocking
-looks at disk and hub happen in threads, under deadlines.
+All checks are made, so that one answer names all errors. Only invalid settings, and paths outside the allowed places,
+end the validation early. Blocking access to disk and hub happens in threads, with timeouts.
 """
 
 import asyncio
@@ -43,12 +43,12 @@ EngineCheck = Callable[[RunConfig], Awaitable[EngineVerdict]]
 
 @dataclass(frozen=True)
 class ValidRun:
-    """A config that nothing speaks against.
+    """A config without errors.
 
     Args:
         config: The settings, with defaults.
-        warnings: Sentences about what may surprise.
-        derived: What the settings amount to.
+        warnings: Sentences about possible surprises.
+        derived: Quantities that follow from the settings.
     """
 
     config: RunConfig
@@ -57,13 +57,13 @@ class ValidRun:
 
 
 class RunValidator:
-    """Checks what is submitted.
+    """Validates submitted runs.
 
     Args:
-        settings: Deadlines, and where the rewarder is.
-        dataset_check: Reads a dataset; dataset.py's if left out.
-        lookup: Asks a hub for a model; the Hugging Face hub if left out.
-        engine_check: Has vLLM look at the options that only it knows; they are not checked if left out.
+        settings: Timeouts, and the rewarder's address.
+        dataset_check: Reads a dataset; dataset_check.py's by default.
+        lookup: Looks a model up on a hub; the Hugging Face hub by default.
+        engine_check: Checks options that only vLLM knows. Without it they are not checked.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class RunValidator:
         self._lookup = lookup or hub_lookup(settings.hub_timeout_s)
 
     async def validate(self, raw: Any) -> ValidRun:
-        """Return the run.
+        """Return the validated run.
 
         Raises:
-            Problem: 422 with one sentence for each thing that is wrong, or 503 if the rewarder is away.
+            Problem: 422 with one sentence per error, or 503 if the rewarder is away or the data set was not checked.
         """
         config = _parse(raw)
         data, weights = self._settings.places_of_data(), self._settings.places_of_weights()
         outside = await asyncio.to_thread(misplaced, config, data=data, weights=weights)
-        if outside:  # nothing looks at what is there
+        if outside:  # places outside the allowed ones are not read, so the other checks are left out
             raise invalid_run([*outside, *(await self._check_rewards(config)).errors])
         async with asyncio.TaskGroup() as tasks:
             model = tasks.create_task(self._check_model(config), name="check model")
@@ -123,7 +123,7 @@ class RunValidator:
         return ValidRun(config=config, warnings=warnings, derived=derived)
 
     async def _check_model(self, config: RunConfig) -> Checked:
-        # Two requests of the hub's client may each take the deadline.
+        # The hub's client may make two requests, each with the timeout.
         timeout_s = 2 * self._settings.hub_timeout_s
         try:
             warnings = await in_thread(
@@ -194,7 +194,7 @@ def _parse(raw: Any) -> RunConfig:
     if not isinstance(raw, dict):
         raise invalid_run([("", 'a run is a JSON object of settings, such as {"model": ..., "dataset_name": ...}')])
     if len(cast("dict[str, Any]", raw)) > _MAX_KEYS:
-        # Each unknown key is compared with every known one.
+        # Bounded, because each unknown key is compared with every known one.
         num_known = len(RunConfig.model_fields)
         raise invalid_run([("", f"there are {num_known} settings; this run names more than {_MAX_KEYS}")])
     try:

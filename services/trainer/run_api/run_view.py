@@ -1,4 +1,4 @@
-"""A run as the API shows it: the record, how full its streams are, who serves it, who cannot, and why it is waiting.
+"""A run as the API shows it: its record, its queues, which replicas serve it or cannot, and why it is waiting.
 
 record, streams, leases, registrations, refusals --look_around--> Surroundings --> RunDetail
                                                                        |
@@ -23,7 +23,7 @@ from shared.run_store import TERMINAL, Progress, RunRecord
 
 _PATIENCE_S = 10.0
 _RECENT_S = 600.0
-"""How long what a replica said before it ended is shown although others serve the run."""
+"""Time in seconds for which the last message of an ended replica is shown even if others serve the run."""
 
 
 WaitingKind = Literal[
@@ -58,7 +58,7 @@ class RunSummary(BaseModel):
 
 
 class ListedRun(RunSummary):
-    """One run in a list, with why nothing moves."""
+    """One run in a list, with the reason if it is waiting."""
 
     waiting_for: str | None = Field(description="What the run needs to go on, in words; null when nothing is missing")
     waiting_kind: WaitingKind | None = Field(
@@ -77,17 +77,17 @@ class GeneratorView(BaseModel):
 
     @property
     def replica(self) -> str:
-        """Its name for people."""
+        """The replica's name in messages."""
         return replica_name("generator", self.replica_id)
 
     @property
     def serves(self) -> bool:
-        """Whether it works for the run."""
+        """Whether it is serving the run."""
         return self.is_alive and not self.doing
 
 
 class RefusalView(BaseModel):
-    """A replica that cannot serve the run, or ended while it should."""
+    """A replica that cannot serve the run, or that ended while it should serve it."""
 
     kind: Kind
     replica_id: str
@@ -96,12 +96,12 @@ class RefusalView(BaseModel):
 
     @property
     def replica(self) -> str:
-        """Its name for people."""
+        """The replica's name in messages."""
         return replica_name(self.kind, self.replica_id)
 
 
 class Queues(BaseModel):
-    """Prompt groups waiting or being worked on, by what they wait for."""
+    """Prompt groups that wait or are being worked on, by stream."""
 
     prompts: int = 0
     completions: int = 0
@@ -110,7 +110,7 @@ class Queues(BaseModel):
 
 
 class RunDetail(ListedRun):
-    """All there is to say about one run."""
+    """One run with all its details."""
 
     queues: Queues
     generators: list[GeneratorView]
@@ -121,7 +121,7 @@ class RunDetail(ListedRun):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is around a run, as seen in Redis a moment ago; of one that does not run, ``current_run`` is enough."""
+    """The state around a run, read from Redis a moment ago. A run that is not running needs only ``current_run``."""
 
     current_run: str | None
     queues: Queues = field(default_factory=Queues)
@@ -131,10 +131,10 @@ class Surroundings:
 
 
 def summary(record: RunRecord) -> RunSummary:
-    """Return the run as its record has it."""
+    """Return the run as in its record."""
     progress = record.progress
     if record.status in TERMINAL:
-        # Of what its rank did when it ended, the reason speaks.
+        # The reason describes the end. What the rank was doing at that moment no longer matters.
         progress = msgspec.structs.replace(progress, starting="", waiting_for="")
     return RunSummary(
         run_id=record.run_id,
@@ -154,7 +154,7 @@ def summary(record: RunRecord) -> RunSummary:
 def detail(
     record: RunRecord, around: Surroundings, *, waiting_for: str | None, waiting_kind: WaitingKind | None
 ) -> RunDetail:
-    """Return the run with everything around it."""
+    """Return the run with its surroundings."""
     return RunDetail(
         **summary(record).model_dump(),
         waiting_for=waiting_for,
@@ -168,7 +168,7 @@ def detail(
 
 
 async def look_around(redis: Redis, record: RunRecord, *, current_run: str | None) -> Surroundings:
-    """Return what is around the run."""
+    """Return the present state around the run."""
     keys = RunKeys(record.run_id)
 
     async def read() -> list[Any]:
@@ -208,7 +208,7 @@ async def look_around(redis: Redis, record: RunRecord, *, current_run: str | Non
 
 
 def left_out(progress: Progress) -> list[Refusal]:
-    """Return what the trainer says of replicas that did not get the version pushed last."""
+    """Return a refusal for each replica that did not get the version pushed last."""
     return [
         Refusal("generator", replica_id, f"the last push left it out: {reason}", progress.updated_at_s)
         for replica_id, reason in progress.left_out.items()
@@ -218,10 +218,10 @@ def left_out(progress: Progress) -> list[Refusal]:
 def still_true(
     refused: Sequence[Refusal], *, living: Collection[str], served_by: Mapping[Kind, bool], now_s: float
 ) -> list[RefusalView]:
-    """Return the refusals that people must see: not those of a replica that is long gone, with others in its place.
+    """Return the refusals to show, without those of replicas that are long gone and have been replaced.
 
     Args:
-        refused: All there are.
+        refused: All refusals.
         living: Replicas whose lease is alive.
         served_by: Whether any replica of a kind serves the run.
         now_s: Unix seconds.
@@ -234,7 +234,7 @@ def still_true(
 
 
 def replica_name(kind: Kind, replica_id: str) -> str:
-    """Return what people call a replica: ``generator-0``, but ``generator gpu-node-3``."""
+    """Return a replica's name in messages: ``generator-0``, but ``generator gpu-node-3``."""
     return replica_id if replica_id.startswith(kind) else f"{kind} {replica_id}"
 
 

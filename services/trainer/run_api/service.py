@@ -1,10 +1,10 @@
-"""Runs the trainer service: HTTP server, supervisor and metrics, from the first signal handler to the last process.
+"""Runs the trainer service: HTTP server, supervisor and metrics, and ends them in order.
 
     SIGTERM --> stopping --+--> event streams end, requests finish (at most 5 s)
                            +--> rank: SIGTERM, after 15 s SIGKILL; its run stays `running` for the next start
 
-Whatever ends one of the three ends the process: a service that is half there helps nobody. But HTTP and metrics are
-served while it still waits for Redis: they say that Redis is away, and of one that has no room, runs can be deleted.
+If one of the three ends, the process ends, because a part of the service is of no use. HTTP and metrics are also served
+while the service waits for Redis. They report that Redis is away, and if Redis is full, runs can be deleted.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 STOPPED, CRASHED, REFUSED = 0, 1, 2
 _HURRY_S = 5.0
-"""For the supervisor to end once its rank has: it may be waiting for Redis, which may have no room for hours."""
+"""Time for the supervisor to end after its rank, in seconds. It may be waiting for a Redis that is full for hours."""
 
 
 def run_service() -> int:
@@ -66,15 +66,15 @@ async def serve(settings: TrainerSettings) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        UserError: Something must be mended first; alone or in an exception group.
-        HeadraceError: Redis is away for good; alone or in an exception group.
+        UserError: The user must fix something first; by itself or in an exception group.
+        HeadraceError: Redis stayed away too long; by itself or in an exception group.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.set)
     _require_a_directory(settings.runs_dir)
-    trusted(settings.tls_ca_file)  # now, and not when a run needs it
+    trusted(settings.tls_ca_file)  # fails now instead of when a run needs it
     redis = connect(settings.redis_url.get_secret_value())
     try:
         api = make_api(settings, redis, stopping=stopping)
@@ -90,7 +90,7 @@ async def serve(settings: TrainerSettings) -> None:
 
 
 def _require_a_directory(runs_dir: Path) -> None:
-    """Raise UserError if runs cannot be kept there; it is made if it is missing."""
+    """Create the directory if it is missing; raise UserError if runs cannot be kept there."""
     why_not = ""
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def http_server(api: TrainerApi) -> HttpServer:
 
 
 def _split(error: BaseException) -> tuple[list[HeadraceError], BaseException | None]:
-    """Return the errors raised on purpose, and the first of any others."""
+    """Return the expected errors, and the first of any others."""
     if isinstance(error, HeadraceError):
         return [error], None
     if not isinstance(error, BaseExceptionGroup):

@@ -1,4 +1,4 @@
-"""Ids of Redis stream entries, as clients send them back."""
+"""Validates ids of Redis stream entries that clients send back."""
 
 import re
 
@@ -7,9 +7,9 @@ _LARGEST = 2**64 - 1
 
 
 def parse_stream_id(text: str) -> str | None:
-    """Return the id, or None if Redis would refuse it."""
+    """Return the id, or None if Redis would refuse it or nothing can follow it."""
     match = _ID.fullmatch(text)
     if match is None or any(int(part) > _LARGEST for part in match.groups()):
         return None
-    # "above the largest id" is an error in Redis, and nothing is above it.
+    # Redis reports an error for a range that begins above the largest id, and no entry can be there.
     return None if all(int(part) == _LARGEST for part in match.groups()) else text

@@ -1,10 +1,10 @@
-"""What a run asks of the place it will run in and would be refused by its training rank, found out at submit.
+"""Checks at submit what a run needs from its surroundings, and its training rank would otherwise refuse later.
 
     nnodes              several machines need an address at which their ranks meet
-    nproc_per_node      each rank needs a GPU of its own, where there are any
-    push_to_hub         needs a token, or the trained model stays where it is
+    nproc_per_node      each rank needs its own GPU, if there are any
+    push_to_hub         needs a token, or the trained model would not be uploaded
 
-Tokens are looked for, not tried.
+Tokens are looked for, but not tested.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE")
 
 
 def check_surroundings(config: RunConfig, settings: TrainerSettings) -> list[tuple[str, str]]:
-    """Return setting and sentence for each thing that is missing where the training ranks run."""
+    """Return setting and sentence for each requirement that is missing where the training ranks run."""
     errors: list[tuple[str, str]] = []
     environment = settings.rank_environment()
     try:

@@ -1,4 +1,4 @@
-"""What the routes of the run API work with, wired up once."""
+"""The objects that the routes of the run API use, created once."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from shared.tls import ServerCertificate
 
 @dataclass(frozen=True)
 class TrainerApi:
-    """What the routes work with."""
+    """The objects that the routes use."""
 
     settings: TrainerSettings
     redis: Redis
@@ -33,13 +33,13 @@ class TrainerApi:
     certificate: ServerCertificate | None
     stopping: asyncio.Event
     creating: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by who adds to the queue."""
+    """Held while a run is added to the queue."""
 
 
 def make_api(
     settings: TrainerSettings, redis: Redis, *, stopping: asyncio.Event, validator: RunValidator | None = None
 ) -> TrainerApi:
-    """Wire everything up; nothing runs yet.
+    """Create the objects; nothing runs yet.
 
     Raises:
         UserError: The keys file or the certificate cannot be used.
@@ -66,5 +66,5 @@ def make_api(
 
 
 def trainer_api(request: Request) -> TrainerApi:
-    """Return what the routes work with; a FastAPI dependency."""
+    """Return the objects that the routes use; a FastAPI dependency."""
     return cast("TrainerApi", request.app.state.trainer)

@@ -1,8 +1,8 @@
 """The newest training metrics as Prometheus gauges: headrace_training_NAME_UNIT{run_id}.
 
 ``rewards/length/mean`` is ``headrace_training_rewards_mean{run_id,reward="length"}``; metric_catalogue.py has names,
-units and help texts. Gauges all of them, running totals too: a run that resumes from its checkpoint goes back.
-A metric that the catalogue does not know has no series, so that their number is bounded.
+units and help texts. All of them are gauges, also running totals, because a run that resumes from its checkpoint goes
+back. A metric that is not in the catalogue has no series, so that their number is bounded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,21 +15,21 @@ from services.trainer.telemetry.metric_catalogue import EVALUATION, Metric, find
 
 
 class TrainingGauges(Collector):
-    """What `collect` serves is what was `show`n last, whole."""
+    """Serves the metrics of the last call of `show`, replaced as a whole."""
 
     def __init__(self) -> None:
         self._shown: tuple[str, dict[str, float]] = ("", {})
 
     def show(self, run_id: str, metrics: Mapping[str, Any]) -> None:
-        """Show one run's newest metrics instead of what was shown; what is no number is left out."""
+        """Show one run's newest metrics instead of the previous ones. Values that are not numbers are left out."""
         self._shown = run_id, {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
 
     def clear(self) -> None:
-        """Show no run."""
+        """Show no metrics."""
         self._shown = "", {}
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Yield one family a metric."""
+        """Yield one family per metric."""
         families: dict[str, GaugeMetricFamily] = {}
         run_id, metrics = self._shown
         for name, value in metrics.items():

@@ -1,6 +1,6 @@
-"""Options that were written into a run and that this run does not read: harmless, but somebody meant something by them.
+"""Finds options that a run sets but does not use. They are harmless, but the user probably expects an effect.
 
-Only what was written counts. What cannot have been meant is refused by the options themselves (shared/run_options).
+Only options that were set explicitly count. Contradictory options are refused by shared/run_options.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from shared.run_config import RunConfig
 
 
 def unread_options(config: RunConfig) -> list[str]:
-    """Return a sentence for each option that was set and changes nothing; ``config`` as it was submitted."""
+    """Return a sentence for each option that was set without effect; ``config`` is as submitted."""
     return [f"{name} changes nothing: {reason}" for name, reason in _unread(config) if name in config.model_fields_set]
 
 

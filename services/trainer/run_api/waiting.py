@@ -1,8 +1,8 @@
-"""Why a run is waiting, in one sentence: the one people look for when nothing moves.
+"""Explains in one sentence why a run is waiting: the sentence users look for when nothing moves.
 
-It is made here, in one place, from what can be seen from outside; what only the training rank knows, it writes into its
-progress itself. Whatever keeps a run from going on until somebody acts comes before what passes by itself. The sentence
-is for people and may change its words; programs read its kind.
+It is built only here, from what is visible from outside. What only the training rank knows, the rank writes into its
+progress. Causes that a person must remove come before causes that pass by themselves. The sentence is for people and
+its wording may change; programs read its kind.
 """
 
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from services.trainer.run_api.run_view import Surroundings, WaitingKind
 from shared.run_store import TERMINAL, RunRecord
 
 _MAX_SAID = 3
-"""Refusals of replicas that are gone, the newest; where replicas get new names there is one a restart."""
+"""How many refusals of ended replicas to show, newest first. Where replicas get new names, each restart adds one."""
 
 
 PUSH_FAILED = "a generator: the push to "
-"""How the training rank begins when no generator holds its weights because the push failed (push_log.py)."""
+"""How the training rank's sentence begins if the push failed and no generator has its weights (push_log.py)."""
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a run waits for."""
+    """The cause of waiting."""
 
     kind: WaitingKind
     says: str
@@ -29,13 +29,13 @@ class Waiting:
 def waiting_for(
     record: RunRecord, around: Surroundings, *, note: str, stale_after_s: float, now_s: float
 ) -> Waiting | None:
-    """Return what the run needs to go on, or None if it has ended or nothing is missing.
+    """Return what the run needs to continue, or None if it has ended or nothing is missing.
 
     Args:
         record: The run.
-        around: What is around it.
-        note: What the supervisor says of a rank that it starts again, if it does.
-        stale_after_s: Age at which progress counts as not reported.
+        around: The state around it.
+        note: The supervisor's sentence about a rank that it restarts; empty if there is none.
+        stale_after_s: Age in seconds at which progress counts as not reported.
         now_s: Unix seconds.
     """
     if record.status in TERMINAL:
@@ -75,7 +75,7 @@ def _silent_rank(record: RunRecord, duration: str) -> str:
 
 
 def _generator(around: Surroundings) -> str:
-    """Return which generator is missing and why, if none serves the run and waiting alone may not help."""
+    """Return which generator is missing and why; empty if one serves the run or waiting may be enough."""
     if any(generator.serves for generator in around.generators):
         return ""
     living = [generator for generator in around.generators if generator.is_alive]
@@ -117,6 +117,6 @@ def _rank_or_rewarder(record: RunRecord, around: Surroundings) -> Waiting | None
 
 
 def _more_than(seconds: float, *, at_least_s: float) -> str:
-    """Return a duration that changes once a minute: whoever prints changes prints no clock."""
+    """Return a duration that changes once a minute, so that clients which print changes do not print a clock."""
     minutes = int(seconds // 60)
     return f"more than {minutes} min" if minutes and minutes * 60 > at_least_s else f"more than {at_least_s:.0f} s"

@@ -1,9 +1,9 @@
-"""Whether weights can be kept where `weight_dir` says, found out at submit by trying it.
+"""Checks at submit whether weights can be written to `weight_dir`.
 
-    s3://bucket/prefix   an object is written, read back and removed: package, credentials, bucket, permissions
-    /mnt/weights         the directory, or the nearest that is there, can be written
+    s3://bucket/prefix   writes, reads and removes an object: tests package, credentials, bucket, permissions
+    /mnt/weights         checks that the directory, or its nearest existing parent, is writable
 
-A directory is not tried: a run that is only validated leaves nothing behind.
+A local directory is not written to, so that a run that is only validated leaves nothing behind.
 """
 
 import os
@@ -17,7 +17,7 @@ _CONTENT = b"headrace tried whether it can write here; this may be removed"
 
 
 def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
-    """Return setting and sentence of what is wrong; blocks for as long as the store takes."""
+    """Return setting and sentence for each error. Blocks for as long as the store takes."""
     path = weight_dir.removeprefix("file://")
     if "://" not in path:
         there = next(parent for parent in (Path(path), *Path(path).parents) if parent.exists())

@@ -1,7 +1,7 @@
-"""A registry of metrics of which no scrape sees half a change.
+"""A metrics registry whose updates are atomic with respect to scrapes.
 
-Scrapes come in a thread of their own. A series that is missing from a single one, because it was taken away a moment
-ago and not yet set again, would set every alert on it back to its start.
+Scrapes run in a thread of their own. If a series were missing from a single scrape, because it was removed and not yet
+set again, every alert on it would start anew.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Metric
 
 
 class WholeRegistry(CollectorRegistry):
-    """Collects between changes."""
+    """A registry that is collected only between changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,11 +20,11 @@ class WholeRegistry(CollectorRegistry):
 
     @contextlib.contextmanager
     def changing(self) -> Generator[None]:
-        """Change series in the body, which awaits nothing: scrapes wait for its end."""
+        """Change series in the body. It must not await, because scrapes wait for its end."""
         with self._whole:
             yield
 
     def collect(self) -> Iterable[Metric]:
-        """Return all metrics as they were before a change, or are after it."""
+        """Return all metrics as they are before or after a change, never in between."""
         with self._whole:
             return list(super().collect())
