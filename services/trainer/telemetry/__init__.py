@@ -1,1 +1,1 @@
-"""What is told of a run: metrics, rollout log, reports to trackers."""
+"""Observability of a run: metrics, rollout log, reports to trackers."""

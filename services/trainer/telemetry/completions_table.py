@@ -1,10 +1,10 @@
-"""The table of what the model wrote in a batch: printed into the rank's log, and sent to trackers that show tables.
+"""The table of a batch's completions: printed into the rank's log, and sent to trackers that show tables.
 
-    step  prompt  completion  FUNCTION...  advantage          columns as TRL has them, one row a completion
-    FUNCTION/COMPONENT...  FUNCTION/version...                after them, where functions say so
+    step  prompt  completion  FUNCTION...  advantage          TRL's columns, one row per completion
+    FUNCTION/COMPONENT...  FUNCTION/version...                further columns, for functions that report them
 
-In print the versions stand below the table, each once. Text is the model's: characters that would move a terminal's
-cursor are replaced.
+In the printed table the versions are listed once, below it. Completions are model output, so characters that would move
+a terminal's cursor are replaced.
 """
 
 import io
@@ -27,14 +27,14 @@ Cell = str | float | None
 
 @dataclass(frozen=True)
 class CompletionsTable:
-    """Column names, and rows of as many cells."""
+    """Column names, and rows with one cell per column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
 
 def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_prompts: bool = False) -> CompletionsTable:
-    """Return one row a completion, or the first one of each prompt."""
+    """Return one row per completion, or only the first completion of each prompt."""
     rollouts = rollouts_of(groups)
     names = metric_names([outcome.name for outcome in rollouts[0].rewards])
     outcomes = [outcome for rollout in rollouts for outcome in rollout.rewards]
@@ -61,14 +61,14 @@ def completions_table(groups: Sequence[TrainedGroup], *, step: int, unique_promp
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """Return a prompt as a person reads it; a conversation has the role over each message."""
+    """Return a prompt as readable text. In a conversation, each message has its role above it."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(f"{message.get('role', '').upper()}\n{message.get('content', '')}" for message in prompt)
 
 
 def rendered(table: CompletionsTable, *, step: int, num_rows: int | None = None) -> str:
-    """Return the table as text; with ``num_rows``, as many rows drawn at random, the same ones for the same step."""
+    """Return the table as text, or ``num_rows`` random rows of it, which are the same for the same step."""
     rows = list(table.rows)
     if num_rows is not None and num_rows < len(rows):
         rows = [rows[index] for index in sorted(random.Random(step).sample(range(len(rows)), num_rows))]
@@ -88,7 +88,7 @@ def rendered(table: CompletionsTable, *, step: int, num_rows: int | None = None)
 
 
 def _versions(table: CompletionsTable, rows: Sequence[tuple[Cell, ...]]) -> str:
-    """Return which version of each function the rows have; two, where its file was edited meanwhile."""
+    """Return the version of each function in the rows; several if its file was edited in between."""
     found: list[str] = []
     for index, name in enumerate(table.columns):
         versions = dict.fromkeys(str(row[index]) for row in rows if row[index])

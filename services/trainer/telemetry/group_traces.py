@@ -1,4 +1,4 @@
-"""Tells a collector of each prompt group's life as an OpenTelemetry trace, once it is settled; off by default.
+"""Sends the life of each settled prompt group to an OpenTelemetry collector as a trace. Off by default.
 
     prompt group   admitted ------------------------------------------------------------------> settled
       queue        admitted --> claimed
@@ -7,12 +7,12 @@
       train                                               scored --> trained
       checkpoint                                                     trained --> settled
 
-No context travels through the services: a group carries stamps anyway, and when a checkpoint holds it, its spans are
-made here with the times of the past. They are by the clocks of the replicas that left them. A group that was dropped
-before anybody scored it has no trace, nor has one whose trainer died before its checkpoint. Nothing here can stop or
-slow the run down: what the collector does not take is dropped, and what the SDK does not take turns all of this off.
+The services pass no trace context. A group carries stamps anyway, and when a checkpoint contains it, its spans are made
+here from those past times, by the clocks of the replicas that made the stamps. Groups that were dropped before scoring
+have no trace, and neither do groups whose trainer died before its checkpoint. Tracing can neither stop nor slow down
+the run: spans that the collector does not accept are dropped, and an error of the SDK turns tracing off.
 
-It is on where OTEL_EXPORTER_OTLP_ENDPOINT is set; the SDK reads this and its other variables itself.
+Setting OTEL_EXPORTER_OTLP_ENDPOINT turns it on. The SDK reads this and its other variables itself.
 """
 
 import logging
@@ -41,12 +41,12 @@ _STAGES = {
     "dropped": ("drop", "trainer"),
     "settled": ("checkpoint", "trainer"),
 }
-"""The span that ends with a stamp, and the service it belongs to."""
+"""For each stamp, the span that ends with it and the service of that span."""
 _SERVICES = ("trainer", "generator", "rewarder")
 _NOT_OURS = (ValueError, TypeError, RuntimeError, OSError)
-"""What the SDK says of its variables, and of the spans that it is given."""
+"""Errors that the SDK raises for invalid variables or spans."""
 _MAX_QUEUED_SPANS = 65_536
-"""A checkpoint settles its groups all at once, and the SDK's own bound of 2,048 spans would drop most of them."""
+"""Queue size. A checkpoint settles all its groups at once; the SDK's default of 2,048 would drop most spans."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class GroupTraces:
     """The traces of one run.
 
     Args:
-        run_id: Of the run.
-        replica_id: Of this trainer.
-        tracers: One for each service, so that a viewer tells them apart; none turns all of this off.
-        end: Sends what is left, and waits for it.
+        run_id: The run's id.
+        replica_id: This trainer's replica id.
+        tracers: One per service, so that a viewer shows them separately. Tracing is off without them.
+        end: Sends the remaining spans, and waits for that.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GroupTraces:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], *, run_id: str, replica_id: str) -> "GroupTraces":
-        """Return traces that are sent where the environment says, or none."""
+        """Return traces that go to the collector in the environment, or disabled ones."""
         if not any(environment.get(f"OTEL_EXPORTER_OTLP_{which}ENDPOINT") for which in ("", "TRACES_")):
             return cls()
         try:
@@ -101,7 +101,7 @@ class GroupTraces:
 
     @classmethod
     def through(cls, processor: "SpanProcessor", *, run_id: str, replica_id: str) -> "GroupTraces":
-        """Return traces that go through a span processor of the SDK."""
+        """Return traces that are sent through a span processor of the SDK."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
@@ -115,16 +115,16 @@ class GroupTraces:
         return cls(run_id, replica_id=replica_id, tracers=tracers, end=processor.shutdown)
 
     def trained(self, groups: Iterable[WaitingGroup], *, step: int) -> None:
-        """Note that groups are in the weights since optimizer step ``step``."""
+        """Record that the weights contain these groups since optimizer step ``step``."""
         for waiting in groups:
             self._note(waiting, TRAINED, {"headrace.outcome": TRAINED, "headrace.step": step})
 
     def dropped(self, waiting: WaitingGroup, reason: str) -> None:
-        """Note that a group will not be trained."""
+        """Record that a group will not be trained."""
         self._note(waiting, "dropped", {"headrace.outcome": f"dropped_{reason}"})
 
     def settled(self, group_ids: Sequence[str]) -> None:
-        """Tell of the groups that a checkpoint holds now; call it in a thread, as there may be thousands."""
+        """Send the traces of groups that a checkpoint now contains. Call it in a thread: there may be thousands."""
         at_s = time.time()
         for name in group_ids:
             life = self._ended.pop(name, None)
@@ -138,7 +138,7 @@ class GroupTraces:
                 self._ended.clear()
 
     def close(self, *, timeout_s: float) -> None:
-        """Send what is left, for at most ``timeout_s``."""
+        """Send the remaining spans. Takes at most ``timeout_s`` seconds."""
         thread = threading.Thread(target=self._end, name="last traces", daemon=True)
         thread.start()
         thread.join(timeout_s)
@@ -178,7 +178,7 @@ class GroupTraces:
                     start_time=_nanoseconds(before),
                     attributes={**life.attributes, "headrace.replica": stamp.by},
                 )
-                # Two machines' clocks may disagree; nothing ends before it began.
+                # Clocks of two machines may disagree, but no span may end before it begins.
                 part.end(max(_nanoseconds(before), _nanoseconds(stamp)))
             before = stamp
         whole.end(max(_nanoseconds(first), _nanoseconds(settled)))

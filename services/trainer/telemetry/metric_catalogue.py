@@ -1,11 +1,11 @@
-"""Every metric a step logs: its name, its unit, what it means, and whether TRL logs it too.
+"""Every metric that a step logs: its name, unit and meaning, and whether TRL logs it too.
 
-    METRICS --> docs/metrics.md      the table people read (docs/make_metrics_page.py)
+    METRICS --> docs/metrics.md      the table for readers (docs/make_metrics_page.py)
             --> run_metrics.py       names, units and help texts for Prometheus
-            --> reports.py           which numbers are not averaged over logging_steps
+            --> reports.py           which metrics are not averaged over logging_steps
 
-``{reward}`` and ``{reason}`` in a name stand for a reward function and for why a group was dropped. A metric that is
-logged and is not here, or is here and is never logged, fails a test.
+``{reward}`` and ``{reason}`` in a name stand for a reward function and for the reason of a drop. A test fails if a
+logged metric is missing here, or if a metric here is never logged.
 """
 
 import re
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 EVALUATION = "eval_"
-"""Metrics of an evaluation have this in front of the same names."""
+"""Prefix of the metrics of an evaluation."""
 
 _WORDS = {"share": "ratio", "tokens/s": "tokens_per_second"}
-"""What Prometheus calls a unit where it is not the unit's own name."""
+"""Names of units in Prometheus, where they differ."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Metric:
     """One row of the table.
 
     Attributes:
-        name: As in metrics.jsonl.
+        name: Name in metrics.jsonl.
         unit: Empty for a plain number.
         meaning: One sentence.
-        in_trl: Whether TRL's GRPOTrainer logs it under this name, with this meaning.
-        when: The settings it takes; empty if every step logs it.
-        is_latest: Whether its newest value stands for several steps, and not its mean over them.
+        in_trl: Whether TRL's GRPOTrainer logs the same metric under this name.
+        when: The settings it needs; empty if every step logs it.
+        is_latest: Whether several steps are summarised by the newest value instead of the mean.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Metric:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """What names of this metric look like, with the placeholders as groups."""
+        """A pattern that matches names of this metric, with the placeholders as groups."""
         return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+)", re.escape(self.name)))
 
     @cached_property
@@ -51,7 +51,7 @@ class Metric:
 
     @cached_property
     def prometheus_name(self) -> str:
-        """The name with the unit and without placeholders."""
+        """The Prometheus name: with the unit, without placeholders."""
         plain = re.sub(r"/\{(\w+)\}$", r"_by_\1", self.name)
         plain = re.sub(r"/\{\w+\}", "", plain).replace("/", "_")
         plain = plain.removesuffix("_tokens_per_s").removesuffix("_s")
@@ -60,9 +60,9 @@ class Metric:
 
 
 def find_metric(name: str) -> tuple[Metric, dict[str, str]] | None:
-    """Return the metric of this name with what its placeholders stand for, or None if there is no such metric.
+    """Return the metric with this name and the values of its placeholders, or None if there is no such metric.
 
-    A metric of an evaluation is the metric of the same name, unless it has an entry of its own.
+    For a metric of an evaluation, returns the metric without the prefix, unless the prefixed name has its own entry.
     """
     for wanted in dict.fromkeys((name, name.removeprefix(EVALUATION))):
         for metric in METRICS:
@@ -83,14 +83,14 @@ _CUDA = "a GPU"
 _EVALUATION = "eval_steps"
 
 METRICS = (
-    # Where the run is
+    # Position in the run
     Metric("step", "steps", "Optimizer steps done", is_latest=True),
     Metric("at_s", "seconds", "When the step ended, in Unix time", is_latest=True),
     _trl("num_tokens", "tokens", "Tokens trained on so far: every completion with its prompt", is_latest=True),
     _trl("step_time", "seconds", "From the end of the step before to the end of this one: with waiting, not pauses"),
     Metric("train_time", "seconds", "Of it, forward and backward passes and the optimizer step"),
     Metric("paused_s", "seconds", "How long the run was paused so far, all pauses together", is_latest=True),
-    # What the generators wrote
+    # Completions
     _trl("completions/mean_length", "tokens", "Mean length of the completions"),
     _trl("completions/min_length", "tokens", "Shortest completion"),
     _trl("completions/max_length", "tokens", "Longest completion"),
@@ -98,7 +98,7 @@ METRICS = (
     _trl("completions/mean_terminated_length", "tokens", "Mean length of the others; 0 if there are none"),
     _trl("completions/min_terminated_length", "tokens", "Shortest of the others; 0 if there are none"),
     _trl("completions/max_terminated_length", "tokens", "Longest of the others; 0 if there are none"),
-    # What the reward functions said
+    # Rewards
     _trl("rewards/{reward}/mean", "", "Mean of one reward function over the completions it applies to"),
     _trl("rewards/{reward}/std", "", "Standard deviation of the same"),
     Metric("rewards/{reward}/failed_ratio", "share", "Completions for which the function failed or timed out"),
@@ -109,7 +109,7 @@ METRICS = (
         "Completions whose advantage is divided by a standard deviation of zero: those of groups with equal rewards; "
         "all or none of them with scale_rewards: batch",
     ),
-    # What the optimizer did
+    # Optimizer
     _trl("loss", "", "The loss that was minimised"),
     _trl("grad_norm", "", "Norm of the gradient before clipping", is_latest=True),
     _trl("learning_rate", "", "Of this step", is_latest=True),
@@ -126,7 +126,7 @@ METRICS = (
     _trl("clip_ratio/region_mean", "share", "Tokens clipped from either side", when=_CLIPPED),
     _trl("cispo_clip_ratio", "share", "Tokens whose ratio was cut", when="loss_type cispo"),
     _trl("vespo/phi_seq_mean", "", "Mean weight of a completion", when="loss_type vespo"),
-    # How far generator and trainer are apart
+    # Mismatch of generator and trainer
     _trl(
         "sampling/sampling_logp_difference/mean", "nats", "Mean of |trainer's - generator's logprob| of sampled tokens",
         when=_CORRECTED,
@@ -172,7 +172,7 @@ METRICS = (
     Metric("memory/device_peak_bytes", "bytes", "The most it was during the step", when=_CUDA),
     # Reports
     Metric("reports/lost", "", "Reports that did not reach a tracker", when="report_to", is_latest=True),
-    # Of evaluations alone
+    # Only of evaluations
     _trl("eval_runtime", "seconds", "From its first prompt to its last score", when=_EVALUATION),
     Metric("eval_policy_version/min", "", "Oldest policy version that sampled its completions", when=_EVALUATION),
     Metric("eval_policy_version/mean", "", "Mean over its groups of the oldest", when=_EVALUATION),

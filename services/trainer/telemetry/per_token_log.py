@@ -1,11 +1,11 @@
-"""Puts trained rollouts into rows of the rollout log, some of them with what was known of every sampled token.
+"""Converts trained rollouts to rows of the rollout log, some of them with the values at every sampled token.
 
-    group, reward, advantage ---> one row a rollout
-    PerTokenArrays of the core -> row["per_token"]: one list a quantity, all of the same length
+    group, reward, advantage ---> one row per rollout
+    PerTokenArrays of the core -> row["per_token"]: one list per quantity, all of the same length
 
-Which rollouts carry arrays is drawn from the run id and the rollout id alone: the same ones on every replay, and on any
-number of ranks. Numbers have five significant digits: two engines do not agree on a logprob any better than that, and
-the file stays small.
+Only the run id and the rollout id decide which rollouts carry arrays: the choice is the same on every replay and any
+number of ranks. Numbers have five significant digits. Two engines do not agree on a logprob more precisely than that,
+and the file stays small.
 """
 
 import hashlib
@@ -24,31 +24,31 @@ _DIGITS = 5
 
 
 class TokenArrays(Protocol):
-    """What the trainer saw at each sampled token of one rollout; the core's PerTokenArrays."""
+    """The trainer's values at each sampled token of one rollout: the core's PerTokenArrays."""
 
     @property
     def trainer_logprobs(self) -> npt.NDArray[np.float32]:
-        """In nats."""
+        """Logprobs in nats."""
         ...
 
     @property
     def importance_ratio(self) -> npt.NDArray[np.float32]:
-        """exp(trainer_logprobs - generator_logprobs), as it is before any bound."""
+        """exp(trainer_logprobs - generator_logprobs), without any bound."""
         ...
 
     @property
     def entropy(self) -> npt.NDArray[np.float32]:
-        """Of the distribution the token was drawn from, in nats."""
+        """Entropy of the policy at each token, in nats."""
         ...
 
     @property
     def advantage(self) -> float | npt.NDArray[np.float32]:
-        """What the token was trained with: one for all, or one for each."""
+        """The advantage: one number for all tokens, or one per token."""
         ...
 
 
 def sampled_rollouts(groups: Sequence[TrainedGroup], *, run_id: str, share: float) -> frozenset[str]:
-    """Return the ids of the rollouts that carry per-token arrays; ``share`` of them in the long run."""
+    """Return the ids of the rollouts that carry per-token arrays: on average ``share`` of all rollouts."""
     return frozenset(rollout.rollout_id for rollout in rollouts_of(groups) if _draw(run_id, rollout.rollout_id) < share)
 
 
@@ -60,13 +60,13 @@ def rollout_rows(
     trained: Stamp,
     per_token: Mapping[str, TokenArrays] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one row a rollout for the rollout log.
+    """Return one row per rollout for the rollout log.
 
     Args:
-        groups: Of one batch.
+        groups: The groups of one batch.
         step: The optimizer step that trained them.
-        policy_version: The version that step was made on.
-        trained: When, and by whom.
+        policy_version: The version that the step started from.
+        trained: Stamp with the time and the replica of the training.
         per_token: Arrays of some rollouts, by rollout id.
     """
     rows: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ def rollout_rows(
 
 
 def _outcome(outcome: RewardOutcome) -> dict[str, Any]:
-    """Return what a function said, and in which version; what its value was made of, where it says so."""
+    """Return a function's outcome with its version, and the components of its value if it reports them."""
     row: dict[str, Any] = {
         "outcome": outcome.outcome,
         "value": outcome.value,
@@ -123,11 +123,11 @@ def _token_lists(rollout: Rollout, arrays: TokenArrays) -> dict[str, list[int] |
 
 
 def _rounded(values: npt.NDArray[Any]) -> list[float | None]:
-    """Return the numbers with five significant digits; what is not finite is null, as JSON has no word for it."""
+    """Return the numbers with five significant digits; NaN and infinity become null, as JSON cannot express them."""
     return [float(f"{value:.{_DIGITS}g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _draw(run_id: str, rollout_id: str) -> float:
-    """Return a number in [0, 1) that these two ids alone decide."""
+    """Return a number in [0, 1) that depends only on the two ids."""
     digest = hashlib.blake2b(f"{run_id}/{rollout_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -1,4 +1,4 @@
-"""How much a second lately, where it comes in bursts: several groups finish together, then none for a step or two."""
+"""A recent rate of arrivals that come in bursts: several groups finish together, then none for a step or two."""
 
 from collections import deque
 
@@ -6,7 +6,7 @@ WINDOW_S = 10.0
 
 
 class RecentRate:
-    """A rate over the newest steps that took ``WINDOW_S`` together; over all of them while there are fewer."""
+    """A rate over the newest steps that took at least ``WINDOW_S`` together, or over all steps until then."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float]] = deque()
@@ -14,7 +14,7 @@ class RecentRate:
         self._elapsed_s = 0.0
 
     def add(self, amount: float, *, elapsed_s: float) -> float:
-        """Note what came in a step that took ``elapsed_s``, in seconds, and return the rate a second."""
+        """Add the amount of a step that took ``elapsed_s`` seconds, and return the rate per second."""
         self._steps.append((amount, elapsed_s))
         self._amount += amount
         self._elapsed_s += elapsed_s

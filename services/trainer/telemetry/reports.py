@@ -1,12 +1,12 @@
-"""Reports a run to the trackers it names, every ``logging_steps`` steps, and prints what the model wrote.
+"""Reports a run to its trackers every ``logging_steps`` steps, and prints completions.
 
     metrics of a step   --> [mean over logging_steps] --> tensorboard, wandb, trackio: tracker_process.py
     rollouts of a batch --> a table in the rank's log, in wandb and in trackio
 
-    run_dir/reports/tensorboard/    event files            run_dir/reports/NAME.log    what a library printed
+    run_dir/reports/tensorboard/    event files            run_dir/reports/NAME.log    output of a tracker's library
 
-Names are those TRL users find there: ``train/`` or ``eval/`` in front. The run's own log (run_log.py) has every step;
-nothing here can stop or slow the run down.
+Metric names are TRL's names in trackers, with the prefix ``train/`` or ``eval/``. The run's own log (run_log.py) has
+every step. Reports can neither stop nor slow down the run.
 """
 
 import logging
@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class Reports:
-    """What one run reports.
+    """The reports of one run.
 
     Args:
-        config: Of the run.
-        run_id: Its id there.
-        run_dir: Below it is what trackers keep on this machine.
-        resumed_step: Optimizer steps done before; 0 for a new run.
+        config: The run's config.
+        run_id: The run's id, also in the trackers.
+        run_dir: Trackers keep their local files below it.
+        resumed_step: Optimizer steps done before this process started; 0 for a new run.
     """
 
     def __init__(self, config: RunConfig, *, run_id: str, run_dir: Path, resumed_step: int) -> None:
@@ -57,12 +57,12 @@ class Reports:
             tracker.start()
 
     def step(self, step: int, metrics: Mapping[str, float], groups: Sequence[TrainedGroup] = ()) -> None:
-        """Take in an optimizer step; report if it is due. Renders tables: call it in a thread.
+        """Add the metrics of an optimizer step, and report if it is due. Call it in a thread: it renders tables.
 
         Args:
             step: Optimizer steps done.
-            metrics: All that was logged of it.
-            groups: What was trained, if a batch began with this step.
+            metrics: All metrics logged for the step.
+            groups: The trained groups, if the step trained new ones.
         """
         self._window.add(metrics)
         self._newest = groups or self._newest
@@ -74,17 +74,17 @@ class Reports:
             self._newest = ()
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Report an evaluation; names begin with ``eval_``."""
+        """Report an evaluation. Its metric names begin with ``eval_``."""
         self._put({"kind": "evaluation", "step": step, "metrics": tracker_names(metrics)})
 
     def metrics(self) -> dict[str, float]:
-        """Return how many reports got lost so far; nothing where nothing is reported."""
+        """Return the number of lost reports so far; empty without trackers."""
         if not self._trackers:
             return {}
         return {"reports/lost": float(sum(tracker.num_lost for tracker in self._trackers))}
 
     def take_failures(self) -> list[str]:
-        """Return a sentence for each tracker that failed since this was asked last."""
+        """Return a sentence for each tracker that failed since the last call."""
         failed = {tracker.name: tracker.failure for tracker in self._trackers if tracker.failure}
         new = [name for name in failed if name not in self._told]
         self._told.update(new)
@@ -94,7 +94,7 @@ class Reports:
         ]
 
     def close(self, *, timeout_s: float = 60.0) -> None:
-        """Have the rest reported, for at most ``timeout_s``."""
+        """Send the remaining reports. Takes at most ``timeout_s`` seconds."""
         ends_at = time.monotonic() + timeout_s
         for tracker in self._trackers:
             tracker.end()
@@ -105,7 +105,7 @@ class Reports:
         table = completions_table(groups, step=step, unique_prompts=self._config.log_unique_prompts)
         sys.stderr.write(rendered(table, step=step, num_rows=self._config.num_completions_to_print))
         sys.stderr.flush()
-        # Whoever quotes the last line of the log, because the rank died, is to quote a sentence.
+        # If the rank dies, the last line of its log is quoted, and should be a sentence.
         log.info("the table above has completions of step %d", step)
         self._put({"kind": "completions", "step": step, "columns": table.columns, "rows": table.rows})
 
@@ -115,19 +115,19 @@ class Reports:
 
 
 class MetricWindow:
-    """The metrics of several steps as one: their mean, as TRL has it; of totals and the like the newest value."""
+    """Combines the metrics of several steps: the mean, as in TRL, or the newest value of totals and the like."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take in one step. What is not finite is left out."""
+        """Add one step. NaN and infinite values are left out."""
         for name, value in metrics.items():
             if math.isfinite(value):
                 self._values.setdefault(name, []).append(value)
 
     def take(self) -> dict[str, float]:
-        """Return one number a metric, and begin anew."""
+        """Return one number per metric, and start anew."""
         values, self._values = self._values, {}
         return {
             name: found[-1] if _is_latest(name) else math.fsum(found) / len(found) for name, found in values.items()
@@ -135,7 +135,7 @@ class MetricWindow:
 
 
 def tracker_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics under the names that TRL's have in trackers, without those that are not finite."""
+    """Return the metrics under TRL's names in trackers, without NaN and infinite values."""
     return {
         f"eval/{name.removeprefix(EVALUATION)}" if name.startswith(EVALUATION) else f"train/{name}": value
         for name, value in metrics.items()

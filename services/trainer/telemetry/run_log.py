@@ -1,17 +1,17 @@
-"""Writes down what a run did: metrics and rollouts in its directory, and telemetry for whoever watches.
+"""Writes a run's log: metrics and rollouts in its directory, and events for its watchers.
 
-    run_dir/metrics.jsonl                 one line an optimizer step
-    run_dir/rollouts/step_00000012.jsonl  one line a rollout trained in that step
-    run_dir/evaluations.jsonl             one line an evaluation, under the step it began at
-    run_dir/evaluations/step_00000010.jsonl   one line a rollout of that evaluation
-    run_dir/settled.jsonl                 one line a checkpoint: the groups it let go from their stream
-    run_dir/pushes.jsonl                  one line a weight push: what it cost, who has it, who failed and why
+    run_dir/metrics.jsonl                 one line per optimizer step
+    run_dir/rollouts/step_00000012.jsonl  one line per rollout trained in that step
+    run_dir/evaluations.jsonl             one line per evaluation, with the step it began at
+    run_dir/evaluations/step_00000010.jsonl   one line per rollout of that evaluation
+    run_dir/settled.jsonl                 one line per checkpoint: the groups it settled
+    run_dir/pushes.jsonl                  one line per weight push: its cost, who has it, who failed and why
     headrace:{RUN}:events                 the same metrics, pushes and progress, trimmed; never the authority
 
-After a resume all but settled.jsonl and pushes.jsonl are cut back to the checkpoint, so that they describe the weights
-that survive. `sync` comes before a checkpoint gets its name: a power loss cannot take the lines of steps that survive.
-An evaluation that comes in after a checkpoint may have begun before it, so its line says whether it survives: its
-rollouts are synced before the line is written, and go if the line is lost.
+After a resume all files except settled.jsonl and pushes.jsonl are cut back to the checkpoint, so that they describe the
+weights that survive. `sync` is called before a checkpoint gets its name, so that a power loss cannot remove lines of
+steps that survive. An evaluation that finishes after a checkpoint may have begun before it, so its line decides whether
+it survives: its rollouts are synced before the line is written, and are removed if the line is lost.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ _MAX_EVENTS = 20_000
 
 
 class RunLog:
-    """The files of one run, and its events.
+    """The log files of one run, and its event stream.
 
     Args:
         redis: Client of redis_connection.py.
         keys: Keys of the run.
-        run_dir: Made if it is not there.
-        room: Waited for where its disk is full.
+        run_dir: Created if it does not exist.
+        room: Waits while the disk is full.
     """
 
     def __init__(self, redis: Redis, *, keys: RunKeys, run_dir: Path, room: Room | None = None) -> None:
@@ -62,11 +62,11 @@ class RunLog:
             raise UserError(f"the run directory {run_dir} cannot be written: {error}") from error
 
     def cut_back_to(self, step: int) -> None:
-        """Forget what was logged after optimizer step ``step``."""
+        """Remove what was logged after optimizer step ``step``."""
         for log_of_steps in (self._metrics, self._evaluations):
             if log_of_steps.exists():
                 lines = [line for line in log_of_steps.read_text("utf-8").splitlines() if _step_of(line) <= step]
-                # Synced, or a power loss leaves an empty file under the name of the old one.
+                # Synced, or after a power loss the file of that name may be empty.
                 _write_whole(log_of_steps, "".join(f"{line}\n" for line in lines), is_synced=True)
         evaluated = self._evaluated_steps()
         for path in self._rollouts.glob("step_*.jsonl"):
@@ -77,7 +77,7 @@ class RunLog:
                 path.unlink()
 
     def last_evaluated_step(self) -> int | None:
-        """Return the step of the last evaluation that was written down, or None."""
+        """Return the step of the last evaluation in the log, or None."""
         return max(self._evaluated_steps(), default=None)
 
     def _evaluated_steps(self) -> set[int]:
@@ -87,21 +87,21 @@ class RunLog:
         return {int(step) for line in lines if (step := _step_of(line)) < math.inf}
 
     async def metrics(self, metrics: Mapping[str, float]) -> None:
-        """Append one step's metrics; NaN and infinity are written as null, which JSON has."""
+        """Append the metrics of one step. NaN and infinity become null."""
         line = json.dumps({name: _finite(value) for name, value in metrics.items()})
         await self._write(lambda: _append(self._metrics, line), "metrics")
         self._unsynced.add(self._metrics)
         await self.event("metrics", line)
 
     async def rollouts(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write the rollouts trained in ``step``, whole or not at all."""
+        """Write all rollouts trained in ``step``, or none if writing fails."""
         path = self._rollouts / f"step_{step:08d}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
         await self._write(lambda: _write_whole(path, text), "rollouts")
         self._unsynced.add(path)
 
     async def evaluation(self, metrics: Mapping[str, float], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append an evaluation, and write what was sampled in it; ``step`` in the metrics is where it began."""
+        """Append an evaluation and write its rollouts. ``metrics["step"]`` is the step it began at."""
         await self._write(lambda: self._evaluated.mkdir(parents=True, exist_ok=True), "an evaluation")
         path = self._evaluated / f"step_{int(metrics['step']):08d}.jsonl"
         text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -113,18 +113,18 @@ class RunLog:
         await self.event("evaluation", line)
 
     async def sync(self) -> None:
-        """Bring what was logged so far to the disk."""
+        """Sync everything logged so far to the disk."""
         unsynced, self._unsynced = self._unsynced, set()
         paths = [*unsynced, *{path.parent for path in unsynced}]
         await self._write(lambda: _sync(*paths), "metrics and rollouts")
 
     async def settled(self, step: int, group_ids: list[str], *, by: str) -> None:
-        """Note when groups left their stream for good, after the checkpoint of ``step``."""
+        """Record that groups left their stream for good after the checkpoint of ``step``."""
         line = json.dumps({"step": step, "at_s": time.time(), "by": by, "group_ids": group_ids})
         await self._write(lambda: _append(self._settled, line), "the log of settled groups")
 
     async def push(self, numbers: Mapping[str, Any]) -> None:
-        """Append what became of a weight push."""
+        """Append the result of a weight push."""
         line = json.dumps({"at_s": time.time(), **numbers})
         await self._write(lambda: _append(self._pushes, line), "the log of pushes")
         await self.event("push", line)
@@ -133,7 +133,7 @@ class RunLog:
         await self._room.write(work, what=what, where=self._run_dir)
 
     async def event(self, kind: str, data: str | Mapping[str, Any]) -> None:
-        """Tell watchers. Telemetry may get lost; the run does not wait for it."""
+        """Send an event to watchers. Events may get lost, and the run does not wait for them."""
         text = data if isinstance(data, str) else json.dumps(data)
         try:
             await self._redis.xadd(
@@ -144,7 +144,7 @@ class RunLog:
 
 
 def _append(path: Path, line: str) -> None:
-    """Append a line, whole or not at all."""
+    """Append a whole line, or nothing if writing fails."""
     left = memoryview(f"{line}\n".encode())
     with path.open("ab", buffering=0) as file:
         size = file.tell()
@@ -170,7 +170,7 @@ def _write_whole(path: Path, text: str, *, is_synced: bool = False) -> None:
 
 
 def _sync(*paths: Path) -> None:
-    """Bring files, and the names in directories, to the disk."""
+    """Sync files, and the entries of directories, to the disk."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""How much memory this rank uses: of the machine, and of its GPU if it has one."""
+"""Memory in use by this rank: main memory, and GPU memory if it has a GPU."""
 
 import os
 import resource
@@ -8,11 +8,11 @@ import torch
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Return what is used now and the most that was; the peak of the GPU begins again with each call."""
+    """Return the present and the peak memory. Each call resets the peak of the GPU."""
     num_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     metrics = {
-        # The kernel counts the two apart, some pages late; what is used is never shown above the most that was.
+        # The kernel updates the two counters separately and late; use is never shown above the peak.
         "memory/rss_bytes": float(min(num_pages * os.sysconf("SC_PAGE_SIZE"), peak_bytes)),
         "memory/peak_rss_bytes": float(peak_bytes),
     }

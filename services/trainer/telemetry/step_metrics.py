@@ -1,11 +1,11 @@
-"""Names what happened to the rollouts of a step, as TRL names it; what TRL has no word for has a prefix of its own.
+"""Computes the metrics of a step's rollouts, under TRL's names; metrics that TRL lacks have their own prefixes.
 
-    num_tokens  completions/  reward  rewards/NAME/  frac_reward_zero_std     of the rollouts trained in the step
-    staleness/  groups/                                                       of the pipeline around it
+    num_tokens  completions/  reward  rewards/NAME/  frac_reward_zero_std     rollouts trained in the step
+    staleness/  groups/                                                       the pipeline
 
-Pure functions of the trained groups; loss, entropy, clip and sampling metrics come from the core. Means and stds leave
-unscored completions out, and have Bessel's correction, as in TRL's GRPOTrainer. What cannot be computed is NaN, so that
-every step logs the same names. metric_catalogue.py has them all.
+Pure functions of the trained groups; the core gives the metrics of loss, entropy, clipping and sampling. Means and stds
+leave unscored completions out, and stds have Bessel's correction, as in TRL's GRPOTrainer. Values that cannot be
+computed are NaN, so that every step logs the same names. metric_catalogue.py lists all metrics.
 
     G  completions in a group       B  completions in the batch       F  reward functions
 """
@@ -30,7 +30,7 @@ _CLOSE = 1e-8
 
 @dataclass(frozen=True)
 class TrainedGroup:
-    """A group as it enters a step: one reward and one advantage a completion, NaN where a reward failed."""
+    """A group as trained in a step: one reward and one advantage per completion; the reward is NaN if unscored."""
 
     waiting: WaitingGroup
     rewards_G: Rewards
@@ -39,30 +39,30 @@ class TrainedGroup:
 
 
 class Counts(Protocol):
-    """What became of every group, as ledger.py knows it."""
+    """Numbers of groups by outcome, as in ledger.py."""
 
     @property
     def admitted(self) -> int:
-        """Groups admitted."""
+        """Admitted groups."""
         ...
 
     @property
     def num_trained(self) -> int:
-        """Of those, trained."""
+        """Admitted groups that were trained."""
         ...
 
     @property
     def num_dropped(self) -> int:
-        """Of those, dropped."""
+        """Admitted groups that were dropped."""
         ...
 
     def dropped_by_reason(self) -> Mapping[str, int]:
-        """Return the dropped ones by reason."""
+        """Return the number of dropped groups by reason."""
         ...
 
 
 def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, config: RunConfig) -> dict[str, float]:
-    """Return the metrics of the rollouts whose training begins on ``policy_version``."""
+    """Return the metrics of rollouts whose training begins at ``policy_version``."""
     rollouts = rollouts_of(groups)
     names = metric_names([outcome.name for outcome in rollouts[0].rewards])
     metrics = _lengths(rollouts) | _rewards(groups, config)
@@ -85,7 +85,7 @@ def rollout_metrics(groups: Sequence[TrainedGroup], *, policy_version: int, conf
 
 
 def group_metrics(counts: Counts) -> dict[str, float]:
-    """Return what became of all groups so far: admitted = trained + dropped + in flight."""
+    """Return the counts of groups so far: admitted = trained + dropped + in flight."""
     return {
         "groups/admitted": float(counts.admitted),
         "groups/trained": float(counts.num_trained),
@@ -95,7 +95,7 @@ def group_metrics(counts: Counts) -> dict[str, float]:
 
 
 def num_seen_tokens(groups: Sequence[TrainedGroup]) -> int:
-    """Return what TRL counts in ``num_tokens``: each completion with its prompt; of the turns between, only sampled."""
+    """Return TRL's ``num_tokens``: each completion with its prompt. Between turns only sampled tokens count."""
     return sum(_num_prompt_tokens(rollout) + rollout.completion_ids().size for rollout in rollouts_of(groups))
 
 
@@ -105,10 +105,10 @@ def rollouts_of(groups: Sequence[TrainedGroup]) -> list[Rollout]:
 
 
 def metric_names(names: Sequence[str]) -> dict[str, str]:
-    """Return what metrics call each reward function: TRL's name, which is the function's own.
+    """Return the name of each reward function in metrics: the function's own name, as in TRL.
 
-    ``my_rewards:length_penalty`` is ``length_penalty``, the reward model ``org/name@revision`` is ``name``; two of one
-    name keep what stands before, with dots.
+    ``my_rewards:length_penalty`` becomes ``length_penalty``, and the reward model ``org/name@revision`` becomes
+    ``name``. Functions with equal names keep their full name, with dots.
     """
     short = {name: _short_name(name) for name in names}
     called = list(short.values())
@@ -132,7 +132,7 @@ def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
     truncated_B = np.array([rollout.is_truncated() for rollout in rollouts])
     finished = lengths_B[~truncated_B]
     if not finished.size:
-        finished = np.zeros(1)  # as TRL logs it
+        finished = np.zeros(1)  # TRL logs 0 too
     return {
         "completions/mean_length": float(lengths_B.mean()),
         "completions/min_length": float(lengths_B.min()),
@@ -154,9 +154,9 @@ def _rewards(groups: Sequence[TrainedGroup], config: RunConfig) -> dict[str, flo
 
 
 def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> float:
-    """Return the share of completions whose advantage is divided by a std of zero, as TRL sees it.
+    """Return the share of completions whose advantage is divided by a std of zero, as in TRL.
 
-    That std is the group's, unless advantages are scaled over the batch: then all completions share one.
+    The std is the group's, or with advantages scaled over the batch, the batch's.
     """
     if config.multi_objective_aggregation == "normalize_then_sum":
         return float(abs(_std(np.concatenate([_normalised_sums(group, config) for group in groups]))) <= _CLOSE)
@@ -166,7 +166,7 @@ def _frac_reward_zero_std(groups: Sequence[TrainedGroup], config: RunConfig) -> 
 
 
 def _normalised_sums(group: TrainedGroup, config: RunConfig) -> Rewards:
-    """Return for each completion the weighted sum of its rewards, each normalised over the group (GDPO)."""
+    """Return each completion's weighted sum of rewards, each normalised over the group (GDPO)."""
     rollouts = group.waiting.group.rollouts
     values_GF = np.array(
         [[_value(rollout, index) for index in range(len(rollout.rewards))] for rollout in rollouts], dtype=np.float64

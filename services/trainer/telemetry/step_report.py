@@ -1,8 +1,8 @@
-"""Writes down each optimizer step: its line of metrics, and the rollouts it trained.
+"""Logs each optimizer step: its line of metrics, and the rollouts it trained.
 
-rollouts of the batch   on the line of its first step, as TRL logs them once a generation
-staleness               on every line: it grows within a batch
-rollout log             in the first pass over a minibatch; a later pass trains the same rollouts again
+rollout metrics of the batch   on the line of its first step, as TRL logs them once per generation
+staleness                      on every line, because it grows within a batch
+rollout log                    in the first pass over a minibatch, because later passes train the same rollouts again
 """
 
 import asyncio
@@ -39,13 +39,13 @@ class StepReport:
     Args:
         redis: Client of redis_connection.py.
         keys: Keys of the run.
-        config: Of the run.
-        ledger: Knows what became of every group.
-        scored: Knows what has arrived.
-        pushes: Knows the last push.
-        log: Where it is written down.
-        reports: Where else it is told.
-        replica_id: Name of this trainer, for the stamps.
+        config: The run's config.
+        ledger: Counts every group's outcome.
+        scored: Counts arrived tokens.
+        pushes: Has the metrics of the last push.
+        log: The run log to write to.
+        reports: The trackers to report to.
+        replica_id: This trainer's id, for the stamps.
         seen_tokens: TRL's num_tokens up to the checkpoint that was resumed from.
     """
 
@@ -79,7 +79,7 @@ class StepReport:
         self._step_began_at = time.monotonic()
 
     def waited(self, waited_s: float, *, is_paused: bool) -> None:
-        """Note that nothing was trained for so long; a pause is in no time and no rate, nor is what arrived in it."""
+        """Record time without training. A pause, and tokens that arrive in it, count in no duration and no rate."""
         num_tokens = self._scored.take_arrived_tokens()
         if is_paused:
             self._step_began_at += waited_s
@@ -87,12 +87,12 @@ class StepReport:
             self._num_arrived_tokens += num_tokens
 
     async def step(self, batch: Batch, trained: TrainedStep, more: dict[str, float]) -> None:
-        """Write down a step.
+        """Log a step.
 
         Args:
-            batch: That it belongs to.
+            batch: The step's batch.
             trained: The step.
-            more: Metrics of others.
+            more: Further metrics to log.
         """
         step = trained.policy_version + 1
         if trained.planned.is_first:
@@ -114,14 +114,14 @@ class StepReport:
             await self._log.rollouts(step, rows)
 
     async def evaluation(self, result: EvaluationResult) -> None:
-        """Write down an evaluation."""
+        """Log an evaluation."""
         stamp = Stamp("evaluated", time.time(), self._replica_id)
         rows = rollout_rows(result.groups, step=result.step, policy_version=result.step, trained=stamp)
         await self._log.evaluation(evaluation_line(result), rows)
         await asyncio.to_thread(self._reports.evaluation, result.step, result.metrics)
 
     async def note(self, message: str) -> None:
-        """Say something to the log and to whoever watches the run."""
+        """Log a warning, and send it to the run's watchers."""
         log.warning("%s", message)
         await self._log.event("log", {"message": message})
 

@@ -1,16 +1,16 @@
-"""The process that talks to one tracker's library: ``python -m services.trainer.telemetry.tracker NAME``.
+"""The process that runs one tracker's library: ``python -m services.trainer.telemetry.tracker NAME``.
 
-Its other end is tracker_process.py.
+tracker_process.py starts it.
 
-    stdin    a head (run, project, settings), then a line {"kind", "step", "metrics"} or {"kind", "step", "columns",
-             "rows"} a report; kind is step, evaluation or completions
-    stdout   one byte for each line that was reported
-    stderr   whatever the library prints
+    stdin    a head (run, project, settings), then one line per report: {"kind", "step", "metrics"} or {"kind", "step",
+             "columns", "rows"}; kind is step, evaluation or completions
+    stdout   one byte per reported line
+    stderr   output of the library
 
-Whatever goes wrong ends this process with a traceback; who feeds it notices and goes on without. After a resume from an
-older checkpoint some steps are made a second time: event files take the first try back, the other libraries keep it,
-and the second is not sent. NAME.reported has a line "KIND STEP" for all that was: of each kind for itself, because an
-evaluation comes steps after the one it is of, and in a resumed run may be of another step than before.
+Any error ends this process with a traceback; the parent notices and continues without it. After a resume from an older
+checkpoint some steps are made a second time. TensorBoard's event files drop the first attempt. The other libraries keep
+it, and the second attempt is not sent. NAME.reported has a line "KIND STEP" for every report sent. Kinds are separate
+because an evaluation is reported steps after its own step, and a resumed run may evaluate other steps than before.
 """
 
 import importlib
@@ -27,28 +27,28 @@ _MAX_FINISH_S = 60.0
 
 
 class Tracker(Protocol):
-    """One library."""
+    """One tracker's library."""
 
     takes_back: ClassVar[bool]
-    """Whether it can forget what was reported after the step that a run resumed from."""
+    """Whether it can remove reports after the step that a run resumed from."""
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Report numbers."""
+        """Report metrics."""
         ...
 
     def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        """Report what the model wrote; nothing if the library shows no tables."""
+        """Report completions; does nothing if the library shows no tables."""
         ...
 
     def finish(self) -> None:
-        """Report what is left and end the run there."""
+        """Send the remaining reports and end the run in the tracker."""
         ...
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Report until the input ends."""
+    """Report each input line until the input ends."""
     (name,) = sys.argv[1:] if argv is None else argv
-    # Libraries print; their output must not be taken for ours.
+    # Libraries print to stdout; their output must not count as acks.
     acks = os.dup(1)
     os.dup2(2, 1)
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         sent_before: set[str] = set() if tracker.takes_back else set(book.read().splitlines())
         for text in lines:
             if not text.endswith(b"\n"):
-                break  # whoever wrote it was killed
+                break  # the parent was killed
             line = json.loads(text)
             entry = f"{line['kind']} {line['step']}"
             if entry not in sent_before:
@@ -81,7 +81,7 @@ def _report(tracker: Tracker, line: dict[str, Any]) -> None:
 
 
 def _end_after(parent: int) -> None:
-    """End this process a while after its parent: a library may wait for a network for ever."""
+    """End this process a while after its parent, because a library may wait for a network forever."""
     while os.getppid() == parent:
         time.sleep(1)
     time.sleep(_MAX_FINISH_S)
@@ -89,7 +89,7 @@ def _end_after(parent: int) -> None:
 
 
 class _TensorBoard:
-    """Event files."""
+    """TensorBoard event files."""
 
     takes_back: ClassVar[bool] = True
 
@@ -99,7 +99,7 @@ class _TensorBoard:
         writer = _library("tensorboard.summary.writer.event_file_writer")
         self._writer = writer.EventFileWriter(str(Path(head["directory"]) / "tensorboard"), flush_secs=10)
         if head["resumed_step"]:
-            # Whoever reads the files forgets what they say of this step and later ones.
+            # Readers of the files then ignore earlier values of this step and later ones.
             log: Any = self._events.SessionLog
             self._add(head["resumed_step"] + 1, session_log=log(status=log.START))
         plain = {key: _plain(value) for key, value in head["config"].items() if value is not None}
@@ -113,7 +113,7 @@ class _TensorBoard:
         self._add(step, summary=self._summaries.Summary(value=values))
 
     def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        """Shows no tables; neither does TRL's."""
+        """Do nothing: like TRL, TensorBoard reports show no tables."""
 
     def finish(self) -> None:
         self._writer.close()
@@ -123,7 +123,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Weights & Biases: the run id there is ours, so that a resumed run goes on."""
+    """Weights & Biases. It uses our run id, so that a resumed run continues there."""
 
     takes_back: ClassVar[bool] = False
 
@@ -139,7 +139,7 @@ class _Wandb:
             dir=os.environ.get("WANDB_DIR") or head["directory"],
             settings=wandb.Settings(console="off", disable_git=True, save_code=False),
         )
-        # Its own steps only go up, and an evaluation is done when later steps were reported already.
+        # wandb's own steps only increase, but an evaluation finishes after later steps were reported.
         self._run.define_metric("train/global_step")
         self._run.define_metric("*", step_metric="train/global_step", step_sync=True)
 
@@ -155,7 +155,7 @@ class _Wandb:
 
 
 class _Trackio:
-    """Trackio: a database on this machine, or a Space if TRACKIO_SPACE_ID names one. Runs are told apart by name."""
+    """Trackio: a local database, or a Space if TRACKIO_SPACE_ID names one. It identifies runs by name."""
 
     takes_back: ClassVar[bool] = False
 
@@ -175,12 +175,12 @@ class _Trackio:
 
 
 def _library(name: str) -> Any:
-    """Import what need not be installed."""
+    """Import an optional library."""
     return importlib.import_module(name)
 
 
 def _read_key_file(variable: str) -> None:
-    """Set a variable of this process from the file that ``variable``_FILE names. An empty file is no key."""
+    """Set a variable of this process from the file that ``variable``_FILE names. An empty file is ignored."""
     file = os.environ.get(f"{variable}_FILE")
     if file and not os.environ.get(variable):
         key = Path(file).read_text(encoding="utf-8").strip()

@@ -1,11 +1,11 @@
-"""Feeds one tracker from outside the training process, so that it can neither slow it down nor take it along.
+"""Feeds one tracker from outside the training process, so that it can neither slow training down nor crash it.
 
     put(line) --> [waiting: <= 32 MB] --thread--> stdin | tracker.py | --library--> event files, a server, a database
-                                      <--one byte a line that was reported--
+                                      <--one byte per reported line--
 
-A library that hangs, leaks, crashes or waits for a network does so in a process of its own. What it cannot take is
-dropped and counted; that it failed is logged once. The child ends when its input does, and does not outlive the rank
-for long however that one ended. It gets none of our keys.
+A library that hangs, leaks, crashes or waits for a network does so in a separate process. Reports that it cannot take
+are dropped and counted, and its failure is logged once. The child ends when its input ends, and soon after the rank,
+however the rank ends. It gets none of headrace's keys.
 """
 
 import json
@@ -28,9 +28,9 @@ class TrackerProcess:
     """One tracker of one run.
 
     Args:
-        name: As in ``report_to``.
-        head: What the tracker has to know of the run; tracker.py reads it.
-        output: File that everything the library prints is appended to.
+        name: Name in ``report_to``.
+        head: Facts about the run, which tracker.py reads.
+        output: The library's output is appended to this file.
     """
 
     def __init__(self, name: str, *, head: Mapping[str, Any], output: Path) -> None:
@@ -47,30 +47,30 @@ class TrackerProcess:
 
     @property
     def num_lost(self) -> int:
-        """Lines the tracker did not take."""
+        """Lines that the tracker did not take."""
         return self._num_lost
 
     @property
     def num_waiting(self) -> int:
-        """Lines it has not said to have reported, of which one may be on its way."""
+        """Lines that are not confirmed yet. One of them may be in the tracker already."""
         return self._num_waiting
 
     @property
     def failure(self) -> str:
-        """Why it takes no more; empty while it does."""
+        """Why the tracker takes no more lines; empty while it does."""
         return self._failure
 
     @property
     def pid(self) -> int | None:
-        """Its process, once there is one."""
+        """The tracker's process id, once it has started."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Begin to feed it."""
+        """Start the feeding thread."""
         self._thread.start()
 
     def put(self, message: Mapping[str, Any]) -> None:
-        """Hand over one message; returns at once."""
+        """Queue one message. Returns at once."""
         line = _line(message)
         with self._lock:
             if self._failure or self._waiting_bytes + len(line) > _MAX_WAITING_BYTES:
@@ -81,11 +81,11 @@ class TrackerProcess:
         self._lines.put(line)
 
     def end(self) -> None:
-        """Have what waits reported, and no more after it."""
+        """End the input. Messages that wait are still reported."""
         self._lines.put(None)
 
     def wait(self, *, timeout_s: float) -> None:
-        """Wait for the end; what takes longer than ``timeout_s`` is lost."""
+        """Wait for the end. Reports that take longer than ``timeout_s`` seconds are lost."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._fail(f"it was not done {timeout_s:.0f} s after the run was")
@@ -94,7 +94,7 @@ class TrackerProcess:
             self._thread.join(5)
 
     def _feed(self, head: bytes) -> None:
-        """Start the tracker and hand it line after line, each once the one before is reported."""
+        """Start the tracker and send it each line after the previous one was reported."""
         try:
             process = self._spawn()
         except OSError as error:
@@ -147,10 +147,10 @@ class TrackerProcess:
 
 
 def _report(line: bytes, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-    """Hand over one line, and wait until it was reported.
+    """Send one line, and wait until it was reported.
 
     Raises:
-        OSError: The process ended instead.
+        OSError: The process ended before that.
     """
     left = memoryview(line)
     while left:
