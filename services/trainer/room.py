@@ -29,7 +29,7 @@ _LOG_EVERY_S = 60.0
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error, or one of its causes, says that the disk is full."""
+    """Whether an error or a cause of it says that the disk is full."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, OSError) and (found.errno in _FULL or any(says in str(found) for says in _SAYS_FULL)):
@@ -59,7 +59,7 @@ class Room:
 
     @property
     def missing(self) -> str:
-        """The description of a write that waits for space; empty if there is none."""
+        """The description of a write that waits for space; empty if no write waits."""
         return next(iter(self._missing.values()), "")
 
     async def write(self, work: Callable[[], _ResultT], *, what: str, where: Path) -> _ResultT:
@@ -67,7 +67,7 @@ class Room:
 
         Args:
             work: Writes to the disk, and removes its partial output when it fails.
-            what: What is written, for log lines and error messages.
+            what: Name of the output, for log lines and error messages.
             where: The directory that it writes to.
 
         Raises:

@@ -6,8 +6,8 @@
     config, tokenizer                              --> model/, the first collection of weights, by rank 0
 
 Every rank has one ``CoreState`` and makes the same calls in the same order. A save is complete when all ranks have
-reported to each other. They report over a separate process group, so that these messages never mix with those of
-training. No file is a pickle.
+reported to each other. They report over a separate process group, so that these messages never mix with
+training's. No file is a pickle.
 """
 
 import json

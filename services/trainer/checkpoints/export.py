@@ -108,7 +108,7 @@ def run_facts(checkpoint: Path) -> RunFacts:
 
 
 def _write_model(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
-    """Write config and weights: tensor names and file sizes are those of models on the hub."""
+    """Write config and weights, with tensor names and file sizes as for models on the hub."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config: Any = cast(Any, AutoConfig).from_pretrained(source, trust_remote_code=False)

@@ -27,7 +27,7 @@ def open_repository(repo_id: str, *, is_private: bool) -> str:
         is_private: Whether a new repository is private. An existing one is not changed.
 
     Raises:
-        HubError: There is no token, or the hub refused.
+        HubError: The token is missing, or the hub refused.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -70,7 +70,7 @@ def _asking(work: Callable[[], _ResultT]) -> _ResultT:
     try:
         return work()
     # Errors of huggingface_hub and hf_xet: OSError for the hub's answers and for files, httpx's for failed requests,
-    # ValueError for an invalid repository id, and RuntimeError for a file that failed in one of its threads.
+    # ValueError for an invalid repository id, and RuntimeError for a file that failed in a thread.
     except (OSError, ValueError, RuntimeError, not_sent) as error:
         said = [str(error) or type(error).__name__]
         if error.__cause__ is not None:

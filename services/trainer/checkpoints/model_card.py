@@ -35,7 +35,7 @@ _GRPO = "[DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Lan
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known about the run that made a model."""
+    """The known facts about the run that made a model."""
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The submitted config with its defaults; empty if unknown."""
@@ -100,7 +100,7 @@ def _text(facts: RunFacts, title: str, is_adapter: bool) -> Iterator[str]:
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the most important settings first, then those that differ from their defaults."""
+    """Yield the most important settings first, then further ones that differ from their defaults."""
     for name in _MAIN_SETTINGS:
         if name in config:
             yield name, _value(config[name])

@@ -43,7 +43,7 @@ class Part:
 
 
 def local_part(tensor: Tensor, *, is_first_rank: bool) -> Part | None:
-    """Return the part of a tensor that this rank writes, without copying it; None if there is none.
+    """Return the part of a tensor that this rank writes, without copying it; None if it writes nothing.
 
     A sharded tensor is written shard by shard. A tensor that all ranks hold is written by the first rank.
     """
@@ -94,7 +94,7 @@ def saved_shapes(directory: Path) -> dict[str, torch.Size]:
     """Return the shapes of the whole tensors by name.
 
     Raises:
-        ShardError: There are no shards, or a part of a tensor is missing.
+        ShardError: The directory contains no shards, or a part of a tensor is missing.
     """
     return {name: metadata.size for name, metadata in _read_metadata(directory)[1].state_dict_metadata.items()}
 

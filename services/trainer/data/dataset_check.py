@@ -25,7 +25,7 @@ class SourceSummary:
     num_checked: int
     num_bad: int
     first_bad: str
-    """The problem of the first bad row; empty if there are none."""
+    """The problem of the first bad row; empty without bad rows."""
     columns: tuple[str, ...]
     """The columns that reward functions get."""
     own_columns: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ class RowSource(Protocol):
         ...
 
     def columns(self) -> list[str]:
-        """Return the names of all columns, including those that only some rows have."""
+        """Return the names of all columns, including columns that only some rows have."""
         ...
 
     def read(self, position: int) -> dict[str, Any]:

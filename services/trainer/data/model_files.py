@@ -6,7 +6,7 @@ from shared.run_config import RunConfig
 
 
 def model_file(config: RunConfig, name: str) -> Path | None:
-    """Return the path of one of the model's files, or None if it is not on this machine. Never asks the hub."""
+    """Return the path of a file of the model, or None if it is not on this machine. Never asks the hub."""
     if config.model.startswith("/"):
         path = Path(config.model) / name
         return path if path.is_file() else None

@@ -69,7 +69,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     """Return the tokenizer of a model directory or hub id.
 
     Raises:
-        UserError: There is no tokenizer, or it needs code from the model's repository.
+        UserError: The tokenizer is missing, or needs code from the model's repository.
     """
     from transformers import AutoTokenizer
 

@@ -37,7 +37,7 @@ def token_count(config: RunConfig) -> TokenCount | None:
 def fewest_tokens(prompts: Iterable[Prompt], count: TokenCount, *, at_most: int) -> int | None:
     """Return the token count of the shortest prompt if every prompt has more than ``at_most`` tokens, else None.
 
-    Returns None if there are no prompts. Of more than ``MAX_COUNTED`` prompts, counts those with the fewest bytes.
+    Returns None without prompts. Of more than ``MAX_COUNTED`` prompts, counts those with the fewest bytes.
     """
     unread = iter(prompts)
     first = next(unread, None)

@@ -102,7 +102,7 @@ def _prompt(values: Mapping[str, Any], column: str) -> Prompt:
 def _message(message: Any, number: int, column: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise BadRowError(f"has {_name(message)} as message {number} of {column!r}, which must be {{role, content}}")
-    # Parquet gives every message the keys of all messages, with null for those that it lacks.
+    # Parquet gives every message the keys of all messages, with null for missing ones.
     fields = {key: value for key, value in cast(dict[str, Any], message).items() if value is not None}
     for key in ("role", "content"):
         if key not in fields:

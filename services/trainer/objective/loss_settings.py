@@ -9,7 +9,7 @@ from shared.run_options.loss import CorrectionMode, LossType
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """The options of the loss. Names and meanings are those of `shared.run_options.loss`."""
+    """The options of the loss. Names and meanings are as in `shared.run_options.loss`."""
 
     loss_type: LossType = "dapo"
     is_sequence_level: bool = False

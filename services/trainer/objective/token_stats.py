@@ -96,7 +96,7 @@ class TokenStats:
         return cls(*map(float, floats))
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics to log, under TRL's names where TRL has one; empty if there was no token.
+        """Return the metrics to log, under TRL's names where TRL has one; empty without tokens.
 
         ``mismatch_kl/k1`` and ``/k3`` estimate KL(pi_gen || pi_old) from the generator's own tokens: the means of -log
         r and of r - 1 - log r, where r is the token's ratio (http://joschu.net/blog/kl-approx.html).

@@ -2,7 +2,7 @@
 
 The base never changes, so it needs no float32 master copy. In 4 bits, bitsandbytes stores it as NF4 with double
 quantisation, and converts matrices back to bfloat16 for products. The generator stores it in the same way
-(engine_spec.py), or its logprobs would be those of another model.
+(engine_spec.py), or its logprobs would belong to another model.
 """
 
 import importlib.util

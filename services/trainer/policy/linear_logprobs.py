@@ -7,7 +7,7 @@
 Logits exist one tile at a time, never as ``M x V``. Sums are at least float32, whatever the inputs' dtype; products of
 bfloat16 numbers are accumulated in float32. The model's scale and cap of its logits and the sampling temperature are
 included, so that the result is comparable with the generator's logprobs. The other sampling settings (top_p, top_k,
-min_p, repetition_penalty) are left out, as in TRL. If they are set, the generator's logprobs are those of the truncated
+min_p, repetition_penalty) are left out, as in TRL. If they are set, the generator's logprobs belong to the truncated
 distribution, and the importance ratio shows the difference.
 
     M  sampled positions       H  hidden size       V  vocabulary       RU  rows and vocabulary of a tile

@@ -5,7 +5,7 @@
 
 B starts at 0, so policy version 0 is the base itself. Only adapters are trained, pushed, saved in checkpoints and
 exported, with the names of PEFT's files. The base is loaded from the run's ``model`` each time. The reference of the KL
-term is the same model with its adapters off, so there is no second copy.
+term is the same model with its adapters off, so no second copy exists.
 
 The last projection and the embeddings get no adapters: the projection is fused with the loss (linear_logprobs.py) and
 never runs as a layer.
@@ -122,7 +122,7 @@ def describe_adapters(lm: Any, tokenizer: Any | None, directory: Path) -> None:
 def dropping(lm: Any, share: float) -> Generator[None]:
     """Within the block, drop this share of the adapters' inputs. A backward pass that recomputes belongs inside too.
 
-    Everywhere else there is no dropout, so that the logprobs compared with the generator's come from the same network.
+    Dropout is off everywhere else, so that the logprobs compared with the generator's come from the same network.
     """
     dropouts = _dropouts(lm) if share else []
     for dropout in dropouts:

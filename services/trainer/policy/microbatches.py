@@ -105,7 +105,7 @@ class Microbatch:
 
 
 def pack_rows(rows: Sequence[TrainRow], row_indices: tuple[int, ...]) -> Microbatch:
-    """Return the packed arrays of ``rows[i] for i in row_indices``, or of a dummy of two tokens if there are none."""
+    """Return the packed arrays of ``rows[i] for i in row_indices``, or of a dummy of two tokens if that is empty."""
     if not row_indices:
         dummy = TrainRow(
             token_ids=np.zeros(2, dtype=np.int32),

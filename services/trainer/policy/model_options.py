@@ -98,7 +98,7 @@ def use_liger_kernel(lm: Any, *, device: torch.device) -> None:
     """Replace norms, rotary embeddings and gated layers with Liger-Kernel's. The last projection is not replaced.
 
     Raises:
-        UserError: There is no GPU, or Liger-Kernel is not installed.
+        UserError: The device is not a GPU, or Liger-Kernel is not installed.
     """
     if device.type != "cuda":
         raise UserError("use_liger_kernel needs a GPU, and the trainer has none", field="use_liger_kernel")

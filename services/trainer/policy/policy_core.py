@@ -127,7 +127,7 @@ class PolicyCore:
         """Return the present logprobs of policy and reference, and the policy's entropies, for each row.
 
         Args:
-            rows: In any order and number.
+            rows: Rows in any order and number.
             plan: Which rows go into which pass. None makes the plan here, and is possible only with one rank.
         """
         slots = self._passes.plan(rows, learns=False) if plan is None else plan
@@ -148,12 +148,12 @@ class PolicyCore:
         plan: Sequence[Slot] | None = None,
         per_token: bool | Collection[int] = False,
     ) -> AccumulateStats:
-        """Add the gradients of the rows' part of the loss to those of the next step.
+        """Add the gradients of the rows' part of the loss to the gradients of the next step.
 
         Args:
-            rows: In any order and number. With ``top_entropy_quantile`` below 1, pass all rows of the step in one call:
-                the tokens to keep are chosen among the rows of one call, on all ranks.
-            totals: Totals of the whole step. None means that these rows, with those of the other ranks, are the step.
+            rows: Rows in any order and number. With ``top_entropy_quantile`` below 1, pass all rows of the step in one
+                call: the tokens to keep are chosen among the rows of one call, on all ranks.
+            totals: Totals of the whole step. None means that these rows, with the other ranks' rows, are the step.
             plan: Which rows go into which pass, consistent with the other ranks. None makes the plan here, and is
                 possible only with one rank.
             per_token: True, or indices of rows, to return the trainer's values at each token of all or of these rows.

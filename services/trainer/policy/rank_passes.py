@@ -51,7 +51,7 @@ class Learned:
 
     token_stats: TokenStats = field(default_factory=TokenStats)
     num_pass_tokens: int = 0
-    """Tokens that went through the model, without those of dummies."""
+    """Tokens that went through the model, without dummies."""
     rows_at_fault: list[int] = field(default_factory=list[int])
     """Indices of the rows that made the loss of their pass NaN or infinite."""
     per_token: dict[int, PerTokenArrays] = field(default_factory=dict[int, PerTokenArrays])
@@ -145,7 +145,7 @@ class RankPasses:
         Args:
             rows: This rank's rows.
             slots: Which rows go into which pass.
-            totals: Totals of the whole step. None means that these rows, with those of the other ranks, are the step.
+            totals: Totals of the whole step. None means that these rows, with the other ranks' rows, are the step.
             entropy_coef: Weight of the entropy bonus.
             per_token: Indices of the rows whose arrays are returned.
 
@@ -171,7 +171,7 @@ class RankPasses:
         return learned
 
     def _totals(self, rows: Sequence[TrainRow]) -> StepTotals:
-        """Return the totals of a step that consists of these rows and those of the other ranks."""
+        """Return the totals of a step that consists of these rows and the other ranks' rows."""
         sampled, all_tokens = sum(row.num_sampled for row in rows), sum(row.token_ids.size for row in rows)
         mine = np.array([len(rows), sampled, all_tokens], dtype=np.float64)
         num_rows, num_tokens, num_pass_tokens = np.sum(self._ranks.gather(mine), axis=0)

@@ -70,7 +70,7 @@ def row_pass(
     with_entropy_grad: bool = False,
     with_router_loss: bool = False,
 ) -> RowPass:
-    """Compute ``rows[i] for i in row_indices``, or a dummy if there are none."""
+    """Compute ``rows[i] for i in row_indices``, or a dummy if that is empty."""
     microbatch = pack_rows(rows, row_indices)
     logprobs_M, entropies_M, router_loss = compute(
         module, microbatch, device=device, with_entropy_grad=with_entropy_grad, with_router_loss=with_router_loss

@@ -60,7 +60,7 @@ class AllWeights:
         return {}
 
     def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:
-        """Do nothing: there are no frozen weights."""
+        """Do nothing: no weights are frozen."""
 
 
 class AdapterWeights:

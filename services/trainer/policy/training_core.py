@@ -45,7 +45,7 @@ class TrainingCore(Protocol):
         totals: "StepTotals | None" = None,
         per_token: bool | Collection[int] = False,
     ) -> AccumulateStats:
-        """Add the gradients of the rows' part of the loss to those of the next step."""
+        """Add the gradients of the rows' part of the loss to the gradients of the next step."""
         ...
 
     def step(self) -> StepStats:

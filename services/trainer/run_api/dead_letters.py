@@ -56,7 +56,7 @@ async def replay_dead_letter(redis: Redis, run_id: str, entry: str) -> None:
     """Put a dead letter back into the stream it was buried from.
 
     Raises:
-        Problem: 404 if there is no such dead letter.
+        Problem: 404 if the dead letter does not exist.
     """
     keys = RunKeys(run_id)
     found: Any = await patiently(

@@ -37,7 +37,7 @@ class Problem(Exception):  # noqa: N818  the RFC's own word
     Args:
         status: HTTP status.
         title: Short, and always the same for one kind of problem; its ``type`` is derived from it.
-        detail: What happened and what to do.
+        detail: Sentences that say what happened and what to do.
         errors: (field, message) for each error.
         headers: Headers of the answer.
         more: Further members of the body.

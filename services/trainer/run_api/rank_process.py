@@ -95,7 +95,7 @@ class RankProcess:
 
 
 def last_line(log: Path) -> str:
-    """Return the last message of a rank's log as one line, to be quoted; empty if there is none."""
+    """Return the last message of a rank's log as one line, to be quoted; empty without messages."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))

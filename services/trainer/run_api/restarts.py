@@ -24,7 +24,7 @@ class Restarts:
         """Return the pause in seconds after a crash at ``step``, or None to give up.
 
         Only a step that was never reached before counts as progress: a run that resumes from its checkpoint and dies at
-        the same place makes none. A paused run cannot make progress, so its crashes do not count and the pause is longest.
+        the same place makes none. A paused run cannot make progress: its crashes do not count, and it waits longest.
         """
         if step > self.best_step:
             self.best_step, self.without_progress = step, 0

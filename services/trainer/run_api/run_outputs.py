@@ -42,7 +42,7 @@ def read_last_metrics(run_dir: Path, *, limit: int) -> list[dict[str, Any]]:
 
 
 def read_last_evaluation(run_dir: Path) -> dict[str, Any]:
-    """Return the newest evaluation; empty if there was none."""
+    """Return the newest evaluation; empty without evaluations."""
     lines = _last_lines(run_dir / "evaluations.jsonl", limit=1)
     return lines[0] if lines else {}
 

@@ -131,7 +131,7 @@ class RunSupervisor:
                 self.rank.kill()
 
     async def _next_run(self) -> RunRecord | None:
-        """Give the fleet to a run, record that, and return the run, or None if there is none."""
+        """Give the fleet to a run, record that, and return the run, or None if no run waits."""
         try:
             # Requests take this lock too, so it must not be held while Redis is full.
             async with self._changing:

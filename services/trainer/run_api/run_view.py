@@ -134,7 +134,7 @@ def summary(record: RunRecord) -> RunSummary:
     """Return the run as in its record."""
     progress = record.progress
     if record.status in TERMINAL:
-        # The reason describes the end. What the rank was doing at that moment no longer matters.
+        # The reason describes the end. The rank's last activity no longer matters.
         progress = msgspec.structs.replace(progress, starting="", waiting_for="")
     return RunSummary(
         run_id=record.run_id,
@@ -218,7 +218,7 @@ def left_out(progress: Progress) -> list[Refusal]:
 def still_true(
     refused: Sequence[Refusal], *, living: Collection[str], served_by: Mapping[Kind, bool], now_s: float
 ) -> list[RefusalView]:
-    """Return the refusals to show, without those of replicas that are long gone and have been replaced.
+    """Return the refusals to show. Replicas that are long gone and have been replaced are left out.
 
     Args:
         refused: All refusals.

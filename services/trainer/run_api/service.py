@@ -3,7 +3,7 @@
     SIGTERM --> stopping --+--> event streams end, requests finish (at most 5 s)
                            +--> rank: SIGTERM, after 15 s SIGKILL; its run stays `running` for the next start
 
-If one of the three ends, the process ends, because a part of the service is of no use. HTTP and metrics are also served
+If any of the three ends, the process ends, because a part of the service is of no use. HTTP and metrics are also served
 while the service waits for Redis. They report that Redis is away, and if Redis is full, runs can be deleted.
 """
 

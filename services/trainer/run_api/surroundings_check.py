@@ -1,4 +1,4 @@
-"""Checks at submit what a run needs from its surroundings, and its training rank would otherwise refuse later.
+"""Checks at submit that the trainer has what a run needs. Otherwise its training rank would refuse the run later.
 
     nnodes              several machines need an address at which their ranks meet
     nproc_per_node      each rank needs its own GPU, if there are any

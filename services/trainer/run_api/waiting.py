@@ -11,7 +11,7 @@ from services.trainer.run_api.run_view import Surroundings, WaitingKind
 from shared.run_store import TERMINAL, RunRecord
 
 _MAX_SAID = 3
-"""How many refusals of ended replicas to show, newest first. Where replicas get new names, each restart adds one."""
+"""How many refusals of ended replicas to show: the newest. If replicas get new names, each restart adds one."""
 
 
 PUSH_FAILED = "a generator: the push to "
@@ -34,7 +34,7 @@ def waiting_for(
     Args:
         record: The run.
         around: The state around it.
-        note: The supervisor's sentence about a rank that it restarts; empty if there is none.
+        note: The supervisor's sentence about a rank that it restarts, or empty.
         stale_after_s: Age in seconds at which progress counts as not reported.
         now_s: Unix seconds.
     """

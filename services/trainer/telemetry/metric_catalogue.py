@@ -60,7 +60,7 @@ class Metric:
 
 
 def find_metric(name: str) -> tuple[Metric, dict[str, str]] | None:
-    """Return the metric with this name and the values of its placeholders, or None if there is no such metric.
+    """Return the metric with this name and the values of its placeholders, or None for unknown names.
 
     For a metric of an evaluation, returns the metric without the prefix, unless the prefixed name has its own entry.
     """

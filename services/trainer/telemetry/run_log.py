@@ -5,7 +5,7 @@
     run_dir/evaluations.jsonl             one line per evaluation, with the step it began at
     run_dir/evaluations/step_00000010.jsonl   one line per rollout of that evaluation
     run_dir/settled.jsonl                 one line per checkpoint: the groups it settled
-    run_dir/pushes.jsonl                  one line per weight push: its cost, who has it, who failed and why
+    run_dir/pushes.jsonl                  one line per weight push: its cost, replicas that have it, failures
     headrace:{RUN}:events                 the same metrics, pushes and progress, trimmed; never the authority
 
 After a resume all files except settled.jsonl and pushes.jsonl are cut back to the checkpoint, so that they describe the

@@ -113,7 +113,7 @@ class _TensorBoard:
         self._add(step, summary=self._summaries.Summary(value=values))
 
     def table(self, columns: list[str], rows: list[list[Any]], *, step: int) -> None:
-        """Do nothing: like TRL, TensorBoard reports show no tables."""
+        """Do nothing: TensorBoard gets no tables, as in TRL."""
 
     def finish(self) -> None:
         self._writer.close()

@@ -52,7 +52,7 @@ class TrackerProcess:
 
     @property
     def num_waiting(self) -> int:
-        """Lines that are not confirmed yet. One of them may be in the tracker already."""
+        """Lines that are not confirmed yet. The first of them may be in the tracker already."""
         return self._num_waiting
 
     @property
