@@ -39,7 +39,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def room_for(what: str, where: Path) -> str:
-    """Return the description of a missing amount of space. It follows the words 'waiting for'."""
+    """Return the words for the missing disk space. They follow 'waiting for'."""
     return f"room on the disk of {where}, which is full, for {what}: delete what is not needed, or make it larger"
 
 

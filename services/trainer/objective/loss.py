@@ -239,8 +239,8 @@ def _aggregated(terms: Tensor, mask_BT: Tensor, totals: StepTotals, settings: Lo
 
     grpo, sapo: a mean over rows of means over tokens (DeepSeekMath, arXiv 2402.03300, equation 3). dapo, cispo, vespo:
     a mean over all tokens of the batch (DAPO, arXiv 2503.14476, equation 8). bnpo: a mean over the step's own tokens.
-    dr_grpo: a sum over a constant, so that tokens of long completions do not count less (arXiv 2503.20783, section
-    3.2). luspo: a mean over rows of sums over tokens (arXiv 2602.05261).
+    dr_grpo: a sum divided by a constant, so that tokens of long completions do not count less (arXiv 2503.20783,
+    section 3.2). luspo: a mean over rows of sums over tokens (arXiv 2602.05261).
     """
     terms_BT = terms * mask_BT
     match settings.loss_type:
