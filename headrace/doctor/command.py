@@ -1,4 +1,4 @@
-"""`headrace doctor`: looks at a deployment from the outside, and says in plain words what is wrong with it."""
+"""`headrace doctor`: examines a deployment from the outside, and says in plain words what is wrong with it."""
 
 import argparse
 import asyncio
@@ -13,7 +13,7 @@ from shared.errors import UserError
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Examine, show, and return 0 if all is fine, 1 if something is wrong, 2 if it could not be looked at."""
+    """Examine and show. Return 0 if all is fine, 1 if something is wrong, 2 if a check could not be made."""
     try:
         targets = find_targets(arguments)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Compares what the services say of themselves: releases, wire, torch and NCCL, GPUs, clocks. Pure."""
+"""Compares the services' reports: releases, wire schema, torch and NCCL, GPUs, clocks. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,13 +10,13 @@ from shared.messages import SCHEMA_VERSION
 from shared.version import VERSION
 
 MAX_CLOCK_SKEW_S = 5.0
-"""Date headers have whole seconds and are made once a second; less than this is not told apart."""
+"""Date headers have whole seconds and are renewed once a second, so smaller differences cannot be measured."""
 _ENOUGH_BYTES = 5 * GIB
 _MARGIN = 1.1
 
 
 def compare(found: Mapping[str, About]) -> list[Finding]:
-    """Return how the services, by name, fit together; nothing of what nobody told."""
+    """Return whether the services fit together. ``found`` holds the reports, by name, of the services that answered."""
     findings = _headrace(found) + _wire(found)
     trainers = {name: about for name, about in found.items() if about.service == "trainer"}
     generators = {name: about for name, about in found.items() if about.service == "generator"}
@@ -60,7 +60,7 @@ def _wire(found: Mapping[str, About]) -> list[Finding]:
 
 
 def _torch(pushing: Mapping[str, About]) -> list[Finding]:
-    """Compare torch without its build, as the join compares it (services/trainer/push/fleet.py)."""
+    """Compare torch's releases without the build suffix, as the join does (services/trainer/push/fleet.py)."""
     told = {name: about.torch.partition("+")[0] for name, about in pushing.items() if about.torch}
     do = "install the same in both: the join of a weight push refuses the others"
     return _one_release("torch", told, pushing, do)
@@ -75,7 +75,7 @@ def _nccl(pushing: Mapping[str, About]) -> list[Finding]:
 
 
 def _one_release(what: str, told: Mapping[str, str], pushing: Mapping[str, About], do: str) -> list[Finding]:
-    """Compare what some tell with what others do; those that tell nothing are named, and not taken for equal."""
+    """Compare the reported releases. Services that report none are listed, and are not assumed to be equal."""
     where, by_release = "trainer, generators", _by(told)
     silent = ", ".join(name for name in pushing if name not in told)
     if len(by_release) > 1:
@@ -110,14 +110,14 @@ def _gpus(trainers: Mapping[str, About], generators: Mapping[str, About]) -> lis
 
 
 def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
-    """Return whose clock differs from the others'.
+    """Return the clocks that differ from the others.
 
     Args:
-        ahead_s: By name, how far each clock is ahead of this machine's.
+        ahead_s: Seconds that each clock is ahead of this machine's, by name.
     """
     if not ahead_s:
         return []
-    clocks = [0.0, *ahead_s.values()]  # ours has a say
+    clocks = [0.0, *ahead_s.values()]  # this machine's clock counts too
     middle = min(sorted(clocks, key=abs), key=lambda one: sum(abs(one - other) for other in clocks))
     findings = [
         problem(
@@ -143,7 +143,7 @@ def compare_clocks(ahead_s: Mapping[str, float]) -> list[Finding]:
 
 
 def disk_findings(name: str, disk: RunsDisk) -> list[Finding]:
-    """Return whether the next checkpoint has room."""
+    """Return whether the disk has room for the next checkpoint."""
     free = f"{sized(disk.free_bytes)} of {sized(disk.total_bytes)} free for runs in {disk.path}"
     if not disk.is_writable:
         return [

@@ -1,6 +1,6 @@
-"""Says how many of a deployment's services told of themselves, and which generators nobody looked at. Pure.
+"""Counts the services that answered, and lists the generators that were not examined. Pure.
 
-What is said of "services asked" is said of these, and of nobody else.
+Findings about "services asked" hold only for the services that answered.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,15 +21,15 @@ def coverage(
     num_rewarders: int = 0,
     is_redis_named: bool = False,
 ) -> list[Finding]:
-    """Return how many told, of how many there are.
+    """Return how many of the deployment's services answered, and which generators were not examined.
 
     Args:
-        looked_at: What each service that doctor went to is, by name.
-        told: What those that answered say of themselves.
-        urls: Where doctor went.
-        generators: Addresses, by replica id, of those that Redis or the run API knows; None if neither was seen.
-        num_rewarders: How many the run API knows.
-        is_redis_named: Whether doctor was told where Redis is.
+        looked_at: The kind of each service that doctor asked, by name.
+        told: The reports of the services that answered, by name.
+        urls: The URLs that doctor asked.
+        generators: Addresses, by replica id, of the generators in Redis or the run API; None if neither was read.
+        num_rewarders: The number of rewarders that the run API reports.
+        is_redis_named: Whether doctor was given the address of Redis.
     """
     if not looked_at:
         return []
@@ -47,7 +47,7 @@ def coverage(
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names in a row; of many, the first."""
+    """Join names with commas. Of more than 8, list the first 8 and count the others."""
     more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
     return ", ".join([*names[:_MAX_NAMED], *more])
 
@@ -60,7 +60,7 @@ def _generators(
     *,
     is_redis_named: bool,
 ) -> list[Finding]:
-    """Return which generators doctor did not go to."""
+    """Return a note on the generators that doctor did not examine."""
     redis = "" if is_redis_named else "name Redis with --redis-url, which knows where they are, or "
     do = f"{redis}name each with --generator-url"
     if generators is None:

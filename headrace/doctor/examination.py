@@ -1,7 +1,7 @@
-"""Examines a deployment: everything at once, each question with a deadline, generators in a second round.
+"""Examines a deployment: all services at once, each request with a deadline. Generators found in Redis come second.
 
-services that were named  --+
-Redis: settings, fleet    --+--> generators that Redis knows and nobody named --> compared with each other
+services given by address --+
+Redis: settings, fleet    --+--> generators found only in Redis --> reports are compared with each other
 runs, reward endpoints    --+
 """
 
@@ -33,15 +33,15 @@ from shared.tls import PeerTls
 
 @dataclass(frozen=True)
 class Examination:
-    """All that was found."""
+    """The findings and the services' reports."""
 
     findings: list[Finding]
     services: dict[str, About] = field(default_factory=dict[str, About])
-    """What each service that could be asked says of itself, by name."""
+    """The reports of the services that answered, by name."""
 
 
 async def examine(targets: Targets) -> Examination:
-    """Look at everything that the targets name."""
+    """Examine everything that the targets name."""
     of_generators = asking(timeout_s=targets.timeout_s, tls=targets.tls)
     async with asking(timeout_s=targets.timeout_s, tls=PeerTls(targets.tls.ca_file)) as asker, of_generators as other:
         named = named_services(targets)
@@ -55,7 +55,7 @@ async def examine(targets: Targets) -> Examination:
         unknown = [service for service in found if service.url not in known_urls]
         looked += await asyncio.gather(*_looks(unknown, asker, targets, generators=other))
     if any(one.is_elsewhere and one.service.kind == "trainer" for one in looked):
-        runs = LookedAtRuns()  # what else is there knows of none
+        runs = LookedAtRuns()  # another server is at the trainer's address: it knows no runs
     looked, own_keys = own_key_findings(looked, targets)
     services = {_unique(one, looked): one.about for one in looked if one.about is not None}
     findings = [finding for one in looked for finding in one.findings]
@@ -87,7 +87,7 @@ async def _redis(targets: Targets) -> LookedAtRedis:
 
 
 def _of_this_deployment(redis: LookedAtRedis, runs: LookedAtRuns) -> LookedAtRedis:
-    """Return what Redis showed with what that means; generators of another deployment are never shown our keys."""
+    """Add the findings on the fleet. Drop the fleet of another deployment: its generators are never sent our keys."""
     if (another := of_another_deployment(redis, runs.run_ids)) is not None:
         return replace(redis, findings=[*redis.findings, another], fleet=None)
     fleet = [] if redis.fleet is None else fleet_findings(redis.fleet)
@@ -129,7 +129,7 @@ async def _endpoints(targets: Targets, services: list[Service], asker: Asker) ->
 def _looks(
     services: list[Service], asker: Asker, targets: Targets, *, generators: Asker
 ) -> list[Coroutine[Any, Any, Looked]]:
-    """Return the looks at services; ``generators`` asks those, whose certificates may be for another name."""
+    """Return a coroutine for each service. ``generators`` asks generators: their certificates may name another host."""
     return [look_at(one, generators if one.kind == "generator" else asker, targets) for one in services]
 
 
@@ -148,7 +148,7 @@ def _unique(one: Looked, looked: list[Looked]) -> str:
 
 
 def _unused(targets: Targets) -> list[Finding]:
-    """Return which variables name other keys or addresses than those of what runs here."""
+    """Return a note on environment variables that were ignored in favour of what `headrace up` wrote."""
     if not targets.unused:
         return []
     says = (
@@ -159,7 +159,7 @@ def _unused(targets: Targets) -> list[Finding]:
 
 
 def _not_named(targets: Targets) -> list[Finding]:
-    """Return what was not looked at because nobody said where it is."""
+    """Return notes on the services that were not examined because their address was not given."""
     missing = {
         "trainer": (targets.api_url, "--url, or HEADRACE_URL"),
         "rewarder": (targets.rewarder_urls, "--rewarder-url"),

@@ -1,8 +1,8 @@
-"""What an examination found: one sentence a fact, and what to do where something is wrong.
+"""Results of an examination: one sentence for each fact, and a remedy where something is wrong.
 
-ok        looked at, and fine
+ok        examined, and fine
 note      worth knowing; nothing is wrong
-unknown   could not be looked at, though it should have been
+unknown   could not be examined, though it should have been
 problem   wrong
 """
 
@@ -16,14 +16,14 @@ FINE, PROBLEMS, CANNOT_LOOK = 0, 1, 2
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Args:
-        where: What it is about: a service, Redis, a run.
-        check: What was looked at, in a word or two.
-        level: How it stands.
-        says: What was found, in plain words.
-        do: What to do about it; empty if there is nothing to do.
+        where: The service, Redis or run that was checked.
+        check: The name of the check, in a word or two.
+        level: One of the four levels above.
+        says: The result, in plain words.
+        do: The remedy; empty if there is nothing to do.
     """
 
     where: str
@@ -34,22 +34,22 @@ class Finding:
 
 
 def ok(where: str, check: str, says: str) -> Finding:
-    """Return a finding that is fine."""
+    """Return a finding for something that is fine."""
     return Finding(where, check, "ok", says)
 
 
 def note(where: str, check: str, says: str, do: str = "") -> Finding:
-    """Return a finding worth knowing."""
+    """Return a finding that is worth knowing."""
     return Finding(where, check, "note", says, do)
 
 
 def unknown(where: str, check: str, says: str, do: str) -> Finding:
-    """Return what could not be looked at."""
+    """Return a finding for something that could not be examined."""
     return Finding(where, check, "unknown", says, do)
 
 
 def problem(where: str, check: str, says: str, do: str) -> Finding:
-    """Return something that is wrong."""
+    """Return a finding for something that is wrong."""
     return Finding(where, check, "problem", says, do)
 
 

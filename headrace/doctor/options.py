@@ -1,4 +1,4 @@
-"""The options of `headrace doctor`: where services are, beside the run API. Keys are never options."""
+"""The options of `headrace doctor`: the addresses of services other than the run API. Keys are never options."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from headrace.argument_checks import seconds
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    """Add them."""
+    """Add the options to the parser."""
     parser.add_argument("--rewarder-url", action="append", default=[], metavar="URL", help="a rewarder; several times")
     parser.add_argument(
         "--generator-url", action="append", default=[], metavar="URL", help="a generator; Redis knows those that live"

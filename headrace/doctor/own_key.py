@@ -1,4 +1,4 @@
-"""Tells a key of doctor's that is wrong from one of a service's: where nobody takes it, it is doctor's. Pure."""
+"""Tells whether doctor's key or a service's key is wrong: if no service takes it, doctor's is wrong. Pure."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from headrace.doctor.targets import Targets
 
 
 def own_key_findings(looked: list[Looked], targets: Targets) -> tuple[list[Looked], list[Finding]]:
-    """Return what was looked at, and, once instead of once a service, which key everybody refuses."""
+    """Replace the services' findings on a key that none of them takes by one finding on doctor's key."""
     findings: list[Finding] = []
     for key, source in (("API key", targets.api_key_source), ("internal key", targets.internal_key_source)):
         refusing = [one.service.name for one in looked if key in one.refused_keys]

@@ -1,6 +1,7 @@
-"""Looks at Redis: what must be so that rollouts are neither thrown away nor lost, and who is registered in it.
+"""Checks Redis: the settings that keep rollouts from being evicted or lost, and the registered generators.
 
-Read with INFO, TIME and reads of headrace's own keys alone; what an ACL forbids is said, and the rest is looked at.
+Uses only PING, INFO, TIME, FUNCTION LIST and reads of headrace's own keys. If an ACL forbids one of them, that is
+reported and the other checks go on.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ from shared.registration import decode_registration
 
 MIN_VERSION = (7, 0)
 FULL_SHARE = 0.8
-"""Of maxmemory; above it there is little room for the next run's groups."""
+"""Share of maxmemory above which there is little room for the next run's groups."""
 
 
 @dataclass(frozen=True)
 class FleetMember:
-    """A generator as Redis has it."""
+    """A generator that is registered in Redis."""
 
     replica_id: str
     url: str
@@ -35,7 +36,7 @@ class FleetMember:
 
 @dataclass(frozen=True)
 class LookedAtRedis:
-    """What Redis showed; what is None was not seen."""
+    """What Redis showed. None means not read."""
 
     findings: list[Finding]
     fleet: list[FleetMember] | None = None
@@ -44,10 +45,10 @@ class LookedAtRedis:
 
 
 async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
-    """Return what a Redis shows, in at most twice the time-out."""
+    """Examine a Redis, in at most twice the timeout."""
     try:
         client = connect(url)
-    except ValueError:  # whose text may hold a part of the password
+    except ValueError:  # its text may contain a part of the password
         return LookedAtRedis([unknown(REDIS, "reachable", "its address cannot be read", "mend it")])
     try:
         if (finding := await why_not_there(client, url, timeout_s=timeout_s)) is not None:
@@ -92,7 +93,7 @@ async def look_at_redis(url: str, *, timeout_s: float) -> LookedAtRedis:
 
 
 def server_findings(info: Mapping[str, Any]) -> list[Finding]:
-    """Return what INFO says of version, eviction, persistence and memory."""
+    """Return the findings on version, role, eviction, persistence and memory that INFO allows."""
     return [_version(info), _role(info), _eviction(info), *_persistence(info), _memory(info)]
 
 
@@ -182,7 +183,7 @@ def _memory(info: Mapping[str, Any]) -> Finding:
 
 
 def of_another_deployment(redis: LookedAtRedis, listed: frozenset[str] | None) -> Finding | None:
-    """Return that the trainer, which lists these runs, uses another Redis or database; None if it may be this one."""
+    """Return a problem if none of the trainer's runs (``listed``) is in this Redis or database, else None."""
     if not listed or redis.run_ids is None or listed & redis.run_ids:
         return None
     return problem(
@@ -194,7 +195,7 @@ def of_another_deployment(redis: LookedAtRedis, listed: frozenset[str] | None) -
 
 
 def fleet_findings(fleet: list[FleetMember]) -> list[Finding]:
-    """Return who is registered and whose lease has run out."""
+    """Return the findings on the registered generators and their leases."""
     gone = [member.replica_id for member in fleet if not member.is_alive]
     findings = [
         problem(
@@ -228,7 +229,7 @@ async def _clock_ahead_s(client: Redis) -> float:
 
 
 async def _fleet(client: Redis) -> list[FleetMember]:
-    """Return all generators, alive or not, by the server's own clock."""
+    """Return all registered generators, alive or not. Their leases are compared with the server's clock."""
     seconds, microseconds = await cast("Any", client).time()
     now_ms = int(seconds) * 1000 + int(microseconds) // 1000
     entries: Any = await cast("Any", client).hgetall(FLEET)

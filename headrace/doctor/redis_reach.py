@@ -1,4 +1,4 @@
-"""Looks at Redis's door: is a Redis there, does it take the password, and does it let in who shows none."""
+"""Checks access to Redis: whether it answers, takes the password, and lets in a client without one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ _OWN_ADDRESS = "give the address of Redis itself: redis://HOST:6379/0, or rediss
 
 
 async def attempt(make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
-    """Return what was read, or the exception."""
+    """Return what ``make`` read, or the exception that it raised."""
     try:
         async with asyncio.timeout(timeout_s):
             return await make()
@@ -29,12 +29,12 @@ async def attempt(make: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
 
 
 def short(error: Exception) -> str:
-    """Return what an exception says, on one line."""
+    """Return an exception's message on one line, at most 200 characters of it."""
     return " ".join(str(error).split())[:200] or f"took too long ({type(error).__name__})"
 
 
 async def why_not_there(client: Redis, url: str, *, timeout_s: float) -> Finding | None:
-    """Return why Redis cannot be asked, or None."""
+    """Return the reason why Redis cannot be used, or None if it answers."""
     error = await _ping(client, timeout_s)
     if error is None:
         return None
@@ -65,7 +65,7 @@ async def why_not_there(client: Redis, url: str, *, timeout_s: float) -> Finding
 
 
 async def door(url: str, *, timeout_s: float) -> list[Finding]:
-    """Return whether a Redis lets somebody in who shows no password; nothing if that cannot be told."""
+    """Return whether Redis answers a client that sends no password; empty if that cannot be determined."""
     stranger = connect(_of_nobody(url))
     try:
         seen = await attempt(lambda: stranger.zrange(FLEET_LEASES, 0, 0), timeout_s)
@@ -85,7 +85,7 @@ async def door(url: str, *, timeout_s: float) -> list[Finding]:
 
 
 def _of_nobody(url: str) -> str:
-    """Return the URL without user and password, which may be in its query too."""
+    """Return the URL without user and password, which may also be in its query."""
     parts = urlsplit(url)
     query = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("username", "password")]
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=urlencode(query)).geturl()
@@ -93,5 +93,5 @@ def _of_nobody(url: str) -> str:
 
 async def _ping(client: Redis, timeout_s: float) -> Exception | None:
     error = await attempt(lambda: cast("Any", client).ping(), timeout_s)
-    # One without room answers, and INFO says what it lacks.
+    # A Redis without room still answers; INFO shows what it lacks.
     return error if isinstance(error, Exception) and not isinstance(error, NO_ROOM) else None

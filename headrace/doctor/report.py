@@ -1,4 +1,4 @@
-"""Shows an examination: a table for people, JSON for programs. Secrets are in neither."""
+"""Shows an examination: a table for people, JSON for programs. Neither contains secrets."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def as_json(examination: Examination, *, took_s: float) -> str:
 
 
 def as_table(examination: Examination, *, took_s: float) -> Group:
-    """Return a table of all that was looked at, what to do about what is wrong, and a last line."""
+    """Return a table of all findings, the remedies for what is wrong, and a last line with counts."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for column in ("where", "found"):
@@ -61,7 +61,7 @@ def as_table(examination: Examination, *, took_s: float) -> Group:
 
 
 def last_line(findings: Sequence[Finding], *, took_s: float) -> str:
-    """Return the sum of it."""
+    """Return the counts of each level, and how long the examination took."""
     counts = {level: sum(finding.level == level for finding in findings) for level in _MARKS}
     parts = [f"{counts['ok']} fine"]
     parts += [f"{counts['note']} to know"] * bool(counts["note"])
@@ -71,19 +71,19 @@ def last_line(findings: Sequence[Finding], *, took_s: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Return text without the user and password of addresses and without control characters."""
+    """Remove user and password from URLs, and replace control characters by spaces."""
     printable = "".join(character if character.isprintable() else " " for character in text)
     return _IN_URL.sub(r"\g<scheme>", printable)
 
 
 def console() -> Console:
-    """Return a console; without a terminal its lines are long enough not to break most sentences."""
+    """Return a console. Without a terminal it is 160 columns wide, so that most sentences stay on one line."""
     found = Console()
     return found if found.is_terminal else Console(width=160)
 
 
 def _rows(findings: Sequence[Finding]) -> list[tuple[str, Level, str]]:
-    """Return a row for all that is fine with somebody, and one for each other finding; somebody's together."""
+    """Return one row for all that is fine in a place and one for each other finding; a place's rows are adjacent."""
     rows: list[tuple[str, Level, str]] = []
     for where in dict.fromkeys(finding.where for finding in findings):
         of_it = [finding for finding in findings if finding.where == where]

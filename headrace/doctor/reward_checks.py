@@ -1,6 +1,6 @@
-"""Looks at the reward endpoints that a rewarder knows, and at whether it has given one of them up for a while.
+"""Checks the reward endpoints that a rewarder knows, and whether its circuit breaker is open for one of them.
 
-Each rewarder has breakers of its own, so each is asked.
+Each rewarder has its own breakers, so every rewarder is asked.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ _MAX_ENDPOINTS = 50
 
 
 async def look_at_endpoints(name: str, url: str, asker: Asker, *, key: str) -> list[Finding]:
-    """Return how the reward endpoints are doing, seen by one rewarder."""
+    """Return the state of the reward endpoints as one rewarder sees it."""
     listed = await asker.get_all(f"{url}/v1/rewards", "reward_funcs", key=key)
     if listed.status != HTTPStatus.OK:
-        return []  # said where the service itself is looked at
+        return []  # reported by the checks of the service itself
     functions = listed.objects("reward_funcs")
     endpoints = [str(one.get("name")) for one in functions if one.get("kind") == "endpoint"]
     findings = [

@@ -1,6 +1,6 @@
-"""Looks at the runs that have not ended, through the run API: who serves them, who cannot, and what was buried.
+"""Checks the runs that have not ended, through the run API: generators, rewarders, refusals and dead letters.
 
-GET /v1/runs --those that have not ended--> GET /v1/runs/{run_id}
+GET /v1/runs --runs that have not ended--> GET /v1/runs/{run_id}
 """
 
 import asyncio
@@ -18,22 +18,22 @@ from headrace.doctor.findings import Finding, note, ok, problem, unknown
 _MAX_RUNS = 20
 _RECENTLY_S = 86_400.0
 _TROUBLE = frozenset({"restarting", "silent_rank", "push_failed", "disk"})
-"""What a run waits for when somebody should look; all else passes by itself, or is looked at here."""
+"""Values of ``waiting_kind`` that need a person. The others pass by themselves, or are checked here."""
 
 
 @dataclass(frozen=True)
 class LookedAtRuns:
-    """What the run API showed; what is None was not seen."""
+    """What the run API showed. None means not read."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
     run_ids: frozenset[str] | None = None
     generators: dict[str, str] | None = None
-    """Addresses of those that are registered and alive, by replica id."""
+    """Addresses of the generators that are registered and alive, by replica id."""
     num_rewarders: int = 0
 
 
 async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
-    """Return what is wrong with the runs that have not ended, and who is there for them."""
+    """Return the findings on the runs that have not ended, and the generators and rewarders that serve them."""
     if not key:
         return LookedAtRuns(
             [note("runs", "list", "not looked at: doctor was given no API key to ask the trainer with")]
@@ -49,7 +49,7 @@ async def look_at_runs(api_url: str, asker: Asker, *, key: str) -> LookedAtRuns:
     runs = listed.objects("runs")
     failed = [finding for run in runs if (finding := _failed(run)) is not None]
     not_ended = [run for run in runs if run.get("status") not in ENDED]
-    not_ended.sort(key=lambda run: run.get("status") == "queued")  # generators and rewarders are there for the others
+    not_ended.sort(key=lambda run: run.get("status") == "queued")  # last: no generator or rewarder serves a queued run
     lasting = [str(run.get("run_id")) for run in not_ended]
     run_ids = frozenset(str(run.get("run_id")) for run in runs)
     if not lasting:
@@ -81,7 +81,7 @@ def _of_answer(run_id: str, detail: Answer) -> list[Finding]:
 
 
 def run_findings(run_id: str, run: Mapping[str, Any]) -> list[Finding]:
-    """Return what a run's own page says of it."""
+    """Return the findings on one run, from its page of the run API."""
     status, waiting_for = run.get("status"), str(run.get("waiting_for") or "")
     says = f"{status}" + (f", waiting for {waiting_for}" if waiting_for else "")
     findings = [ok(run_id, "run", says)]

@@ -1,8 +1,9 @@
-"""Looks at one service: is it there, is it ready, who may ask it what, what does it say of itself.
+"""Checks one service: is it reachable and ready, which keys does it take, and what does it report of itself.
 
 /livez --no answer--> one finding, and nothing else is asked
   |
-  +-- at once: /readyz, /v1/about without a key, with a wrong one, with the API key; the internal key's own route
+  +-- at once: /readyz; /v1/about without a key, with a wrong key and with the API key;
+               /internal/v1/about with the internal key
 """
 
 import asyncio
@@ -25,13 +26,13 @@ _NEW_DATE_S = 1.5
 
 @dataclass(frozen=True)
 class Service:
-    """One service, as far as it is known before it is asked.
+    """A service before it is asked.
 
     Args:
-        kind: Which it is.
-        name: What people call it.
-        url: Where it is.
-        is_found: Whether its address was found in Redis and not given: it may be out of our reach, and fine.
+        kind: Trainer, rewarder or generator.
+        name: The name shown to people.
+        url: Its base URL, without a trailing slash.
+        is_found: Whether the address comes from Redis. Such an address may be unreachable from here without harm.
     """
 
     kind: ServiceName
@@ -42,20 +43,20 @@ class Service:
 
 @dataclass(frozen=True)
 class Looked:
-    """What one service showed."""
+    """The result of examining one service."""
 
     service: Service
     findings: list[Finding]
     about: About | None = None
     clock_ahead_s: float | None = None
     refused_keys: frozenset[str] = frozenset()
-    """Which of doctor's keys it does not take."""
+    """The keys of doctor's that it refuses."""
     is_elsewhere: bool = False
-    """Whether no such service is where it was said to be: whatever is asked there besides tells the same again."""
+    """Whether no such service is at this address. Other requests to the address would only show the same again."""
 
 
 async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
-    """Return what a service shows, within three times the asker's time."""
+    """Examine a service, within three times the asker's timeout."""
     alive = await _alive(service, asker)
     if (finding := _why_not_alive(service, alive)) is not None:
         return Looked(service, [finding], is_elsewhere=True)
@@ -85,9 +86,9 @@ async def look_at(service: Service, asker: Asker, targets: Targets) -> Looked:
 
 
 async def _alive(service: Service, asker: Asker) -> Answer:
-    """Return what /livez answers; if its clock is off, what it answers later.
+    """Return the answer of /livez. If the clock in it is off, wait and ask a second time.
 
-    Servers make the Date header once a second: one that stood still begins with the one from before.
+    Servers renew the Date header once a second. A server process that was stopped first sends the old header.
     """
     alive = await asker.get(f"{service.url}/livez")
     if abs(alive.clock_ahead_s or 0.0) <= MAX_CLOCK_SKEW_S:
@@ -179,7 +180,7 @@ def _internal_key(service: Service, internal: Answer, targets: Targets) -> Findi
 
 
 def _tried(service: Service, key: str, told: Answer, *, path: str, refused: str) -> Finding:
-    """Return whether a key was taken: only an answer that a headrace service gives says so."""
+    """Return whether a key was taken. Only the answer of a headrace service counts as a yes."""
     if not told.status:
         return problem(service.name, key, f"with the {key}: {told.why}", "look into its log")
     if told.status == HTTPStatus.UNAUTHORIZED:
@@ -209,7 +210,7 @@ def _about(service: Service, told: Answer) -> tuple[About | None, Finding | None
             "upgrade all services together",
         )
     if told.status != HTTPStatus.OK:
-        return None, None  # said already
+        return None, None  # reported with the keys
     about = _parsed(told)
     if about is None:
         return None, problem(

@@ -1,12 +1,13 @@
-"""Where to look, and with which keys: both from options and the environment, or both from what `headrace up` wrote.
+"""Finds the addresses and keys to examine: all from options and environment, or all from what `headrace up` wrote.
 
---url, HEADRACE_URL               run API; then --rewarder-url, --generator-url, --redis-url name the others, and
-                                  HEADRACE_REWARDER_URL, HEADRACE_REDIS_URL; keys are those of the environment
---state-dir, ./.headrace          everything that `headrace up` runs here, with its own keys
+--url, HEADRACE_URL               the run API. The other services: --rewarder-url, --generator-url, --redis-url,
+                                  HEADRACE_REWARDER_URL, HEADRACE_REDIS_URL. The keys: from the environment
+--state-dir, ./.headrace          everything that `headrace up` runs there, with its own keys
 
-An address of the one is never asked with a key of the other: it may be somebody else's. Variables that were left alone
-because of that are in the targets. HEADRACE_API_KEY_FILE, HEADRACE_INTERNAL_KEY_FILE and HEADRACE_REDIS_PASSWORD_FILE
-name files that hold secrets, as for the services, so that doctor needs nothing more where one of them runs.
+An address of one source is never sent a key of the other, because it may belong to another deployment. Variables that
+were ignored for this reason are in ``Targets.unused``. HEADRACE_API_KEY_FILE, HEADRACE_INTERNAL_KEY_FILE and
+HEADRACE_REDIS_PASSWORD_FILE name files with secrets, as they do for the services. So where a service runs, doctor needs
+no other settings.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from shared.tls import PUBLIC_TLS, PeerTls
 
 @dataclass(frozen=True)
 class Targets:
-    """What to examine. Empty keys and addresses are not known."""
+    """The addresses and keys to examine. An empty string means unknown."""
 
     api_url: str = ""
     rewarder_urls: tuple[str, ...] = ()
@@ -35,18 +36,18 @@ class Targets:
     internal_key_source: str = ""
     timeout_s: float = 5.0
     tls: PeerTls = PUBLIC_TLS
-    """How services are called over https; its name is that of generators only."""
+    """TLS settings for https calls to services. Its server name is used for generators only."""
     directory: str = ""
-    """Of `headrace up`, if all of this is from there."""
+    """The state directory of `headrace up`, if the addresses and keys come from it."""
     unused: tuple[str, ...] = ()
-    """Variables that say otherwise and were not used because of it."""
+    """Environment variables that name other addresses or keys and were ignored."""
 
 
 def find_targets(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Targets:
     """Return what the arguments and the environment name.
 
     Raises:
-        UserError: They name nothing, or nothing that can be asked.
+        UserError: No service is named, or an address cannot be used.
     """
     url = arguments.url or ("" if arguments.state_dir else environment.get("HEADRACE_URL", ""))
     named = bool(url or arguments.rewarder_url or arguments.generator_url or arguments.redis_url)

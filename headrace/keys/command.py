@@ -1,12 +1,13 @@
 """`headrace keys`: adds, lists and revokes named keys in the file that services read them from.
 
+The file is the first of these that is given:
+
 --file                           any file, such as the one that a stack mounts
---state-dir                      that of the services that `headrace up` runs there
-HEADRACE_API_KEYS_FILE           the file that services on this machine are told
+--state-dir                      the file of the services that `headrace up` runs there
+HEADRACE_API_KEYS_FILE           the file that services on this machine read
 HEADRACE_STATE_DIR, ./.headrace  as --state-dir
 
-The first that is there counts. Services read the file again by themselves. A key is shown once, on stdout, and only
-its hash is kept.
+Services notice a changed file by themselves. A key is shown once, on stdout, and only its hash is kept.
 """
 
 import argparse
@@ -82,7 +83,7 @@ def revoke(arguments: argparse.Namespace) -> int:
 
 
 def list_keys(arguments: argparse.Namespace) -> int:
-    """Show the keys of the file, each with what it is for; never a key, which nobody knows."""
+    """Show the name, scopes and end of each key in the file. The keys themselves are kept nowhere."""
     with _told_in_words():
         path = keys_file(arguments)
         keys = read_keys_file(path) if path.exists() else ()
@@ -99,10 +100,10 @@ def list_keys(arguments: argparse.Namespace) -> int:
 
 
 def keys_file(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the file that is meant.
+    """Return the path of the keys file.
 
     Raises:
-        UserError: None is named, and `headrace up` has made none here.
+        UserError: No file is named, and `headrace up` was never started here.
     """
     if arguments.file:
         return Path(arguments.file).expanduser().absolute()
@@ -119,13 +120,14 @@ def keys_file(arguments: argparse.Namespace, environment: Mapping[str, str] = os
 
 @contextlib.contextmanager
 def _editing(path: Path) -> Generator[list[str]]:
-    """Yield the lines of a keys file, and put what they are then in its place in one step.
+    """Yield the lines of a keys file for editing, then replace the file in one step.
 
-    Nobody else edits it meanwhile, and a power loss does not undo it: a lost edit could bring a revoked key back.
+    A lock keeps other `headrace keys` commands out. The file and its directory are synced to disk: if a power loss
+    undid the edit, a revoked key would be valid again.
 
     Raises:
-        KeysFileError: It is not a keys file, or would not be one.
-        OSError: It cannot be read or written.
+        KeysFileError: The file is not a valid keys file, before or after the edit.
+        OSError: The file cannot be read or written.
     """
     path = path.resolve()
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -7,7 +7,7 @@ from shared.access.route_table import MEANINGS
 
 
 def add_key_commands(keys: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Add the commands below `headrace keys`; returns their parsers by the name of their function."""
+    """Add the commands below `headrace keys`, and return their parsers by the name of their function."""
     commands = keys.add_subparsers(title="commands", metavar="COMMAND", required=True)
     scopes = "; ".join(f"{scope}: {meaning}" for scope, meaning in MEANINGS.items())
     add = commands.add_parser(

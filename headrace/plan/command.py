@@ -1,4 +1,4 @@
-"""`headrace plan`: what a run needs, computed from sizes and from rates that were measured."""
+"""`headrace plan`: computes what a run needs, from sizes and measured rates."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ FITS, DOES_NOT_FIT, WRONG_ARGUMENTS = 0, 1, 2
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Show a plan; returns 0, 1 if something does not fit into memory, or 2 if the arguments are wrong."""
+    """Show a plan. Return 0, 1 if something does not fit into memory, or 2 if the arguments are wrong."""
     try:
         work, ran = workload(arguments)
     except UserError as error:
@@ -57,12 +57,12 @@ def plan(arguments: argparse.Namespace) -> int:
 
 
 def too_tight(rows: list[Row]) -> list[str]:
-    """Return the sections in which there is too little memory; that something is slow is a warning, and no more."""
+    """Return the sections with too little memory. A slow section is only a warning."""
     return list(dict.fromkeys(row.section for row in rows if row.is_warning and row.section in (TRAINER, GENERATOR)))
 
 
 def all_rows(work: Workload, ran: Measured | None = None) -> list[Row]:
-    """Return the whole plan."""
+    """Return all rows of the plan."""
     rows = trainer_rows(work)
     if ran is not None and ran.device_peak_bytes is not None:
         section = rows[0].section
@@ -74,10 +74,10 @@ def all_rows(work: Workload, ran: Measured | None = None) -> list[Row]:
 
 
 def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
-    """Return what to plan for, and what a run has measured, if one was named.
+    """Return the workload to plan for, and the measurements of a run if one was named.
 
     Raises:
-        UserError: Something is wrong with the settings or the model.
+        UserError: The settings or the model are wrong.
     """
     ran = None
     if arguments.from_run:
@@ -115,7 +115,7 @@ def workload(arguments: argparse.Namespace) -> tuple[Workload, Measured | None]:
 
 
 def as_json(work: Workload, rows: list[Row]) -> str:
-    """Return the plan as one JSON object: sections of names, each with value, unit, and how it came about."""
+    """Return the plan as one JSON object: for each name of each section its value, unit and derivation."""
     plan_by_section: dict[str, dict[str, Any]] = {}
     for row in rows:
         section = plan_by_section.setdefault(row.section, {})
@@ -148,7 +148,7 @@ def _config(arguments: argparse.Namespace, ran: Measured | None) -> RunConfig:
 
 
 def _without_doubles(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave the placeholder out where a mixture of data sets is given."""
+    """Remove the placeholder data set if the settings name a mixture of data sets."""
     return {
         name: value for name, value in settings.items() if not (name == "dataset_name" and settings.get("datasets"))
     }

@@ -1,4 +1,4 @@
-"""How one generator replica is spread over GPUs: by the run's vllm section, and by how many GPUs it was given. Pure."""
+"""Splits one generator replica over GPUs, by the run's vllm section and the number of GPUs. Pure."""
 
 from headrace.plan.model_shape import ModelShape
 from headrace.plan.workload import Engine
@@ -7,10 +7,10 @@ from shared.run_config import RunConfig
 
 
 def spread(config: RunConfig, shape: ModelShape | None, *, num_gpus: int | None) -> Engine:
-    """Return how a replica is spread; GPUs that were given and no setting explains split layers by heads.
+    """Return the parallelism of a replica. If ``num_gpus`` is given, it determines the tensor parallelism.
 
     Raises:
-        UserError: vLLM cannot spread it so; says over how many GPUs it can.
+        UserError: vLLM cannot split the model this way. The message lists the numbers of GPUs that work.
     """
     tensor, pipeline, data = (
         int(config.vllm.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline", "data")

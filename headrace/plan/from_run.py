@@ -1,10 +1,10 @@
-"""Takes settings, lengths and rates from a run: what it has measured of itself, by its metrics.
+"""Takes settings, lengths and rates from a run and its metrics.
 
-    GET /v1/runs/{run_id}          settings, generators alive
-    GET /v1/runs/{run_id}/metrics  a line a step; the first quarter warms up and is left out
+    GET /v1/runs/{run_id}          settings, number of live generators
+    GET /v1/runs/{run_id}/metrics  one line per step; the first quarter is warm-up and is left out
 
-Whether the generators' rate is what they can do depends on who waited: a trainer that trains most of the time makes
-them wait, as admission lets no more in, and their rate is then a lower bound.
+If the trainer trains most of the time, the generators wait for it, because admission lets no more prompts in. Their
+measured rate is then only a lower bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from shared.errors import UserError
 
 _MIN_STEPS = 4
 BUSY = 0.9
-"""Share of its time that a trainer trains, above which it is the slower one."""
+"""Share of its time that a trainer trains, from which on it counts as the slower side."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run says of itself; None is not known."""
+    """Measurements of a run. None means unknown."""
 
     run_id: str
     config: dict[str, Any]
@@ -36,11 +36,11 @@ class Measured:
 
 
 def read_run(client: HeadraceClient, run_id: str) -> Measured:
-    """Return what a run has measured.
+    """Return the measurements of a run.
 
     Raises:
-        UserError: It has made too few steps.
-        HeadraceApiError: There is no such run, or the API is away.
+        UserError: The run has made too few steps.
+        HeadraceApiError: There is no such run, or the API cannot be reached.
     """
     run = client.get(run_id)
     alive = sum(1 for one in run.get("generators", ()) if one.get("is_alive"))
@@ -53,13 +53,16 @@ def read_run(client: HeadraceClient, run_id: str) -> Measured:
 def measured(
     run_id: str, config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], *, num_generators: int
 ) -> Measured:
-    """Return what the lines of metrics say.
+    """Compute lengths and rates from a run's metrics.
 
     Args:
-        run_id: Of the run.
-        config: Its settings.
-        lines: One a step, oldest first.
-        num_generators: That took part.
+        run_id: The run's id.
+        config: The run's settings.
+        lines: Metrics, one mapping per step, oldest first.
+        num_generators: The number of generators that took part.
+
+    Raises:
+        UserError: There are fewer than 4 steps.
     """
     if len(lines) < _MIN_STEPS:
         raise UserError(f"{run_id} has made {len(lines)} steps; {_MIN_STEPS} are the fewest that tell a rate")
@@ -97,7 +100,7 @@ def _prompt_tokens(
     warm: Sequence[Mapping[str, Any]],
     completion: float | None,
 ) -> float | None:
-    """Return the mean prompt: num_tokens counts every completion with its prompt, a batch at a time."""
+    """Return the mean prompt length. ``num_tokens`` adds prompt and completion of each rollout, one batch at a time."""
     if completion is None:
         return None
     lines = [line for line in warm if line.get("completions/mean_length") is not None]

@@ -1,6 +1,6 @@
-"""Main memory of the machines: what training ranks write checkpoints from, and weights that no GPU has room for. Pure.
+"""Main memory of the machines: for writing checkpoints, and for staged weights that have no room on a GPU. Pure.
 
-Python, torch and vLLM themselves need some GiB a process on top, and so do data sets; they are not counted.
+Not counted: data sets, and the few GiB that Python, torch and vLLM need in each process.
 """
 
 from headrace.plan.memory import staged_bytes
@@ -11,7 +11,7 @@ HOST = "main memory of a machine"
 
 
 def host_rows(work: Workload) -> list[Row]:
-    """Return the sum for a trainer node and for a generator replica; nothing of what is not known."""
+    """Return the sum for a trainer node and for a generator replica. Unknown sums are left out."""
     return _of_trainer(work) + _of_replica(work)
 
 

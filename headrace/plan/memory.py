@@ -1,4 +1,4 @@
-"""Memory of trainer, generator and checkpoints, by what each of them keeps. Pure; docs/operations.md has the formulas.
+"""Memory of trainer, generator and checkpoints, part by part. Pure; docs/operations.md has the formulas.
 
 P  parameters   A  parameters of adapters   N  training ranks   t  GPUs that hold a replica's weights once
 b  bytes of a number in `dtype`
@@ -10,9 +10,9 @@ from headrace.plan.workload import Workload
 
 TRAINER, GENERATOR, DISK = "trainer, each GPU", "generator, each GPU", "disk"
 _MASTER, _GRADIENT, _MOMENTS, _REFERENCE = 4, 4, 8, 4
-"""Bytes a parameter: everything that learns is float32 (policy_model.py, optimizer.py)."""
+"""Bytes per parameter: everything that is trained is float32 (policy_model.py, optimizer.py)."""
 _NF4_BITS = 4.127
-"""With double quantisation: arXiv 2305.14314, section 3."""
+"""Bits per weight with double quantisation: arXiv 2305.14314, section 3."""
 _UTILIZATION = 0.92
 """vLLM 0.32's default of gpu_memory_utilization."""
 _LEFT_FREE_BYTES = 1 << 30
@@ -22,7 +22,7 @@ _NO_SHAPE = "give --model: its config.json says how many layers and heads there 
 
 
 def trainer_rows(work: Workload) -> list[Row]:
-    """Return what one training rank keeps on its GPU."""
+    """Return what one training rank keeps in its GPU's memory."""
     config, ranks, count = work.config, work.trainer_gpus, work.num_parameters
     over = f" / {ranks} ranks" if ranks > 1 else ""
     if config.use_peft:
@@ -47,7 +47,7 @@ def trainer_rows(work: Workload) -> list[Row]:
 
 
 def generator_rows(work: Workload) -> list[Row]:
-    """Return what one GPU of a replica keeps, and how many sequences fit."""
+    """Return what one GPU of a replica keeps in memory, and how many sequences fit."""
     gpus, weights = work.engine.gpus_of_a_model, _served_bytes(work)
     over = f" / {gpus} GPUs" if gpus > 1 else ""
     how = f"{weights * gpus / work.num_parameters:.3g} bytes x parameters{over}"
@@ -55,7 +55,7 @@ def generator_rows(work: Workload) -> list[Row]:
 
 
 def disk_rows(work: Workload) -> list[Row]:
-    """Return what checkpoints take."""
+    """Return the disk space that checkpoints take."""
     config = work.config
     saved = work.adapter_parameters if config.use_peft else work.num_parameters
     if saved is None:
@@ -74,7 +74,7 @@ def disk_rows(work: Workload) -> list[Row]:
 
 
 def groups_that_fit(work: Workload) -> tuple[float, float] | None:
-    """Return how many groups a replica has room for: at full length, and at mean length; None if it is not known."""
+    """Return how many groups fit on a replica at full length and at mean length; None if that is unknown."""
     free, per_token = _room_bytes(work), _bytes_per_token(work)
     if free is None or per_token is None or work.completion_tokens is None:
         return None
@@ -147,7 +147,7 @@ def _kv_rows(work: Workload) -> list[Row]:
 
 
 def staged_bytes(work: Workload) -> tuple[float, bool | None] | None:
-    """Return what a worker stages, and whether it has room on its GPU; None where nothing is, or is not known."""
+    """Return the bytes a worker stages and whether they fit on its GPU (None: unknown); None if nothing is staged."""
     pushed = work.adapter_parameters if work.config.use_peft else work.num_parameters
     if work.config.push_staging != "memory" or pushed is None:
         return None
@@ -218,7 +218,7 @@ def _served_bytes(work: Workload) -> float:
 
 
 def _room_bytes(work: Workload) -> float | None:
-    """Return what is left of a GPU for KV cache."""
+    """Return the bytes of a GPU that are left for the KV cache."""
     if work.gpu_bytes is None:
         return None
     return _utilization(work) * work.gpu_bytes - _served_bytes(work) - (work.engine_bytes or 0.0)
@@ -238,7 +238,7 @@ def _bytes_per_token(work: Workload) -> int | None:
 
 
 def _nf4_bytes(work: Workload) -> float:
-    """Return the base in 4 bits; embeddings and last projection stay as they are."""
+    """Return the bytes of the base model in 4 bits. Embeddings and the last projection keep `dtype`."""
     kept = 0 if work.shape is None else work.shape.num_embedding_parameters
     return (work.num_parameters - kept) * _NF4_BITS / 8 + kept * work.dtype_bytes
 
