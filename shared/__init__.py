@@ -1,1 +1,1 @@
-"""What crosses a process boundary: messages, streams, control bodies, settings, errors."""
+"""Everything that crosses a process boundary: messages, streams, control bodies, settings, errors."""

@@ -1,10 +1,10 @@
-"""What a service says of itself to whoever has a key: the same body from all three, for `headrace doctor`.
+"""A service's report of itself: the same body from all three services, read by `headrace doctor`.
 
     GET /v1/about            API key         trainer, rewarder, generator
-    GET /internal/v1/about   internal key    trainer, generator: whoever pushes weights and whoever receives them
+    GET /internal/v1/about   internal key    trainer, generator: the two sides of a weight push
 
-Answered twice, so that each key is tried where it counts. Releases are those of the installed packages: neither torch
-nor vLLM is imported to answer.
+There are two routes so that each key is tried where it is used. Releases are read from the installed packages, without
+importing torch or vLLM.
 """
 
 import importlib.metadata
@@ -42,7 +42,7 @@ class RunsDisk(BaseModel):
 
 
 class About(BaseModel):
-    """One service. Unknown keys are kept out of the way, so that releases can be told apart at all."""
+    """One service. Unknown fields are ignored, so that another release's report can still be read."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,12 +66,13 @@ def about(
     runs_disk: RunsDisk | None = None,
 ) -> About:
     """Return what this process says of itself.
+    """Return this process's report.
 
     Args:
-        service: Which it is.
-        replica_id: Its stable name.
-        environment: Of the processes that compute; this process's if left out.
-        runs_disk: Where checkpoints go.
+        service: The kind of service.
+        replica_id: The stable name of this replica.
+        environment: The environment of the processes that compute; this process's if None.
+        runs_disk: The disk with the runs' checkpoints; the trainer's only.
     """
     torch, nccl, vllm = _releases()
     return About(
@@ -94,7 +95,7 @@ def _releases() -> tuple[str | None, str | None, str | None]:
 
 
 def _nccl() -> str | None:
-    """Return the release of the package that torch asks for; another one may lie beside it."""
+    """Return the release of the NCCL package that torch requires. Another one may be installed beside it."""
     try:
         wanted = importlib.metadata.requires("torch") or []
     except importlib.metadata.PackageNotFoundError:

@@ -2,7 +2,7 @@
 
     token ids   int32      logprobs   float32      loss mask   uint8
 
-The length of an array is the length of its bytes; what it must agree with is checked in messages.py.
+An array's length follows from its number of bytes. messages.py checks that lengths agree.
 """
 
 from collections.abc import Sequence

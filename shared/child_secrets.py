@@ -1,11 +1,11 @@
 """Keeps the keys and the address of Redis out of the environments of processes, and away from reward workers.
 
     settings read --hide_secrets--> no child inherits them: reward workers, vLLM's workers, compilers, trackers
-    a child of ours that needs one --in_memory--> reads it from a file that lies nowhere but in its parent
-                                   --handed_on--> inherits it, open, and closes it when its settings are read
-    others of the same user        --close_to_others, give_up_tracing--> read no memory of ours
+    a child that needs a secret --in_memory--> reads it from a file that exists only in its parent's memory
+                                --handed_on--> inherits that file open, and closes it when its settings are read
+    other processes of the user --close_to_others, give_up_tracing--> cannot read our memory
 
-A process that needs no secret cannot leak one: whatever reports, logs or dumps its environment shows none.
+A process without secrets cannot leak them: a report, log or dump of its environment shows none.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from typing import Final
 
 _OWN: Final = "/proc/self/fd/"
 _FIRST_DESCRIPTOR: Final = 64
-"""Above those that guarded_exec.py puts sockets at."""
+"""Higher than the descriptors at which guarded_exec.py puts sockets."""
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 4, 24
 _CAP_SYS_PTRACE, _CAPABILITY_VERSION_3 = 19, 0x20080522
 _ENV_START, _ENV_END = 47, 48
-"""Fields of /proc/self/stat, counted after the command."""
+"""Positions of fields in /proc/self/stat, counted after the command."""
 
 SECRETS: Final[tuple[str, ...]] = (
     "HEADRACE_API_KEY",
@@ -36,11 +36,11 @@ SECRETS: Final[tuple[str, ...]] = (
     "HEADRACE_REDIS_URL",
     "HEADRACE_REDIS_PASSWORD_FILE",
 )
-"""Variables that hold secrets, or say where they are."""
+"""Variables that contain secrets, or name files that do."""
 
 
 def hide_secrets(environment: MutableMapping[str, str]) -> None:
-    """Take the secrets out of this process's environment, once its settings have been read from it."""
+    """Remove the secrets from this process's environment, once its settings have been read."""
     hidden = [environment.pop(name, "") for name in SECRETS]
     for path in hidden:
         if is_handed_on(path):
@@ -52,10 +52,10 @@ def hide_secrets(environment: MutableMapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def handed_on(secrets: Mapping[str, str]) -> Generator[tuple[dict[str, str], list[int]]]:
-    """Yield variables by which a child finds these secrets, and the descriptors that it must inherit for that.
+    """Yield variables through which a child finds these secrets, and the descriptors that it must inherit.
 
     Args:
-        secrets: By the variable that names a file with them, such as HEADRACE_API_KEY_FILE.
+        secrets: Secrets, by the variable that names a file with one, such as HEADRACE_API_KEY_FILE.
     """
     with contextlib.ExitStack() as opened:
         descriptors: dict[str, int] = {}
@@ -69,18 +69,18 @@ def handed_on(secrets: Mapping[str, str]) -> Generator[tuple[dict[str, str], lis
 
 
 def is_handed_on(path: str) -> bool:
-    """Whether a file is one that this process inherited open, and that no other process finds by this path."""
+    """Whether a path names a file that this process inherited open. In another process the path means another file."""
     return path.startswith(_OWN)
 
 
 def close_to_others() -> None:
-    """Let nobody of the same user read this process's memory, its files in /proc, or attach to it."""
+    """Keep other processes of the same user from attaching to this one, and from reading its memory and /proc files."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def give_up_tracing() -> None:
-    """Give up what lets root read other processes of root, for this process and all that it starts."""
+    """Drop CAP_SYS_PTRACE, by which root reads other processes, in this process and all that it starts."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
@@ -90,13 +90,13 @@ def give_up_tracing() -> None:
     if libc.capget(header, data) != 0:
         return
     sets = list(struct.unpack("6I", data.raw))
-    for index in range(3):  # effective, permitted, inheritable, of the first 32
+    for index in range(3):  # effective, permitted and inheritable; the first 32 capabilities of each
         sets[index] &= ~(1 << _CAP_SYS_PTRACE)
     libc.capset(header, struct.pack("6I", *sets))
 
 
 @functools.cache
-def in_memory(secret: str) -> str:
+    """Return the path of a file in this process's memory. Its children may read it while this process lives."""
     """Return the path of a file in this process's memory, which its children may read as long as it lives."""
     descriptor = os.memfd_create("headrace-secret", os.MFD_CLOEXEC)
     os.write(descriptor, secret.encode())
@@ -104,7 +104,7 @@ def in_memory(secret: str) -> str:
 
 
 def _wipe(names: Collection[str]) -> None:
-    """Overwrite variables where the kernel shows them in /proc/PID/environ; they must be unset already."""
+    """Overwrite variables in /proc/PID/environ, as the kernel shows them. They must already be unset."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

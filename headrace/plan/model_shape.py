@@ -1,9 +1,9 @@
-"""What of a model's config.json decides about memory: how many weights it has, and what a token of KV cache takes.
+"""The parts of a model's config.json that determine memory: the number of weights, and the KV cache of a token.
 
     parameters   counted layer by layer as transformers builds them, for the architectures in FAMILIES
     KV cache     2 x layers x key-value heads x head size numbers a token (keys and values)
 
-Of other architectures the weights are counted in the headers of their files (model_source.py), or given.
+For other architectures the weights are counted in the headers of their files (model_source.py), or given.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ class ModelShape:
     """A causal language model.
 
     Attributes:
-        num_parameters: None if they cannot be counted by the config.
-        num_linear_inputs_and_outputs: Sum of in and out over the linear layers that adapters go beside: times r, the
-            parameters of LoRA (arXiv 2106.09685, section 4.1). None if it cannot be told.
-        num_embedding_parameters: Of embeddings and last projection, once if they are tied.
-        num_layer_parameters: Of the largest layer; None if it cannot be told.
+        num_parameters: The number of weights; None if the config does not determine it.
+        num_linear_inputs_and_outputs: Sum of in + out over the linear layers that get adapters. Times r, this is the
+            number of LoRA parameters (arXiv 2106.09685, section 4.1). None if unknown.
+        num_embedding_parameters: Weights of the embeddings and the last projection, counted once if they are tied.
+        num_layer_parameters: Weights of the largest layer; None if unknown.
     """
 
     model_type: str
@@ -43,12 +43,12 @@ class ModelShape:
     max_position_embeddings: int | None = None
 
     def splits_over(self, tensor_parallel: int) -> bool:
-        """Return whether vLLM splits its layers over so many GPUs: all get as many heads, or copies of as many."""
+        """Return whether vLLM can split the layers so: heads divide evenly; key-value heads divide or repeat evenly."""
         whole, copied = self.num_kv_heads % tensor_parallel, tensor_parallel % self.num_kv_heads
         return self.num_heads % tensor_parallel == 0 and 0 in (whole, copied)
 
     def kv_numbers_per_token(self, *, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> int:
-        """Return how many numbers the fullest GPU keeps for a token: of its heads, at least one, in its layers."""
+        """Return how many numbers the fullest GPU caches for a token: in its layers, for its heads (at least one)."""
         heads, layers = -(-self.num_kv_heads // tensor_parallel), -(-self.num_attention_layers // pipeline_parallel)
         return 2 * layers * heads * self.head_dim
 
@@ -57,7 +57,7 @@ def model_shape(config: Mapping[str, Any], *, where: str) -> ModelShape:
     """Return the shape that a config.json describes.
 
     Raises:
-        UserError: It describes no transformer with a KV cache of the usual kind; says what to give instead.
+        UserError: The config does not describe a transformer with an ordinary KV cache.
     """
     inner: Any = config.get("text_config")
     text = cast("Mapping[str, Any]", inner if isinstance(inner, dict) else config)
@@ -82,7 +82,7 @@ def model_shape(config: Mapping[str, Any], *, where: str) -> ModelShape:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         num_embedding_parameters=embeddings,
-        # What attends to a window only, or has no attention, needs less or none: sliding ones count in full.
+        # Linear attention keeps no KV cache and is not counted. A sliding window needs less, but counts in full.
         num_attention_layers=sum("attention" in str(one) and "linear" not in str(one) for one in kinds),
         num_layer_parameters=None if counted is None else max(counted.layers),
         num_linear_inputs_and_outputs=None if counted is None else counted.linear,

@@ -1,6 +1,6 @@
-"""Finds a model's config.json: in a directory, or at the Hugging Face hub; weights are counted, never read.
+"""Finds a model's config.json in a directory or at the Hugging Face hub. Weights are counted, never loaded.
 
-Of a directory the headers of the weight files say how many numbers there are, whatever the architecture.
+In a directory, the headers of the weight files give the number of weights of any architecture.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from shared.errors import UserError
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _MAX_HEADER_BYTES = 64 << 20
 _TIMEOUT_S = 20.0
-"""For all of an answer of the hub."""
+"""Time limit for the hub's whole answer."""
 
 
 def read_shape(model: str, *, revision: str | None = None, num_parameters: float | None = None) -> ModelShape:
     """Return the shape of a model.
 
     Args:
-        model: Directory, the config.json in one, or hub id.
-        revision: Of the hub.
-        num_parameters: If it was given.
+        model: A directory, the path of a config.json, or a hub id.
+        revision: The revision at the hub; ``main`` if None.
+        num_parameters: The number of weights, if given. It replaces the counted number.
 
     Raises:
-        UserError: There is no config.json, or it does not say enough; says what to give.
+        UserError: There is no config.json, or it does not contain enough. The message says what to give instead.
     """
     directory = Path(model)
     if directory.is_file() and directory.suffix != ".json":
@@ -101,7 +101,7 @@ def _table(text: str, where: str) -> Mapping[str, Any]:
 
 
 def _count(directory: Path) -> int | None:
-    """Return how many numbers the weight files hold; None if there are none, or one cannot be read."""
+    """Return the number of weights in the files; None if there are no files, or one cannot be read."""
     files = [file for file in sorted(directory.glob("*.safetensors")) if "adapter" not in file.name]
     counts = [_count_in(file) for file in files]
     known = [count for count in counts if count is not None]
@@ -109,7 +109,7 @@ def _count(directory: Path) -> int | None:
 
 
 def _count_in(file: Path) -> int | None:
-    """Return the numbers in a safetensors file, by its header: length in 8 bytes, then JSON."""
+    """Return the number of weights in a safetensors file, from its header: 8 bytes of length, then JSON."""
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))

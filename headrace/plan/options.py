@@ -1,4 +1,4 @@
-"""The options of `headrace plan`: a run as a run file has it, mean lengths, machines, measured rates."""
+"""The options of `headrace plan`: the run as in a run file, mean lengths, machines, measured rates."""
 
 import argparse
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _RUN_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    """Add them."""
+    """Add the options to the parser."""
     parser.add_argument("file", metavar="FILE", nargs="?", help="a run file; options win over what it says")
     parser.add_argument("--from-run", metavar="RUN", help="take settings and rates from a run, by what it has measured")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")

@@ -1,4 +1,4 @@
-"""How many generators keep a trainer busy, and how stale what they sample will be. Pure; docs/operations.md derives it.
+"""Computes how many generators keep a trainer busy, and how stale their samples are. Pure; docs/operations.md derives it.
 
 R  sampled tokens the trainer trains a second        g  sampled tokens a replica samples a second
 I  passes over a batch (num_iterations)              T  seconds of a step that never waits
@@ -30,7 +30,7 @@ _TAKES_TURNS = "with max_staleness: 0 sampling and training take turns: no numbe
 
 
 def pace_rows(work: Workload) -> list[Row]:
-    """Return what follows from the rates that are known."""
+    """Return the rows that follow from the known rates."""
     rates, tokens, step_s = work.rates, work.tokens_per_step, step_seconds(work)
     rows = [
         _row("groups in flight", work.max_unsettled, "groups", "at most: whole batches in (S + 1) x groups_per_step"),
@@ -49,7 +49,7 @@ def pace_rows(work: Workload) -> list[Row]:
 
 
 def reward_rows(work: Workload) -> list[Row]:
-    """Return how many reward workers are busy."""
+    """Return the number of reward workers that a run keeps busy."""
     step_s = step_seconds(work)
     if step_s is None:
         return []
@@ -71,7 +71,7 @@ def reward_rows(work: Workload) -> list[Row]:
 
 
 def step_seconds(work: Workload) -> float | None:
-    """Return T: a step's sampled tokens over R; None if either is not known."""
+    """Return T, a step's sampled tokens divided by R; None if either is unknown."""
     tokens, rate = work.tokens_per_step, work.rates.trainer_tokens_per_s
     return None if tokens is None or rate is None else tokens / rate
 

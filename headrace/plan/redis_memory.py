@@ -1,4 +1,4 @@
-"""What Redis holds of a run at most: a group of these lengths, encoded as it travels, times the groups there can be."""
+"""Computes what Redis holds of a run at most: the size of an encoded group, times the number of groups."""
 
 import math
 
@@ -13,11 +13,11 @@ from shared.messages import PromptGroup, RewardOutcome, Rollout, ScoredGroup, St
 REDIS = "redis"
 _TEXT_BYTES_PER_TOKEN = 4
 _REWRITE = 2
-"""While the append-only file is rewritten, pages that change are there twice."""
+"""While the append-only file is rewritten, pages that change are in memory twice."""
 
 
 def group_bytes(*, num_generations: int, prompt_tokens: int, completion_tokens: int, reward_funcs: list[str]) -> int:
-    """Return the size of a scored group of these lengths on its stream, columns of the data set not counted."""
+    """Return the size of an encoded scored group of these lengths. Columns of the data set are not counted."""
     total = prompt_tokens + completion_tokens
     rollouts = tuple(
         Rollout(
@@ -47,7 +47,7 @@ def group_bytes(*, num_generations: int, prompt_tokens: int, completion_tokens: 
 
 
 def redis_rows(work: Workload) -> list[Row]:
-    """Return the memory that a run's streams take at most, but for lengths, which are means, and evaluations."""
+    """Return the most memory that a run's streams take. Lengths are means, and evaluations are not counted."""
     config = work.config
     if work.completion_tokens is None:
         return [Row(REDIS, "a group", None, "bytes", "give --completion-tokens, or --from-run")]
@@ -57,7 +57,7 @@ def redis_rows(work: Workload) -> list[Row]:
         completion_tokens=math.ceil(work.completion_tokens),
         reward_funcs=config.reward_funcs,
     )
-    # A trained or dropped group stays until a checkpoint holds it; while that is written, the next are trained.
+    # A trained or dropped group stays until a checkpoint contains it. Training goes on while a checkpoint is written.
     trained = BatchShape.of(config).groups(num_steps=2 * config.save_steps)
     kept = math.ceil(trained / (1.0 - work.rates.drop_share) - 1e-9)
     groups = work.max_unsettled + kept

@@ -1,4 +1,4 @@
-"""A plan as rows: a number with its unit, and where it comes from."""
+"""Rows of a plan: a number, its unit and its derivation."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ class Row:
     """One number of a plan.
 
     Args:
-        section: What it is about.
-        name: Of the number; with the section, its key in JSON.
-        value: The number; None if it is not known.
-        unit: Of the value, as in JSON.
-        how: The formula with its numbers in it; or, of an unknown one, which number is missing and how to measure it.
-        is_warning: Whether something does not fit.
+        section: The part of the system that the number is about.
+        name: The number's name. Section and name are its key in JSON.
+        value: The number; None if it is unknown.
+        unit: The unit of ``value``, as in JSON.
+        how: The formula with its numbers. For an unknown value: which number is missing and how to measure it.
+        is_warning: Whether the value is a problem, such as something that does not fit.
     """
 
     section: str
@@ -27,7 +27,7 @@ class Row:
 
     @property
     def shown(self) -> str:
-        """The value as people read it."""
+        """The value in a form for people."""
         if self.value is None:
             return "?"
         if self.unit == "bytes":

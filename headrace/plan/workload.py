@@ -1,4 +1,4 @@
-"""What is planned for: a run, its mean lengths, the machines, and rates that somebody measured."""
+"""The input of a plan: a run, its mean lengths, the machines, and measured rates."""
 
 from dataclasses import dataclass
 
@@ -12,18 +12,18 @@ _FOR_EVER = 1 << 40
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured; None is not known.
+    """Measured rates. None means unknown.
 
     Attributes:
-        trainer_tokens_per_s: Sampled tokens trained a second, over the time of passes and steps alone.
-        generator_tokens_per_s: Sampled tokens a second of one replica.
-        push_standstill_s: How long a push stops decoding.
-        reward_s: Time of the reward functions for one group.
-        drop_share: Of all groups that are sampled, those that are dropped and not trained.
-        is_generator_lower_bound: Whether the generators could have done more, had they been given more.
-        holds_pushes: Whether the generators' rate was measured with weight pushes in it.
+        trainer_tokens_per_s: Sampled tokens trained per second of training; waiting and pushes are not counted.
+        generator_tokens_per_s: Sampled tokens per second of one replica.
+        push_standstill_s: Seconds for which a push stops decoding.
+        reward_s: Seconds that the reward functions take for one group.
+        drop_share: Share of the sampled groups that are dropped, from 0 to below 1.
+        is_generator_lower_bound: Whether the generators waited for work and could have sampled more.
+        holds_pushes: Whether the generators' rate includes the time of weight pushes.
         trainer_source: Where the trainer's rate comes from, in words.
-        generator_source: Where the generators' does.
+        generator_source: Where the generators' rate comes from, in words.
     """
 
     trainer_tokens_per_s: float | None = None
@@ -39,12 +39,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class Engine:
-    """How one generator replica is spread over GPUs.
+    """How one generator replica is split over GPUs.
 
     Attributes:
-        tensor_parallel: GPUs among which each layer is split, by key-value heads.
-        pipeline_parallel: Stages among which the layers are.
-        data_parallel: Whole engines beside each other, each with a KV cache of its own.
+        tensor_parallel: Number of GPUs that share each layer, split by key-value heads.
+        pipeline_parallel: Number of stages that share the layers.
+        data_parallel: Number of complete engines, each with its own KV cache.
     """
 
     tensor_parallel: int = 1
@@ -53,18 +53,18 @@ class Engine:
 
     @property
     def gpus_of_a_model(self) -> int:
-        """GPUs that hold the weights once."""
+        """Number of GPUs that hold the weights once."""
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the replica."""
+        """Number of GPUs of the replica."""
         return self.gpus_of_a_model * self.data_parallel
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One run on some machines. Lengths are means, in tokens; None is not known, as is the shape of any model."""
+    """One run on some machines. Lengths are means, in tokens. None means unknown, such as the shape of any model."""
 
     config: RunConfig
     shape: ModelShape | None
@@ -79,24 +79,24 @@ class Workload:
 
     @property
     def dtype_bytes(self) -> int:
-        """Of a weight as it is pushed and served."""
+        """Bytes of one weight as it is pushed and served."""
         return 2 if self.config.dtype == "bfloat16" else 4
 
     @property
     def max_unsettled(self) -> int:
-        """Groups that admission lets be neither trained nor dropped."""
+        """The most groups that admission allows to be neither trained nor dropped."""
         shape = BatchShape.of(self.config)
         return window(num_steps_left=_FOR_EVER, max_staleness=self.config.max_staleness, shape=shape)
 
     @property
     def adapter_parameters(self) -> int | None:
-        """Weights of the adapters of a LoRA run on every linear layer; None if they cannot be told."""
+        """Number of weights in the adapters of a LoRA run on every linear layer; None if unknown."""
         linear = None if self.shape is None else self.shape.num_linear_inputs_and_outputs
         return None if linear is None or self.config.lora_target_modules else self.config.lora_r * linear
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Sampled tokens that one optimizer step is made on."""
+        """Sampled tokens in one optimizer step; None if the mean length is unknown."""
         if self.completion_tokens is None:
             return None
         return self.config.groups_per_step * self.config.num_generations * self.completion_tokens

@@ -1,1 +1,1 @@
-"""`headrace rewards check`: one reward function on rows of a data set, without a run and without services."""
+"""`headrace rewards check`: tries one reward function on rows of a data set, without a run or services."""

@@ -1,10 +1,10 @@
-"""Turns what a person writes for a reward function into its name, and the directories it is looked for in.
+"""Turns the reward function that a person names into its name in a run and the directories to search for it.
 
 my_rewards.py:judge, some/where/my_rewards.py:judge    the file's own directory
-package.module:judge, accuracy_reward                  where `headrace up` would look: HEADRACE_REWARD_PATH and here,
-                                                       and the installed modules of HEADRACE_REWARD_MODULES
+package.module:judge, accuracy_reward                  as `headrace up` searches: HEADRACE_REWARD_PATH, the current
+                                                       directory, the installed modules of HEADRACE_REWARD_MODULES
 
-Nothing is imported here: that may hang or crash, and is a worker's business.
+Nothing is imported here. An import may hang or crash, so a worker does it.
 """
 
 import importlib.util
@@ -26,8 +26,8 @@ class NamedFunction:
 
     Args:
         name: ``module:function``, or a built-in.
-        places: Where it may come from, as a rewarder that is started here would have it.
-        file: The file that was named; None if a module was.
+        places: Where a rewarder that is started here would search for it.
+        file: The file that was named; None if a module was named.
     """
 
     name: str
@@ -36,10 +36,10 @@ class NamedFunction:
 
 
 def named_function(text: str) -> NamedFunction:
-    """Return what ``text`` names.
+    """Return the function that ``text`` names.
 
     Raises:
-        UserError: It names a file that is not there or cannot be imported by its name, no function, or a reward model.
+        UserError: ``text`` names no function, a reward model, or a file that is missing or cannot be imported by name.
     """
     place, colon, function = text.rpartition(":")
     is_file = place.endswith(".py") or os.sep in place
@@ -73,14 +73,14 @@ def named_function(text: str) -> NamedFunction:
 
 
 def _refuse_hidden(file: Path) -> None:
-    """Refuse a file whose module's name is another module's: what is installed is found first, here and in a run."""
+    """Refuse a file whose module has another module's name: the other one is found first, here and in a run."""
     name = file.stem
     if name in sys.stdlib_module_names:
         hidden_by = f"the standard module {name}"
     else:
         try:
             found = importlib.util.find_spec(name)
-        except ValueError:  # it is this very program's
+        except ValueError:  # a module of this program that has no spec, such as __main__
             hidden_by = f"the module {name}"
         else:
             # A folder without __init__.py has no origin, and hides nothing.

@@ -1,4 +1,4 @@
-"""Shows what a reward function did: a table of completions, and what it comes to."""
+"""Shows the result of a check: a table of completions, and a summary."""
 
 import statistics
 from collections import Counter
@@ -38,7 +38,7 @@ def table(groups: Sequence[RowGroup], trial: Trial) -> Table:
 
 
 def summary(name: str, read: RowGroups, trial: Trial) -> Iterator[str]:
-    """Yield what it comes to, a sentence each."""
+    """Yield the summary, one line at a time."""
     outcomes = [outcome for group in trial.outcomes for outcome in group]
     inspected = trial.inspected
     yield f"function:    {name}, {inspected.kind}{f', version {inspected.version}' if inspected.version else ''}"

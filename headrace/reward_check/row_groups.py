@@ -1,9 +1,9 @@
-"""Makes prompt groups of rows of a data set, with completions that are in the data set already.
+"""Makes prompt groups from rows of a data set, with completions that the data set contains.
 
 row --> prompt, columns                          as the trainer reads them
-    --> completions: a list of texts in the column, or the row's text and another row's: one right, one wrong
+    --> completions: the list of texts in the column, or the row's text and another row's: one right, one wrong
 
-Rows are read by the trainer's own code, so that a row it would drop is left out here too, with the same words.
+The trainer's own code reads the rows. A row that the trainer would drop is left out here too, with the same message.
 """
 
 import importlib.util
@@ -30,12 +30,12 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """What was read.
+    """The groups that were read from a data set.
 
     Args:
-        groups: One for each row that can be used.
-        columns: Of the data set, without the prompt's.
-        completions_are: In words, for a person.
+        groups: One group for each row that can be used.
+        columns: The columns of the data set, without the prompt's.
+        completions_are: Where the completions come from, in words.
         problems: One sentence for each row that cannot be used.
     """
 
@@ -46,12 +46,12 @@ class RowGroups:
 
 
 def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_column: str | None) -> RowGroups:
-    """Return the first rows of a data set.
+    """Read the first rows of a data set.
 
     Args:
-        settings: ``dataset_name`` and other options of a run about data.
-        num_rows: How many, at most.
-        completion_column: Where completions are; a column with the gold answer if left out.
+        settings: ``dataset_name`` and a run's other options about data.
+        num_rows: The most rows to read.
+        completion_column: The column with completions; if None, the first of GOLD_COLUMNS that exists.
 
     Raises:
         UserError: The data set cannot be read, or none of its rows can be used.
@@ -84,7 +84,7 @@ def read_row_groups(settings: dict[str, Any], *, num_rows: int, completion_colum
 
 
 def _require_file(dataset: str) -> None:
-    # The trainer's words are for somebody elsewhere: they advise an absolute path.
+    # The trainer's message advises an absolute path, because there the user is on another machine.
     path = Path(dataset).expanduser().absolute()
     if dataset.endswith((".jsonl", ".parquet")) and not path.is_file():
         raise UserError(f"there is no file {path}")
@@ -105,7 +105,7 @@ def _column(wanted: str | None, columns: Sequence[str]) -> str | None:
 
 
 def _with_another(texts: Sequence[Sequence[str]], index: int) -> tuple[str, ...]:
-    """Return a row's texts; to a single one that of a later row, which a function should tell apart."""
+    """Return a row's texts. A single text is joined by another row's text, which the function should score lower."""
     own = tuple(texts[index])
     if len(own) > 1:
         return own
@@ -133,7 +133,7 @@ def _texts(value: object, column: str, row: int) -> list[str]:
 
 
 def _last_message(value: object) -> str | None:
-    """Return what the last of these messages says, None if they are no messages."""
+    """Return the content of the last message; None if the value is not a list of messages."""
     items = cast("list[object]", value) if isinstance(value, list) else []
     last = cast("dict[str, object]", items[-1]) if items and isinstance(items[-1], dict) else {}
     content = last.get("content")

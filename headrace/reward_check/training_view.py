@@ -1,4 +1,4 @@
-"""What a trainer would do with groups that were scored like this, by the trainer's own rules."""
+"""Predicts what a trainer would do with scored groups, by the trainer's own rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,11 @@ from shared.messages import RewardOutcome
 
 
 @dataclass(frozen=True)
-class GroupView:
-    """One group.
+    """The trainer's view of one group.
 
     Args:
-        rewards: The weighted sum of each completion; None is unscored.
-        advantages: None if the group is not trained on, or teaches nothing.
+        rewards: The weighted sum of rewards for each completion; None if it is unscored.
+        advantages: One for each completion; None if the group is not trained on, or teaches nothing.
         fate: ``trained``, ``zero_std`` or ``unscorable``.
     """
 
@@ -25,7 +24,7 @@ class GroupView:
 
 
 def training_view(outcomes: Sequence[RewardOutcome]) -> GroupView:
-    """Return what becomes of a group, given one outcome for each completion."""
+    """Return what a trainer would do with a group, given one outcome for each completion."""
     rewards_G = combined_rewards([(outcome,) for outcome in outcomes])
     rewards = tuple(float(reward) if np.isfinite(reward) else None for reward in rewards_G)
     if not is_scorable(rewards_G):

@@ -1,9 +1,9 @@
-"""Runs one reward function on groups as the rewarder would: its workers, its event loop, its deadlines, its outcomes.
+"""Runs one reward function on groups as the rewarder would: with its workers, event loop, deadlines and outcomes.
 
-named function --inspect--> what it is
-groups, all at once --Scorer--> one outcome a completion
+named function --inspect--> its kind and version
+groups, all at once --Scorer--> one outcome for each completion
 
-So a function that hangs, crashes or returns nonsense shows here as it would in a run.
+A function that hangs, crashes or returns nonsense behaves here as it would in a run.
 """
 
 import asyncio
@@ -35,20 +35,20 @@ from shared.settings import from_environment
 
 LANE = "check"
 MAX_COMPLETION_LENGTH = 512
-"""A run's default; counted in the stand-in's ids, which are bytes."""
+"""A run's default, in token ids. The ids here are UTF-8 bytes, because there is no tokenizer."""
 SAY_AFTER_S = 4.0
-"""Of silence."""
+"""Seconds of silence after which a message says what the command waits for."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a function did.
+    """The result of trying a function.
 
     Args:
-        inspected: What it is.
-        outcomes: Of each group, for each completion.
-        said: What the rewarder would log of it: stack traces of exceptions, once each.
-        is_ended: Whether all of its calls ended; an async function may refuse to be cancelled.
+        inspected: The function's kind, version and needs.
+        outcomes: For each group, one outcome for each completion.
+        said: The stack traces that the rewarder would log, once each.
+        is_ended: Whether all calls have ended; an async function may ignore its cancellation.
     """
 
     inspected: Inspected
@@ -66,14 +66,14 @@ async def try_function(
     kwargs: Mapping[str, Any] | None = None,
     say: Callable[[str], None],
 ) -> Trial:
-    """Score every group, all at the same time, with ``kwargs`` as a run's ``reward_kwargs`` of the function.
+    """Score all groups at the same time, with ``kwargs`` as the function's ``reward_kwargs`` of a run.
 
-    What takes long is told to ``say``, from any thread.
+    ``say`` is called when something takes long. It may be called from any thread.
 
     Raises:
-        UserError: There is no such function, it cannot be imported, or it cannot be given these arguments.
+        UserError: There is no such function, it cannot be imported, or it does not accept these arguments.
     """
-    settings = RewarderSettings.model_construct()  # the defaults, whatever the environment says of a service
+    settings = RewarderSettings.model_construct()  # the defaults: the environment is not read
     num_workers = min(len(groups), max(2, os.cpu_count() or 1))
     limits = Limits(settings.worker_memory_mib * MIB, settings.worker_open_files, places, _sandbox(num_workers))
     metrics = RewarderMetrics()
@@ -109,9 +109,9 @@ async def try_function(
 
 @contextlib.contextmanager
 def _environment_of_a_service() -> Generator[None]:
-    """Have workers import as those of a service do: not from the directory the user stands in.
+    """Let workers import as a service's workers do, without the user's current directory.
 
-    A `random.py` there would be imported by the standard library itself.
+    The standard library itself would import a `random.py` from there.
     """
     wanted = importable_environment()
     before = {name: os.environ.get(name) for name in wanted}
@@ -128,7 +128,7 @@ def _environment_of_a_service() -> Generator[None]:
 
 @contextlib.contextmanager
 def _told(what: str, say: Callable[[str], None]) -> Generator[None]:
-    """Say what is waited for when it takes long, also when a function holds up the event loop."""
+    """Call ``say`` if this takes long. A thread does it, so it works while a function blocks the event loop."""
     timer = threading.Timer(SAY_AFTER_S, say, (what,))
     timer.daemon = True
     timer.start()
@@ -185,7 +185,7 @@ class _Heard(logging.Handler):
         logging.getLogger("services.rewarder").removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message with a stack trace; what the others say is in the table."""
+        """Keep a message with a stack trace. The table shows the content of the others."""
         message = record.getMessage().strip()
         if "\n" in message:
             self.messages.append(message)

@@ -12,9 +12,9 @@ class CurrentRequest:
     """One request, filled in on its way through the service.
 
     Attributes:
-        request_id: The header X-Request-Id if it was sane, else a new random id.
+        request_id: The header X-Request-Id if it was valid, else a new random id.
         key_name: Name of the request's key; never the key itself.
-        subject: Name of the run or endpoint that the request changes, where the path does not have it.
+        subject: Name of the run or endpoint that the request changes, if the path does not contain it.
         status: Status of the answer; 0 before the answer begins.
         is_whole: Whether the answer was sent to its end.
     """
@@ -35,7 +35,7 @@ def current_request() -> CurrentRequest | None:
 
 
 def current_request_id() -> str:
-    """Return its id; empty outside of a request."""
+    """Return the current request's id; empty outside of a request."""
     request = _current.get()
     return request.request_id if request is not None else ""
 

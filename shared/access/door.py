@@ -1,14 +1,14 @@
-"""Asks every request for a key with the scope that its route needs. Pure ASGI, the same for all services.
+"""Asks every request for a key with the scope that its route needs. Pure ASGI; all services use it.
 
     request --> known route? --> known key? --> its scope? --> known query parameters? --> application
                 404, 405         401            403            422
 
 Deny by default: a request without a known key gets a 401 even where there is no route, and a path that is not in the
-service's table never reaches the application. The password of basic authentication counts as the key too: some clients
-can send only what a URL holds (``http://:KEY@host``).
+service's table never reaches the application. The password of basic authentication is accepted as the key too, because
+some clients can send only what fits into a URL (``http://:KEY@host``).
 
-A key that was revoked or has expired opens nothing after the next check of the keys file. Streams of events or tokens
-that it opened before are cut off within two seconds.
+A revoked or expired key is refused after the next check of the keys file. Streams of events or tokens that it opened
+before are cut off within two seconds.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Door:
 
     Args:
         app: The application behind the door.
-        routes: What each of its routes needs.
+        routes: The service's routes and their scopes.
         keyring: The keys.
     """
 
@@ -88,7 +88,7 @@ class Door:
 
 
 def _unknown_parameters(route: Route, scope: Scope) -> list[str]:
-    """Return the names of query parameters that the route does not have, in the order in which they came."""
+    """Return the names of query parameters that the route does not have, in the request's order."""
     query: bytes = scope.get("query_string", b"")
     if route.query is None or not query:
         return []
@@ -109,16 +109,16 @@ def _shown(name: str) -> str:
 
 
 def _need(found: Found, path: str) -> Need:
-    """Return what a request needs. Where there is no route, any key of the kind will do to be told so."""
+    """Return the scope a request needs. Where there is no route, any key of the right kind gets the 404 or 405."""
     if found.route is not None and found.route.needs is not None:
         return found.route.needs
     return INTERNAL if path.startswith("/internal/") else "read"
 
 
 class _Watch:
-    """Tells an application that its client has hung up, once the client's key is no longer good.
+    """Reports a client as disconnected to the application, once the client's key is no longer valid.
 
-    Whoever reads on after the whole body waits for just that: so every stream ends in the way that it ends anyway.
+    An application that reads on after the whole body waits for this message. So a stream ends in its usual way.
     """
 
     def __init__(self, is_good: Callable[[], bool], receive: Receive, send: Send) -> None:
@@ -151,7 +151,7 @@ class _Watch:
         await self._send(message)
 
     async def finish(self) -> None:
-        """End an answer that was cut off, or answer instead of an application that gave up before it began."""
+        """End an answer that was cut off. Answer for the application if it gave up before its answer began."""
         if not self._is_cut or self._is_over:
             return
         if self._has_started:

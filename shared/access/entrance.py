@@ -1,4 +1,4 @@
-"""Everything that stands between the HTTP server and an application, in its order, the same for all services.
+"""Everything between the HTTP server and an application, in order. It is the same for all services.
 
 request --> RequestLog --> HeadRequests --> Door --> HttpGuard --> application
             id, log line   HEAD is GET      key      413, 408, 503
@@ -14,6 +14,6 @@ from shared.serving.http_limits import HttpLimits
 
 
 def guarded(app: App, *, routes: RouteTable, keyring: Keyring, limits: HttpLimits) -> App:
-    """Return the application behind its door."""
+    """Return the application with everything that guards it."""
     door = Door(HttpGuard(app, limits), routes=routes, keyring=keyring)
     return RequestLog(HeadRequests(door), routes=routes)

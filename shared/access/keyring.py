@@ -1,12 +1,12 @@
-"""The keys that a service takes: those it was started with, and those of its keys file, which is read again.
+"""The keys that a service accepts: those it was started with, and those of its keys file, which is reloaded.
 
     HEADRACE_API_KEY[_FILE]         api-key        every scope of a user
     HEADRACE_INTERNAL_KEY[_FILE]    internal-key   the scope between services
     HEADRACE_API_KEYS_FILE          named keys     the scopes that their lines name
 
-Requests check the file for changes, at most once a second: a key that was removed opens nothing after that. An unknown
-key makes the keyring check at once. A broken file changes nothing: the keys that were read last stay in force, and the
-log and a metric report it. A service does not start with a broken file.
+Requests check the file for changes, at most once a second; a removed key is refused after that. An unknown key makes
+the keyring check at once. If the file is broken, the keys that were read last stay in force, and the log and a metric
+report it. A service does not start with a broken file.
 """
 
 import hmac
@@ -64,11 +64,11 @@ class Keyring:
                 raise UserError(f"{VARIABLE}: {error}") from error
 
     def is_open_to_all(self, need: Need) -> bool:
-        """Whether no key is asked for: settings allow that on loopback only."""
+        """Whether no key is required. Settings allow that on loopback only."""
         return self._internal is None if need == INTERNAL else self._api is None and self._file is None
 
     def find(self, shown: bytes, need: Need) -> NamedKey | None:
-        """Return the key that was shown, even if it has expired or lacks the scope; None if it is unknown.
+        """Return the key that was sent, even if it has expired or lacks the scope; None if it is unknown.
 
         Routes between services accept only the internal key, and all other routes only users' keys. All keys are
         compared, each in constant time.
@@ -76,7 +76,7 @@ class Keyring:
         digest = digest_of(shown)
         self._look()
         if (found := self._matching(digest, need)) is None and need != INTERNAL:
-            self._look(now=True)  # it may just have been made
+            self._look(now=True)  # the key may be new
             found = self._matching(digest, need)
         return found
 
@@ -88,22 +88,22 @@ class Keyring:
         return found
 
     def is_for_good(self, key: NamedKey) -> bool:
-        """Whether a key is one that the service was started with, which nothing takes away while it runs."""
+        """Whether the service was started with this key. Such a key stays valid while the service runs."""
         return key is self._api or key is self._internal
 
     def allows(self, key: NamedKey, need: Need) -> bool:
-        """Whether a named key that was found earlier still opens what needs ``need``."""
+        """Whether a named key that was found earlier is still valid and has the scope ``need``."""
         self._look()
         now = next((known for known in self._named if known.digest == key.digest), None)
         return now is not None and not now.has_expired() and need in now.scopes
 
     def is_file_broken(self) -> bool:
-        """Whether the keys file cannot be read now, so that keys which were read earlier are in force."""
+        """Whether the keys file cannot be read now, so that the keys that were read last are in force."""
         self._look()
         return self._is_broken
 
     def _look(self, *, now: bool = False) -> None:
-        """Read the file again if it is not what it was. Called by the event loop, and by the thread of the metrics."""
+        """Reload the file if it has changed. Called by the event loop and by the thread of the metrics."""
         if self._file is None or not (now or time.monotonic() - self._looked_at >= self._look_every_s):
             return
         if not self._looking.acquire(blocking=False):
@@ -134,7 +134,7 @@ class Keyring:
 
 
 def keys_file_gauge(registry: CollectorRegistry) -> Gauge:
-    """Return the metric that says whether a keys file is broken; set it to ``Keyring.is_file_broken``."""
+    """Return the metric that reports a broken keys file; set it to ``Keyring.is_file_broken``."""
     return Gauge(
         "headrace_keys_file_broken",
         "1 while HEADRACE_API_KEYS_FILE cannot be read, so that keys which were read earlier stay in force",

@@ -1,11 +1,12 @@
-"""The keys file: named keys with scopes, one a line. Keys themselves are not in it, only their sha256.
+"""The keys file: named keys with scopes, one per line. It contains the sha256 of each key, never the key.
 
     # NAME     SHA256 OF THE KEY            SCOPES          EXPIRES
     ci         sha256:9f86d081884c7d65...   read,submit
     notebook   sha256:2c26b46b68ffc68f...   read,infer      2027-01-01
 
-EXPIRES may be left out. It is a day or a time of ISO 8601, in UTC unless it says otherwise; the key ends when that
-begins. A key is made by ``headrace keys add``, or is any long random text: a hash without salt hides nothing short.
+EXPIRES may be left out. It is a day or a time in ISO 8601, in UTC unless it has an offset; the key ends when that day
+or time begins. A key is made by ``headrace keys add``, or is any long random text. A short one would be easy to guess
+from its hash, which has no salt.
 """
 
 import hashlib
@@ -21,9 +22,9 @@ from shared.access.route_table import INTERNAL, SCOPES, Need, Scope
 API_KEY_NAME, INTERNAL_KEY_NAME = "api-key", "internal-key"
 """Names of the two keys that a service is started with."""
 HEADER = "# NAME  SHA256 OF THE KEY  SCOPES  EXPIRES"
-"""Begins a keys file that is made."""
+"""The first line of a new keys file."""
 MAX_KEYS = 1000
-"""All of them are compared at every request."""
+"""Every request compares all of them."""
 _MAX_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.IGNORECASE)
@@ -31,7 +32,7 @@ _TAKEN = frozenset({API_KEY_NAME, INTERNAL_KEY_NAME, "nobody"})
 
 
 class KeysFileError(ValueError):
-    """The keys file, or what shall become a line of it, is wrong. A sentence, without any key."""
+    """The keys file, or a new line for it, is wrong. The message is a sentence that contains no key."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class NamedKey:
     """One key.
 
     Args:
-        name: Stands in logs.
+        name: The key's name in logs.
         digest: sha256 of the key.
-        scopes: What it is for.
-        expires_at: When it ends; None if it does not.
+        scopes: What the key may be used for.
+        expires_at: When the key ends; None if it does not.
     """
 
     name: str
@@ -51,26 +52,26 @@ class NamedKey:
     expires_at: datetime | None = None
 
     def has_expired(self) -> bool:
-        """Whether its time is over."""
+        """Whether the key has ended."""
         return self.expires_at is not None and datetime.now(UTC) >= self.expires_at
 
     def scope_list(self) -> str:
-        """Return its scopes as a keys file has them."""
+        """Return the scopes as a keys file writes them."""
         return ",".join(scope for scope in SCOPES if scope in self.scopes)
 
     def line(self) -> str:
-        """Return its line of a keys file."""
+        """Return the key's line in a keys file."""
         expires = self.expires_at.isoformat() if self.expires_at is not None else ""
         return f"{self.name}  sha256:{self.digest.hex()}  {self.scope_list()}  {expires}".rstrip()
 
 
 def digest_of(key: bytes) -> bytes:
-    """Return what stands for a key wherever it is kept."""
+    """Return the hash by which a key is stored and compared."""
     return hashlib.sha256(key).digest()
 
 
 def api_key(key: str) -> NamedKey:
-    """Return the key that may do everything a user may: the one-key form."""
+    """Return the key with every scope of a user, for a service with only one key."""
     return NamedKey(API_KEY_NAME, digest_of(key.encode()), frozenset(SCOPES))
 
 
@@ -80,10 +81,10 @@ def internal_key(key: str) -> NamedKey:
 
 
 def read_keys_file(path: Path) -> tuple[NamedKey, ...]:
-    """Return the keys of a file; there may be none in it.
+    """Return the keys in a file, which may have none.
 
     Raises:
-        KeysFileError: It cannot be read, or a line is wrong; the line is numbered and not quoted.
+        KeysFileError: The file cannot be read, or a line is wrong. The message has the line's number, never the key.
     """
     try:
         with path.open("rb") as file:
@@ -145,10 +146,10 @@ def _key(words: Sequence[str]) -> NamedKey:
 
 
 def checked_name(name: str) -> str:
-    """Return a name that a key may have.
+    """Return the name if a key may have it.
 
     Raises:
-        KeysFileError: It may not.
+        KeysFileError: The name is malformed, or reserved.
     """
     if not _NAME.fullmatch(name):
         raise KeysFileError("a name has 1 to 64 letters, digits, dots, dashes, underscores and @")
@@ -158,10 +159,10 @@ def checked_name(name: str) -> str:
 
 
 def parse_scopes(text: str) -> frozenset[Scope]:
-    """Return the scopes in a list with commas.
+    """Return the scopes in a comma-separated list.
 
     Raises:
-        KeysFileError: One of them is unknown, or there is none.
+        KeysFileError: A scope is unknown, or the list is empty.
     """
     names = [name for name in text.split(",") if name]
     unknown = sorted(set(names) - set(SCOPES))
@@ -172,10 +173,10 @@ def parse_scopes(text: str) -> frozenset[Scope]:
 
 
 def parse_expiry(text: str) -> datetime:
-    """Return when a key ends.
+    """Return the time at which a key ends.
 
     Raises:
-        KeysFileError: It is no time.
+        KeysFileError: The text is not a time.
     """
     try:
         found = datetime.fromisoformat(text)

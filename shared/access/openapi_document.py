@@ -1,9 +1,9 @@
-"""Completes the OpenAPI document of a service with what stands in front of its application, the same for all services.
+"""Adds to a service's OpenAPI document what the layers before the application answer. All services use it.
 
     document of the framework, RouteTable --> names, keys and scopes, problems of door and guard, one error
 
-Only public routes are in a document: what services ask each other is not for clients. Whatever the framework says of
-its own errors is replaced, because no service answers with them.
+A document contains only public routes: requests between services are not for clients. The framework's own error schemas
+are replaced, because no service answers with them.
 """
 
 from http import HTTPStatus
@@ -44,15 +44,15 @@ _PROBLEM: Final[dict[str, Any]] = {
 
 
 def responses(descriptions: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Return what a route says of the problems that are its own; ``complete`` adds their shape, and the others."""
+    """Return a route's own problems in OpenAPI's form. ``complete`` adds their schema and the problems of all routes."""
     return {status: {"description": text} for status, text in descriptions.items()}
 
 
 def complete(document: dict[str, Any], routes: RouteTable) -> dict[str, Any]:
-    """Return the document of a service, completed; doing it twice changes nothing.
+    """Complete the document of a service. Doing it twice changes nothing.
 
     Args:
-        document: As the framework made it; it is changed.
+        document: The framework's document; it is changed.
         routes: The service's routes.
     """
     components = document.setdefault("components", {})

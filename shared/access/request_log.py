@@ -3,10 +3,10 @@
     headrace.access   "GET /v1/runs/run-... 200 in 3.1 ms, key ci, from 10.0.0.7"
     headrace.audit    "run.stop run-... by ci: done (202)"
 
-Outermost of all, so that refused requests are logged too. The id is the header X-Request-Id if that is sane, else a new
-one. The answer's header of that name, every problem+json, and every log line that the request causes have it. Nothing
-that a client sent is written as it came: paths are percent-encoded, queries and headers are left out. Probes that
-succeed, and the trainer's requests for its generators' state, are logged at level DEBUG.
+It is the outermost layer, so that refused requests are logged too. The id is the header X-Request-Id if that is valid,
+else a new one. It is in the answer's header of that name, in every problem+json, and in every log line that the request
+causes. Nothing that a client sent is logged as it came: paths are percent-encoded; queries and headers are left out.
+Probes that succeed, and the trainer's requests for its generators' state, are logged at level DEBUG.
 """
 
 import logging
@@ -35,7 +35,7 @@ class RequestLog:
 
     Args:
         app: The service, with its door.
-        routes: Says which requests change something.
+        routes: The service's routes. A route with an ``action`` changes something.
     """
 
     def __init__(self, app: App, *, routes: RouteTable) -> None:
@@ -43,7 +43,7 @@ class RequestLog:
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on, and write it down when it was answered."""
+        """Pass the request on, and log it when it has been answered."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -85,7 +85,7 @@ class RequestLog:
             extra={"fields": shown | {"is_whole": request.is_whole}},
         )
         subject = request.subject or found.subject
-        # What is accepted and is about nothing, such as a dry run, changes nothing.
+        # An accepted request without a subject, such as a dry run, changes nothing.
         if found.route is not None and found.route.action and (subject or request.status >= _FIRST_ERROR):
             told = {
                 "action": found.route.action,
@@ -115,6 +115,6 @@ def _outcome(request: CurrentRequest) -> str:
 
 
 def _safe(text: str) -> str:
-    """Return text of a client in ASCII, on one line, bounded, and such that it cannot pass for anything else."""
+    """Return a client's text as bounded ASCII on one line, percent-encoded so that it cannot imitate a log line."""
     shown = quote(text, safe="/:@-._~", errors="replace")
     return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."

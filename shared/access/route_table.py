@@ -1,17 +1,17 @@
-"""Every route of every service, with its name, its scope and its query parameters: the one place that declares them.
+"""Every route of every service, with its name, scope and query parameters. Routes are declared only here.
 
     method, path --> RouteTable.find --> its scope, its query parameters, its name in the audit log
-                                         nothing: there is no such route, and the application is never asked
+                                         no such route: the application is never called
 
     read      look: runs, metrics, rollouts, events, reward functions, releases, API documents
     infer     ask the policy in training
     score     score completions, try and check reward functions
     submit    submit runs, and check them
     operate   pause, resume, stop and delete runs, replay dead letters, register and delete reward endpoints
-    internal  what services ask each other; no key of a keys file can have it
+    internal  requests between services; no key of a keys file can have it
 
-What is not in a table is answered with 404 or 405 whatever the application has, so that a route which was forgotten
-here is closed. tests/access/test_every_route.py compares the tables with the applications.
+A route that is missing here is answered with 404 or 405, even if the application has it: a forgotten route is closed.
+tests/access/test_every_route.py compares the tables with the applications.
 """
 
 import re
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 Scope = Literal["read", "infer", "score", "submit", "operate"]
-"""What a key of a keys file may be for."""
+"""A scope that a key of a keys file may have."""
 INTERNAL: Final = "internal"
 Need = Scope | Literal["internal"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
@@ -37,12 +37,12 @@ class Route:
     """One route.
 
     Args:
-        name: A verb and a noun; the operation id in the OpenAPI document, so it never changes.
-        method: HTTP method; GET stands for HEAD too.
-        path: As the application writes it, with ``{name}`` for a part that varies.
-        needs: Scope of the key; None if no key is asked for.
-        action: Its name in the audit log; empty if it changes nothing.
-        query: Its query parameters; None if the application behind it judges them, as vLLM does.
+        name: A verb and a noun. It is the operation id in the OpenAPI document, so it never changes.
+        method: HTTP method; GET includes HEAD.
+        path: The path as the application writes it, with ``{name}`` for a variable part.
+        needs: Scope of the key; None if no key is required.
+        action: Name in the audit log; empty if the route changes nothing.
+        query: Names of the query parameters; None if the application checks them itself, as vLLM does.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Route:
 
 @dataclass(frozen=True)
 class Found:
-    """What a table says about a request: its route, or which other methods its path takes."""
+    """The result of a look-up: the route, or the methods that the path takes instead."""
 
     route: Route | None
     subject: str = ""
-    """What the first part of the path that varies holds, such as a run's id."""
+    """The first variable part of the path, such as a run's id."""
     methods: tuple[str, ...] = ()
-    """Of the path, where the request's own is none of them; HEAD where there is GET."""
+    """Methods that the path takes, if the request's method is not one of them. HEAD is included where GET is."""
 
 
 class RouteTable:
@@ -78,7 +78,7 @@ class RouteTable:
                 self._exact.setdefault(route.path, {})[route.method] = route
 
     def find(self, method: str, path: str) -> Found:
-        """Return the route of a request. A path without a part that varies comes first."""
+        """Return the route of a request. Paths without a variable part are tried first."""
         wanted = "GET" if method == "HEAD" else method
         here = self._exact.get(path, {})
         if wanted in here:
@@ -94,12 +94,12 @@ class RouteTable:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Return what a path with parts that vary matches. No part holds control characters, which no name of ours has."""
+    """Return the pattern of a path. Variable parts contain no control characters, as no name of ours does."""
     parts = re.split(r"\{\w+\}", path)
     return re.compile(r"([^/\x00-\x1f\x7f]+)".join(map(re.escape, parts)))
 
 
-# Probes are always answered, whatever a load balancer adds to them.
+# Probes are always answered, even if a load balancer adds query parameters.
 _OPEN = (
     Route("get_liveness", "GET", "/livez", None, query=None),
     Route("get_readiness", "GET", "/readyz", None, query=None),
