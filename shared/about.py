@@ -65,7 +65,6 @@ def about(
     environment: Mapping[str, str] | None = None,
     runs_disk: RunsDisk | None = None,
 ) -> About:
-    """Return what this process says of itself.
     """Return this process's report.
 
     Args:

@@ -96,8 +96,8 @@ def give_up_tracing() -> None:
 
 
 @functools.cache
+def in_memory(secret: str) -> str:
     """Return the path of a file in this process's memory. Its children may read it while this process lives."""
-    """Return the path of a file in this process's memory, which its children may read as long as it lives."""
     descriptor = os.memfd_create("headrace-secret", os.MFD_CLOEXEC)
     os.write(descriptor, secret.encode())
     return f"/proc/{os.getpid()}/fd/{descriptor}"

@@ -1,4 +1,4 @@
-"""Computes how many generators keep a trainer busy, and how stale their samples are. Pure; docs/operations.md derives it.
+"""Computes how many generators keep a trainer busy, and how stale samples are. Pure; docs/operations.md derives it.
 
 R  sampled tokens the trainer trains a second        g  sampled tokens a replica samples a second
 I  passes over a batch (num_iterations)              T  seconds of a step that never waits

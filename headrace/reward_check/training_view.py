@@ -10,6 +10,7 @@ from shared.messages import RewardOutcome
 
 
 @dataclass(frozen=True)
+class GroupView:
     """The trainer's view of one group.
 
     Args:

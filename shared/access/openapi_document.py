@@ -44,7 +44,7 @@ _PROBLEM: Final[dict[str, Any]] = {
 
 
 def responses(descriptions: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Return a route's own problems in OpenAPI's form. ``complete`` adds their schema and the problems of all routes."""
+    """Return a route's own problems for OpenAPI. ``complete`` adds their schema and the problems of every route."""
     return {status: {"description": text} for status, text in descriptions.items()}
 
 
