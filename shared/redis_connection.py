@@ -1,8 +1,8 @@
 """Opens the Redis connection every service uses, with the defaults that break streams turned off.
 
-redis-py retries on its own and so applies an XADD twice after a lost reply, and its socket time-out is shorter than a
-blocking read. Here nothing is retried but our own idempotent functions (``call``), every wait is finite, and foreign
-exceptions become those of errors.py.
+redis-py retries by itself, so it applies an XADD twice after a lost reply, and its socket timeout is shorter than a
+blocking read. Here only our own idempotent functions (``call``) are retried, every wait is finite, and exceptions of
+other libraries become those of errors.py.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 Redis = aioredis.Redis
 TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, OutOfMemoryError, OSError)
-"""Waited for: it may be there again, or have room again."""
+"""Errors that may pass: the server may answer again, or have room again."""
 NO_ROOM = OutOfMemoryError
-"""Of them, what a server says that answers and has no room: neither memory, nor a disk that takes its file."""
+"""The one of them that a server without room answers with: its memory is full, or its disk does not take its file."""
 BLOCK_S = 2.0
-"""Longest blocking read. The socket time-out below is well above it."""
+"""Longest blocking read. The socket timeout below is well above it."""
 MAX_CONNECTIONS = 16
-"""Of one client: of a trainer's run API, a training rank, a rewarder, a generator replica. One more call waits."""
+"""Of one client: a trainer's run API, a training rank, a rewarder, a generator replica. A call beyond it waits."""
 _SOCKET_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 2.0
 _FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 1.0
@@ -55,14 +55,14 @@ class _FullDiskError(OutOfMemoryError):
 
 
 class _CancellableWrites(aioredis.Connection):
-    """Writes under asyncio.timeout, and knows a full disk from a mistake.
+    """Writes under asyncio.timeout, and distinguishes a full disk from a wrong request.
 
-    redis-py writes under asyncio.wait_for, which on Python 3.11 loses a cancellation that comes in the moment the write
-    is done: a task that talks to Redis could then not be ended, and whoever waits for its end would wait for ever.
+    redis-py writes under asyncio.wait_for. On Python 3.11 that loses a cancellation that comes at the moment when the
+    write is done. A task that talks to Redis could then not be cancelled, and code that waits for it would hang.
     """
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        timeout_s, self.socket_timeout = self.socket_timeout, None  # which turns wait_for off
+        timeout_s, self.socket_timeout = self.socket_timeout, None  # None turns wait_for off
         try:
             async with asyncio.timeout(timeout_s):
                 await super().send_packed_command(command, check_health)
@@ -75,7 +75,7 @@ class _CancellableWrites(aioredis.Connection):
         try:
             return await cast("Any", super()).read_response(*args, **kwargs)
         except ResponseError as error:
-            if str(error).startswith("MISCONF"):  # of which redis-py knows nothing
+            if str(error).startswith("MISCONF"):  # redis-py has no exception for it
                 raise _FullDiskError(str(error)) from error
             raise
 
@@ -102,14 +102,15 @@ def connect(url: str) -> Redis:
 
 
 async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
-    """At the start of a service, wait for Redis to answer, refuse one we cannot work with, and load our functions.
+    """At the start of a service, wait until Redis answers, refuse an unusable one, and load our functions.
 
-    A user whom Redis lets load no functions waits until another service has loaded them: the trainer's user may.
-    A server without room that has our functions is worked with: what was begun on it can be seen, and ended.
+    If this user may not load functions, wait until another service has loaded them; the trainer's user may. A server
+    without room that has our functions is accepted, so that runs on it can still be inspected and ended.
 
     Raises:
         UnavailableError: No answer within ``timeout_s``, or no functions.
-        UserError: It is no Redis, does not take the password, evicts keys, or lacks FUNCTION; says what to change.
+        UserError: The server is not a Redis, does not take the password, evicts keys, or lacks FUNCTION. The message
+            says what to change.
     """
     _require_certificates(client)
     await patiently(lambda: _ping(client), what="Redis PING", timeout_s=timeout_s)
@@ -117,11 +118,11 @@ async def wait_until_ready(client: Redis, *, timeout_s: float) -> None:
 
 
 async def wait_until_back(client: Redis, *, timeout_s: float) -> None:
-    """Wait likewise once the password was taken before: a Redis that was replaced may learn of its users a bit later.
+    """Wait in the same way for a Redis that took the password before. A replaced server may get its users a bit later.
 
     Raises:
         UnavailableError: No answer within ``timeout_s``, none to this user, or no functions.
-        UserError: The server evicts keys, or lacks FUNCTION; says what to change.
+        UserError: The server evicts keys, or lacks FUNCTION. The message says what to change.
     """
     memory = await patiently(lambda: client.info("memory"), what="Redis INFO", timeout_s=timeout_s)
     policy = memory.get("maxmemory_policy", "noeviction")
@@ -140,7 +141,7 @@ async def wait_until_back(client: Redis, *, timeout_s: float) -> None:
 
 
 def _require_certificates(client: Redis) -> None:
-    """Raise UserError if there are none; of that redis-py says that it cannot connect."""
+    """Raise UserError if the file with certificates is missing. redis-py would only report a failed connection."""
     certificates: str | None = client.connection_pool.connection_kwargs.get("ssl_ca_certs")
     if certificates and not Path(certificates).is_file():
         raise UserError(f"HEADRACE_REDIS_URL: there is no file {certificates} (ssl_ca_certs)")
@@ -148,9 +149,9 @@ def _require_certificates(client: Redis) -> None:
 
 async def _ping(client: Redis) -> None:
     try:
-        with contextlib.suppress(NO_ROOM):  # an answer
+        with contextlib.suppress(NO_ROOM):  # this is an answer too
             await cast("Any", client).ping()
-    except AuthenticationError as error:  # which redis-py takes for a lost connection
+    except AuthenticationError as error:  # for redis-py this is a ConnectionError
         raise UserError(
             f"Redis does not take the user and password that it is shown ({error}): set the right ones in "
             "HEADRACE_REDIS_URL, or the password in the file that HEADRACE_REDIS_PASSWORD_FILE names"
@@ -164,28 +165,28 @@ def _our_functions() -> str:
 
 
 async def _load(client: Redis, code: str) -> None:
-    """Load our library unless it is there: a server without room refuses even what changes nothing."""
+    """Load our library unless the server has it. Without room, it refuses even a load that changes nothing."""
     libraries: Any = await client.function_list(library="headrace", withcode=True)
     if not any(code.encode() in library for library in libraries):
         await client.function_load(code, replace=True)
 
 
 async def _load_into_wiped(client: Redis) -> bool:
-    """Return whether a server that was wiped has our functions again; one with another release's is left alone."""
+    """Load our functions into a wiped server. Return whether it has them; another release's functions are kept."""
     try:
         if await client.function_list(library="headrace"):
             return False
         await client.function_load(_our_functions())
     except NO_ROOM:
         raise
-    except ResponseError as error:  # this user may not
+    except ResponseError as error:  # another service was faster, or this user may not load functions
         return "already exists" in str(error)
     log.warning("Redis was wiped or replaced by an empty server: headrace's functions were loaded again")
     return True
 
 
 async def _wait_for_functions(client: Redis, code: str, *, timeout_s: float) -> None:
-    """Wait until whoever may load our functions has loaded those of this release."""
+    """Wait until a user who may load functions has loaded those of this release."""
 
     async def look() -> None:
         libraries: Any = await client.function_list(library="headrace", withcode=True)
@@ -198,16 +199,16 @@ async def _wait_for_functions(client: Redis, code: str, *, timeout_s: float) -> 
 
 
 async def patiently(make: Any, *, what: str, timeout_s: float, waits_for_room: bool = True) -> Any:
-    """Await ``make()`` again and again while Redis is unreachable or has no room. Only for what may be applied twice.
+    """Await ``make()`` repeatedly while Redis is unreachable or has no room. Only for calls that may be applied twice.
 
-    A server that has no room answers, and time begins anew with each answer: whoever ended for it would do its work
-    again, be told the same, and after a few times be taken for the cause.
+    A server without room does answer, and each such answer starts the timeout anew. A service that ended instead would
+    repeat its work after its restart and get the same answer; after a few times it would be taken for the cause.
 
     Args:
-        make: What to await.
-        what: Its name, for people.
+        make: Makes the awaitable.
+        what: The operation's name, for people.
         timeout_s: How long Redis may be unreachable.
-        waits_for_room: False where somebody waits for the answer, for a request: room does not come within seconds.
+        waits_for_room: False if a client waits for the answer, because room does not come within seconds.
 
     Raises:
         UnavailableError: Still unreachable after ``timeout_s``.
@@ -243,18 +244,18 @@ async def call(
     timeout_s: float = 60.0,
     waits_for_room: bool = True,
 ) -> Any:
-    """Run one of functions.lua, again after a lost reply: applied twice, each does no more than once.
+    """Run a function of functions.lua, again after a lost reply. Applied twice, each has the effect of one call.
 
-    A server that was wiped is given the functions again, if this user may, and then asked again.
+    A wiped server is given the functions again, if this user may load them, and is then asked again.
 
-    But their second answer may differ from the lost first one, and a group that is readmitted twice is generated twice,
-    of which one result is dropped.
+    A second answer may differ from the lost first one. A group that is readmitted twice is generated twice, and one of
+    the results is dropped.
 
     Raises:
         FencedError: A newer trainer owns the run.
         StateLostError: The run's streams are gone.
         UnavailableError: Redis did not answer within ``timeout_s``.
-        NoRoomError: It has no room, and ``waits_for_room`` is False.
+        NoRoomError: Redis has no room, and ``waits_for_room`` is False.
     """
 
     async def ask() -> Any:
@@ -276,7 +277,7 @@ async def call(
 
 
 def _no_room(error: Exception) -> str:
-    """Return for people what is full, what goes on, and what makes room."""
+    """Return a text for people: what is full, what goes on, and what makes room."""
     if isinstance(error, _FullDiskError):
         return (
             "Redis cannot write to its disk, and so refuses every write. Runs wait and lose nothing. Make room on that "
@@ -290,7 +291,7 @@ def _no_room(error: Exception) -> str:
 
 
 def translate(error: RedisError) -> HeadraceError:
-    """Return our exception for a refusal by Redis."""
+    """Return our exception for an error that Redis answered with."""
     message = str(error)
     if message.startswith("FENCED"):
         return FencedError(message)

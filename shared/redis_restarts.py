@@ -1,7 +1,7 @@
-"""Notices that Redis was started again, or another server took its place: what it acknowledged last may be gone.
+"""Detects that Redis was restarted or replaced by another server: the last writes it acknowledged may be lost.
 
-A server that is killed may have acknowledged, a moment before, what it had not yet written to its file. Then entries
-are back that were handed off, and others are gone that were admitted.
+A server that is killed may have acknowledged writes that were not yet in its file. Then entries that were handed off
+are back, and entries that were admitted are gone.
 """
 
 import time
@@ -12,11 +12,11 @@ _EVERY_S = 5.0
 
 
 class RestartWatch:
-    """Asks a server now and then which process it is.
+    """Asks a server at intervals which process it is.
 
     Args:
         redis: Client of redis_connection.py.
-        every_s: How often to ask.
+        every_s: Shortest time between two requests.
     """
 
     def __init__(self, redis: Redis, *, every_s: float = _EVERY_S) -> None:
@@ -26,10 +26,10 @@ class RestartWatch:
         self._look_at = 0.0
 
     async def has_restarted(self) -> bool:
-        """Return whether the server is another process than when this was last asked; False the first time.
+        """Return whether the server is another process than at the last call; False at the first call.
 
         Raises:
-            UnavailableError: It does not answer for a minute.
+            UnavailableError: The server does not answer for a minute.
         """
         if time.monotonic() < self._look_at:
             return False

@@ -1,4 +1,4 @@
-"""Whether a Redis URL can be meant, before anybody connects to it: redis-py takes much for something else.
+"""Checks a Redis URL before a connection is made, because redis-py misreads many wrong URLs.
 
 redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]    rediss://... with TLS    unix://PATH
 """
@@ -9,7 +9,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 
 def why_no_redis_url(url: str) -> str | None:
-    """Return why no Redis can be reached at ``url``, without anything that may be secret; None if one can."""
+    """Return why ``url`` cannot name a Redis, without anything that may be secret; None if it can."""
     try:
         parts = urlsplit(url)
         port = parts.port

@@ -1,9 +1,9 @@
-"""Why a replica cannot serve, kept where whoever looks at a run finds it.
+"""Reasons why a replica cannot serve, stored where a user who looks at a run finds them.
 
     headrace:{RUN}:refusals   hash: "generator/ID" or "rewarder/ID" -> Refusal; until it serves the run, or the run goes
-    headrace:refusals         the same of replicas that ended before they followed any run; until they do, or for a day
+    headrace:refusals         the same for replicas that ended before they followed any run; until they do, or for a day
 
-For people alone: nothing is decided by what stands here, and a replica that cannot write it goes on without.
+They are only for people. No decision depends on them, and a replica that cannot write its reason goes on without.
 """
 
 import logging
@@ -27,7 +27,7 @@ _FORGET_AFTER_S = 24 * 3600
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What one replica last said about why it cannot serve. ``at_s`` is in Unix seconds."""
+    """The last reason of one replica for not serving. ``at_s`` is in Unix seconds."""
 
     kind: Kind
     replica_id: str
@@ -36,7 +36,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_id: str | None) -> None:
-    """Say why this replica cannot serve a run, or any run if ``run_id`` is None. Never raises for what Redis says."""
+    """Write why this replica cannot serve a run, or any run if ``run_id`` is None. Never raises an error of Redis."""
     data = msgspec.json.encode(Refusal(kind, replica_id, reason, time.time()))
     field = _field(kind, replica_id)
 
@@ -44,19 +44,19 @@ async def refuse(redis: Redis, kind: Kind, replica_id: str, reason: str, *, run_
         if run_id is None:
             await redis.hset(REFUSALS, field, data)
             await redis.expire(REFUSALS, _FORGET_AFTER_S)
-        elif await redis.exists(RunKeys(run_id).run):  # or it would outlive a run that was deleted meanwhile
+        elif await redis.exists(RunKeys(run_id).run):  # otherwise it would outlive a run that was deleted meanwhile
             await redis.hset(RunKeys(run_id).refusals, field, data)
 
     try:
         await patiently(
             write, what="writing why this replica cannot serve", timeout_s=_PATIENCE_S, waits_for_room=False
         )
-    except (UnavailableError, RedisError) as error:  # full memory or disk, read-only: not what is to be told
+    except (UnavailableError, RedisError) as error:  # full memory or disk, read-only: must not hide the reason itself
         log.warning("why this replica cannot serve could not be written: %s", error)
 
 
 async def take_back(redis: Redis, kind: Kind, replica_id: str, *, run_id: str | None) -> None:
-    """Forget what ``refuse`` wrote: it serves.
+    """Delete what ``refuse`` wrote, because the replica serves now.
 
     Raises:
         UnavailableError: Redis did not answer.
@@ -67,7 +67,7 @@ async def take_back(redis: Redis, kind: Kind, replica_id: str, *, run_id: str | 
 
 
 def decode_refusals(*hashes: Mapping[Any, bytes | str]) -> list[Refusal]:
-    """Return what stands in the hashes, oldest first; the last hash wins where two speak of one replica."""
+    """Return the refusals in the hashes, oldest first. If several hashes have one replica's, the last hash wins."""
     found: dict[str | bytes, Refusal] = {}
     for entries in hashes:
         for field, data in entries.items():

@@ -1,4 +1,4 @@
-"""What a generator says of itself in ``headrace:{RUN}:generators`` while it is there for a run."""
+"""A generator's entry in ``headrace:{RUN}:generators`` while it takes part in a run."""
 
 import msgspec
 
@@ -7,8 +7,8 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     """One replica.
 
     Attributes:
-        url: Where the trainer reaches it.
-        doing: What it does instead of serving the run, such as "loading the model"; empty while it serves.
+        url: Address at which the trainer reaches it.
+        doing: What it does before it can serve the run, such as "loading the model"; empty while it serves.
     """
 
     url: str
@@ -16,7 +16,7 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def decode_registration(data: bytes | str) -> Registration:
-    """Return what was registered; one without an address if it cannot be read."""
+    """Decode an entry. An entry that cannot be read gives a Registration without an address."""
     try:
         return msgspec.json.decode(data, type=Registration)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""What a user submits: one run. Names are TRL's ``GRPOConfig`` wherever the meaning is the same.
+"""The settings of one run, as a user submits them. Names are TRL's ``GRPOConfig`` wherever the meaning is the same.
 
-Validated once, by the run API, before anything starts; then stored in Redis and read by every service. Unknown keys are
-refused, and combinations that make no sense are refused with the reason.
+The run API validates them once, before anything starts. They are then stored in Redis and read by every service.
+Unknown keys are refused, and so are combinations that make no sense, with the reason.
 """
 
 import re
@@ -35,9 +35,9 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 class RunConfig(
     GenerationOptions, LossOptions, TrainingOptions, LoraOptions, DataOptions, KeepingOptions, PushingOptions
 ):
-    """One GRPO run. Every field but ``model``, the data set and ``reward_funcs`` has a default."""
+    """One GRPO run. Every field except ``model``, the data set and ``reward_funcs`` has a default."""
 
-    # What is trained
+    # Model
     name: str | None = Field(default=None, description="For people; the run id is made by the API")
     model: str = Field(description="Directory or Hugging Face id of a causal language model")
     model_revision: str | None = Field(default=None, description="Git revision of a hub model")
@@ -158,7 +158,7 @@ def parse_run_config(raw: Any) -> RunConfig:
     """Return the validated config.
 
     Raises:
-        UserError: One sentence for each thing that is wrong, with the nearest known key for an unknown one.
+        UserError: One sentence for each problem, with the nearest known key for an unknown one.
     """
     try:
         return RunConfig.model_validate(raw)
@@ -173,11 +173,11 @@ _TABLES: Mapping[int | str, tuple[Mapping[str, FieldInfo], Mapping[str, str]]] =
     "datasets": (DatasetSource.model_fields, {}),
     "generation_kwargs": (GenerationKwargs.model_fields, INSTEAD_IN_GENERATION_KWARGS),
 }
-"""Settings of the tables inside a run, and what to write instead of others."""
+"""Settings of the tables inside a run, and what to write instead of settings they do not have."""
 
 
 def _problems(error: ValidationError) -> list[tuple[str, str]]:
-    """Return where and what, in the words of a run file; alternatives of one value make one sentence."""
+    """Return (setting, message) pairs in the terms of a run file. Alternatives of one value make one sentence."""
     found: dict[str, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False):
         where = _where(item["loc"])
@@ -187,7 +187,7 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
 
 
 def _where(loc: tuple[int | str, ...]) -> str:
-    """Return the dotted name of what is at fault, without what pydantic adds: alternatives, keys of tables."""
+    """Return the dotted name of the wrong setting, without the parts that pydantic adds: alternatives, keys of tables."""
     for depth in range(1, len(loc)):
         field = _settings_beside(loc[:depth])[0].get(str(loc[depth - 1]))
         if field is not None and _has_alternatives(field.annotation):
@@ -199,7 +199,7 @@ def _where(loc: tuple[int | str, ...]) -> str:
 
 
 def _settings_beside(loc: tuple[int | str, ...]) -> tuple[Mapping[str, FieldInfo], Mapping[str, str]]:
-    """Return what may be set where ``loc`` is, and what to write instead of others."""
+    """Return the settings of the table that ``loc`` is in, and what to write instead of settings it does not have."""
     return _TABLES[loc[0]] if len(loc) > 1 and loc[0] in _TABLES else (RunConfig.model_fields, INSTEAD)
 
 

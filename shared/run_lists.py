@@ -1,10 +1,10 @@
-"""Which runs have not ended: those that wait for their turn, and those that the fleet serves.
+"""Lists of the runs that have not ended: queued runs, and runs that the fleet serves.
 
     created --> queued --> served (running, paused) --> on no list
 
-So that whoever follows runs looks at those it has to do with, however many wait or have ended. A list may hold a run
-too many for a moment, or after a crash until the trainer starts again, and never one too few: a run is listed before
-its record says so, and taken off after. Readers go by the record.
+A service that follows runs reads only the runs that concern it, however many are queued or have ended. A list may have
+one run too many for a moment, or after a crash until the trainer starts again. It never has one too few: a run is
+listed before its record says so, and is removed after. Readers rely on the record.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,9 +17,9 @@ _PATIENCE_S = 60.0
 
 
 def lists_of(statuses: Collection[str]) -> tuple[str, ...]:
-    """Return the keys of the lists that hold all runs with one of these statuses, in the order to read them in.
+    """Return the keys of the lists that contain all runs with these statuses, in the order in which to read them.
 
-    A run goes from the queue to those that are served, and must not be missed on its way.
+    A run moves from the queue to the served runs. In this order a reader does not miss it on the way.
     """
     found = {_LIST_OF.get(status, RUNS) for status in statuses} or {RUNS}
     return (RUNS,) if RUNS in found else tuple(key for key in (QUEUED_RUNS, SERVED_RUNS) if key in found)
@@ -50,7 +50,7 @@ class RunLists:
         created_at_s = await patiently(
             lambda: self._redis.zscore(RUNS, run_id), what="reading when the run was created", timeout_s=_PATIENCE_S
         )
-        if created_at_s is not None:  # else it was deleted
+        if created_at_s is not None:  # None: the run was deleted
             await call(
                 self._redis,
                 "headrace_list_run",
@@ -60,12 +60,12 @@ class RunLists:
             )
 
     async def leave_others(self, run_id: str, status: str, *, waits_for_room: bool) -> None:
-        """Take a run that has this status now off the lists of others."""
+        """Remove a run that now has this status from all other lists."""
         for other in {QUEUED_RUNS, SERVED_RUNS} - {_LIST_OF.get(status)}:
             await self._remove(other, run_id, waits_for_room=waits_for_room)
 
     async def mend(self, statuses: Mapping[str, str]) -> None:
-        """List each of these runs where its status says, and nowhere else.
+        """Put each of these runs on the list of its status, and on no other.
 
         Raises:
             NoRoomError: The disk of Redis is full.

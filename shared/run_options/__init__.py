@@ -1,1 +1,1 @@
-"""The options of a run by subject, each with the checks that concern it alone; run_config.py puts them together."""
+"""The options of a run by subject, each module with the checks of its own options; run_config.py combines them."""

@@ -1,4 +1,4 @@
-"""What is trained on: data sets, the columns of their rows, prompts, and what is evaluated on.
+"""Options about data: data sets, the columns of their rows, prompts, and evaluation.
 
 Names are those of TRL's ``ScriptArguments``, and in a mixture those of its ``DatasetConfig``. docs/datasets.md explains
 them with examples.
@@ -41,18 +41,18 @@ class DatasetSource(Section):
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file on this machine, and not one on the hub."""
+        """Whether it is a file on this machine, not a data set on the hub."""
         return self.path.endswith(LOCAL_SUFFIXES)
 
     def same_rows_as(self, other: "DatasetSource") -> bool:
-        """Whether both are the same rows, however they are renamed."""
+        """Whether both have the same rows, however their columns are renamed."""
         if PurePath(self.path) != PurePath(other.path):
             return False
         return self.is_file or (self.name, self.split) == (other.name, other.split)
 
 
 class DataOptions(Section):
-    """Options of dataset.py and prompt_encoder.py of the trainer."""
+    """Options of the trainer's dataset.py and prompt_encoder.py."""
 
     datasets: list[DatasetSource] | None = Field(
         default=None, min_length=1, max_length=64, description="Several data sets, mixed; instead of dataset_name"
@@ -110,7 +110,7 @@ class DataOptions(Section):
     @field_validator("dataset_name")
     @classmethod
     def _one_way_to_name_the_data(cls, name: str | None, info: ValidationInfo) -> str | None:
-        if "datasets" not in info.data:  # it was refused itself
+        if "datasets" not in info.data:  # `datasets` itself was refused
             return name
         if not name and not info.data["datasets"]:
             raise ValueError(
@@ -180,7 +180,7 @@ class DataOptions(Section):
         return self
 
     def _configurations_and_splits(self) -> Iterator[tuple[str, str | None, str]]:
-        """Yield setting, value where one was chosen, and the data set it is of."""
+        """Yield each setting, its value (None if it was not chosen), and the data set that it belongs to."""
         train_split = self.dataset_train_split if self.dataset_train_split != "train" else None
         yield "dataset_config", self.dataset_config, self.dataset_name or ""
         yield "dataset_train_split", train_split, self.dataset_name or ""
@@ -221,7 +221,7 @@ class DataOptions(Section):
         return self
 
     def train_sources(self) -> dict[str, DatasetSource]:
-        """Return the data sets that are trained on, by the name of the setting that names them."""
+        """Return the data sets for training, by the name of the setting that names them."""
         if self.datasets is not None:
             return {f"datasets.{number}": source for number, source in enumerate(self.datasets)}
         name = self.dataset_name or ""

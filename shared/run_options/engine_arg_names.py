@@ -1,6 +1,6 @@
-"""The names that the `vllm:` section of a run file may use, each read up in vLLM 0.32: none has code or files loaded.
+"""The names that a run file's `vllm:` section may use. Each was read up in vLLM 0.32: none loads code or files.
 
-What is not here is refused (engine_args.py), so what a later vLLM brings is, until somebody has looked at it.
+Every other name is refused (engine_args.py), so a later vLLM's new arguments are refused until they have been read up.
 tests/generator/test_engine_arg_names.py compares with vLLM. The lists are grouped as vLLM's are.
 """
 
@@ -92,7 +92,7 @@ TABLES: Final = {
         "linear", "moe", "ignore", "targets",
     }),
 }  # fmt: skip
-"""Keys of those that are tables; a config of vLLM has further ones, which name code or files."""
+"""Keys of the arguments that are tables. vLLM's configs have more keys, which name code or files."""
 
 SPECULATIVE_METHODS: Final = frozenset({
     "ngram", "ngram_gpu", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "dflash", "dspark",
@@ -102,7 +102,7 @@ SPECULATIVE_METHODS: Final = frozenset({
     "bailing_hybrid_mtp", "kimi_k3_mtp", "pangu_ultra_moe_mtp", "step3p5_mtp", "hy_v3_mtp", "hy_v4_mtp", "gemma4_mtp",
     "inkling_mtp", "glm5_next_mtp",
 })  # fmt: skip
-"""Methods of speculative_config that load no code; drafts come from a model's weights or from the text itself."""
+"""Methods of speculative_config that load no code. Drafts come from a model's weights or from the text itself."""
 
 MODEL_FREE_METHODS: Final = frozenset({"ngram", "[ngram]"})
-"""What vLLM takes for a method where it is given as the model."""
+"""Values that vLLM takes for a method if they are given as the model."""

@@ -1,10 +1,10 @@
-"""Who may set which of vLLM's engine arguments, and why not. Pure: the run API has no vLLM.
+"""Decides who may set which of vLLM's engine arguments, and gives the reason. Pure: the run API has no vLLM.
 
     headrace's own    <    the run's `vllm:` section    <    HEADRACE_ENGINE_ARGS of a replica
 
-The later one wins. A run sets what engine_arg_names.py lists and nothing else. What is RESERVED is headrace's in both
-places; what is the OPERATORS' depends on the machine, names files there, or has code loaded from them, and whoever may
-submit a run may not run code on the generators.
+The later one wins. A run may set only the arguments in engine_arg_names.py. RESERVED arguments may be set in neither
+place. OPERATORS' arguments depend on the machine, name files there, or load code, so a run may not set them: a user who
+may submit a run may not run code on the generators.
 """
 
 from collections.abc import Iterable, Mapping
@@ -157,7 +157,7 @@ OPERATORS_ENGINE_ARGS = {
     "collect_detailed_traces": _LOG,
     "hf_token": _SECRET,
 }
-"""The same for arguments of HEADRACE_ENGINE_ARGS alone."""
+"""The same for arguments that only HEADRACE_ENGINE_ARGS may set."""
 
 
 _OPERATORS_MAY = "whoever runs the generators can set it in HEADRACE_ENGINE_ARGS"
@@ -165,7 +165,7 @@ _SPECULATION = {"spec_method": "method", "spec_model": "model"}
 
 
 def why_not_in_a_run(name: str, args: Mapping[str, Any]) -> str | None:
-    """Return why a run may not set the argument ``name`` of ``args`` as it does, None if it may."""
+    """Return why a run may not set the argument ``name`` to its value in ``args``; None if it may."""
     if name in OPERATORS_ENGINE_ARGS:
         return f"{OPERATORS_ENGINE_ARGS[name]}; {_OPERATORS_MAY}"
     if why := why_not_at_all(name, args):
@@ -181,7 +181,7 @@ def why_not_in_a_run(name: str, args: Mapping[str, Any]) -> str | None:
 
 
 def why_not_at_all(name: str, args: Mapping[str, Any]) -> str | None:
-    """Return why nobody may set the argument ``name`` of ``args`` as it is, None if there is no reason."""
+    """Return why neither a run nor an operator may set ``name`` to its value in ``args``; None if they may."""
     if name in RESERVED_ENGINE_ARGS:
         return RESERVED_ENGINE_ARGS[name]
     if name == "speculative_config" and isinstance(args[name], dict):
@@ -202,7 +202,7 @@ def _why_not_this_table(name: str, table: Any) -> str | None:
 
 
 def _why_not_this_speculation(content: Mapping[str, Any]) -> str | None:
-    """Judge ``method`` and ``model``: without a method, vLLM imports a model that is named like a Python class."""
+    """Check ``method`` and ``model``. Without a method, vLLM imports a model that is named like a Python class."""
     method, model = content.get("method"), content.get("model")
     if method is not None and not (isinstance(method, str) and method in SPECULATIVE_METHODS):
         return f"of its methods a run may use {', '.join(sorted(SPECULATIVE_METHODS))}; {_OPERATORS_MAY}"
@@ -212,12 +212,12 @@ def _why_not_this_speculation(content: Mapping[str, Any]) -> str | None:
 
 
 def _is_surely_a_model(model: Any) -> bool:
-    """Whether vLLM takes it for a repository, a path, or no model at all, never for a class."""
+    """Whether vLLM takes the value for a repository, a path, or no model at all, and never for a class."""
     return isinstance(model, str) and ("/" in model or model in MODEL_FREE_METHODS)
 
 
 def _as_vllm_reads(key: str) -> str:
-    """Return the key of speculative_config that vLLM makes of this one."""
+    """Return the key that vLLM makes of a key of speculative_config."""
     return key.replace("-", "_")
 
 

@@ -1,7 +1,8 @@
-"""What to write instead of options that TRL's users know and a run does not have.
+"""Hints for users of TRL: what to write instead of options that a run does not have.
 
-Every option of TRL's ``GRPOConfig`` is a setting of a run under the same name, or in one of the two tables here, which
-are hints for whoever writes one and a section of docs/run-file.md. A test in tests/conformance compares them with TRL.
+Every option of TRL's ``GRPOConfig`` is a setting of a run under the same name, or is in one of the two tables here. The
+tables are hints in error messages, and a section of docs/run-file.md. A test in tests/conformance compares them with
+TRL.
 """
 
 from collections.abc import Mapping
@@ -67,7 +68,7 @@ ELSEWHERE: Mapping[str, str] = {
     "trackio_bucket_id": _TRACKIO,
     "trackio_static_space_id": _TRACKIO,
 }
-"""TRL's option to what does the same here."""
+"""TRL's option to the setting that does the same here."""
 
 _ENGINE = "the generator is vLLM always; engine arguments of a run go into its table vllm, such as max_num_seqs"
 _PLACE = "every run has a directory of its own, and goes on from its newest checkpoint by itself"
@@ -145,7 +146,7 @@ ABSENT: Mapping[str, str] = {
     "skip_memory_metrics": "memory is logged always",
     "logging_nan_inf_filter": "a loss that is not finite ends the run, with the batch kept",
 }
-"""TRL's option to why a run has nothing of the kind."""
+"""TRL's option to the reason why a run has no such option."""
 
 OF_VLLM: Mapping[str, str] = {
     "stop": "set generation_kwargs: {stop: [...]}",
@@ -156,7 +157,7 @@ OF_VLLM: Mapping[str, str] = {
     "max_num_seqs": _ENGINE,
     "gpu_memory_utilization": _ENGINE,
 }
-"""What vLLM's users may write outside the tables of its arguments."""
+"""Options that vLLM's users may write outside the tables for vLLM's arguments."""
 
 INSTEAD: Mapping[str, str] = {**ELSEWHERE, **ABSENT, **OF_VLLM}
-"""What a run has no setting of, to a clause that follows "there is no such setting; "."""
+"""Every setting that a run does not have, to a clause that follows "there is no such setting; "."""

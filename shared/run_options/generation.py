@@ -1,7 +1,7 @@
-"""How completions are sampled, and by what engine. docs/engine.md explains them.
+"""Options about sampling and the engine. docs/engine.md explains them.
 
-What the trainer recomputes is the policy at ``temperature``. Every other restriction of what is sampled makes the
-generator's distribution another one; its logprobs are what is recorded, and importance sampling sees the difference.
+The trainer recomputes the policy at ``temperature``. Every other restriction of sampling gives the generator another
+distribution. Its logprobs are recorded, and importance sampling sees the difference.
 """
 
 from typing import Any, Self, cast
@@ -43,11 +43,11 @@ INSTEAD_IN_GENERATION_KWARGS = {
     "structured_outputs_regex": "the setting is vllm_structured_outputs_regex, outside generation_kwargs",
     "guided_decoding": "the setting is structured_outputs",
 }
-"""Arguments of SamplingParams, and of transformers, to a clause that follows "there is no such setting; "."""
+"""Arguments of SamplingParams and of transformers, to a clause that follows "there is no such setting; "."""
 
 
 class GenerationKwargs(Section):
-    """What TRL's ``generation_kwargs`` hands on to vLLM's SamplingParams, as far as it can be trained on."""
+    """The arguments of TRL's ``generation_kwargs`` for vLLM's SamplingParams, as far as they can be trained on."""
 
     stop: str | list[str] | None = Field(
         default=None, description="Strings that end a completion; they stay at its end, in ids and in text"
@@ -86,7 +86,7 @@ class GenerationKwargs(Section):
 
 
 class GenerationOptions(Section):
-    """Options of engine.py and generation_loop.py of the generator."""
+    """Options of the generator's engine.py and generation_loop.py."""
 
     # Generation
     num_generations: int = Field(default=8, ge=2, le=1024, description="Completions a prompt")
@@ -142,18 +142,18 @@ class GenerationOptions(Section):
         return self
 
     def structured_outputs(self) -> dict[str, Any] | None:
-        """Return the arguments of vLLM's StructuredOutputsParams, None without a constraint."""
+        """Return the arguments of vLLM's StructuredOutputsParams; None without a constraint."""
         if self.vllm_structured_outputs_regex is not None:
             return {"regex": self.vllm_structured_outputs_regex}
         kwargs = self.generation_kwargs
         return None if kwargs is None else kwargs.structured_outputs
 
     def asks_for_more_of_vllm(self) -> bool:
-        """Return whether anything is set that only vLLM itself can judge."""
+        """Return whether anything is set that only vLLM can check."""
         return bool(self.vllm or self.generation_kwargs or self.vllm_structured_outputs_regex is not None)
 
     def restrictions(self) -> list[str]:
-        """Return the settings, but for temperature, that keep tokens of the policy from being sampled as it would."""
+        """Return the settings, except temperature, that keep the policy's tokens from being sampled as it would."""
         kwargs = self.generation_kwargs or GenerationKwargs()
         is_set = {
             "top_p": self.top_p < 1,
@@ -169,7 +169,7 @@ class GenerationOptions(Section):
 
 
 def _check_depth(value: Any) -> None:
-    """Raise ValueError if tables and lists nest deeper than anything does that vLLM takes."""
+    """Raise ValueError if tables and lists nest deeper than any value that vLLM takes."""
     level: list[Any] = [value]
     for _ in range(_DEEPEST):
         inner: list[Any] = []

@@ -1,4 +1,4 @@
-"""What is kept and told: checkpoints, the hub, logs and reports."""
+"""Options about what is kept and reported: checkpoints, the hub, logs and trackers."""
 
 import re
 from typing import Any, Literal, Self
@@ -12,7 +12,7 @@ _MAX_REPO_ID = 96
 
 
 class KeepingOptions(Section):
-    """Options of checkpoint.py, export.py, run_log.py and reports.py of the trainer."""
+    """Options of the trainer's checkpoint.py, export.py, run_log.py and reports.py."""
 
     save_steps: int = Field(
         default=10, ge=1, description="Optimizer steps between checkpoints, which are written while training goes on"
@@ -102,5 +102,5 @@ class KeepingOptions(Section):
 
 
 def _is_hub_name(name: str) -> bool:
-    """Whether the hub takes it for a repository or its owner: huggingface_hub's validate_repo_id."""
+    """Whether the hub takes the name for a repository or its owner: huggingface_hub's validate_repo_id."""
     return _HUB_NAME.fullmatch(name) is not None and "--" not in name and ".." not in name and not name.endswith(".git")
