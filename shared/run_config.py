@@ -187,7 +187,7 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
 
 
 def _where(loc: tuple[int | str, ...]) -> str:
-    """Return the dotted name of the wrong setting, without the parts that pydantic adds: alternatives, keys of tables."""
+    """Return the dotted name of the wrong setting, without what pydantic adds to it: alternatives, keys of tables."""
     for depth in range(1, len(loc)):
         field = _settings_beside(loc[:depth])[0].get(str(loc[depth - 1]))
         if field is not None and _has_alternatives(field.annotation):
