@@ -1,15 +1,15 @@
 """Bodies of the weight push over HTTP, trainer to generator. The diagram is in weight_sender.py.
 
-    GET  /internal/v1/weights           -> ReplicaInfo     who are you, what do you hold
-    POST /internal/v1/weights/join      JoinRequest        -> ReplicaInfo    once the communicator stands
+    GET  /internal/v1/weights           -> ReplicaInfo     the replica's state
+    POST /internal/v1/weights/join      JoinRequest        -> ReplicaInfo    once the communicator is complete
     POST /internal/v1/weights/begin     BeginRequest       -> ReplicaInfo    once it receives; decoding goes on
     POST /internal/v1/weights/commit    CommitRequest      -> CommitReply    once loaded, read back, and probed
     POST /internal/v1/weights/abort     AbortRequest       -> ReplicaInfo    once the half-done update is fenced off
     POST /internal/v1/weights/sleep     SleepRequest       -> ReplicaInfo    once the engine's GPU memory is free
 
-Every body names the run and the communicator epoch; a generator answers 409 to another run or an older epoch. A number
-is one that can be: versions and epochs that lineage.py can count to, sizes that a machine can have, times that are
-finite, shapes without negative sides.
+Every request names the run and the communicator epoch. A generator answers 409 to another run or an older epoch.
+Numbers are limited to possible values: versions and epochs that lineage.py can count to, sizes that a machine can have,
+finite times, shapes without negative sides.
 """
 
 import math
@@ -23,7 +23,7 @@ from shared.weight_places import MAX_BYTES, DiskPlace, IpcBuffer
 
 WEIGHTS_PATH = "/internal/v1/weights"
 NOT_READY = "/problems/not-ready"
-"""Problem type of a generator that has no engine, or one that is stuck: it cannot take part."""
+"""Problem type of a generator that cannot take part: it has no engine, or its engine is stuck."""
 Transport = Literal["gloo", "nccl", "ipc", "disk", "simulated"]
 Encoding = Literal["full", "delta"]
 
@@ -41,13 +41,13 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class ControlBody(BaseModel):
-    """Strict, frozen, no unknown keys, no NaN."""
+    """A strict, frozen body. Unknown keys and NaN are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ReplicaInfo(ControlBody):
-    """What a generator replica says of itself."""
+    """The state of a generator replica."""
 
     replica_id: str
     run_id: str | None
@@ -103,7 +103,7 @@ class JoinRequest(ControlBody):
 
 
 class BeginRequest(ControlBody):
-    """Start to receive ``policy_version``. Answered once the parameters are known to be the model's, all of them."""
+    """Start to receive ``policy_version``. Answered once the parameters are known to be exactly the model's."""
 
     run_id: str
     epoch: Epoch
@@ -133,7 +133,7 @@ class BeginRequest(ControlBody):
 
 
 class Probe(ControlBody):
-    """A prompt, and what the trainer's own copy of the pushed weights makes of it."""
+    """A prompt, and the logprobs that the trainer's own copy of the pushed weights gives it."""
 
     token_ids: list[TokenId] = Field(min_length=2, fail_fast=True)
     logprobs: list[Annotated[float, Field(le=MAX_LOGPROB)]] = Field(
@@ -150,7 +150,7 @@ class Probe(ControlBody):
 
 
 class CommitRequest(ControlBody):
-    """Load what was received, read the version back, go on decoding, and score the probe."""
+    """Load the received weights, read the version back, resume decoding, and score the probe."""
 
     run_id: str
     epoch: Epoch
@@ -161,7 +161,7 @@ class CommitRequest(ControlBody):
 
 
 class CommitReply(ControlBody):
-    """The replica samples from ``policy_version``, and what it samples is handed on; unless the probe failed."""
+    """The replica samples from ``policy_version``. Its samples are published unless the probe failed."""
 
     replica_id: str
     policy_version: PolicyVersion = Field(description="Read back from the engine")
@@ -178,12 +178,12 @@ class CommitReply(ControlBody):
 
     @property
     def is_verified(self) -> bool:
-        """Whether what the weights sample is handed on."""
+        """Whether samples of these weights are published."""
         return self.probe_failure is None
 
 
 class AbortRequest(ControlBody):
-    """Give the update up: leave the communicator, and wait for the next epoch. What was served before is served on."""
+    """Give up the update: leave the communicator, and wait for the next epoch. The old weights are served as before."""
 
     run_id: str
     epoch: Epoch
@@ -191,7 +191,7 @@ class AbortRequest(ControlBody):
 
 
 class SleepRequest(ControlBody):
-    """Hold decoding, and give the engine's GPU memory away until the next begin."""
+    """Hold decoding, and release the engine's GPU memory until the next begin."""
 
     run_id: str
     epoch: Epoch

@@ -1,8 +1,8 @@
-"""Body of the question whether vLLM would serve a run, from the run API to any live generator.
+"""Bodies of the check whether vLLM would serve a run. The run API asks any live generator.
 
     POST /internal/v1/engine/check    EngineCheck -> EngineVerdict
 
-Only a generator has vLLM, and only vLLM knows what its options mean.
+Only generators have vLLM, and only vLLM knows what its options mean.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ class EngineProblem(BaseModel):
 
 
 class EngineVerdict(BaseModel):
-    """What vLLM says; no errors is yes."""
+    """vLLM's verdict. No errors means yes."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 

@@ -5,11 +5,11 @@
      +-- MessageError         a stream entry that cannot be decoded or is inconsistent; buried
      +-- StateLostError       Redis no longer holds the run (wiped, or failed over to an empty server)
      +-- FencedError          a newer trainer incarnation has taken over this run; this one must exit
-     +-- PushError            a weight push failed; the run goes on with whoever is alive
+     +-- PushError            a weight push failed; the run goes on with the live replicas
      +-- UnavailableError     a peer could not be reached within its deadline
-          +-- NoRoomError     Redis answers and refuses what needs room: its memory or its disk is full
+          +-- NoRoomError     Redis answers, but refuses what needs room: its memory or its disk is full
 
-Foreign errors are translated once, at the seam where they appear, ``from error``.
+Errors of other libraries are translated once, where they appear, with ``from error``.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ class HeadraceError(Exception):
 
 
 class UserError(HeadraceError):
-    """Something the caller wrote is wrong, and the message says what to do about it.
+    """The caller's input is wrong. The message says what to do about it.
 
     Args:
         message: What happened and what to do.
-        field: Dotted name of the setting at fault, if there is one.
-        problems: (field, message) of each thing that is wrong, where ``message`` sums up several.
+        field: Dotted name of the wrong setting, if there is one.
+        problems: (field, message) pairs, one for each problem, if ``message`` sums up several.
     """
 
     def __init__(self, message: str, *, field: str | None = None, problems: Sequence[tuple[str, str]] = ()) -> None:
@@ -35,7 +35,7 @@ class UserError(HeadraceError):
 
 
 class MessageError(HeadraceError):
-    """A stream entry is malformed. It will never get better, so its consumer buries it."""
+    """A stream entry is malformed. A retry cannot help, so its consumer buries it."""
 
 
 class StateLostError(HeadraceError):
@@ -55,4 +55,4 @@ class UnavailableError(HeadraceError):
 
 
 class NoRoomError(UnavailableError):
-    """Redis has no room for what was asked; the message says what makes some. Asking again at once is no better."""
+    """Redis has no room for a request. The message says how to make room. An immediate retry does not help."""

@@ -1,4 +1,4 @@
-"""Tells whether a file is another one than before: keys and certificates are replaced while services run."""
+"""Detects that a file was replaced. Keys and certificates are replaced while services run."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ FileMark = tuple[int, ...]
 
 
 def mark_of(path: Path) -> FileMark | None:
-    """Return what changes when a file does; None if it is not there."""
+    """Return a value that changes when the file does; None if the file does not exist."""
     try:
         found = path.stat()
     except OSError:

@@ -1,10 +1,11 @@
-"""Which files of this machine a run or a request may name: those below the roots that the operator names.
+"""Decides which local files a run or a request may name: only files below the roots that the operator names.
 
     path --absolute, no "..", spelled below a root?--> links followed --still below a root?--> may be used
 
-What is spelled outside of the roots is refused without a look at it, so that a refusal says nothing of what is there.
-Without a setting the roots are what this machine has beside its operating system: the user who starts the services on a
-laptop submits the runs too, and names whatever is theirs. Never /etc, /proc, /run, /var and their like.
+A path that is spelled outside the roots is refused without a look at the file system, so a refusal does not reveal what
+exists. Without a setting, the roots are all directories of this machine except the operating system's: the user who
+starts the services on a laptop also submits the runs, and names their own files. /etc, /proc, /run, /var and the like
+are never roots.
 """
 
 import os
@@ -30,12 +31,12 @@ _MAX_ENTRIES = 100_000
 
 @dataclass(frozen=True)
 class FileRoots:
-    """Directories, and prefixes of URLs, with the setting that names them.
+    """Directories and URL prefixes that may be named, and the setting that lists them.
 
     Attributes:
-        roots: What may be used.
+        roots: The directories and URL prefixes.
         variable: The setting that names the roots.
-        is_default: Whether the setting is empty. What this machine has instead is not listed to callers.
+        is_default: Whether the setting is empty. Callers are not shown the default roots.
         except_for: Directories below a root that may not be used.
     """
 
@@ -45,10 +46,10 @@ class FileRoots:
     except_for: tuple[str, ...] = ()
 
     def require(self, path: str, *, field: str, whole: bool = False) -> None:
-        """Return if the path may be used; with ``whole``, all that is below it too.
+        """Return if the path may be used. With ``whole``, everything below it must be allowed too.
 
         Raises:
-            UserError: It may not be used. The same is said of what is there and of what is not.
+            UserError: It may not be used. Outside the roots the message is the same whether or not the path exists.
         """
         shown = path[:200]
         if "\0" in path or ".." in path.split("/"):
@@ -68,13 +69,13 @@ class FileRoots:
             raise UserError(f"{shown!r} {reason}; {self._named()}", field=field)
 
     def open(self, path: str, *, field: str) -> BinaryIO:
-        """Return a file opened for reading; where it lies is looked at once it is open.
+        """Open a file for reading. Its real location is checked when it is already open.
 
-        Nobody can put another file in its place between the look and the reading.
+        So the file cannot be replaced between the check and the reading.
 
         Raises:
-            UserError: It may not be used.
-            OSError: It cannot be opened.
+            UserError: The file may not be used.
+            OSError: The file cannot be opened.
         """
         self.require(path, field=field)
         file = open(path.removeprefix("file://"), "rb", opener=_open_at_once)  # noqa: SIM115  the caller's
@@ -103,7 +104,7 @@ class FileRoots:
         return is_inside and not any(_is_below(real, closed) for closed in self._closed())
 
     def _why_not_all_below(self, directory: str) -> str:
-        """Return what is wrong: a link in a directory leads out, or one in a directory that a link leads to."""
+        """Return what is wrong, or "": a link below the directory, or below a linked directory, leads out."""
         num_entries = 0
         waiting = [os.path.realpath(directory)]
         seen = set(waiting)
@@ -140,10 +141,10 @@ class FileRoots:
 
 
 def parse_roots(text: str) -> tuple[str, ...]:
-    """Return roots that are separated as in PATH; a URL such as s3://bucket/prefix may be among them.
+    """Return the roots in a text, separated by colons as in PATH. A root may be a URL such as s3://bucket/prefix.
 
     Raises:
-        ValueError: One of them is no absolute path and no URL.
+        ValueError: A root is neither an absolute path nor a URL.
     """
     roots = tuple(root.rstrip("/") if "://" not in root else root for root in re.split(r":(?!//)", text) if root)
     for root in roots:
@@ -154,19 +155,19 @@ def parse_roots(text: str) -> tuple[str, ...]:
 
 @cache
 def default_roots() -> tuple[str, ...]:
-    """Return the directories of this machine that are not its operating system's, and the user's own."""
+    """Return the machine's directories but the system's, plus the home, current and temporary directories."""
     found = {f"/{name}" for name in os.listdir("/") if name not in _SYSTEM and Path("/", name).is_dir()}
     found |= {os.path.expanduser("~"), os.getcwd(), tempfile.gettempdir()}
     return tuple(sorted(path for path in found if path.startswith("/") and path != "/"))
 
 
 def default_weight_roots() -> tuple[str, ...]:
-    """Return these, and any bucket that the service has credentials for."""
+    """Return the default roots and all object stores. The service's credentials limit the buckets."""
     return (*default_roots(), *_STORES)
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe is not waited for
+    return os.open(path, flags | os.O_NONBLOCK)  # does not wait for the other end of a pipe
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -1,28 +1,28 @@
 #!lua name=headrace
--- Every change that must be all or nothing. Loaded as a Redis FUNCTION library by redis_connection.py.
+-- Every change that must be atomic. Loaded as a Redis FUNCTION library by redis_connection.py.
 --
 --   admit       dataset -> prompts       once per group id, fenced by the trainer's epoch
---   readmit     the same for a group that was acked after the checkpoint now resumed from
---   withdraw    prompts -> nowhere       what nobody has sampled, fenced by the trainer's epoch
+--   readmit     the same for a group that was acked after the checkpoint from which the run resumes
+--   withdraw    prompts -> nowhere       removes unsampled groups, fenced by the trainer's epoch
 --   hand_off    one stream -> the next   publish downstream (first result wins) and ack upstream
 --   settle      ack and delete           fenced by the trainer's epoch
---   take_over   a new epoch: whoever holds an older one is fenced
---   require     the version generators must hold, fenced by the trainer's epoch
---   write_run   fields of the run's record; what a trainer writes is fenced by its epoch
---   ask         what is wanted of the run
---   point       the run that the generator fleet serves
---   list_run    a run on a list of runs
---   bury        a stream -> dead         only by whoever still owns the entry
+--   take_over   begins a new epoch       trainers with an older epoch are fenced
+--   require     sets the version generators must hold, fenced by the trainer's epoch
+--   write_run   writes fields of the run's record; a trainer's writes are fenced by its epoch
+--   ask         sets the desired state of the run
+--   point       sets the run that the generator fleet serves
+--   list_run    adds a run to a list of runs
+--   bury        a stream -> dead         only by the consumer that still owns the entry
 --   replay      dead -> the stream it died on
---   renew / alive / reclaim              leases: an entry is reclaimed because its consumer is dead, not slow
---   share                                how many prompts there are, for how many generators, of which version
+--   renew / alive / reclaim              leases: an entry is reclaimed if its consumer is dead, not if it is slow
+--   share                                returns the number of prompts, of generators, and the required version
 --
--- Times are the server's clock. A clock step can reclaim healthy work; that costs work, never correctness,
--- because the second result of a group is dropped by hand_off.
+-- Times are the server's clock. A clock step can cause healthy work to be reclaimed. That costs work, never
+-- correctness, because hand_off drops the second result of a group.
 --
--- A full server lets through settle and withdraw, which make room; take_over and write_run, without which no trainer gets to it, and
--- which overwrite; ask, point and list_run, by which a run is paused, stopped or given its turn; renew, which keeps those
--- alive who wait; and alive, which reads.
+-- A full server still runs these functions (allow-oom, no-writes): settle and withdraw, which make room; take_over and
+-- write_run, which a trainer needs before it can make room, and which overwrite; ask, point and list_run, which pause,
+-- stop or start a run; renew, which keeps waiting consumers alive; and alive, which only reads.
 
 local function fence(epoch_key, mine)
   local current = tonumber(redis.call('GET', epoch_key) or '0')
@@ -69,7 +69,7 @@ redis.register_function('headrace_readmit', function(keys, args)
 end)
 
 -- keys: epoch prompts started seen:prompts   args: epoch consumer_group (entry_id group_id)...
--- Not what was handed off a moment ago: that was sampled.
+-- Skips groups that were handed off meanwhile: they have been sampled.
 redis.register_function{function_name='headrace_withdraw', flags={'allow-oom'}, callback=function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
   if refused then return refused end
@@ -99,7 +99,7 @@ redis.register_function('headrace_hand_off', function(keys, args)
 end)
 
 -- keys: epoch stream started seen...   args: epoch consumer_group (entry_id group_id)...
--- Settled ids leave the seen sets, which bounds them; a late duplicate that slips in is dropped by the trainer's ledger.
+-- Settled ids leave the seen sets, which bounds the sets. The trainer's ledger drops a late duplicate that slips in.
 redis.register_function{function_name='headrace_settle', flags={'allow-oom'}, callback=function(keys, args)
   local refused = fence(keys[1], args[1]) or gone(keys[2])
   if refused then return refused end
@@ -121,7 +121,7 @@ redis.register_function('headrace_require', function(keys, args)
   return 1
 end)
 
--- keys: run epoch   args: epoch (field value)...     of the run API, which nothing fences, the epoch is ''
+-- keys: run epoch   args: epoch (field value)...     the run API is not fenced: its epoch is ''
 redis.register_function{function_name='headrace_write_run', flags={'allow-oom'}, callback=function(keys, args)
   local refused = gone(keys[1])
   if args[1] ~= '' then refused = refused or fence(keys[2], args[1]) or gone(keys[2]) end
@@ -130,7 +130,7 @@ redis.register_function{function_name='headrace_write_run', flags={'allow-oom'},
   return 1
 end}
 
--- keys: run   args: desired          counts the requests to go on
+-- keys: run   args: desired          'run' also counts a request to resume
 redis.register_function{function_name='headrace_ask', flags={'allow-oom'}, callback=function(keys, args)
   local refused = gone(keys[1])
   if refused then return refused end
@@ -160,7 +160,7 @@ redis.register_function('headrace_bury', function(keys, args)
   return 1
 end)
 
--- keys: dead stream   args: dead_entry_id          puts a dead letter back where it died
+-- keys: dead stream   args: dead_entry_id          moves a dead letter back to the stream where it died
 redis.register_function('headrace_replay', function(keys, args)
   local found = redis.call('XRANGE', keys[1], args[1], args[1])
   if #found == 0 then return 0 end
@@ -179,18 +179,18 @@ redis.register_function{function_name='headrace_renew', flags={'allow-oom'}, cal
   return 1
 end}
 
--- keys: leases   args: -          names of the consumers whose lease is alive
+-- keys: leases   args: -          names of the consumers whose lease has not expired
 redis.register_function{function_name='headrace_alive', flags={'no-writes'}, callback=function(keys, args)
   return redis.call('ZRANGEBYSCORE', keys[1], now_ms(), '+inf')
 end}
 
 -- keys: prompts takers required_version   args: consumer_group replica ttl_ms
--- Counts this replica among those that share the prompts   -> {entries, unclaimed ones, replicas, required version}
+-- Counts this replica among those that share the prompts   -> {entries, unclaimed entries, replicas, required version}
 redis.register_function('headrace_share', function(keys, args)
   local refused = gone(keys[1])
   if refused then return refused end
   local now, ttl = now_ms(), tonumber(args[3])
-  -- Asked often, noted seldom: only what is written goes into the append-only file.
+  -- Called often, so written seldom: every write goes into the append-only file.
   if tonumber(redis.call('ZSCORE', keys[2], args[2]) or '0') < now + ttl * 2 / 3 then
     redis.call('ZADD', keys[2], now + ttl, args[2])
   end

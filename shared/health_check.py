@@ -1,11 +1,13 @@
-"""Asks the service in this container how it is: ``python -m shared.health_check``, for HEALTHCHECK and for probes.
+"""Checks the service in this container: ``python -m shared.health_check``, for HEALTHCHECK and for probes.
 
-Healthy is: /readyz says so, and the service takes the key that is mounted here, if there is one. A generator also is
-while it only waits for a run, a model or weights (``--or-waiting``): it has come up, and what it waits for is not its
-own to bring. More strictly, only while there is no run (``--or-idle``), for which no weights are needed.
+A service is healthy if /readyz says so and the service takes the key that is mounted here, if there is one. With
+``--or-waiting``, a generator is also healthy while it waits for a run, a model or weights: it has started, and others
+must provide those. ``--or-idle`` is stricter: without /readyz, a generator is healthy only while there is no run, for
+which no weights are needed.
 
-The key is read inside the container and shown to the service only: over TLS, to whoever has the certificate that is
-mounted here, whatever names that is for. Nothing but the standard library is imported: this runs every few seconds.
+The key is read inside the container and sent to the service only. Over TLS it is sent only to a server with the
+certificate that is mounted here; the names in that certificate are not checked. Only the standard library is imported,
+because this runs every few seconds.
 """
 
 import http.client
@@ -20,14 +22,14 @@ from typing import cast
 from shared.secret_files import read_secret
 
 NO_RUN = "no run to serve"
-"""What a generator without a run gives as its reason."""
+"""The reason that a generator without a run gives."""
 TIMEOUT_S = 4.0
-"""Of all that is asked: probes and HEALTHCHECK end this program soon after, and what it has to say would be lost."""
+"""Time limit for all requests together. Probes and HEALTHCHECK kill this program soon after, and lose its message."""
 _DEFAULT_PORT = "8000"
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status; a sentence says what is wrong."""
+    """Print what is wrong, or that all is well, and return the exit status."""
     try:
         why = why_unhealthy(or_waiting="--or-waiting" in arguments, or_idle="--or-idle" in arguments)
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -37,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
-    """Return what is wrong, or None."""
+    """Return what is wrong, or None if the service is healthy."""
     key_file = os.environ.get("HEADRACE_API_KEY_FILE", "")
     key = os.environ.get("HEADRACE_API_KEY", "")
     if key_file:
@@ -47,9 +49,9 @@ def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
     is_well = (or_waiting and body.get("phase") == "waiting") or (or_idle and body.get("reason") == NO_RUN)
     if status != 200 and not is_well:
         return str(body.get("reason") or body.get("detail") or f"/readyz: HTTP {status}")
-    if not key:  # there may be named keys only, of which no container has one
+    if not key:  # a service with named keys only: no container has one of them
         return None
-    # Any path behind the door tells whether the key opens it; this one has nothing behind it.
+    # Any path behind the door shows whether the key is accepted; this path has no route.
     status, _ = _get("/v1/", key, deadline)
     return "the service does not take the key that is mounted here; start it again" if status == 401 else None
 

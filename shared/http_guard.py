@@ -1,12 +1,13 @@
-"""Bounds what the requests of one service take: pure ASGI, behind the door (access/door.py), the same for all three.
+"""Limits the number of requests to a service, and the size and duration of their bodies.
 
     request --> [worked on: <= max_requests] --> body: max_body_bytes, body_timeout_s --> application
                             503                           413            408
 
-Probes are neither counted nor refused. For a body only waiting for the client counts: a request that is kept waiting
-here, in a queue, has as much time left after it. A client that goes away before its body is whole costs a line in the
-log and no stack trace. Errors are RFC 9457 problem+json. No service speaks websockets: the server answers a request to
-upgrade as plain HTTP, and whatever else is not HTTP is closed before it opens.
+Pure ASGI, behind the door (access/door.py); all services use it. Probes are neither counted nor refused. The time of a
+body counts only while the guard waits for the client, not while the request waits in a queue here. A client that
+disconnects before its body is complete causes one log line and no stack trace. Errors are RFC 9457 problem+json. No
+service speaks websockets: the server answers a request to upgrade as plain HTTP, and everything else that is not HTTP
+is closed before it opens.
 """
 
 import asyncio
@@ -34,9 +35,9 @@ _MAX_DIGITS = 18
 
 
 def problem(status: int, title: str, detail: str, **more: Any) -> dict[str, Any]:
-    """Return an RFC 9457 body; ``type`` is a stable relative reference made from the title.
+    """Return an RFC 9457 body. Its ``type`` is a stable relative reference made from the title.
 
-    It has the ``request_id`` of the request that is being answered, by which its lines in the log are found.
+    It contains the ``request_id`` of the current request, which is also in the request's log lines.
     """
     slug = "-".join(title.lower().split())
     if request_id := current_request_id():
@@ -59,7 +60,7 @@ class HttpGuard:
 
     Args:
         app: The application behind it.
-        limits: Number of requests; size and time of a body.
+        limits: The most requests at a time, and the largest size and duration of a body.
     """
 
     def __init__(self, app: App, limits: HttpLimits = _DEFAULTS) -> None:
@@ -104,11 +105,11 @@ class _Exchange:
         self._has_started = False
 
     async def run(self, app: App) -> None:
-        """Have the application answer, or answer for it where the body cannot be had."""
+        """Let the application answer, or answer for it if the body was refused."""
         try:
             await app(self._scope, self.receive, self.send)
         except Exception as error:
-            # What an application makes of a missing body is no mistake of ours: its client is told, or has gone.
+            # An application may fail because the body is missing. Its client has the refusal, or has gone.
             if self._refusal is None and not self._is_gone:
                 raise
             log.debug("%s %s ended with %s", self._scope["method"], self._path(), type(error).__name__)
@@ -119,7 +120,7 @@ class _Exchange:
             await reply(self._send, refusal)
 
     async def receive(self) -> Message:
-        """Return the next piece of the body; that the client is gone, where the body is not taken any further."""
+        """Return the next part of the body, or a disconnect if the body is refused or the client has gone."""
         if self._is_whole:
             return await self._receive()
         if self._num_declared > self._limits.max_body_bytes:
@@ -160,7 +161,7 @@ class _Exchange:
 
 
 def declared_length(scope: Scope) -> int:
-    """Return how long a request says its body is; -1 if it says only that there is one."""
+    """Return the length of the body in bytes that a request declares; -1 if it declares a body without a length."""
     headers = {name.lower(): value for name, value in scope["headers"]}
     if b"transfer-encoding" in headers:
         return -1

@@ -1,6 +1,6 @@
-"""Which interface of this machine has an address: NCCL wants its name, and no order of names can be relied on.
+"""Finds the network interface that has an address. NCCL needs its name, and the order of names is not reliable.
 
-An engine numbers the interfaces of a container as it likes, some of them anew at every start.
+A container engine numbers the interfaces of a container arbitrarily, and some of them differently at every start.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that has an address, or one of those of a name; None if it is another machine's.
+    """Return the interface that has an address, or an address of a name; None if it is another machine's.
 
     Raises:
         OSError: The name does not resolve.
@@ -26,7 +26,7 @@ def interface_of(address: str) -> str | None:
 
 
 def let_nccl_use(address: str, environment: MutableMapping[str, str]) -> None:
-    """Make NCCL talk over the interface of an address, unless somebody has said which, or it is loopback.
+    """Make NCCL use the interface of an address, unless NCCL_SOCKET_IFNAME is set or the interface is loopback.
 
     Raises:
         OSError: The name does not resolve.
@@ -35,13 +35,13 @@ def let_nccl_use(address: str, environment: MutableMapping[str, str]) -> None:
         return
     interface = interface_of(address)
     if interface is not None and interface != "lo":
-        environment["NCCL_SOCKET_IFNAME"] = f"={interface}"  # exactly: eth1 alone would also mean eth10
+        environment["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=" matches exactly: eth1 would also match eth10
 
 
 def _own_addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
-            # One without an address of IPv4 is refused.
+            # An interface without an IPv4 address raises an error.
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 yield name, ipaddress.IPv4Address(answer[20:24])

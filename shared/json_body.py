@@ -1,4 +1,4 @@
-"""What a route takes for JSON: a body that is declared as JSON, and is JSON. Whatever the framework.
+"""Checks that a body is declared as JSON and is JSON. Independent of the web framework.
 
 Content-Type --require_json--> body --decode_json--> value
                     415                  400, 422
@@ -9,14 +9,14 @@ from typing import Any, Final
 import msgspec
 
 MAX_NESTED: Final = 100_000
-"""Lists, tables and names in tables of one body. Numbers and text are cheap; 8 MiB of "[]," take 0.8 s to decode."""
+"""Most arrays, objects and object keys in one body. Numbers and text are cheap; 8 MiB of "[]," take 0.8 s to decode."""
 _MAX_VALUES = 2_000_000
 _MAX_TEXTS = 500_000
-"""Of a body with more signs than that, whose texts are looked through one by one."""
+"""Most strings in a body that may be over a limit: its strings must be removed, one by one, to count the rest."""
 
 
 class BodyError(Exception):
-    """What a request holds cannot be taken; the arguments are those of ``shared.http_guard.problem``."""
+    """A request's body is not accepted. The arguments are those of ``shared.http_guard.problem``."""
 
     def __init__(self, status: int, title: str, detail: str) -> None:
         super().__init__(detail)
@@ -26,22 +26,22 @@ class BodyError(Exception):
 
 
 def require_json(content_type: str) -> None:
-    """Raise BodyError 415 unless the header ``Content-Type`` says JSON."""
+    """Raise BodyError 415 unless the header ``Content-Type`` is application/json."""
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise BodyError(415, "Not JSON", "Send JSON, with the header 'Content-Type: application/json'.")
 
 
 def decode_json(body: bytes, *, max_nested: int = MAX_NESTED) -> Any:
-    """Return what the body holds: without NaN, infinities or lone surrogates, which are no JSON.
+    """Decode a JSON body. NaN, infinities and lone surrogates are refused, because they are not JSON.
 
     Raises:
-        BodyError: 400; 422 for more lists, tables and names in them than ``max_nested``.
+        BodyError: 400 if it is malformed; 422 if it has more arrays, objects and object keys than ``max_nested``.
     """
     refuse_nested(body, max_nested=max_nested)
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # They name the byte, never the content.
+        # The exceptions name the position, never the content.
         detail = f"The body is not JSON: {error}. (NaN and Infinity are not JSON either.)"
         raise BodyError(400, "Malformed JSON", detail) from error
     except RecursionError as error:
@@ -49,7 +49,7 @@ def decode_json(body: bytes, *, max_nested: int = MAX_NESTED) -> Any:
 
 
 def refuse_nested(body: bytes, *, max_nested: int = MAX_NESTED) -> None:
-    """Raise BodyError 422 for a body of more lists, tables and names than ``max_nested``; nothing is decoded."""
+    """Raise BodyError 422 if a body has more arrays, objects and keys than ``max_nested``. Nothing is decoded."""
     if not _has_more_than(body, max_nested):
         return
     detail = f"The body has more than {max_nested} lists, tables and names in tables, or {_MAX_VALUES} values."
@@ -57,7 +57,7 @@ def refuse_nested(body: bytes, *, max_nested: int = MAX_NESTED) -> None:
 
 
 def _has_more_than(body: bytes, most: int) -> bool:
-    """Whether a body has more lists, tables and names in tables; what stands in text does not count."""
+    """Whether a body has more arrays, objects and object keys than ``most``. Characters inside strings do not count."""
     if _count(body) <= most and body.count(b",") <= _MAX_VALUES:
         return False
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")

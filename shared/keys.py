@@ -1,12 +1,12 @@
-"""Names of everything headrace keeps in Redis.
+"""Names of all Redis keys of headrace.
 
     headrace:runs                      sorted set: run id by creation time
-    headrace:runs:queued               sorted set: those of them that wait for their turn (run_lists.py)
-    headrace:runs:served               sorted set: those of them that are running or paused
+    headrace:runs:queued               sorted set: runs that wait for their turn (run_lists.py)
+    headrace:runs:served               sorted set: runs that are running or paused
     headrace:current_run               the run the generator fleet serves now
-    headrace:fleet                     hash: every generator replica, run or no run -> address
-    headrace:leases:fleet              sorted set: the same by lease expiry (ms, server clock)
-    headrace:submit:HASH               what a submit with that Idempotency-Key led to; expires
+    headrace:fleet                     hash: every generator replica, with or without a run -> address
+    headrace:leases:fleet              sorted set: these replicas by lease expiry (ms, server clock)
+    headrace:submit:HASH               result of the submit with that Idempotency-Key; expires
     headrace:refusals                  hash: replica -> why it ended before it followed any run; expires
     headrace:reward_endpoints          hash: name -> specification of a reward endpoint (services/rewarder/endpoints)
     headrace:{RUN}:run                 hash: config, status, desired, num_resumes, reason, pause, progress
@@ -17,14 +17,14 @@
     headrace:{RUN}:dead                stream of dead letters
     headrace:{RUN}:seen:STREAM         set: group ids that ever entered that stream
     headrace:{RUN}:leases:CONSUMERS    sorted set: consumer by lease expiry (ms, server clock)
-    headrace:{RUN}:takers              sorted set: generators that share the prompts, by when they stop to count (ms)
+    headrace:{RUN}:takers              sorted set: generators that share the prompts, by the time they count until (ms)
     headrace:{RUN}:generators          hash: replica id -> address, and what it does before it serves
     headrace:{RUN}:refusals            hash: replica -> why it cannot serve this run
-    headrace:{RUN}:started             hash: group id -> weights by which its sampling began (lineage.py)
+    headrace:{RUN}:started             hash: group id -> weights with which its sampling began (lineage.py)
     headrace:{RUN}:required_version    the weights a generator must hold to take prompts (lineage.py)
-    headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never the authority
+    headrace:{RUN}:events              stream of telemetry for watchers; trimmed, never authoritative
 
-The run id is the hash tag, so that everything of one run lies on one node and one function call may touch all of it.
+The run id is the hash tag, so that all keys of a run are on one node and one function call may use all of them.
 """
 
 from dataclasses import dataclass
@@ -103,17 +103,17 @@ class RunKeys:
 
     @property
     def refusals(self) -> str:
-        """Hash of replica to why it cannot serve this run."""
+        """Hash of replica to the reason why it cannot serve this run."""
         return self._key("refusals")
 
     @property
     def started(self) -> str:
-        """Hash of group id to the LineageVersion by which its sampling began."""
+        """Hash of group id to the LineageVersion with which its sampling began."""
         return self._key("started")
 
     @property
     def required_version(self) -> str:
-        """What a generator must hold to take prompts: a LineageVersion."""
+        """The oldest LineageVersion that a generator may hold to take prompts."""
         return self._key("required_version")
 
     @property
@@ -122,7 +122,7 @@ class RunKeys:
         return self._key("events")
 
     def consumer_groups(self) -> tuple[tuple[str, str], ...]:
-        """(stream, consumer group) pairs that run creation makes, and nobody else."""
+        """(stream, consumer group) pairs. They are made only when a run is created."""
         return ((self.prompts, GENERATORS), (self.completions, REWARDERS), (self.scored, TRAINERS))
 
     def everything(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""Keeps a consumer's lease alive for as long as its process is.
+"""Keeps a consumer's lease alive while its process lives.
 
     lease missing or expired  ==  the consumer is dead  ==>  others may reclaim its entries
 
-The lease says nothing about how long work may take. A clean shutdown gives the lease back at once.
+A lease does not limit how long work may take. A clean shutdown gives the lease back at once.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from shared.redis_connection import Redis, call, patiently
 log = logging.getLogger(__name__)
 
 LEASE_S = 15.0
-"""How long after its last sign of life a consumer counts as dead."""
+"""Seconds without a renewal after which a consumer counts as dead."""
 
 
 @contextlib.asynccontextmanager

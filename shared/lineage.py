@@ -1,10 +1,11 @@
-"""Which weights: a policy version alone does not say, once a trainer has resumed from a checkpoint and counts again.
+"""Identifies weights. A policy version is ambiguous once a trainer has resumed from a checkpoint and counts again.
 
     incarnation 1    0 -- 1 -- 2 -- 3 -- 4            killed: 3 and 4 are lost
     incarnation 2              2 -- 3 -- 4 -- 5       resumed from step 2: other weights, under the same numbers
 
-Each incarnation of a run's trainer (the run's epoch counter in Redis) begins a lineage. Versions rise within one, and
-what a newer incarnation pushed is newer than anything of an older one, whatever the numbers. On the wire: ``2:4``.
+Each incarnation of a run's trainer (the run's epoch counter in Redis) begins a lineage. Versions rise within a lineage.
+Weights of a newer incarnation are newer than all weights of an older one, whatever their versions. On the wire a
+version is written ``2:4``.
 """
 
 import re
@@ -14,32 +15,32 @@ from shared.message_invariants import MAX_INCARNATION
 
 _EPOCH_BITS: Final = 20
 MAX_EPOCH: Final = ((MAX_INCARNATION + 1) << _EPOCH_BITS) - 1
-"""The last communicator epoch there can be."""
+"""The largest communicator epoch."""
 _ON_THE_WIRE: Final = re.compile(r"(?:([0-9]{1,8}):)?([0-9]{1,12})")
-"""As many digits as the largest incarnation and the largest policy version of message_invariants.py have."""
+"""The digits suffice for the largest incarnation and the largest policy version of message_invariants.py."""
 
 
 class LineageVersion(NamedTuple):
     """A policy version of one lineage; ordered.
 
     Attributes:
-        incarnation: Of the trainer that made it, from 1; 0 if nobody said.
-        policy_version: Optimizer steps; -1 is no weights at all.
+        incarnation: Incarnation of the trainer that made the weights, from 1; 0 if unknown.
+        policy_version: Optimizer steps; -1 means no weights at all.
     """
 
     incarnation: int
     policy_version: int
 
     def __str__(self) -> str:
-        """Return what ``parse`` reads, of any weights: NO_WEIGHTS have no name on the wire, and are not to be sent."""
+        """Return the text that ``parse`` reads. NO_WEIGHTS has no such text and must not be sent."""
         return f"{self.incarnation}:{self.policy_version}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what ``str`` made; a bare number is of incarnation 0.
+        """Parse the text that ``str`` returns. A bare number means incarnation 0.
 
         Raises:
-            ValueError: It is no version.
+            ValueError: The text is not a version.
         """
         found = _ON_THE_WIRE.fullmatch(text)
         if found is None:
@@ -47,19 +48,19 @@ class LineageVersion(NamedTuple):
         return cls(int(found[1] or 0), int(found[2]))
 
     def satisfies(self, required: "LineageVersion") -> bool:
-        """Return whether weights of this version may be sampled from where ``required`` is the oldest allowed."""
+        """Return whether these weights may be sampled from if ``required`` is the oldest version allowed."""
         return self.policy_version >= 0 and self >= required
 
 
 NO_WEIGHTS = LineageVersion(0, -1)
-"""What a generator holds before the first push; as a requirement, it is satisfied by any weights."""
+"""What a generator holds before the first push. As a requirement, any weights satisfy it."""
 
 
 def epoch_of(incarnation: int, number: int) -> int:
-    """Return the communicator epoch that is the ``number``-th, from 1, of a trainer's incarnation."""
+    """Return the communicator epoch with this ``number``, from 1, of a trainer's incarnation."""
     return (incarnation << _EPOCH_BITS) + number
 
 
 def incarnation_of(epoch: int) -> int:
-    """Return the incarnation whose communicator epoch that is."""
+    """Return the incarnation that a communicator epoch belongs to."""
     return epoch >> _EPOCH_BITS

@@ -1,10 +1,10 @@
-"""The sockets that a service listens on: open before anything slow happens, and answering at once.
+"""The sockets that a service listens on. They open before anything slow happens, and answers leave without delay.
 
     by itself                  binds HEADRACE_HOST and HEADRACE_PORT
-    `headrace up`, systemd     hands on a socket that it bound when it picked the port
+    `headrace up`, systemd     pass a socket that was bound when they picked the port
 
-A socket is handed on as systemd does it (sd_listen_fds(3)): descriptors from 3 on, named in LISTEN_FDNAMES, meant for
-the process LISTEN_PID. What a service starts inherits the variables, and neither the sockets nor the process id.
+A socket is passed as systemd does it (sd_listen_fds(3)): file descriptors from 3 on, their names in LISTEN_FDNAMES, for
+the process LISTEN_PID. Child processes of a service inherit the variables, but neither the sockets nor the process id.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ _FIRST_FD = 3
 
 
 def listening_socket(host: str, port: int, *, name: str = HTTP) -> socket.socket:
-    """Listen, so that a taken port is a sentence and not a half-started service. The caller closes it.
+    """Return a listening socket, which the caller closes. A taken port is reported before the service starts.
 
     Args:
         host: Name or address of this machine.
-        port: 0 takes any that is free.
-        name: HTTP or METRICS. A socket of this name that was handed on is used, and no other is opened.
+        port: Port number; 0 takes any free port.
+        name: HTTP or METRICS. If a socket of this name was passed to the process, it is used.
 
     Raises:
-        UserError: The port is taken, the address is not this machine's, or what was handed on is bound elsewhere.
+        UserError: The port is taken, the address is not this machine's, or the passed socket is bound elsewhere.
     """
     listener = _handed_on(name)
     try:
@@ -53,13 +53,13 @@ def listening_socket(host: str, port: int, *, name: str = HTTP) -> socket.socket
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that does not listen yet; while none does, others can bind the port in this way too.
+    """Return a bound socket that does not listen yet. Until one listens, others can bind the port in this way too.
 
-    asyncio turns Nagle's algorithm off only on sockets whose protocol is spelled out, and accepted ones take over that
-    of the one that listens. With it on, an answer's body waits for the client to acknowledge its head: 40 ms.
+    asyncio turns Nagle's algorithm off only on sockets whose protocol is spelled out, and accepted sockets inherit the
+    protocol of the listening socket. With it on, an answer's body waits 40 ms for the client to acknowledge its head.
 
     Raises:
-        OSError: Somebody listens on the port, or the address is not this machine's.
+        OSError: Another socket listens on the port, or the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -74,7 +74,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 class _HandedOn(socket.socket):
-    """A socket of which the process that handed it on has a copy: closed here, it listens nowhere."""
+    """A socket that the passing process has a copy of. Closing it here also stops the copy from listening."""
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class _HandedOn(socket.socket):
 
 
 def hold(bound: socket.socket) -> None:
-    """Listen no more, whichever process listened, and let nobody else bind the port."""
+    """Stop listening, in whichever process listened, and keep others from binding the port."""
     if bound.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         bound.shutdown(socket.SHUT_RD)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
@@ -93,7 +93,7 @@ def _handed_on(name: str) -> socket.socket | None:
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
     count = int(os.environ.get("LISTEN_FDS") or 0)
-    # systemd gives a lone socket without a name the name of its unit.
+    # systemd names a single unnamed socket after its unit.
     names = os.environ.get("LISTEN_FDNAMES", "").split(":") if count > 1 else [HTTP]
     if name not in names[:count]:
         return None

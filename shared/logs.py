@@ -1,11 +1,11 @@
-"""One line a log event: JSON for machines in a container, text for people on a terminal, its further lines indented.
+"""Writes one line per log event: JSON for machines in a container, text for people on a terminal.
 
     {"at": "2026-11-22T12:00:00.125Z", "level": "WARNING", "logger": "services.rewarder.scoring",
      "message": "reward judge: timeout: ...", "run_id": "run-...", "group_id": "00000042"}
 
-``run_id`` and ``group_id`` stand in every event that is about a run or a group, where the one who logs knows it: from
-`about`, from `about_run`, or from ``extra``, and in the reverse order if they disagree. ``request_id`` stands in every
-event that an HTTP request caused. What ``extra`` has in ``fields`` stands in a JSON event beside its message.
+In text, further lines of an event are indented. ``run_id`` and ``group_id`` are in every event about a run or a group,
+if they are known. They come from ``extra``, else from `about`, else (the run only) from `about_run`. ``request_id`` is
+in every event that an HTTP request caused. The ``fields`` of ``extra`` become keys of a JSON event.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ LogFormat = Literal["json", "text"]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)]
 
 ACCESS_LOGGER, AUDIT_LOGGER = "headrace.access", "headrace.audit"
-"""Of access/request_log.py: a line for each HTTP request, and one for each that changes something."""
+"""Loggers of access/request_log.py: a line for each HTTP request, and one for each that changes something."""
 _PYTHON_WARNING = re.compile(r"(\(.+?\) )?[^{\s]\S*\.py:\d+: \w*Warning: ")
-"""vLLM's processes put their name in front."""
+"""vLLM's processes write their name in front of it."""
 _LINE_OF_CODE = re.compile(r"(\(.+?\) )? +\S")
 _ABOUT_REQUESTS = frozenset({ACCESS_LOGGER, AUDIT_LOGGER})
 
@@ -59,9 +59,9 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Formats a record as a line for people; what it has further lines of stands below it, indented.
+    """Formats a record as a line for people. Its further lines are indented below it.
 
-    So no message, of a reward function for one, can pass for an event of its own.
+    So a message, such as a reward function's, cannot imitate another event.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -80,32 +80,32 @@ def configure_logging(level: str, *, log_format: LogFormat = "json") -> None:
     handler.setFormatter(TextLines() if log_format == "text" else JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # Who changed what is written down at every level.
+    # Changes are recorded at every log level.
     logging.getLogger(AUDIT_LOGGER).setLevel(logging.INFO)
 
 
 def configure_first_logging(environment: Mapping[str, str]) -> None:
-    """Send records to stderr before settings are read, as the environment asks: that they are wrong is an event too."""
+    """Send records to stderr before the settings are read, so that wrong settings are logged in the right format."""
     configure_logging("INFO", log_format="text" if environment.get("HEADRACE_LOG_FORMAT") == "text" else "json")
 
 
 def log_lines(log: logging.Logger, error: Exception) -> None:
-    """Log why a process ends, at every log level; of several lines each is an event, such as one a wrong variable."""
+    """Log why a process ends, at every log level. Each line of the error is one event, such as one wrong variable."""
     for line in str(error).splitlines():
         log.critical("%s", line)
 
 
 def about_run(run_id: str) -> None:
-    """Say that this process works for one run from now on, whichever thread logs; empty for none."""
+    """Set the run that all further events of this process are about, in every thread; empty for none."""
     global _run_of_process
     _run_of_process = run_id
 
 
 @contextlib.contextmanager
 def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
-    """Say what this task, and those it starts in the body, are about; what is left empty stays as it was.
+    """Set what events of this task, and of tasks that it starts in the body, are about. Empty arguments change nothing.
 
-    One that it starts for others too gets a ``contextvars.Context()`` of its own: it would log in this name for ever.
+    A task that it starts for other users too needs its own ``contextvars.Context()``: it would keep this name for ever.
     """
     tokens = [(name, name.set(value)) for name, value in ((_run_of_task, run_id), (_group_of_task, group_id)) if value]
     try:
@@ -116,9 +116,9 @@ def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
 
 
 def last_message(lines: Sequence[str]) -> str:
-    """Return what a process said last, to tell why it ended; empty if it said nothing.
+    """Return the last message of a process, to tell why it ended; empty if there is none.
 
-    Python's warnings are passed over: multiprocessing warns of what a killed process left, after the last words.
+    Python's warnings are skipped: multiprocessing warns of leftovers of a killed process after its last message.
     """
     said, is_below_warning = "", False
     for line in lines:
@@ -133,9 +133,9 @@ def last_message(lines: Sequence[str]) -> str:
 
 
 def message_of(line: str) -> str:
-    """Return what a line of a log says, in either format; a line of anybody else as it is.
+    """Return the message in a log line of either format. A line in another format is returned unchanged.
 
-    A line about a request says nothing of the process that answered it: empty.
+    A line about a request gives "", because it tells nothing about the process that answered.
     """
     line = line.strip()
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):

@@ -1,35 +1,36 @@
-"""What holds of every message that was decoded: written down once, here. messages.py refuses all others.
+"""The rules for every decoded message. They are written only here; messages.py refuses all other messages.
 
-Of a field, by its type:
+Fields, by their type:
 
-    policy version, incarnation     0 to 10^12 - 1, and to 10^8 - 1: what a version's directory has digits for
+    policy version, incarnation     0 to 10^12 - 1, and to 10^8 - 1: the digits in the name of a version's directory
     time, duration                  0 to 10^11 seconds: finite, and not milliseconds
     value, weight, component        a finite number
     num_generations                 1 to 1,024, as in a run file
     group id                        letters, digits, ``.``, ``_`` and ``-``: it becomes part of file names
 
-Of a prompt group:
+A prompt group:
 
-    prompt ids are at least one, whole, and not negative
-    columns are made of None, bool, int, float, str, bytes, datetimes, lists and maps from text, 32 deep at most
+    there is at least one prompt id; prompt ids are whole and not negative
+    columns consist of None, bool, int, float, str, bytes, datetimes, lists and maps from text, at most 32 levels deep
 
-Of a completed group besides:
+A completed group, in addition:
 
-    it has num_generations rollouts, of its own group id, whose branches are 0 to num_generations - 1, each once
-    token ids are not negative, one a mask entry, and begin with the prompt ids; none of these was sampled
+    it has num_generations rollouts of its own group id; their branches are 0 to num_generations - 1, each once
+    rollout ids are unique
+    token ids are not negative; there is one for each mask entry; they begin with the prompt ids, which are not sampled
     the mask is 0 or 1, and marks at least one token as sampled
-    logprobs are one a sampled token, at most 0 (1e-3 is allowed, for rounding), never infinite; NaN is one that the
-    generator could not tell, and at least one of a rollout is a number
-    version spans tile the sampled tokens in order, none of them empty
-    turns are in order, not empty, do not overlap, lie within the tokens, and hold every sampled token
+    there is one logprob for each sampled token. It is at most 0 (1e-3 is allowed, for rounding) and not infinite. NaN
+    means that the generator does not know it; at least one logprob of a rollout is a number
+    version spans tile the sampled tokens in order, and none is empty
+    turns are in order, are not empty, do not overlap, lie within the tokens, and contain every sampled token
     nothing is scored yet
 
-Of a scored group instead of the last:
+A scored group, instead of the last rule:
 
-    every rollout has outcomes of the same functions with the same weights, in the same order, one at least
+    every rollout has outcomes of the same functions with the same weights, in the same order, at least one
     an outcome has a value if and only if it is ``scored``
 
-What a run knows besides (its vocabulary, its steps) is asked of the run, in services/trainer/loop/trainable.py.
+Limits that only the run knows (its vocabulary, its steps) are checked in services/trainer/loop/trainable.py.
 """
 
 import math
@@ -51,7 +52,7 @@ MAX_POLICY_VERSION: Final = 10**12 - 1
 MAX_INCARNATION: Final = 10**8 - 1
 _MAX_SECONDS: Final = 1e11
 MAX_LOGPROB: Final = 1e-3
-"""In nats; what rounding makes of 0."""
+"""In nats. Rounding can raise a logprob of 0 this far."""
 _MAX_DEPTH: Final = 32
 _LARGEST: Final = float(np.finfo(np.float64).max)
 
@@ -69,7 +70,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes, datetime})
 
 
 def check_prompt(group: "PromptGroup") -> None:
-    """Raise MessageError unless what is said of prompt groups above holds."""
+    """Raise MessageError unless the rules above for prompt groups hold."""
     where = f"group {group.group_id}"
     if len(group.prompt_ids) % 4:
         raise MessageError(f"{where} has {len(group.prompt_ids)} bytes of prompt ids")
@@ -79,7 +80,7 @@ def check_prompt(group: "PromptGroup") -> None:
 
 
 def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None:
-    """Raise MessageError unless what is said of completed groups above holds, whether scored or not."""
+    """Raise MessageError unless the rules above for completed groups hold, except the rule about scores."""
     num_prompt, rest = divmod(len(prompt.prompt_ids), 4)
     if rest:
         raise MessageError(f"group {prompt.group_id} has {len(prompt.prompt_ids)} bytes of prompt ids")
@@ -94,7 +95,7 @@ def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None
     unsampled = bytes(num_prompt)
     for rollout in rollouts:
         _check_rollout(rollout, prompt, unsampled)
-    # Asked of all of them at once, as numpy takes as long for one; a NaN is neither.
+    # One call for all rollouts: numpy takes as long for one. With a NaN the comparison fails, and each is checked.
     if unpack_ids(b"".join([rollout.token_ids for rollout in rollouts])).min() < 0:
         raise MessageError(f"group {prompt.group_id} has a negative token id")
     logprobs = unpack_logprobs(b"".join([rollout.logprobs for rollout in rollouts]))
@@ -104,14 +105,14 @@ def check_rollouts(prompt: "PromptGroup", rollouts: Sequence["Rollout"]) -> None
 
 
 def check_unscored(rollouts: Sequence["Rollout"]) -> None:
-    """Raise MessageError if anything is scored already."""
+    """Raise MessageError if any rollout is scored already."""
     for rollout in rollouts:
         if rollout.rewards:
             raise _wrong(rollout, "has rewards, although it was not scored yet")
 
 
 def check_rewards(rollouts: Sequence["Rollout"]) -> None:
-    """Raise MessageError unless what is said of scored groups above holds."""
+    """Raise MessageError unless the rules above for scored groups hold."""
     first = rollouts[0].rewards
     if not first:
         raise _wrong(rollouts[0], "has no outcome of a reward function")
@@ -134,7 +135,7 @@ def _check_rollout(rollout: "Rollout", prompt: "PromptGroup", unsampled: bytes) 
     if not (rollout.token_ids.startswith(prompt.prompt_ids) and mask.startswith(unsampled)):
         raise _wrong(rollout, "does not begin with the prompt of its group, or marks it as sampled")
     num_sampled = len(mask) - num_prompt
-    if not mask.endswith(b"\1" * num_sampled):  # several turns; counting ones one by one takes longer than all else
+    if not mask.endswith(b"\1" * num_sampled):  # several turns; counting takes longer than all other checks
         num_sampled = mask.count(1)
         if num_sampled + mask.count(0) != len(mask):
             raise _wrong(rollout, "has a loss mask that is not 0/1")
@@ -159,7 +160,7 @@ def _check_rollout(rollout: "Rollout", prompt: "PromptGroup", unsampled: bytes) 
                 f"has a turn from {turn.start} to {turn.end} that is empty, overlaps the one before it, or ends beyond "
                 f"the {len(mask)} tokens",
             )
-        num_outside += mask.count(1, end, turn.start)  # not those inside: between turns there are few to count
+        num_outside += mask.count(1, end, turn.start)  # only between turns, where there are few tokens to count
         end = turn.end
     num_outside += mask.count(1, end)
     if num_outside:
@@ -172,7 +173,7 @@ def _wrong(rollout: "Rollout", what: str) -> MessageError:
 
 def _check_logprobs(rollout: "Rollout") -> None:
     logprobs = rollout.generator_logprobs()
-    # NaN is a token whose logprob the engine could not tell; of a whole completion it is an engine gone wrong.
+    # NaN means that the engine does not know a token's logprob. If all are NaN, the engine is broken.
     if bool(((logprobs > MAX_LOGPROB) | (logprobs == -math.inf)).any()) or bool(np.isnan(logprobs).all()):
         raise _wrong(rollout, "has a logprob that is not a finite number at most 0, or none at all")
 
@@ -193,5 +194,5 @@ def _is_data(value: Any, *, depth: int) -> bool:
     if depth > _MAX_DEPTH or kind not in (list, dict) or (kind is dict and not set(map(type, value)) <= {str}):
         return False
     inside: list[Any] = list(value.values()) if kind is dict else value
-    # Long lists are of plain things nearly always, and these are looked at in C.
+    # Long lists nearly always contain only plain values, and this checks them in C.
     return set(map(type, inside)) <= _PLAIN or all(_is_data(each, depth=depth + 1) for each in inside)

@@ -4,9 +4,9 @@
     (prompts)                    (completions)                  (scored)
 
 Messages are frozen msgspec structs in msgpack, with packed arrays (arrays.py) and a schema version; nothing is ever
-unpickled. A rollout is one row, for one turn as for many: ``token_ids`` is the whole sequence, ``loss_mask`` is 1
-exactly on the tokens the policy sampled, and logprobs and version spans are indexed over those sampled tokens.
-Decoding checks all that message_invariants.py says of it, so that what is inside the services needs no second look.
+unpickled. A rollout is one row, whether it has one turn or many: ``token_ids`` is the whole sequence, ``loss_mask`` is
+1 exactly on the tokens the policy sampled, and logprobs and version spans are indexed over those sampled tokens.
+Decoding checks all rules of message_invariants.py, so the services do not check them again.
 """
 
 import contextlib
@@ -41,14 +41,14 @@ Prompt = str | list[dict[str, str]]
 
 
 def is_failure(outcome: Outcome) -> bool:
-    """Whether a reward function should have said something of a completion, and could not."""
+    """Whether a reward function should have scored a completion and could not."""
     return outcome not in ("scored", "not_applicable")
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
     """Sampled tokens ``[start, end)`` of a rollout came from this policy version.
 
-    ``incarnation`` is that of the trainer which pushed it (lineage.py); 0 if the generator does not say.
+    ``incarnation`` is the incarnation of the trainer that pushed it (lineage.py); 0 if the generator does not say.
     """
 
     policy_version: Version
@@ -69,10 +69,10 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class RewardOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What one reward function said of one completion. Only ``scored`` carries a value.
+    """The outcome of one reward function for one completion. Only ``scored`` has a value.
 
-    ``components`` are what the value was made of, where the function says so. ``version`` is of the function: the same
-    code, or the same endpoint, has the same; empty if it is not known.
+    ``components`` are the parts of the value, if the function reports them. ``version`` identifies the function: the
+    same code, or the same endpoint, has the same version. It is empty if unknown.
     """
 
     name: Name
@@ -115,15 +115,15 @@ class Rollout(msgspec.Struct, frozen=True):
         return unpack_ids(self.packed_completion_ids()).copy()
 
     def packed_completion_ids(self) -> bytes:
-        """Return the sampled token ids as they came, in order."""
+        """Return the sampled token ids in order, packed as they came."""
         num_sampled = self.loss_mask.count(1)
-        if num_sampled and self.loss_mask.endswith(b"\1" * num_sampled):  # one turn: they are the end
+        if num_sampled and self.loss_mask.endswith(b"\1" * num_sampled):  # one turn: they are at the end
             return self.token_ids[-ID_DTYPE.itemsize * num_sampled :]
         sampled: Ids = unpack_ids(self.token_ids)[unpack_mask(self.loss_mask) == 1]
         return sampled.tobytes()
 
     def generator_logprobs(self) -> Logprobs:
-        """Return log p of each sampled token under the distribution it was sampled from, in nats; NaN is unknown."""
+        """Return log p of each sampled token under the distribution it was sampled from, in nats; NaN means unknown."""
         return unpack_logprobs(self.logprobs)
 
     def oldest_policy_version(self) -> int:
@@ -139,9 +139,9 @@ class PromptGroup(msgspec.Struct, frozen=True, tag="prompt_group"):
     """A prompt to be completed ``num_generations`` times.
 
     ``group_id`` is the admission number in decimal (``"00000042"``): the same dataset position always gets the same id,
-    so re-reading the dataset can never admit a group twice. Groups of evaluations have ids that are no number
-    (``"eval-0001-00000010-00000003"``); generators and rewarders need not tell them apart. ``columns`` holds every
-    other column of the dataset row.
+    so re-reading the dataset can never admit a group twice. Ids of evaluation groups are not numbers
+    (``"eval-0001-00000010-00000003"``); generators and rewarders treat these groups like all others. ``columns``
+    contains every other column of the dataset row.
     """
 
     run_id: Name
@@ -164,7 +164,7 @@ class CompletedGroup(msgspec.Struct, frozen=True, tag="completed_group"):
 
 
 class ScoredGroup(msgspec.Struct, frozen=True, tag="scored_group"):
-    """A whole group whose every rollout carries one outcome for each reward function of the run."""
+    """A whole group. Every rollout has one outcome for each reward function of the run."""
 
     prompt: PromptGroup
     rollouts: tuple[Rollout, ...]
@@ -181,11 +181,11 @@ _GroupT = TypeVar("_GroupT", PromptGroup, CompletedGroup, ScoredGroup)
 
 
 _decoder: msgspec.msgpack.Decoder[Group] = msgspec.msgpack.Decoder(Group)
-"""Of all kinds: asked for one kind alone, msgspec takes a message that does not say its kind for it."""
+"""Decodes all kinds. A msgspec decoder for one kind would accept a message that does not name its kind."""
 
 
 class _Head(msgspec.Struct):
-    """The field that says which release wrote a message, also one that cannot be read otherwise."""
+    """The field with the schema version. It can be read even if the rest of a message cannot."""
 
     schema_version: int
 
@@ -194,7 +194,7 @@ def encode(group: Group) -> bytes:
     """Return the group as one stream payload.
 
     Raises:
-        MessageError: The group holds what the wire cannot carry (a lone surrogate, a non-JSON column) or is too large.
+        MessageError: The group is too large, or has what the wire cannot carry (a lone surrogate, an unknown type).
     """
     try:
         data = msgspec.msgpack.encode(group)
@@ -206,14 +206,14 @@ def encode(group: Group) -> bytes:
 
 
 def decode_prompt_group(data: bytes) -> PromptGroup:
-    """Return the prompt group in ``data``; raises MessageError if it is not one."""
+    """Return the prompt group in ``data``. Raises MessageError if it is not one."""
     group = _decode(data, PromptGroup)
     check_prompt(group)
     return group
 
 
 def decode_completed_group(data: bytes) -> CompletedGroup:
-    """Return the completed group in ``data``; raises MessageError if it is not one, or not whole."""
+    """Return the completed group in ``data``. Raises MessageError if it is not one, or is not whole."""
     group = _decode(data, CompletedGroup)
     check_rollouts(group.prompt, group.rollouts)
     check_unscored(group.rollouts)
@@ -221,7 +221,7 @@ def decode_completed_group(data: bytes) -> CompletedGroup:
 
 
 def decode_scored_group(data: bytes) -> ScoredGroup:
-    """Return the scored group in ``data``; raises MessageError if it is not one, or not whole."""
+    """Return the scored group in ``data``. Raises MessageError if it is not one, or is not whole."""
     group = _decode(data, ScoredGroup)
     check_rollouts(group.prompt, group.rollouts)
     check_rewards(group.rollouts)
@@ -229,7 +229,7 @@ def decode_scored_group(data: bytes) -> ScoredGroup:
 
 
 def require_place(prompt: PromptGroup, *, run_id: str, label: str) -> None:
-    """Raise MessageError unless a group is what its entry is labelled, on a stream of its run."""
+    """Raise MessageError unless the group's id is its entry's label and its run is the stream's run."""
     if prompt.group_id != label:
         raise MessageError(f"the entry is labelled {label[:200]!r} but holds group {prompt.group_id!r}")
     if prompt.run_id != run_id:
@@ -252,7 +252,7 @@ def _decode(data: bytes, kind: type[_GroupT]) -> _GroupT:
 
 
 def _check_version(data: bytes) -> None:
-    """Raise MessageError if a message says that it is of another release."""
+    """Raise MessageError if the message was written by another release."""
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         version = msgspec.msgpack.decode(data, type=_Head).schema_version
         if version != SCHEMA_VERSION:

@@ -1,4 +1,4 @@
-"""Serves /metrics on a port of its own, from a thread of its own: a busy event loop can still be watched."""
+"""Serves /metrics on its own port from its own thread, so that metrics can be read while the event loop is busy."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ from shared.serving.http_limits import HttpLimits, that_fit
 from shared.serving.http_server import HttpServer
 
 _LIMITS = HttpLimits(max_connections=256, max_requests=64, max_body_bytes=0)
-"""Few scrape, and nobody sends a body."""
+"""Few clients scrape, and none sends a body."""
 _STOP_S = 5.0
 
 
 @contextlib.contextmanager
 def serving_metrics(registry: CollectorRegistry, *, host: str, port: int) -> Generator[None]:
-    """Serve while the body runs; port 0 serves nothing.
+    """Serve metrics while the body runs. Port 0 serves nothing.
 
     Raises:
         UserError: The port is taken.

@@ -1,14 +1,14 @@
-"""The known name that somebody may have meant. Looked for only where what was written can be a name."""
+"""Finds the known name that a user may have meant. Texts that are too long for a name are not compared."""
 
 import difflib
 from collections.abc import Iterable
 
 _LONGEST = 64
-"""Comparing takes the product of the lengths: one name of a megabyte took 20 s."""
+"""The time to compare grows with the product of the lengths: one name of a megabyte took 20 s."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the name of ``known`` that is most like ``name``; None if none is like it."""
+    """Return the name in ``known`` that is most similar to ``name``; None if none is similar."""
     if len(name) > _LONGEST:
         return None
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)

@@ -1,10 +1,10 @@
-"""Cursors of the routes that list something: opaque text that says after which item the next page begins.
+"""Cursors of the routes that return lists: opaque text that says after which item the next page begins.
 
     GET /v1/runs?limit=2              --> {"runs": [...], "next_cursor": "WzE3..."}
     GET /v1/runs?limit=2&cursor=WzE3  --> {"runs": [...], "next_cursor": null}       the last page
 
-The same in every service. A cursor names the last item that was looked at, not a count: items that come or go between
-two pages shift nothing.
+All services use it. A cursor names the last item that was looked at, not a count, so items that are added or removed
+between two pages shift nothing.
 """
 
 import base64
@@ -16,7 +16,7 @@ import msgspec
 from shared.json_body import BodyError
 
 MAX_CURSOR: Final = 200
-"""Characters of a cursor."""
+"""Most characters of a cursor."""
 MEANING: Final = "next_cursor of the page before"
 NEXT_MEANING: Final = "Send it back as cursor for the next page; null on the last"
 _PositionT = TypeVar("_PositionT")
@@ -31,7 +31,7 @@ def decode_cursor(cursor: str, position: type[_PositionT]) -> _PositionT:
     """Return the position that ``encode_cursor`` was given.
 
     Raises:
-        BodyError: 400; no page of this list had the cursor.
+        BodyError: 400 if no page of this list had the cursor.
     """
     try:
         padded = cursor.encode("ascii") + b"=" * (-len(cursor) % 4)
@@ -41,5 +41,5 @@ def decode_cursor(cursor: str, position: type[_PositionT]) -> _PositionT:
 
 
 def bad_cursor() -> BodyError:
-    """Return the refusal of a cursor that no page of the list had."""
+    """Return the error for a cursor that no page of the list had."""
     return BodyError(400, "Bad cursor", "cursor must be the next_cursor of an earlier page of the same list.")

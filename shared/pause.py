@@ -1,9 +1,9 @@
-"""What is wanted of a run, and why it is paused: what its API and its training rank tell each other through Redis.
+"""A run's desired state, and why it is paused. The run API and the training rank exchange these through Redis.
 
-    POST .../pause, .../resume, .../stop --Wishes--> training rank          written by the API alone
-    GET  .../runs/{run_id}               <--Pause--- training rank          written by the rank alone, fenced
+    POST .../pause, .../resume, .../stop --Wishes--> training rank          written only by the API
+    GET  .../runs/{run_id}               <--Pause--- training rank          written only by the rank, fenced
 
-Each side writes its own fields and reads the other's, so neither can undo what the other has just done, and both find
+Each side writes its own fields and reads the other's. So neither can undo the other's last change, and both find
 everything again after a restart.
 """
 
@@ -16,9 +16,10 @@ PausedBy = Literal["user", "rewards"]
 
 
 class Wishes(msgspec.Struct, frozen=True):
-    """What somebody asked for.
+    """The requested state of a run.
 
-    ``num_resumes`` counts the requests to resume: a pause that began by itself has no wish that could be taken back.
+    ``num_resumes`` counts the requests to resume. A pause that began by itself changes no request, so only a higher
+    count can end it.
     """
 
     desired: Desired = "run"
@@ -29,14 +30,14 @@ class Pause(msgspec.Struct, frozen=True):
     """Why a run is paused, and since when.
 
     Attributes:
-        by: Somebody who asked for it, or the failures of a reward function.
+        by: ``user`` if it was requested, ``rewards`` if a reward function failed too often.
         reason: A sentence without its full stop.
         since_s: When it began, in Unix seconds.
-        paused_before_s: How long the run was paused before, all pauses together, in seconds.
-        num_resumes: Requests to resume until then; one more ends this pause.
-        reward_func: The function that failed most; empty if none failed, or somebody asked for the pause.
+        paused_before_s: Seconds of all earlier pauses together.
+        num_resumes: Number of requests to resume before this pause; one more ends it.
+        reward_func: The function that failed most; empty if none failed, or if the pause was requested.
         failed_ratio: Share of its outcomes that were failures, from 0 to 1.
-        last_failure: What the last of them said.
+        last_failure: Message of its last failure.
     """
 
     by: PausedBy
@@ -49,5 +50,5 @@ class Pause(msgspec.Struct, frozen=True):
     last_failure: str = ""
 
     def total_s(self, now_s: float) -> float:
-        """Return how long the run was paused until now, all pauses together, in seconds."""
+        """Return for how many seconds the run was paused until now, all pauses together."""
         return self.paused_before_s + max(0.0, now_s - self.since_s)

@@ -1,14 +1,14 @@
-"""Calls of functions.lua that are made at the same time share a round trip.
+"""Sends calls of functions.lua that are made at the same time in one round trip.
 
     call A --> sent
     call B --+                      answer to A
     call C --+--> wait meanwhile -------------> B, C, D sent together
     call D --+
 
-Each is still all or nothing by itself, and none waits for others that may come. A thousand results at the same moment
-cost a few round trips on one connection, not a thousand connections, and one task sends for all of them. Time runs for
-each from its own start, and goes on while others are sent before it; it begins anew whenever Redis says that it has no
-room.
+Each call is still atomic by itself, and no call waits for others that may come. A thousand results at the same moment
+cost a few round trips on one connection instead of a thousand connections. One task sends all calls. The timeout of a
+call runs from its own start, also while other calls are sent first. It begins anew whenever Redis reports that it has
+no room.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from shared.errors import UnavailableError
 from shared.redis_connection import LAST_BACKOFF_S, NO_ROOM, TRANSIENT, Redis, patiently, translate
 
 _MAX_CALLS, _MAX_BYTES = 128, 8 << 20
-"""In one round trip, which takes less than a second then; a longer call goes alone."""
+"""Most calls and bytes in one round trip, which then takes less than a second. A longer call is sent by itself."""
 
 
 @dataclass(eq=False)
@@ -34,20 +34,20 @@ class _Call:
     args: Sequence[str | bytes | int | float]
     timeout_s: float
     answer: "asyncio.Future[Any]"
-    """What Redis said, or why it said nothing: an exception is a result, so that none is left that nobody looks at."""
+    """Redis's answer, or an exception, as a result: a future with an exception that nothing reads causes a warning."""
     _deadline: asyncio.TimerHandle | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Of its arguments; numbers are short."""
+        """Bytes of the arguments. Numbers are not counted, because they are short."""
         return sum(len(arg) for arg in self.args if isinstance(arg, str | bytes))
 
     def end(self, answer: Any) -> None:
-        if not self.answer.done():  # or nobody waits for it
+        if not self.answer.done():  # done already if its time is over or its caller was cancelled
             self.answer.set_result(answer)
 
     def begin_time(self, *, after_s: float = 0.0) -> None:
-        """Give Redis so long from now on; takes back what it was given before."""
+        """Start the timeout of this call anew, in ``after_s`` seconds."""
         self.end_time()
         self._deadline = self.answer.get_loop().call_later(after_s + self.timeout_s, self._give_up)
 
@@ -60,13 +60,13 @@ class _Call:
 
 
 class PipelinedCalls:
-    """Of one client."""
+    """The pipelined calls of one client."""
 
     def __init__(self, client: Redis) -> None:
         self._client = client
-        self._waiting: dict[_Call, None] = {}  # those that are being sent among them
+        self._waiting: dict[_Call, None] = {}  # includes the calls that are being sent
         self._sender: asyncio.Task[None] | None = None
-        # Logs say what this was made about, a run; not the group of the caller who happened to be first.
+        # Logs name the run that this object was made for, not the group of the first caller.
         self._context = contextvars.copy_context()
 
     async def call(
@@ -77,7 +77,7 @@ class PipelinedCalls:
         args: Sequence[str | bytes | int | float] = (),
         timeout_s: float = 60.0,
     ) -> Any:
-        """Do what redis_connection.call does, and raise what it raises."""
+        """Call a function. It does what redis_connection.call does, and raises what that raises."""
         mine = _Call(function, keys, args, timeout_s, asyncio.get_running_loop().create_future())
         mine.begin_time()
         self._waiting[mine] = None
@@ -99,7 +99,7 @@ class PipelinedCalls:
             self._sender = asyncio.create_task(self._send_all(), name="send pipelined calls", context=self._context)
 
     def _end_unless_needed(self) -> None:
-        """Have nothing sent for callers who were cancelled or gave up, if there are no others."""
+        """Stop sending if no caller waits any more, because all were cancelled or gave up."""
         if self._sender is not None and not self._waiting:
             self._sender.cancel()
             self._sender = None
@@ -112,11 +112,11 @@ class PipelinedCalls:
         finally:
             if self._sender is me:
                 self._sender = None
-                for call in self._waiting:  # there are some only if this task was cancelled, and not by us
+                for call in self._waiting:  # not empty only if other code cancelled this task
                     call.end(UnavailableError(f"Redis function {call.function} was cancelled"))
 
     def _next_calls(self) -> list[_Call]:
-        """Return those that have waited longest, as many as one round trip takes."""
+        """Return the calls that have waited longest, as many as fit into one round trip."""
         calls: list[_Call] = []
         num_bytes = 0
         for call in itertools.islice(self._waiting, _MAX_CALLS):
@@ -131,7 +131,7 @@ class PipelinedCalls:
             call.begin_time(after_s=LAST_BACKOFF_S)
 
     async def _send(self, calls: list[_Call]) -> None:
-        """Send these, in one round trip. If that fails, it has failed for the first; the others are sent again."""
+        """Send these calls in one round trip. If it fails, the first call fails, and the others are sent again."""
         first = calls[0]
 
         async def send() -> list[Any]:
@@ -150,7 +150,7 @@ class PipelinedCalls:
         try:
             answers = await patiently(send, what=f"Redis function {first.function}", timeout_s=first.timeout_s)
             answered = list(zip(calls, answers, strict=True))
-        except Exception as error:  # noqa: BLE001  whatever it is, its caller raises it
+        except Exception as error:  # noqa: BLE001  the caller raises it
             answered = [(first, error)]
         for call, answer in answered:
             self._waiting.pop(call, None)

@@ -1,7 +1,7 @@
-"""Whole numbers in query parameters: digits, perhaps behind a minus. The same in every service.
+"""Whole numbers in query parameters: digits, with or without a minus sign. All services use it.
 
-Python's ``int`` takes more: spaces around them, underscores, digits of other scripts. Two readers of one URL must not
-read two numbers.
+Python's ``int`` also accepts surrounding spaces, underscores, and digits of other scripts. Two programs that read one
+URL must not read two numbers.
 """
 
 import re
@@ -18,4 +18,4 @@ def _plain(text: object) -> object:
 
 
 WHOLE = BeforeValidator(_plain)
-"""Stands last in the annotation: what follows it would be missing in the OpenAPI document."""
+"""Must be last in the annotation: constraints after it would be missing in the OpenAPI document."""

@@ -1,4 +1,4 @@
-"""The files and directories that a run names, and whether this service may open them. Asked again by each that does."""
+"""Checks whether this service may open the files and directories that a run names. Each service checks its own."""
 
 import os
 import re
@@ -17,13 +17,13 @@ _FORMATS: Final = frozenset(
         *("conll", "fasta", "fastq", "genbank", "harbor", "iceberg", "meshfolder", "mmcif", "pdb", "tsfile", "vortex"),
     }
 )
-"""What the datasets library takes for files of its working directory."""
+"""Names that the datasets library takes for files of its working directory."""
 
 
 def misplaced(
     config: RunConfig, *, data: FileRoots, weights: FileRoots, opens_data_sets: bool = True
 ) -> list[tuple[str, str]]:
-    """Return setting and sentence for each path that this service would open and that lies outside of the roots."""
+    """Return (setting, sentence) for each name that this service may not open: outside the roots, or not a hub id."""
     sources = dict(filter(None, [*config.train_sources().items(), config.eval_source()])) if opens_data_sets else {}
     named: list[tuple[str, str, FileRoots, bool]] = [("model", config.model, data, True)]
     named += [(field, source.path, data, not source.is_file) for field, source in sources.items()]
@@ -44,13 +44,13 @@ def misplaced(
 
 
 def require_places(config: RunConfig, *, data: FileRoots, weights: FileRoots, opens_data_sets: bool = True) -> None:
-    """Raise UserError if the run names what this service may not open."""
+    """Raise UserError if the run names a file or directory that this service may not open."""
     for field, sentence in misplaced(config, data=data, weights=weights, opens_data_sets=opens_data_sets):
         raise UserError(sentence, field=field)
 
 
 def _not_of_the_hub(name: str) -> str | None:
-    """Return why this is not taken for an id on the hub: libraries would read what is here instead."""
+    """Return why a name is not taken for an id on the hub: libraries would read local files instead."""
     if name in _FORMATS:
         return f"{name!r} is a format and not a data set; name a file, or a Hugging Face id"
     if name and os.path.exists(name):
@@ -59,7 +59,7 @@ def _not_of_the_hub(name: str) -> str | None:
 
 
 def _no_draft_model(name: str) -> str | None:
-    """Return why vLLM is not asked what it takes this for; the run API asks the same of other models."""
+    """Return why a name is not passed to vLLM as a draft model. The run API checks other models in the same way."""
     if name in MODEL_FREE_METHODS or (_HUB_ID.fullmatch(name) and ".." not in name):
         return None
     return f"{name[:200]!r} is neither an absolute path nor a Hugging Face id"

@@ -1,12 +1,12 @@
-"""The record of each run in Redis: what is wanted, what is, and why it is waiting.
+"""The record of each run in Redis: its desired state, its status, and what it waits for.
 
     POST /v1/runs --create--> queued --> running <-> paused     (desired: pause, or its rewards fail; pause.py)
                                  |          |------> finished
                                  |          |------> stopped    (desired: stop)
-                                 +----------+------> failed     (with the reason) --asked to go on--> queued
+                                 +----------+------> failed     (with the reason) --resumed by a user--> queued
 
-``status`` is written by the trainer service alone; generators and rewarders only read. The run's directory outlives
-this record: of what was trained, the checkpoint is the authority.
+Only the trainer service writes ``status``; generators and rewarders read it. The run's directory outlives this record:
+the checkpoint is the authority on what was trained.
 """
 
 import time
@@ -28,11 +28,11 @@ Status = Literal["queued", "running", "paused", "finished", "stopped", "failed"]
 TERMINAL: frozenset[str] = frozenset({"finished", "stopped", "failed"})
 _PATIENCE_S = 60.0
 _MAX_READ = 100
-"""Records in one round trip."""
+"""Records read in one round trip."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Where a run stands, written by its training rank about once a second.
+    """The state of a run's training. Its training rank writes it about once a second.
 
     Counts are of the surviving lineage: ``admitted = trained + dropped + in flight``.
     """
@@ -45,20 +45,20 @@ class Progress(msgspec.Struct, frozen=True):
     groups_trained: int = 0
     groups_dropped: dict[str, int] = {}
     starting: str = ""
-    """What the training rank does before it trains, to stand after "which is"; empty once it does."""
+    """What the training rank does before it trains, to follow "which is"; empty once it trains."""
     num_generators: int = 0
     pushes: int = 0
     pushes_confirmed: int = 0
     probes_failed: int = 0
-    """Generators that were taken out by the probe after a push."""
+    """Generators that the probe after a push has taken out."""
     num_left_out: int = 0
-    """Replicas that did not get the policy version pushed last."""
+    """Replicas that did not get the last policy version pushed."""
     left_out: dict[str, str] = {}
-    """Of them, some, each with the reason."""
+    """Some of these replicas, each with the reason."""
     paused_s: float = 0.0
-    """How long the run was paused so far, over all of its trainers."""
+    """Seconds for which the run was paused so far, over all of its trainers."""
     disk_full: str = ""
-    """What there is no room for on the disk of the run, to stand after "waiting for"; empty if there is."""
+    """What has no room on the run's disk, to follow "waiting for"; empty if all has room."""
     updated_at_s: float = 0.0
 
 
@@ -76,13 +76,13 @@ class RunRecord(msgspec.Struct, frozen=True):
     run_dir: str
     progress: Progress
     pause: Pause | None = None
-    """Why it is paused; None unless its status says so."""
+    """Why it is paused; None unless its status is ``paused``."""
 
     def parsed_config(self) -> RunConfig:
         """Return the config as it was validated at submit.
 
         Raises:
-            UserError: It was written by another release of headrace, which has other settings.
+            UserError: Another release of headrace wrote it, with other settings.
         """
         try:
             return parse_run_config(self.config)
@@ -102,23 +102,23 @@ class RunStore:
         self._incarnation: int | None = None
 
     def write_as(self, incarnation: int) -> None:
-        """Write status and progress from now on as this incarnation of a run's trainer.
+        """Write status and progress as this incarnation of a run's trainer from now on.
 
-        Both then raise FencedError once a newer one has taken the run over.
+        Both then raise FencedError once a newer incarnation has taken over the run.
         """
         self._incarnation = incarnation
 
     async def create(self, run_id: str, config: RunConfig, *, run_dir: str) -> RunRecord:
-        """Make the run's streams and consumer groups, then its record. Nobody else ever makes them.
+        """Make the run's streams and consumer groups, then its record. No other function ever makes them.
 
         Raises:
-            NoRoomError: Redis has no room for the run, and nothing of it is left there.
-            UnavailableError: It could not be made, and what there is of it could not be removed: create it again.
+            NoRoomError: Redis has no room for the run, and nothing of the run is left there.
+            UnavailableError: The run could not be made, and its parts could not be removed. Create it again.
         """
         try:
             await self._write_new(run_id, config, run_dir=run_dir)
         except NoRoomError as error:
-            # The record may have been written all the same: by a first try, whose answer was lost.
+            # A first try, whose answer was lost, may have written the record all the same.
             if await self.get(run_id) is None:
                 await self._remove_half(run_id, error)
                 raise
@@ -141,7 +141,7 @@ class RunStore:
             "run_dir": run_dir,
             "progress": msgspec.json.encode(Progress()),
         }
-        # Listed first: a run whose creation was cut short here is skipped by readers, and creating it again mends it.
+        # Listed first: readers skip a run whose creation stopped here, and creating it again completes it.
         await self._asked(lambda: self._redis.zadd(RUNS, {run_id: created_at_s}), "listing the run")
         await self.lists.enter(run_id, "queued", waits_for_room=False)
         await self._asked(lambda: self._redis.hset(keys.run, mapping=fields), "writing the run")
@@ -149,7 +149,7 @@ class RunStore:
     async def _remove_half(self, run_id: str, cause: NoRoomError) -> None:
         try:
             await self.delete(run_id)
-        except NoRoomError:  # of a full disk not even room is made
+        except NoRoomError:  # on a full disk, nothing can be deleted either
             raise UnavailableError(str(cause)) from cause
 
     async def get(self, run_id: str) -> RunRecord | None:
@@ -158,7 +158,7 @@ class RunStore:
         return _record(run_id, fields)
 
     async def get_all(self, run_ids: Sequence[str]) -> list[RunRecord]:
-        """Return the records of those of the runs that there are, in the same order."""
+        """Return the records of the runs that exist, in the same order."""
         found: list[RunRecord | None] = []
         for start in range(0, len(run_ids), _MAX_READ):
             some = run_ids[start : start + _MAX_READ]
@@ -172,7 +172,7 @@ class RunStore:
         return [name.decode() for name in names]
 
     async def statuses(self, run_ids: Sequence[str]) -> dict[str, Status]:
-        """Return the status of those of the runs that there are: less to read than their records."""
+        """Return the statuses of the runs that exist. This reads less than their records."""
         found: dict[str, Status] = {}
         for start in range(0, len(run_ids), _MAX_READ):
             some = run_ids[start : start + _MAX_READ]
@@ -182,7 +182,7 @@ class RunStore:
         return found
 
     async def ending(self, run_id: str) -> tuple[str, str] | None:
-        """Return how the run ended, ``deleted`` among the ways, and the reason; None while it goes on."""
+        """Return the run's last status (``deleted`` if there is no record) and the reason; None if it has not ended."""
         status, reason = await self._patiently(
             lambda: self._redis.hmget(RunKeys(run_id).run, ["status", "reason"]), "reading the status"
         )
@@ -193,7 +193,7 @@ class RunStore:
     async def page(
         self, *, limit: int, before: tuple[float, str] | None = None, key: str = RUNS
     ) -> list[tuple[float, str]]:
-        """Return when the runs on a list were created and their ids, newest first: those created before ``before``."""
+        """Return creation times and ids of the runs on a list that were created before ``before``, newest first."""
         start, found = 0, list[tuple[float, str]]()
         newest = "+inf" if before is None else repr(before[0])
         while len(found) < limit:
@@ -221,12 +221,12 @@ class RunStore:
         return [record for record in records if record.status == "queued"]
 
     async def mend_lists(self) -> None:
-        """Make the lists of runs agree with their records: a crash, or an older release, may have left them apart."""
+        """Make the lists of runs agree with their records. A crash, or an older release, may have left them apart."""
         statuses = await self.statuses(await self.list_ids())
         await self.lists.mend(statuses)
 
     async def set_status(self, run_id: str, status: Status, *, reason: str = "", waits_for_room: bool = True) -> None:
-        """Write the status and the moment it was reached.
+        """Write the status and the time at which it was reached.
 
         Raises:
             NoRoomError: Redis has no room, and ``waits_for_room`` is False.
@@ -240,14 +240,14 @@ class RunStore:
         await self.lists.leave_others(run_id, status, waits_for_room=waits_for_room)
 
     async def write_pause(self, run_id: str, pause: Pause | None) -> None:
-        """Write that the run is paused and why, or that it goes on."""
+        """Write that the run is paused and why, or that it is running again."""
         fields: dict[Any, Any] = {"status": "running", "reason": ""}
         if pause is not None:
             fields = {"status": "paused", "reason": pause.reason, "pause": msgspec.json.encode(pause)}
         await self._write(run_id, fields)
 
     async def ask_to(self, run_id: str, desired: Desired) -> None:
-        """Write what is wanted of the run; its training rank sees it between two batches."""
+        """Write the desired state of the run. Its training rank reads it between two batches."""
         await call(
             self._redis,
             "headrace_ask",
@@ -258,7 +258,7 @@ class RunStore:
         )
 
     async def wishes(self, run_id: str) -> Wishes:
-        """Return what is wanted of the run. A vanished record is an error, not a wish."""
+        """Return what was requested of the run. Raises StateLostError if its record is gone."""
         desired, num_resumes = await self._patiently(
             lambda: self._redis.hmget(RunKeys(run_id).run, ["desired", "num_resumes"]), "reading the run"
         )
@@ -271,7 +271,7 @@ class RunStore:
         await self._write(run_id, {"progress": msgspec.json.encode(progress)})
 
     async def write_starting(self, record: RunRecord, doing: str) -> None:
-        """Say what the run's training rank does before it trains; what was done before stays."""
+        """Write what the run's training rank does before it trains. The rest of the progress stays."""
         progress = msgspec.structs.replace(record.progress, starting=doing, updated_at_s=time.time())
         await self.write_progress(record.run_id, progress)
 
@@ -299,14 +299,14 @@ class RunStore:
             )
 
     async def required_version(self, run_id: str) -> LineageVersion:
-        """Return what a generator must hold to take prompts; NO_WEIGHTS before the first push."""
+        """Return the version that a generator must hold to take prompts; NO_WEIGHTS before the first push."""
         raw = await self._patiently(
             lambda: self._redis.get(RunKeys(run_id).required_version), "reading the required policy version"
         )
         return NO_WEIGHTS if raw is None else LineageVersion.parse(raw.decode())
 
     async def delete(self, run_id: str) -> None:
-        """Forget the run: its streams and its record. Its directory stays."""
+        """Delete the run's streams and record. Its directory stays."""
         await self._asked(lambda: self._redis.zrem(RUNS, run_id), "unlisting the run")
         await self.lists.leave_others(run_id, "deleted", waits_for_room=False)
         await self._asked(lambda: self._redis.delete(*RunKeys(run_id).everything()), "deleting the run's keys")
@@ -349,7 +349,7 @@ class RunStore:
         return await patiently(make, what=what, timeout_s=_PATIENCE_S)
 
     async def _asked(self, make: Any, what: str) -> Any:
-        """Do what a request is for: it is told if there is no room."""
+        """Await ``make`` for a client's request. Without room it fails at once, so that the client gets the error."""
         return await patiently(make, what=what, timeout_s=_PATIENCE_S, waits_for_room=False)
 
 

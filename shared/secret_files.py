@@ -1,10 +1,10 @@
-"""Reads secrets that are mounted as files, so that no environment, image or `docker inspect` holds them.
+"""Reads secrets that are mounted as files, so that no environment, image or `docker inspect` contains them.
 
     HEADRACE_API_KEY_FILE          the content is HEADRACE_API_KEY
     HEADRACE_INTERNAL_KEY_FILE     the content is HEADRACE_INTERNAL_KEY
-    HEADRACE_REDIS_PASSWORD_FILE   the content is the password of HEADRACE_REDIS_URL, which then holds none
+    HEADRACE_REDIS_PASSWORD_FILE   the content is the password of HEADRACE_REDIS_URL, which then contains none
 
-Read once, at the entry point: a changed file counts from the next start on. No message ever quotes a secret.
+They are read once, at the entry point. A changed file takes effect at the next start. No message ever quotes a secret.
 """
 
 from pathlib import Path
@@ -14,15 +14,15 @@ _MAX_BYTES = 4096
 
 
 def read_secret(path: Path, *, variable: str, otherwise: str = "mount the secret there") -> str:
-    """Return what stands in a file, without the white space around it.
+    """Return a file's content, without surrounding white space.
 
     Args:
-        path: Of the file.
-        variable: That names it.
-        otherwise: What to do if it cannot be read.
+        path: The file with the secret.
+        variable: The variable that names the file.
+        otherwise: What to do if the file cannot be read.
 
     Raises:
-        ValueError: There is no such file, it cannot be read, is empty, or is not one line; ``variable`` is named.
+        ValueError: The file is missing, cannot be read, is empty, or is not one line. The message names ``variable``.
     """
     try:
         with path.open("rb") as file:
@@ -41,10 +41,10 @@ def read_secret(path: Path, *, variable: str, otherwise: str = "mount the secret
 
 
 def with_password(url: str, password: str) -> str:
-    """Return a Redis URL with a password; the user, if it names one, stays.
+    """Return a Redis URL with a password. A user in the URL is kept.
 
     Raises:
-        ValueError: It has a password already.
+        ValueError: The URL already has a password.
     """
     parts = urlsplit(url)
     if parts.password:
@@ -61,7 +61,7 @@ def password_of(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a Redis URL such that ``with_password`` makes it whole again."""
+    """Return a Redis URL without its password. ``with_password`` can add it again."""
     parts = urlsplit(url)
     _, _, host = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{parts.username}@{host}" if parts.username else host))

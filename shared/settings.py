@@ -1,7 +1,7 @@
-"""Settings every service reads, once, at its entry point.
+"""Settings that every service reads, once, at its entry point.
 
 Values come from ``HEADRACE_*`` environment variables; unknown keys in a constructor are refused. Secrets are SecretStr
-and never printed; each may come from a file instead (secret_files.py).
+and are never printed. Each may come from a file instead (secret_files.py).
 """
 
 import re
@@ -29,12 +29,12 @@ _Settings = TypeVar("_Settings", bound=BaseSettings)
 
 
 class ServiceSettings(BaseSettings):
-    """What all three services share."""
+    """Settings that all three services share."""
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="forbid", frozen=True)
 
     takes_internal_key: ClassVar[bool] = True
-    """Whether it has routes for the other services, or calls theirs."""
+    """Whether the service has routes for the other services, or calls theirs."""
 
     redis_url: SecretStr = Field(default=SecretStr(_DEFAULT_REDIS_URL))
     redis_password_file: Path | None = Field(default=None, description="File with the password of redis_url")
@@ -97,7 +97,7 @@ class ServiceSettings(BaseSettings):
     def _secrets_are_read_from_their_files(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        # An empty variable says that there is no file; as a path it would be the working directory.
+        # An empty variable means that there is no file. As a path it would be the working directory.
         values = {
             name: None if name.endswith("_file") and value == "" else value
             for name, value in cast("dict[str, Any]", given).items()
@@ -135,12 +135,12 @@ class ServiceSettings(BaseSettings):
         return text
 
     def places_of_data(self) -> FileRoots:
-        """Return where models and data sets may be."""
+        """Return the places where models and data sets may be."""
         named = parse_roots(self.data_roots)
         return FileRoots(named or default_roots(), "HEADRACE_DATA_ROOTS", is_default=not named)
 
     def places_of_weights(self) -> FileRoots:
-        """Return where weights may be written."""
+        """Return the places where weights may be written."""
         named = parse_roots(self.weight_roots)
         return FileRoots(named or default_weight_roots(), "HEADRACE_WEIGHT_ROOTS", is_default=not named)
 
@@ -171,21 +171,21 @@ class ServiceSettings(BaseSettings):
 
     @property
     def scheme(self) -> str:
-        """What addresses of this service begin with."""
+        """The scheme of this service's addresses."""
         return "http" if self.tls_cert_file is None else "https"
 
     def certificate(self) -> ServerCertificate | None:
-        """Return what this service shows to those who connect; None if it speaks no TLS.
+        """Return this service's certificate; None if it serves plain HTTP.
 
         Raises:
-            UserError: Its files cannot be used.
+            UserError: The files of the certificate cannot be used.
         """
         if self.tls_cert_file is None or self.tls_key_file is None:
             return None
         return ServerCertificate(self.tls_cert_file, self.tls_key_file)
 
     def keyring(self) -> Keyring:
-        """Return the keys that this service takes.
+        """Return the keys that this service accepts.
 
         Raises:
             UserError: The keys file cannot be used.
@@ -207,7 +207,7 @@ class ServiceSettings(BaseSettings):
         return self
 
     def http_limits(self, *, max_body_bytes: int = MAX_BODY_BYTES) -> HttpLimits:
-        """Return what clients may take of this service; lets the process open as many files as that needs."""
+        """Return the limits for clients. Also raises the process's limit of open files to fit."""
         return that_fit(
             HttpLimits(
                 head_timeout_s=self.request_head_timeout_s,
@@ -221,18 +221,19 @@ class ServiceSettings(BaseSettings):
         )
 
     def secrets_of_a_child(self) -> dict[str, str]:
-        """Return the variables that give a process of ours the internal key and Redis, and none of the users' keys.
+        """Return variables that give a child process the internal key and access to Redis, but no key of users.
 
-        Nothing secret is in them: what came from a file stays in it, and all else is in files in our memory.
+        They contain no secret: a secret from a file stays there, and others are put into files in our memory. The only
+        exception is a Redis password with spaces, which stays in the URL.
         """
         key, file = self.internal_key.get_secret_value(), _lasting(self.internal_key_file)
         variables = dict.fromkeys(SECRETS, "")
-        # It serves nobody; where others can reach it, settings ask for keys.
+        # The child serves no client. On loopback it needs no key for them.
         variables["HEADRACE_HOST"] = "127.0.0.1"
         variables["HEADRACE_INTERNAL_KEY_FILE"] = str(file.absolute()) if file else in_memory(key) if key else ""
         url, file = self.redis_url.get_secret_value(), _lasting(self.redis_password_file)
         password = password_of(url)
-        if len(password.split()) > 1:  # no file of a secret may hold it
+        if len(password.split()) > 1:  # a secret file may not contain spaces
             return variables | {"HEADRACE_REDIS_URL": url}
         variables["HEADRACE_REDIS_URL"] = without_password(url)
         variables["HEADRACE_REDIS_PASSWORD_FILE"] = (
@@ -242,7 +243,7 @@ class ServiceSettings(BaseSettings):
 
 
 def _lasting(file: Path | None) -> Path | None:
-    """Return the file unless it is one that this process alone had, for as long as it read its settings."""
+    """Return the file, unless only this process had it, and only while it read its settings."""
     return None if file is None or is_handed_on(str(file)) else file
 
 
@@ -250,10 +251,10 @@ def from_environment(kind: type[_Settings]) -> _Settings:
     """Return the settings of this process.
 
     Raises:
-        UserError: Variables are wrong: a line for each, which names it and never quotes its value.
+        UserError: Variables are wrong. The message has a line for each, with its name and never its value.
     """
     prefix = kind.model_config.get("env_prefix", "")
-    # Not `from error`: pydantic's own words hold the values, and so the secrets.
+    # Not `from error`: pydantic's message contains the values, and so the secrets.
     try:
         return kind()
     except ValidationError as error:
@@ -274,5 +275,5 @@ def _sentences(error: ValidationError, prefix: str) -> Iterator[str]:
 
 
 def default_runs_dir() -> Path:
-    """Return where runs are kept unless settings say otherwise."""
+    """Return the directory for runs if settings do not name one."""
     return Path("runs").resolve()

@@ -1,4 +1,4 @@
-"""Names signals for people; Python has no name for most real-time signals, which kill processes too."""
+"""Names signals for people. Python has no name for most real-time signals, which kill processes too."""
 
 import signal
 

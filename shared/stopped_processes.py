@@ -1,7 +1,7 @@
-"""Notices that a process has been stopped (SIGSTOP, SIGTSTP) for long: it neither works nor ends, and says nothing.
+"""Detects that a process has been stopped (SIGSTOP, SIGTSTP) for long. It neither works nor ends, and logs nothing.
 
-Whoever supervises a process looks at it again and again. Looks are counted, and not the time between them: after a
-minute in which the supervisor was stopped too, as on a laptop that slept, nobody has been stopped for long.
+A supervisor looks at its processes at intervals. The looks are counted, not the time between them: if the supervisor
+was stopped too for a minute, as on a laptop that slept, no process has been stopped for long.
 """
 
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 STOPPED_S: Final = 60.0
-"""So long somebody may have a process stopped, to look at it."""
+"""A person may stop a process for this long to look at it."""
 
 
 class Stops:
-    """Counts for how long one of some processes has been stopped.
+    """Counts for how long any of some processes has been stopped.
 
     Args:
         every_s: Seconds between two looks.
@@ -24,14 +24,14 @@ class Stops:
         self._stopped_s = 0.0
 
     def look(self, pids: Iterable[int]) -> bool:
-        """Return whether one of these, or of their children, has been stopped for STOPPED_S."""
+        """Return whether one of these processes, or of their children, has been stopped for more than STOPPED_S."""
         is_one = any(_is_stopped(each) for pid in pids for each in (pid, *_children(pid)))
         self._stopped_s = self._stopped_s + self._every_s if is_one else 0.0
         return self._stopped_s > STOPPED_S
 
 
 def _is_stopped(pid: int) -> bool:
-    # (name) state ...; the name may hold anything. "t" is a debugger's.
+    # Format: (name) state ... The name may contain anything. State "t" is a debugger's stop.
     return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]
 
 
@@ -40,7 +40,7 @@ def _children(pid: int) -> Iterable[int]:
 
 
 def _read(path: str) -> str:
-    """Return nothing of a process that is gone, and where there is no /proc."""
+    """Return the content, or "" if the process has ended or there is no /proc."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,11 +1,11 @@
-"""Reads one stream in a consumer group such that no entry is lost, and none can poison its consumer.
+"""Reads one stream in a consumer group so that no entry is lost, and none can poison its consumer.
 
-    own pending  --+                      +-- hand_off   published downstream and acked, in one step
-    new entries  --+--> read() --> settle +-- bury       malformed, or it killed its consumer several times
-    of the dead  --+                      +-- (nothing)  stays pending; read again after a restart
+    own pending entries      --+                      +-- hand_off   published downstream and acked, in one step
+    new entries              --+--> read() --> settle +-- bury       malformed, or it killed its consumer several times
+    entries of the dead      --+                      +-- (nothing)  stays pending; read again after a restart
 
-An entry belongs to its consumer for as long as the consumer renews its lease (lease.py), however long the work takes.
-Delivery is at least once; that training is exactly once is the ledger's promise, not this module's.
+An entry belongs to its consumer while the consumer renews its lease (lease.py), however long the work takes. Delivery
+is at least once. The trainer's ledger, not this module, ensures that each group is trained exactly once.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ _MAX_PENDING = 10_000
 _MAX_RECLAIMED = 256
 
 MAX_DELIVERIES = 4
-"""The fourth delivery of an entry is its last; healthy crashes count too, so this is not 2."""
+"""At its fourth delivery, an entry is buried. Crashes that it did not cause count too, so this is not 2."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """One stream entry in this consumer's hands."""
+    """One stream entry that this consumer holds."""
 
     consumer: "StreamConsumer"
     entry_id: str
@@ -47,7 +47,7 @@ class Delivery:
         """Publish ``payload`` to ``destination`` and ack this entry, in one step.
 
         Returns:
-            False if another consumer's result for this group got there first; ours is dropped.
+            False if another consumer's result for this group was first; ours is dropped.
         """
         first = await self.consumer.calls.call(
             "headrace_hand_off",
@@ -74,7 +74,7 @@ class Delivery:
 
 @contextlib.asynccontextmanager
 async def settle(delivery: Delivery) -> AsyncGenerator[None]:
-    """Bury the delivery if the body finds it malformed; any other failure leaves it pending."""
+    """Bury the delivery if the body raises MessageError. Any other failure leaves it pending."""
     try:
         yield
     except MessageError as error:
@@ -82,18 +82,18 @@ async def settle(delivery: Delivery) -> AsyncGenerator[None]:
 
 
 class StreamConsumer:
-    """This process's seat in one consumer group.
+    """This process's membership in one consumer group.
 
     Args:
         redis: Client of redis_connection.py.
         stream: Key of the stream.
-        consumer_group: Made by run creation, never here.
+        consumer_group: Name of the consumer group. The creation of the run makes it; this class never does.
         name: Stable across restarts, so that a restarted process finds its own pending entries.
         leases: Key of the consumer group's leases.
         dead: Key of the dead-letter stream.
-        reclaim_every_s: How often to look for entries of dead consumers; None never does.
-        max_deliveries: Deliveries after which an entry is buried unread; None never does.
-        look_every_s: How often to look whether Redis was started again.
+        reclaim_every_s: Seconds between two looks for entries of dead consumers; None never looks.
+        max_deliveries: The delivery at which an entry is buried unread; None never buries.
+        look_every_s: Seconds between two looks whether Redis was restarted.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class StreamConsumer:
         self._has_lost_a_reply = False
 
     async def may_have_own(self) -> bool:
-        """Return whether entries may be this consumer's already that it does not have: nobody else will take them.
+        """Return whether this consumer may own entries that it does not hold. No other consumer will take them.
 
-        Of a Redis that was started again, some may be back that were handed off.
+        After a restart of Redis, entries that were handed off may be back.
 
         Raises:
             UnavailableError: Redis did not answer for a minute.
@@ -138,7 +138,7 @@ class StreamConsumer:
         return bool(self._redelivered) or self._own_pending_after is not None or self._has_lost_a_reply
 
     async def read_own(self, *, count: int) -> list[Delivery]:
-        """Return up to ``count`` deliveries that are this consumer's already; it claims none.
+        """Return up to ``count`` deliveries that this consumer already owns. It claims no others.
 
         Raises:
             StateLostError: The stream or its consumer group is gone.
@@ -153,7 +153,7 @@ class StreamConsumer:
         return self._take_redelivered(count)
 
     async def read(self, *, count: int, block_s: float = BLOCK_S) -> list[Delivery]:
-        """Return up to ``count`` deliveries, or none after ``block_s``.
+        """Return up to ``count`` deliveries, or none after ``block_s`` seconds.
 
         Raises:
             StateLostError: The stream or its consumer group is gone.
@@ -168,7 +168,7 @@ class StreamConsumer:
             return self._take_redelivered(count)
         try:
             entries = await self._read_group(">", count=count, block_s=block_s)
-        except NO_ROOM:  # refused at once, and nothing was given to us
+        except NO_ROOM:  # refused at once; no entry was assigned to us
             await asyncio.sleep(block_s)
             return []
         except TRANSIENT:
@@ -177,7 +177,7 @@ class StreamConsumer:
         return [self._delivery(*entry) for entry in entries]
 
     async def take_what_the_dead_left(self) -> None:
-        """Reclaim until there is nothing to reclaim, so that older entries are read before newer ones."""
+        """Reclaim entries of dead consumers until there are none, so that older entries are read before newer ones."""
         while await self._reclaim_from_the_dead(_MAX_RECLAIMED):
             pass
 
@@ -200,10 +200,10 @@ class StreamConsumer:
         await self._redeliver(entries)
 
     async def _fetch_lost_replies(self) -> None:
-        """Find entries that were given to us in a reply that never came, or that are ours again.
+        """Find entries that a lost reply assigned to us, or that are ours again.
 
-        Not by reading our pending entries again: that counts as a delivery of those being worked on right now, and a
-        few bad moments of the network would bury them.
+        It does not read our pending entries again. That would count as a delivery of the entries in work right now, and
+        a few bad moments of the network would bury them.
         """
         pending = await self._pending(min="-", max="+", count=_MAX_PENDING, consumername=self.name)
         for entry_id in (item["message_id"] for item in pending):
@@ -214,9 +214,9 @@ class StreamConsumer:
         self._has_lost_a_reply = False
 
     async def _reclaim_from_the_dead(self, count: int) -> bool:
-        """Return whether there was anything to reclaim."""
+        """Reclaim entries of dead consumers. Return whether there were any."""
         try:
-            # Asked once: the second answer to a lost reply would be empty, though the entries are ours since the first.
+            # Called once: after a lost reply, a second answer would be empty, because the first made the entries ours.
             claimed = await call(
                 self.redis,
                 "headrace_reclaim",
@@ -238,7 +238,7 @@ class StreamConsumer:
     async def _redeliver(self, entries: list[tuple[str, str, bytes]]) -> None:
         for entry in entries:
             if entry[0] in self._in_hand:
-                continue  # our own again, by way of a consumer that took it over and died: the work is under way
+                continue  # ours again after a consumer that took it over died: the work is under way
             delivery = self._delivery(*entry)
             num_deliveries = await self._num_deliveries(delivery.entry_id)
             if self._max_deliveries is not None and num_deliveries >= self._max_deliveries:
@@ -273,7 +273,7 @@ class StreamConsumer:
             raise translate(error) from error
         if not reply:
             return []
-        # A pending entry whose stream entry was deleted comes back without fields: there is nothing left to do for it.
+        # A pending entry that was deleted from the stream has no fields here: there is nothing left to do for it.
         return [_entry(entry) for entry in reply[0][1] if entry[1]]
 
     def _delivery(self, entry_id: str, group_id: str, payload: bytes) -> Delivery:
@@ -282,9 +282,9 @@ class StreamConsumer:
 
 
 async def give_back(redis: Redis, *, stream: str, consumer_group: str, name: str) -> None:
-    """Leave all that a consumer has pending to the others, though it lives on and keeps its lease.
+    """Leave all pending entries of a consumer to the others, although it lives on and keeps its lease.
 
-    It goes to a name that has no lease, so it is reclaimed like what the dead left; it does not count as a delivery.
+    The entries move to a name without a lease, so they are reclaimed like a dead consumer's. This is not a delivery.
 
     Raises:
         UnavailableError: Redis did not answer for a minute.
@@ -299,7 +299,7 @@ async def give_back(redis: Redis, *, stream: str, consumer_group: str, name: str
                 stream, consumer_group, f"{name} gave it back", min_idle_time=0, message_ids=ids, justid=True
             )
 
-    with contextlib.suppress(ResponseError):  # the run is gone, and all of its streams
+    with contextlib.suppress(ResponseError):  # the run and all of its streams are gone
         await patiently(claim, what=f"giving back what is pending of {stream}", timeout_s=60.0)
 
 

@@ -1,12 +1,12 @@
-"""TLS: the certificate that a service shows, those that it trusts, and what to do where one is refused.
+"""TLS: a service's certificate, the CAs that are trusted, and what to do if a certificate is refused.
 
-    HEADRACE_TLS_CERT_FILE   the service's certificate, PEM, with those between it and the CA below it
+    HEADRACE_TLS_CERT_FILE   the service's certificate, PEM, followed by its intermediate certificates
     HEADRACE_TLS_KEY_FILE    its private key, PEM, without a password
-    HEADRACE_TLS_CA_FILE     CAs that are trusted where a service or a command calls another: these only
+    HEADRACE_TLS_CA_FILE     the only CAs that are trusted when a service or a command calls another service
 
-A certificate that is renewed is shown from the next handshake on, without a restart: the files are looked at whenever
-somebody connects, once a second at most. Files that do not fit each other, or cannot be read, change nothing and are in
-the log: the certificate that was read last stays.
+A renewed certificate is used from the next handshake on, without a restart: the files are checked at each new
+connection, at most once a second. If they do not fit each other, or cannot be read, that is logged, and the certificate
+that was read last stays in use.
 """
 
 import logging
@@ -30,19 +30,19 @@ CA_VARIABLE = "HEADRACE_TLS_CA_FILE"
 _LOOK_EVERY_S = 1.0
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _WRONG_NAME = frozenset({62, 64})
-"""Of X509_verify_cert_error_string: host name, IP address."""
+"""Codes of X509_verify_cert_error_string: wrong host name, wrong IP address."""
 
 
 class ServerCertificate:
-    """What a service shows to those who connect.
+    """The certificate that a service shows to clients.
 
     Args:
         cert_file: The certificate, with its chain.
-        key_file: Its key.
-        look_every_s: How often the files are looked at, at most.
+        key_file: The certificate's key.
+        look_every_s: Shortest time between two checks of the files.
 
     Raises:
-        UserError: They cannot be used.
+        UserError: The files cannot be used.
     """
 
     def __init__(self, cert_file: Path, key_file: Path, *, look_every_s: float = _LOOK_EVERY_S) -> None:
@@ -52,11 +52,11 @@ class ServerCertificate:
         self._marks = self._marks_now()
         self._newest = _loaded(cert_file, key_file)
         self.context = _loaded(cert_file, key_file)
-        """For a server: each handshake shows the certificate that is there by then."""
+        """For a server. Each handshake shows the newest certificate."""
         self.context.sni_callback = self._show_newest
 
     def make_context(self, *_: object) -> ssl.SSLContext:
-        """Return ``context``; for uvicorn, which asks for it with its own configuration."""
+        """Return ``context``. uvicorn calls this with its own configuration."""
         return self.context
 
     def _show_newest(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -84,21 +84,21 @@ class ServerCertificate:
 
 @dataclass(frozen=True)
 class PeerTls:
-    """How servers of ours are called over https.
+    """TLS settings for https calls to services.
 
     Args:
-        ca_file: CAs that are trusted, and no others; those of the certifi package if left out.
-        server_name: That certificates must be for; empty is the host of each address.
+        ca_file: The only CAs that are trusted; the certifi package's if None.
+        server_name: The name that certificates must have; if empty, the host of each address.
     """
 
     ca_file: Path | None = None
     server_name: str = ""
 
     def for_async_client(self) -> dict[str, Any]:
-        """Return arguments of httpx.AsyncClient.
+        """Return arguments for httpx.AsyncClient.
 
         Raises:
-            UserError: The file holds no certificates.
+            UserError: The file contains no certificates.
         """
 
         async def name_server(request: "httpx.Request") -> None:
@@ -109,14 +109,14 @@ class PeerTls:
 
 
 PUBLIC_TLS = PeerTls()
-"""Whom everybody trusts."""
+"""Trusts the CAs of the certifi package."""
 
 
 def trusted(ca_file: Path | None) -> ssl.SSLContext:
-    """Return a client's context that trusts the CAs of a file and no others; those of certifi without a file.
+    """Return a client's context that trusts only the CAs of a file; without a file, certifi's.
 
     Raises:
-        UserError: The file holds no certificates.
+        UserError: The file contains no certificates.
     """
     if ca_file is None:
         import httpx
@@ -124,14 +124,14 @@ def trusted(ca_file: Path | None) -> ssl.SSLContext:
         return httpx.create_ssl_context(trust_env=False)
     try:
         return ssl.create_default_context(cafile=str(ca_file))
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         raise UserError(f"{CA_VARIABLE}: {_why_unreadable(ca_file, error, 'certificates')}") from error
 
 
 def why_refused(server: ssl.SSLContext, client: ssl.SSLContext, *, host: str) -> str:
-    """Return why a client that reaches ``server`` under this name would refuse it; empty if it would not.
+    """Return why a client that reaches ``server`` under this name would refuse it; empty if it would accept it.
 
-    Tried in memory: nothing is sent anywhere.
+    The handshake takes place in memory: nothing is sent anywhere.
     """
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     theirs = server.wrap_bio(to_server, to_client, server_side=True)
@@ -147,11 +147,11 @@ def why_refused(server: ssl.SSLContext, client: ssl.SSLContext, *, host: str) ->
 
 
 def trouble_with(error: BaseException, *, host: str = "") -> str:
-    """Return what is wrong with TLS, and what to do, if that is why a call failed; empty if it is not.
+    """Return what is wrong with TLS and what to do, if TLS made a call fail; else an empty string.
 
     Args:
-        error: Of httpx, or of the ssl module.
-        host: That was called.
+        error: An exception of httpx or of the ssl module.
+        host: The host that was called.
     """
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -162,7 +162,7 @@ def trouble_with(error: BaseException, *, host: str = "") -> str:
 
 
 def why_away(error: "httpx.HTTPError | httpx.InvalidURL", *, url: str) -> str:
-    """Return why a server could not be asked, in words: what httpx says, unless it is about TLS."""
+    """Return why a server could not be asked: what is wrong with TLS, else httpx's message."""
     import httpx
 
     if trouble := trouble_with(error, host=urlsplit(url).hostname or ""):
@@ -213,7 +213,7 @@ def _loaded(cert_file: Path, key_file: Path) -> ssl.SSLContext:
         context.load_cert_chain(cert_file, key_file, password=_no_password)
     except _EncryptedError as error:
         raise UserError(f"HEADRACE_TLS_KEY_FILE: {key_file} has a password: give a key without one") from error
-    except OSError as error:  # ssl.SSLError is one; else a file went away this moment
+    except OSError as error:  # ssl.SSLError is one; another means that a file has just disappeared
         raise UserError(_why_not_loaded(cert_file, key_file, error)) from error
     return context
 
@@ -223,7 +223,7 @@ class _EncryptedError(Exception):
 
 
 def _no_password() -> str:
-    """Answer instead of a person at a terminal, whom OpenSSL would ask."""
+    """Raise an error instead of letting OpenSSL ask for a password at the terminal."""
     raise _EncryptedError
 
 

@@ -1,7 +1,7 @@
-"""All variables that anything of headrace reads, so that a mistyped one is told from what somebody else is told.
+"""All variables that headrace reads, so that a mistyped variable can be told from one for another process.
 
-Services on one machine are often started with one environment, which may be that of a Compose stack, too; what none of
-them reads was meant for something else, or is a mistake that nobody would notice.
+Services on one machine often share one environment, which may also be that of a Compose stack. A variable that none of
+them reads was meant for something else, or is a mistake that would go unnoticed.
 """
 
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 PREFIX = "HEADRACE_"
 SIMULATED = "HEADRACE_SIMULATED_"
-"""Names of the simulated generator's begin so; it alone knows which there are."""
+"""Prefix of the simulated generator's variables. Only that generator knows their names."""
 _OF_SERVICES = """
     ADVERTISE_URL API_KEY API_KEYS_FILE API_KEY_FILE BWRAP CHECK_TIMEOUT_S COLLECTIVE_TIMEOUT_S DATASET_CHECK_TIMEOUT_S
     DATA_ROOTS DRAIN_S ENGINE_ARGS ENGINE_CHECK_TIMEOUT_S ENGINE_START_TIMEOUT_S FIRST_BACKOFF_S GPUS_PER_REPLICA
@@ -31,9 +31,9 @@ _OF_SERVICES = """
     TLS_KEY_FILE WEIGHT_ROOTS WORKER_MEMORY_MIB WORKER_OPEN_FILES
 """
 SETTINGS = frozenset(_OF_SERVICES.split())
-"""Of the services, without the prefix."""
+"""Variables of the services, without the prefix."""
 OTHERS = frozenset({"URL", "STATE_DIR", "LAUNCHER_PID", "PARENT_PID", "ENGINE_FAILURE_FILE"})
-"""Of the command line, and what processes tell their children."""
+"""Variables of the command line, and variables that processes set for their children."""
 _OF_DEPLOYMENT = """
     API_KEYS TLS BUILD_NETWORK CGROUP_DIR CPU_GENERATOR_CPUS CPU_GENERATOR_MEMORY CPU_KVCACHE_GIB CPU_TRAINER_CPUS
     CPU_TRAINER_MEMORY CPU_TRAINER_THREADS DATA GENERATORS GENERATOR_GPUS GENERATOR_MEMORY GPU_RUNTIME GRAFANA_IMAGE
@@ -43,17 +43,17 @@ _OF_DEPLOYMENT = """
     TRAINER_MEMORY VERSION VLLM_IMAGE WEIGHTS
 """
 DEPLOYMENT = frozenset(_OF_DEPLOYMENT.split())
-"""Of deploy/.env.example and the files beside it. No service reads them, so none is what somebody meant to write."""
+"""Variables of deploy/.env.example and the files beside it. No service reads them, so none is suggested to a user."""
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP)|$)")
-"""What Kubernetes puts into each pod about Services called headrace-..., unless enableServiceLinks is false."""
+"""Variables that Kubernetes sets in each pod for Services called headrace-..., unless enableServiceLinks is false."""
 
 
 def warn_of_unknown_variables(environment: Mapping[str, str], *, simulated: Iterable[str] = ()) -> None:
-    """Say which variables no service reads, each with the nearest name that somebody does; never their values.
+    """Warn of variables that no service reads, each with the most similar known name. Values are never logged.
 
     Args:
-        environment: Of this process.
-        simulated: Settings of the simulated generator; if none are given, all of its variables are let pass.
+        environment: This process's environment.
+        simulated: Settings of the simulated generator. If none are given, all variables with its prefix are accepted.
     """
     of_simulated = [f"{SIMULATED}{name.upper()}".removeprefix(PREFIX) for name in simulated]
     known = [*sorted(SETTINGS | OTHERS), *of_simulated]
@@ -63,6 +63,6 @@ def warn_of_unknown_variables(environment: Mapping[str, str], *, simulated: Iter
             continue
         if _SERVICE_LINK.search(name) and (not name.endswith("_PORT") or "://" in value):
             continue
-        near = nearest(own, known)  # the prefix would make all names alike
+        near = nearest(own, known)  # without the prefix, which would make all names similar
         hint = f"; did you mean {PREFIX}{near}?" if near else ""
         log.warning("%s is ignored: no service of headrace reads a variable of this name%s", name, hint)

@@ -1,10 +1,10 @@
-"""Checksums of weights, at the speed of memory: they find damage, not malice.
+"""Checksums of weights, at the speed of memory. They find damage, not malice.
 
     bytes of a parameter --> digest of the parameter    (name, digest) of all --> checksum of the set
 
-The bytes are taken as a matrix of 64-bit words; its row sums and column sums, both modulo 2**64, are hashed with
-BLAKE2b. One changed word changes a sum of each kind, and words or blocks that trade places change one of the two. A
-hash over all bytes is slower than the transfers that this is to check.
+The bytes are taken as a matrix of 64-bit words. Its row sums and column sums, both modulo 2**64, are hashed with
+BLAKE2b. One changed word changes a sum of each kind. Words or blocks that trade places change one of the two. A hash
+over all bytes would be slower than the transfers that it checks.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 WORDS_A_ROW: Final = 512
-"""What fills no row is hashed as it is."""
+"""Bytes that do not fill a row are hashed as they are."""
 _ROW_BYTES = 8 * WORDS_A_ROW
 _DIGEST_BYTES = 16
 _BLOCK_ROWS = 64
-"""Rows that are summed at a time, both ways: 256 KiB stay in a cache."""
+"""Rows that are summed at a time, in both directions: 256 KiB stay in a cache."""
 
 
 def digest(data: Bytes) -> bytes:
@@ -39,12 +39,12 @@ def digest(data: Bytes) -> bytes:
 
 
 def digest_of_sums(num_bytes: int, row_sums: bytes, column_sums: bytes, rest: bytes) -> bytes:
-    """Return the digest of bytes that were summed elsewhere, such as on a GPU.
+    """Return the digest of bytes whose sums were computed elsewhere, such as on a GPU.
 
     Args:
-        num_bytes: How many there are.
-        row_sums: Of each row of 512 little-endian 64-bit words, in order.
-        column_sums: Of the 512 columns.
+        num_bytes: The number of bytes.
+        row_sums: The sum of each row of 512 little-endian 64-bit words, in order.
+        column_sums: The sums of the 512 columns.
         rest: The bytes after the last row.
     """
     found = hashlib.blake2b(num_bytes.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
@@ -56,7 +56,7 @@ def digest_of_sums(num_bytes: int, row_sums: bytes, column_sums: bytes, rest: by
 
 
 def checksum(digests: Iterable[tuple[str, bytes]]) -> str:
-    """Return the checksum of a set of named parameters, whatever their order."""
+    """Return the checksum of a set of named parameters. Their order does not matter."""
     found = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name, one in sorted(digests):
         encoded = name.encode()

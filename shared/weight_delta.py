@@ -1,17 +1,17 @@
-"""What one parameter became since the last push, as bytes on the wire. Lossless, and says of itself what it is.
+"""The changes of one parameter since the last push, as bytes on the wire. Lossless and self-describing.
 
     header | positions of the changed elements | their new bits | CRC-32 of all of it
 
 After an optimizer step with a small learning rate most elements of a bfloat16 parameter keep all their bits, and most
 of the others move to a neighbouring number. Elements are compared and written as integers of their size, so that -0.0,
-NaN payloads and dtypes that numpy does not know come through as they are.
+NaN payloads and dtypes that numpy does not know are kept exactly.
 
-    positions   none     nothing changed, or all of it is sent
-                gaps     elements between one change and the next, a byte each; 255 is "255 more, and go on"
-                bitmap   a bit an element, least significant first
+    positions   none     nothing changed, or every element is sent
+                gaps     elements between one change and the next, one byte each; 255 means "255 more, and go on"
+                bitmap   one bit for each element, least significant first
     values      whole    every element of the parameter, as it is
                 raw      every changed element, as it is
-                steps    new minus old as integers, a byte each; -128 is "see the elements that follow, as they are"
+                steps    new minus old as integers, one byte each; -128 means "see the elements that follow, as is"
 
 Integers are little-endian. Encoder: delta_encoding.py of the trainer. Decoder: delta_decoding.py of the generator.
 """
@@ -33,7 +33,7 @@ INTEGERS: Final[dict[int, np.dtype[np.signedinteger[Any]]]] = {
     4: np.dtype("<i4"),
     8: np.dtype("<i8"),
 }
-"""Element size in bytes to the integers that elements are compared as."""
+"""Element size in bytes to the integer type in which elements are compared."""
 
 _HEADER = struct.Struct("<4sBBBxQQQ")
 _CRC = struct.Struct("<I")
@@ -57,12 +57,12 @@ class Values(IntEnum):
 
 @dataclass(frozen=True)
 class Delta:
-    """One parameter's delta, taken apart but not yet looked into.
+    """One parameter's delta, split into its parts, which are not decoded yet.
 
     Attributes:
         item_bytes: Size of an element.
-        num_elements: Of the parameter.
-        num_changed: Of them; all for ``Values.WHOLE``.
+        num_elements: Number of elements of the parameter.
+        num_changed: Number of elements that changed; all for ``Values.WHOLE``.
     """
 
     positions_as: Positions
@@ -74,7 +74,7 @@ class Delta:
     values: bytes
 
     def to_bytes(self) -> bytes:
-        """Return it as it travels."""
+        """Return the delta as it travels."""
         header = _HEADER.pack(
             MAGIC,
             self.positions_as,
@@ -89,10 +89,10 @@ class Delta:
 
 
 def parse_delta(data: bytes) -> Delta:
-    """Take a delta apart.
+    """Split a delta into its parts.
 
     Raises:
-        ValueError: It is cut off, damaged, or none at all; the message is a sentence.
+        ValueError: The bytes are cut off, damaged, or not a delta at all. The message is a sentence.
     """
     if len(data) < _HEADER.size + _CRC.size:
         raise ValueError(f"a delta of {len(data)} bytes is cut off")

@@ -1,9 +1,9 @@
-"""What a version of the weights consists of on disk. The manifest is written last: without one, there is no version.
+"""The files of one version of the weights on disk. The manifest is written last: without one, there is no version.
 
     <weight_dir>/<run id>/00000003-00000017-v42/      incarnation of the trainer, number within it, policy version
         weights-00001-of-00002.safetensors            parameters (full), or their deltas as uint8 tensors (delta)
         weights-00002-of-00002.safetensors
-        manifest.json                                 size and digest of each file, checksum of the whole set after it
+        manifest.json                                 size and digest of each file, checksum of the resulting whole set
 
 A delta names the directory it starts from. Following these names from any version leads to a full one.
 """
@@ -24,7 +24,7 @@ from shared.weight_store import WeightStore
 
 MANIFEST: Final = "manifest.json"
 RANGE_BYTES: Final = 16 << 20
-"""Of a file, read at a time: a fraction of a second over any network that weights are sent over."""
+"""Bytes of a file to read at a time. They take a fraction of a second over any network that weights are sent over."""
 _NAME: Final = re.compile(VERSION_NAME)
 
 
@@ -41,7 +41,7 @@ class WeightFile(_Body):
 
 
 class Manifest(_Body):
-    """One version."""
+    """The manifest of one version."""
 
     format_version: Literal[1] = 1
     run_id: str
@@ -62,12 +62,12 @@ class Manifest(_Body):
 
 
 def version_name(*, incarnation: int, number: int, policy_version: int) -> str:
-    """Return the directory of a version; names sort in the order of writing."""
+    """Return the name of a version's directory. Names sort in the order of writing."""
     return f"{incarnation:08d}-{number:08d}-v{policy_version}"
 
 
 def is_version_name(name: str) -> bool:
-    """Return whether a directory is one of these, and no one else's."""
+    """Return whether a directory's name is that of a version. Other directories are not ours."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -77,15 +77,15 @@ def file_name(index: int, count: int) -> str:
 
 
 def describe_file(name: str, data: bytes) -> WeightFile:
-    """Return what the manifest says of a file."""
+    """Return the manifest's entry for a file."""
     return WeightFile(name=name, num_bytes=len(data), digest=_digest(data))
 
 
 def write_manifest(store: WeightStore, directory: str, manifest: Manifest) -> DiskPlace:
-    """Write it, which publishes the version, and return where that is.
+    """Write the manifest, which publishes the version, and return the version's place.
 
     Raises:
-        PushError: It could not be written.
+        PushError: The manifest could not be written.
     """
     data = manifest.model_dump_json(indent=1).encode()
     store.write(f"{directory}/{MANIFEST}", data)
@@ -96,7 +96,7 @@ def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = No
     """Return the manifest of a version.
 
     Raises:
-        PushError: There is none, it is damaged, or, given ``sha256``, it is not the one that is meant.
+        PushError: There is no manifest, it is damaged, or its hash is not the given ``sha256``.
     """
     data = store.read(f"{directory}/{MANIFEST}")
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
@@ -108,23 +108,23 @@ def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = No
 
 
 def read_file(store: WeightStore, directory: str, file: WeightFile, *, check: Callable[[], None]) -> bytes:
-    """Return a file that is what the manifest says.
+    """Return a file's bytes, after checking them against the manifest.
 
     Args:
-        store: Where it is.
-        directory: Of its version.
-        file: Its entry in the manifest.
-        check: Called before each range is read; what it raises ends the reading.
+        store: The store that has the version.
+        directory: The version's directory.
+        file: The file's entry in the manifest.
+        check: Called before each range is read. An exception that it raises ends the reading.
 
     Raises:
-        PushError: It is missing or damaged.
+        PushError: The file is missing or damaged.
     """
     path = f"{directory}/{file.name}"
     ranges: list[bytes] = []
     for start in range(0, file.num_bytes, RANGE_BYTES):
         check()
         is_last = file.num_bytes - start <= RANGE_BYTES
-        # A byte more than there should be shows a file that is too long; a range that begins at its end, stores refuse.
+        # One byte too many shows a file that is too long. Stores refuse a range that begins at the end of a file.
         end = file.num_bytes + 1 if is_last else start + RANGE_BYTES
         ranges.append(store.read_range(path, start, end))
         if len(ranges[-1]) < min(RANGE_BYTES, file.num_bytes - start):

@@ -1,9 +1,9 @@
-"""Where the weights of a push are, for the transports that move no bytes between two processes: bodies of control.py.
+"""The places of pushed weights, for transports that move no bytes between two processes. Bodies of control.py.
 
-    disk   a version's directory under the run's, which both ends can reach
+    disk   a version's directory below the run's, which both ends can reach
     ipc    a buffer in the memory of a GPU that both processes use
 
-What is written here is checked before it is used: a name has no path in it, and a handle is bytes and numbers.
+Every value is checked before it is used: a name contains no path, and a handle is bytes and numbers.
 """
 
 import base64
@@ -13,7 +13,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MAX_BYTES: Final = 2**53
-"""No machine has more, and every reader of JSON has the number exactly."""
+"""No machine has more, and every reader of JSON represents the number exactly."""
 _MAX_HANDLE_CHARS: Final = 1024
 
 
@@ -27,7 +27,7 @@ def _is_base64(text: str) -> str:
 
 Base64 = Annotated[str, Field(max_length=_MAX_HANDLE_CHARS), AfterValidator(_is_base64)]
 VERSION_NAME: Final = r"[0-9]{8}-[0-9]{8}-v[0-9]{1,12}"
-"""Directory of one version: incarnation of the trainer, number within it, policy version."""
+"""Directory name of one version: incarnation of the trainer, number within it, policy version."""
 
 
 class _Body(BaseModel):
@@ -35,16 +35,16 @@ class _Body(BaseModel):
 
 
 class DiskPlace(_Body):
-    """One version under the run's directory, which the join body names."""
+    """One version below the run's directory. The join body names that directory."""
 
     name: str = Field(pattern=f"^{VERSION_NAME}$")
     manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Of its manifest, so that it is the one meant")
 
 
 class IpcBuffer(_Body):
-    """CUDA memory that another process has exported: what torch's ``_share_cuda_`` returns, field by field.
+    """CUDA memory that another process has exported: the values that torch's ``_share_cuda_`` returns.
 
-    Handles are opaque bytes of the driver; nothing of this is ever unpickled.
+    Handles are opaque bytes of the driver. None of this is ever unpickled.
     """
 
     device_uuid: str = Field(pattern="^[0-9a-fA-F-]{32,36}$")

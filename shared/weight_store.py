@@ -1,10 +1,10 @@
-"""Small and large files of weights under one root: a local directory, or an object store through fsspec.
+"""Stores files of weights under one root: a local directory, or an object store through fsspec.
 
     write(path, bytes)   appears whole or not at all      read(path)   all of it
     names()              directories under the root       read_range(path, start, end)   some of it
                                                           remove(name) a directory with all that is in it
 
-A local root needs no fsspec. Every call blocks, and an object store keeps its own deadlines.
+A local root needs no fsspec. Every call blocks. An object store has its own deadlines.
 """
 
 import contextlib
@@ -22,33 +22,33 @@ _ASIDE: Final = ".part"
 
 
 class StoreError(PushError):
-    """The store could not be read or written now."""
+    """The store cannot be read or written now."""
 
 
 class WeightStore(Protocol):
-    """Where versions are kept. Paths are relative, ``directory/file``."""
+    """A store of versions. Paths are relative, ``directory/file``."""
 
     def write(self, path: str, data: Data) -> None:
-        """Write a file whole, and in such a way that a crash leaves either all of it or nothing of that name.
+        """Write a whole file. After a crash, either all of it exists or no file of that name.
 
         Raises:
-            StoreError: It could not be written.
+            StoreError: The file could not be written.
         """
         ...
 
     def read(self, path: str) -> bytes:
-        """Return a file.
+        """Return a file's bytes.
 
         Raises:
-            StoreError: It is not there, or cannot be read.
+            StoreError: The file does not exist, or cannot be read.
         """
         ...
 
     def read_range(self, path: str, start: int, end: int) -> bytes:
-        """Return bytes ``start`` to ``end`` of a file, the latter not included; fewer if it ends before.
+        """Return bytes ``start`` to ``end`` of a file, ``end`` excluded; fewer if the file ends before.
 
         Raises:
-            StoreError: It is not there, or cannot be read.
+            StoreError: The file does not exist, or cannot be read.
         """
         ...
 
@@ -73,20 +73,20 @@ def open_store(root: str) -> WeightStore:
     """Return the store at an absolute path or URL.
 
     Raises:
-        UserError: fsspec has no package for such URLs here.
+        UserError: The package that fsspec needs for such URLs is not installed.
     """
     path = root.removeprefix("file://")
     return FsspecStore(root) if "://" in path else LocalStore(Path(path))
 
 
 class LocalStore:
-    """A directory of this machine, or one that is mounted here."""
+    """A local or mounted directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def write(self, path: str, data: Data) -> None:
-        """See WeightStore. The bytes are on the disk before the name is."""
+        """See WeightStore. The bytes are on the disk before the file has its name."""
         target = self._root / path
         aside = target.with_name(f"{target.name}{_ASIDE}")
         try:
@@ -145,7 +145,7 @@ class FsspecStore:
 
         scheme = root.partition("://")[0]
         try:
-            # Listings of its own would hide what another process has written since.
+            # fsspec's cached listings would hide what another process has written since.
             self._files: Any = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)  # pyright: ignore[reportUnknownMemberType]
         except (ImportError, ValueError) as error:
             raise UserError(
@@ -200,7 +200,7 @@ def _sync_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _translated(what: str) -> Generator[None]:
-    """Make a sentence of whatever a store raises: each of fsspec's packages has errors of its own."""
+    """Turn every error of a store into a StoreError with a sentence. Each package of fsspec has its own exceptions."""
     try:
         yield
     except Exception as error:

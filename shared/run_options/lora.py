@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from shared.run_options.section import Section
 
 _RANKS_OF_VLLM = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""An engine is started for one of these, and serves adapters up to it."""
+"""An engine is started with one of these ranks, and serves adapters up to it."""
 _ALL_LINEAR = "all-linear"
 _NOT_LAYERS = {
     "lm_head": "the last projection is fused with the loss",
@@ -18,7 +18,7 @@ _NOT_LAYERS = {
 
 
 class LoraOptions(Section):
-    """Options of lora.py and frozen_base.py of the trainer, and of engine_spec.py of the generator."""
+    """Options of the trainer's lora.py and frozen_base.py, and of the generator's engine_spec.py."""
 
     # LoRA
     use_peft: bool = Field(default=False, description="Train LoRA adapters instead of all weights")

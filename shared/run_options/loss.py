@@ -1,7 +1,7 @@
-"""What is minimised: TRL's GRPO losses, the correction for stale and foreign samples, KL and entropy terms.
+"""Options about the loss: TRL's GRPO losses, the correction for stale and foreign samples, KL and entropy terms.
 
 Names, defaults and meanings are those of ``GRPOConfig`` in TRL 1.16; docs/algorithms.md has the equations. An option
-that nothing would read is refused, where TRL would ignore it in silence.
+that would have no effect is refused, where TRL would ignore it silently.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _CLIPPED: tuple[LossType, ...] = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
 
 
 class LossOptions(Section):
-    """Options of loss.py, importance.py and advantages.py of the trainer."""
+    """Options of the trainer's loss.py, importance.py and advantages.py."""
 
     loss_type: LossType = Field(default="dapo", description="Which loss; docs/algorithms.md has the equations")
     importance_sampling_level: Literal["token", "sequence"] = Field(
@@ -47,7 +47,7 @@ class LossOptions(Section):
         default="sum_then_normalize", description="normalize_then_sum normalises each reward function by itself (GDPO)"
     )
 
-    # What is left out of the loss
+    # Tokens and completions left out of the loss
     mask_truncated_completions: bool = Field(
         default=False, description="Leave completions that hit max_completion_length out of the loss"
     )
@@ -122,7 +122,7 @@ class LossOptions(Section):
         return self
 
     def _unread(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield options that nothing reads, with the reason."""
+        """Yield options that would have no effect, with the reason."""
         if self.loss_type not in _CLIPPED:
             reason = f"loss_type {self.loss_type} does not clip; {', '.join(_CLIPPED)} do"
             yield reason, ("epsilon", "delta")
@@ -239,10 +239,10 @@ class LossOptions(Section):
         return 1 - self.epsilon, 1 + (self.epsilon if self.epsilon_high is None else self.epsilon_high)
 
     def correction_bounds(self) -> tuple[float | None, float | None]:
-        """Return the lower and the upper bound of the generator-to-trainer weights; None is no bound."""
+        """Return the lower and the upper bound of the generator-to-trainer weights; None means no bound."""
         upper = self.vllm_importance_sampling_cap or self.vllm_importance_sampling_clip_max
         return self.vllm_importance_sampling_clip_min, upper
 
     def steps_per_batch(self) -> int:
-        """Return the optimizer steps that are made on one batch of groups."""
+        """Return the number of optimizer steps on one batch of groups."""
         return self.num_iterations * self.steps_per_generation

@@ -1,7 +1,7 @@
-"""Learning-rate schedules: their names, what each takes in ``lr_scheduler_kwargs``, and whether one fits a run.
+"""Learning-rate schedules: their names, the options of each in ``lr_scheduler_kwargs``, and whether one fits a run.
 
-Names and meanings are transformers' ``get_scheduler``, which makes the schedule itself (optimizer.py of the trainer). A
-mistake in them is to be told at submit, and what validates a run must not load torch: hence the table here.
+Names and meanings are transformers' ``get_scheduler``, which makes the schedule itself (optimizer.py of the trainer).
+Mistakes are reported at submit, and the validation of a run must not load torch. So the options are listed here.
 """
 
 import math
@@ -28,7 +28,7 @@ _FOLLOWS_A_METRIC = (
     "policy does; use one that is a function of the step, such as cosine_with_min_lr"
 )
 REFUSED_TYPES = {"reduce_lr_on_plateau": _FOLLOWS_A_METRIC, "greedy": _FOLLOWS_A_METRIC}
-"""Types of transformers that a run does not offer, with the reason."""
+"""Schedules of transformers that a run does not offer, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,19 +85,19 @@ _POLYNOMIAL_LR_END = 1e-7
 
 @dataclass(frozen=True)
 class LrSchedule:
-    """A schedule as a run asks for it."""
+    """A schedule as a run's settings describe it."""
 
     type: LrSchedulerType
     kwargs: Mapping[str, KwargValue]
     learning_rate: float
     warmup_steps: float
-    """A number of steps, or, below 1, a share of the run's."""
+    """A number of steps; below 1, a share of the run's steps."""
 
     def check(self) -> None:
-        """Check what can be known without the length of the run.
+        """Check everything that does not depend on the length of the run.
 
         Raises:
-            ValueError: There is no such schedule; says what to write instead.
+            ValueError: The schedule is wrong; the message says what to write instead.
         """
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
             raise ValueError(
@@ -118,7 +118,7 @@ class LrSchedule:
         self._check_rates()
 
     def _check_rates(self) -> None:
-        """Check what the schedule ends at, against ``learning_rate``, where it begins."""
+        """Check that the schedule says where it ends, and that it ends below ``learning_rate``."""
         if self.type == "warmup_stable_decay" and "num_decay_steps" not in self.kwargs:
             raise ValueError(
                 "lr_scheduler_type warmup_stable_decay needs to know how long the last stage is; "
@@ -145,11 +145,11 @@ class LrSchedule:
         return math.ceil(total_steps * self.warmup_steps)
 
     def misfit(self, total_steps: int, *, run: str) -> tuple[str, str] | None:
-        """Return the option at fault and a sentence if the schedule does not fit a run of so many steps, else None.
+        """Return the wrong option and a sentence if the schedule does not fit a run of so many steps, else None.
 
         Args:
             total_steps: Optimizer steps of the run.
-            run: What the sentence calls it, with its number of steps.
+            run: The run's name in the sentence, with its number of steps.
         """
         warmup = self.num_warmup_steps(total_steps)
         if warmup > total_steps:

@@ -1,4 +1,4 @@
-"""How weights travel from the trainer to the generators, and what becomes of the engine meanwhile."""
+"""Options about the weight push, and about the engine meanwhile."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -11,7 +11,7 @@ WantedTransport = Literal["auto", "nccl", "ipc", "gloo", "disk"]
 PushEncoding = Literal["auto", "full", "delta"]
 
 _SCHEMES = ("file", "s3", "gs", "gcs", "az", "abfs")
-"""What fsspec may be asked for: stores of files. Others of its schemes fetch from the web, or chain into each other."""
+"""Schemes of fsspec that are stores of files. Others fetch from the web, or chain into each other."""
 _URL = re.compile(r"([a-z0-9]+)://(.+)")
 
 

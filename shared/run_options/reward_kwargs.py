@@ -1,6 +1,6 @@
 """Extra keyword arguments of reward functions, by function: ``reward_kwargs: {NAME: {ARGUMENT: value}}``.
 
-Values are what JSON has. They are stored with the run and shown with its settings, so they are no place for secrets.
+Values are JSON. They are stored with the run and shown with its settings, so they must not be secrets.
 """
 
 import math
@@ -18,14 +18,14 @@ MAX_REWARD_FUNCS = 64
 GIVEN_ARGUMENTS = frozenset(
     {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "prompt", "completion"}
 )
-"""What every function is given under these names, or columns that are passed on under others."""
+"""Arguments that every function is given, and columns that are passed on under other names."""
 MAX_DEPTH = 32
 MAX_CHARACTERS = 256 * 1024
-"""Of all values of a run together: they travel with every call."""
+"""Limit for all values of a run together, because they travel with every call."""
 
 
 def check_reward_kwargs(kwargs: RewardKwargs, reward_funcs: Collection[str]) -> None:
-    """Raise ValueError, with a sentence, if these are no keyword arguments for these functions."""
+    """Raise ValueError, with a sentence, if these are not valid keyword arguments for these functions."""
     strangers = [name for name in kwargs if name not in reward_funcs]
     if strangers:
         raise ValueError(
@@ -45,7 +45,7 @@ def check_reward_kwargs(kwargs: RewardKwargs, reward_funcs: Collection[str]) -> 
 
 
 def also_columns(kwargs: Mapping[str, Mapping[str, Any]], columns: Collection[str]) -> list[str]:
-    """Return a sentence for each function with an argument that the dataset has as a column, too."""
+    """Return a sentence for each function with an argument that is also a column of the dataset."""
     return [
         f"{function} is given {_quoted(doubles)} by reward_kwargs and by the dataset, which has a column of that name; "
         "rename one of them, or choose the columns that go to reward functions with `columns`"
@@ -55,7 +55,7 @@ def also_columns(kwargs: Mapping[str, Mapping[str, Any]], columns: Collection[st
 
 
 def _characters(value: object, *, where: str) -> int:
-    """Return about how long a value is as JSON; raises ValueError for what is none."""
+    """Return about how long a value is as JSON. Raises ValueError if it is not JSON."""
     pending: list[tuple[object, int]] = [(value, 0)]
     num_characters = 0
     while pending:

@@ -1,4 +1,4 @@
-"""What every section of a run's options has in common."""
+"""The base class of all sections of a run's options."""
 
 from typing import Annotated
 
@@ -8,11 +8,11 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 LARGEST = 2**53
-"""The largest whole number in a run: what every reader of JSON has exactly."""
+"""The largest whole number in a run: every reader of JSON represents it exactly."""
 
 
 class Section(BaseModel):
-    """Options that belong together. Unknown keys are refused, types are not coerced, NaN is no number."""
+    """Options that belong together. Unknown keys are refused, types are not coerced, and NaN is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""How the trainer computes: optimizer, memory, devices."""
+"""Options about the trainer's computation: optimizer, memory, devices."""
 
 import math
 from typing import Annotated, Any, Literal, Self, cast
@@ -12,7 +12,7 @@ Attention = Literal["auto", "sdpa", "eager", "flash_attention_2", "flash_attenti
 
 
 class TrainingOptions(Section):
-    """Options of policy_core.py of the trainer."""
+    """Options of the trainer's policy_core.py."""
 
     max_steps: int = Field(default=-1, ge=-1, description="Optimizer steps; -1 derives them from num_train_epochs")
     num_train_epochs: float = Field(default=3.0, gt=0)
@@ -79,5 +79,5 @@ class TrainingOptions(Section):
         return self
 
     def lr_schedule(self) -> LrSchedule:
-        """Return the schedule of the learning rate."""
+        """Return the learning-rate schedule."""
         return LrSchedule(self.lr_scheduler_type, self.lr_scheduler_kwargs or {}, self.learning_rate, self.warmup_steps)

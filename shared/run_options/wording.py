@@ -1,8 +1,8 @@
-"""Says what is wrong with a value in the words of a run file, where the library that checks it speaks of Python.
+"""Describes a wrong value in the terms of a run file, because the library that checks it uses Python's.
 
     Input should be a valid integer   -->   must be a whole number, and is text; write it without quotes
 
-Of a value only its kind is told: it may be large or secret.
+Only the kind of a value is shown, because the value may be large or secret.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,14 +38,14 @@ _BOUND: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "literal_error": lambda limits: _one_of(str(limits["expected"]).replace("'", "")),
 }
 EMPTY = ", and is empty"
-"""What the sentence ends with where nothing was given."""
+"""The end of the sentence if nothing was given."""
 
 
 def what_is_wrong(items: Sequence[ErrorDetails]) -> str:
-    """Return a sentence without subject: why a value is refused, by each of the kinds of value it might have been.
+    """Return why a value is refused, as a sentence without its subject. It names every kind of value that is allowed.
 
     Args:
-        items: Of one value. Several are alternatives, none of which it is.
+        items: The errors of one value. Several errors are alternatives, none of which fits.
     """
     if items[0]["type"] == "value_error":
         return items[0]["msg"].removeprefix("Value error, ")
@@ -66,7 +66,7 @@ def _wanted(item: ErrorDetails) -> str:
 
 
 def _but_is(value: object, wanted: Iterable[str]) -> str:
-    """Return what was given instead, and how to write what is probably meant."""
+    """Return what was given instead, and how to write what was probably meant."""
     if value is None:
         return EMPTY
     if isinstance(value, str):
@@ -92,7 +92,7 @@ def _but_is_scalar(value: bool | float, wanted: Iterable[str]) -> str:
 
 
 def _reads_as(text: str, wanted: Iterable[str]) -> bool:
-    """Whether a text would be what is wanted if it were no text."""
+    """Whether a text would be of a wanted kind if it were written without quotes."""
     if "true or false" in wanted:
         return text.lower() in ("true", "false")
     try:

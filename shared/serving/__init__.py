@@ -1,1 +1,1 @@
-"""The HTTP server of every service: bounds the time and memory that a client can use before its key is checked."""
+"""The HTTP server of every service. It limits the time and memory a client can use before its key is checked."""

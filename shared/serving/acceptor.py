@@ -1,12 +1,12 @@
-"""Accepts connections, and bounds their number by closing idle ones instead of refusing new ones.
+"""Accepts connections, and limits their number by closing idle ones instead of refusing new ones.
 
     listening socket --> [open: <= max_connections] --> uvicorn's protocol
                               |
-                              one more: the oldest idle one of the peer that has the most is closed
+                              one more: the oldest idle connection of the peer with the most is closed
 
-The peer with the most connections loses one, so a client with a thousand idle connections displaces nobody else, and a
-probe always gets in. A new connection is turned away only if every open one has a request under way, and
-``max_requests`` is far below ``max_connections``. asyncio's own server has no such bound; when file descriptors run
+The peer with the most connections loses one. So a client with a thousand idle connections displaces no other client,
+and a probe always gets in. A new connection is refused only if every open one has a request under way, and
+``max_requests`` is far below ``max_connections``. asyncio's own server has no such limit; when file descriptors run
 out, it retries without a pause and logs a stack trace each time.
 """
 
@@ -31,13 +31,13 @@ _LOG_EVERY_S = 60.0
 
 
 class Acceptor:
-    """The connections of one listening socket; has what uvicorn asks of a server.
+    """The connections of one listening socket, with the interface that uvicorn expects of a server.
 
     Args:
-        listener: Bound, and belongs to the caller.
+        listener: A bound socket, which the caller closes.
         make_protocol: Makes uvicorn's protocol for a connection.
-        limits: Their number and deadlines.
-        tls: Certificates; none serves plain HTTP.
+        limits: The most connections, and their deadlines.
+        tls: Context with certificates; None serves plain HTTP.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(BUFFER_BYTES)
         self._of_peer: dict[str, dict[Connection, None]] = {}
-        """By peer, longest idle first."""
+        """Connections by peer, the longest idle first."""
         self._num_connections = 0
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -72,7 +72,7 @@ class Acceptor:
                 connection.enforce_deadlines(now)
 
     def close(self) -> None:
-        """Accept nothing any more; connections with a request under way are left."""
+        """Stop accepting connections. Connections with a request under way stay open."""
         self._loop.remove_reader(self._listener)
         if self._retry is not None:
             self._retry.cancel()
@@ -83,7 +83,7 @@ class Acceptor:
                 connection.stop_lingering()
 
     async def wait_closed(self) -> None:
-        """Do nothing: uvicorn has waited for the connections."""
+        """Do nothing, because uvicorn has already waited for the connections."""
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -132,7 +132,7 @@ class Acceptor:
             await self._loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake_timeout_s
             )
-        except OSError as error:  # of the handshake: ssl.SSLError and TimeoutError are among them
+        except OSError as error:  # errors of the handshake, such as ssl.SSLError and TimeoutError
             log.debug("a connection of %s did not open: %s", connection.peer, error)
             self._forget(connection)
             accepted.close()
@@ -176,7 +176,7 @@ class Acceptor:
             del self._of_peer[connection.peer]
 
     def _log(self, kind: str, text: str, *arguments: Any) -> None:
-        """Log what could be logged for every connection, at most once a minute."""
+        """Log a message that every connection could cause, at most once a minute."""
         now = self._loop.time()
         if now - self._logged_at.get(kind, -_LOG_EVERY_S) >= _LOG_EVERY_S:
             self._logged_at[kind] = now

@@ -1,4 +1,4 @@
-"""Answers HEAD wherever there is GET: with the same status and headers, and without a body. Pure ASGI.
+"""Answers HEAD wherever there is GET, with the same status and headers and without a body. Pure ASGI.
 
 HEAD --> application, asked with GET --> status, headers --> client
                                          body        --> dropped; a stream is cut off at its first piece
@@ -13,14 +13,14 @@ class HeadRequests:
     """ASGI middleware.
 
     Args:
-        app: An application that knows GET only.
+        app: An application that handles only GET.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on; one with HEAD as if it were GET."""
+        """Pass the request on, with GET instead of HEAD."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

@@ -1,11 +1,11 @@
-"""One connection of a client: deadlines on what the client has to do, around uvicorn's protocol, which has none.
+"""One connection of a client. It adds deadlines for the client to uvicorn's protocol, which has none.
 
     accepted --head_timeout_s--> head --> body --> answer --keep_alive_s--> next head ...
                  408                  http_guard.py      |
-                                                         +-- nothing of it is taken for send_timeout_s: cut off
+                                                         +-- client reads nothing for send_timeout_s: cut off
 
-An answer that comes before the client has sent everything ends the connection, but not at once: a client that still
-sends when its connection is closed never reads why. What it still sends is thrown away unread, for a moment.
+An answer that comes before the client has sent everything ends the connection, but not at once: a client that is still
+sending when its connection closes never reads the answer. What it still sends is discarded unread for a few seconds.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from shared.serving.http_limits import HttpLimits
 _LINGER_S = 5.0
 _MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 BUFFER_BYTES = 16 * 1024
-"""How much of a connection is read before others have their turn. In chunks of one byte each, that much takes h11
-17 ms; asyncio's own 256 KiB take 280 ms."""
+"""How much of a connection is read before others have their turn. In chunks of one byte each, h11 takes 17 ms for this
+much, and 280 ms for asyncio's own 256 KiB."""
 
 
 class Http(H11Protocol):
-    """uvicorn's protocol, which says in our shape of errors that something is no HTTP."""
+    """uvicorn's protocol, with our format for the error that a request is not HTTP."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what cannot be read, and end the connection: nobody knows where a next request would begin."""
+        """Answer unreadable input and close the connection, because the start of a next request cannot be found."""
         cycle = cast("Any", self).cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
             detail = "What was sent is not a request in HTTP/1.1, or could be read in two ways."
@@ -39,13 +39,13 @@ class Http(H11Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Passes what it reads on to uvicorn's protocol, and watches how long the client takes.
+    """Passes what it reads to uvicorn's protocol, and limits the time that the client takes.
 
     Args:
         http: uvicorn's protocol for this connection.
         peer: The client's address.
-        limits: Its deadlines.
-        buffer: To read into. All connections of an event loop share one: each reads and passes on in one go.
+        limits: Deadlines for the client.
+        buffer: Buffer to read into. All connections of an event loop share it: each reads and passes on in one step.
         on_request: Called when the head of a request is complete.
         on_end: Called when the connection is gone.
     """
@@ -79,13 +79,13 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request was received that is not answered yet."""
+        """Whether a request was received and is not answered yet."""
         cycle = cast("Any", self._http).cycle
         return cycle is not None and not cycle.response_complete
 
     @property
     def is_lingering(self) -> bool:
-        """Whether it was answered for good, and is kept for what the client still sends."""
+        """Whether the last answer was sent and the connection only waits until the client stops sending."""
         return self._lingers_until is not None
 
     def opened_by(self, task: "asyncio.Task[None]") -> None:
@@ -93,13 +93,13 @@ class Connection(asyncio.BufferedProtocol):
         self._opening = task
 
     def stop_lingering(self) -> None:
-        """Never again wait for what the client still sends: the server stops."""
+        """Do not wait any more for clients that are still sending, because the server stops."""
         self._may_linger = False
         if self.is_lingering:
             self.abort()
 
     def abort(self) -> None:
-        """Close it now, whatever is under way."""
+        """Close the connection now, whatever is under way."""
         if self._transport is not None:
             self._transport.abort()
         elif self._opening is not None:
@@ -113,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         self._http.connection_made(_LingeringTransport(self._transport, self.end))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """See asyncio, which reads TLS records into slices of it: those of a bytearray would be copies."""
+        """See asyncio. It reads TLS records into slices of the buffer; slices of a bytearray would be copies."""
         return memoryview(self._buffer)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -134,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
             self._head_due_at = _now() + self._limits.head_timeout_s
 
     def eof_received(self) -> None:
-        """See asyncio, which closes the connection then."""
+        """See asyncio, which then closes the connection."""
         self._http.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -151,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         self._http.resume_writing()
 
     def end(self) -> None:
-        """Close it once everything is sent, and the client has stopped sending or a few seconds have gone by."""
+        """Close the connection once everything is sent and the client has stopped sending, or after a few seconds."""
         transport = self._transport
         if transport is None or transport.is_closing() or self.is_lingering:
             return
@@ -185,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class _LingeringTransport(asyncio.Transport):
-    """What uvicorn's protocol writes to: a transport whose ``close`` is the connection's."""
+    """The transport that uvicorn's protocol writes to. Its ``close`` ends the connection with ``Connection.end``."""
 
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class _LingeringTransport(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        # To one that the client has closed, asyncio would log a warning a write.
+        # asyncio would log a warning for each write to a connection that the client has closed.
         if not self.is_closing():
             self._transport.write(data)
 

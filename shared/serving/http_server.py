@@ -1,8 +1,8 @@
-"""uvicorn, on a socket that its caller has opened, with deadlines and bounds for those who connect.
+"""Runs uvicorn on a socket that its caller has opened, with deadlines and limits for clients.
 
     acceptor.py --> http_connection.py --> uvicorn --> application: access/, http_guard.py
 
-Signals are left to the caller.
+The caller handles signals.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         self._limits = limits
         self._acceptors: list[Acceptor] = []
-        # Of the parsers that uvicorn knows, h11 is the one that bounds a head, and is in every image.
+        # Of uvicorn's parsers, only h11 limits the size of a head, and it is in every image.
         super().__init__(
             uvicorn.Config(
                 cast("Any", _ends_with_early_answers(app)),
@@ -48,7 +48,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # else any local client could give itself another address in the access log
+                proxy_headers=False,  # otherwise a local client could choose its address in the access log
                 ssl_context_factory=None if certificate is None else certificate.make_context,
                 timeout_keep_alive=limits.keep_alive_s,
                 timeout_graceful_shutdown=drain_s,
@@ -56,7 +56,7 @@ class HttpServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections; called by ``serve``, which must be given bound sockets."""
+        """Accept connections. ``serve`` calls this, and must be given bound sockets."""
         self._acceptors = [
             Acceptor(
                 listener,
@@ -70,7 +70,7 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Also close connections that missed a deadline."""
+        """Also close connections that missed a deadline. uvicorn calls this ten times a second."""
         if counter % _TICKS_BETWEEN_DEADLINES == 0:
             for acceptor in self._acceptors:
                 acceptor.enforce_deadlines()
@@ -78,7 +78,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Capture nothing."""
+        """Capture no signals."""
         yield
 
     def _make_protocol(self) -> Http:
@@ -86,9 +86,9 @@ class HttpServer(uvicorn.Server):
 
 
 def _ends_with_early_answers(app: App) -> App:
-    """Return an application whose connection ends with an answer that comes before the request is whole.
+    """Return an application that closes the connection after an answer that comes before the request is complete.
 
-    What the client still sends could only be parsed to find its end, which costs far more than sending it.
+    The rest of the request would have to be parsed only to find its end, which costs far more than sending it.
     """
 
     async def watched(scope: Scope, receive: Receive, send: Send) -> None:

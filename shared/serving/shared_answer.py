@@ -1,4 +1,4 @@
-"""Shares one readiness check among concurrent probes, which must not take all connections to Redis."""
+"""Shares one readiness check among concurrent probes, so that they do not take all connections to Redis."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ _AnswerT = TypeVar("_AnswerT")
 
 
 class SharedAnswer(Generic[_AnswerT]):
-    """Calls ``ask`` for the first caller, and gives its answer to all who call before it is there."""
+    """Calls ``ask`` for the first caller, and gives the answer to every caller that comes before it is there."""
 
     def __init__(self, ask: Callable[[], Awaitable[_AnswerT]]) -> None:
         self._ask = ask
