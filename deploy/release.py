@@ -4,8 +4,8 @@
     deploy/helm/headrace       --package, push------> REGISTRY/charts/headrace:VERSION
                                                       OUT/values-images-gpu.yaml, OUT/values-images-cpu.yaml
 
-Log in first (`docker login REGISTRY`); the chart is pushed with the same login. Everything is built before anything is
-pushed. A digest cannot be moved to other content, as a tag can.
+Log in first with `docker login REGISTRY`, which is also used for the chart. Nothing is pushed until all images are
+built. The values name digests because a tag can be moved to other content.
 """
 
 import argparse
@@ -60,17 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class ReleaseError(Exception):
-    """A step failed; says which and why."""
+    """A step failed; the message says which and why."""
 
 
 def images_of(flavours: Sequence[str]) -> list[tuple[str, str]]:
-    """Return service and flavour of every image. A rewarder without a GPU is always one for CPUs."""
+    """Return service and flavour of every image. The CPU image of the rewarder is always included."""
     wanted = [(service, flavour) for flavour in flavours for service in SERVICES]
     return wanted if "cpu" in flavours else [*wanted, ("rewarder", "cpu")]
 
 
 def reference(registry: str, service: str, flavour: str) -> str:
-    """Return the name of an image with its tag, as the chart makes it."""
+    """Return the name of an image with its tag, composed as in the chart."""
     return f"{registry}/headrace-{service}:{VERSION}{'-cpu' if flavour == 'cpu' else ''}"
 
 
@@ -85,7 +85,7 @@ def build(registry: str, service: str, flavour: str, *, build_args: Sequence[str
 
 
 def push(registry: str, service: str, flavour: str) -> str:
-    """Push one image and return its digest there."""
+    """Push one image and return its digest in the registry."""
     name = reference(registry, service, flavour)
     docker("push", name)
     said = docker("image", "inspect", "--format", "{{json .RepoDigests}}", name, is_shown=False)
@@ -108,7 +108,7 @@ def values(registry: str, flavour: str, digests: Mapping[tuple[str, str], str]) 
 
 
 def package(out: Path) -> Path:
-    """Return the chart as an archive."""
+    """Write the chart's archive and return its path."""
     helm = _helm()
     return Path(helm.chart.package(ROOT / "deploy" / "helm" / "headrace", destination=out))
 
@@ -128,12 +128,12 @@ def push_chart(archive: Path, registry: str, *, plain_http: bool) -> str:
 
 
 def docker(*words: str, is_shown: bool = True) -> str:
-    """Run docker at the top of the repository, and return what it prints if that is not shown.
+    """Run docker in the repository's root. Return its output, or an empty string if the output ``is_shown``.
 
     Raises:
-        ReleaseError: It is not there, or it failed.
+        ReleaseError: There is no docker, or it failed.
     """
-    environment = {**os.environ, "DOCKER_BUILDKIT": "1"}  # Docker Engine before 23 builds without it otherwise
+    environment = {**os.environ, "DOCKER_BUILDKIT": "1"}  # Docker Engine before 23 needs this to use BuildKit
     stdout = None if is_shown else subprocess.PIPE
     try:
         done = subprocess.run(["docker", *words], cwd=ROOT, env=environment, stdout=stdout, text=True, check=False)
@@ -145,7 +145,7 @@ def docker(*words: str, is_shown: bool = True) -> str:
 
 
 def revision() -> str:
-    """Return the commit that images are built from."""
+    """Return the current git commit; "unknown" outside of a git repository."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Fails the build of an image whose torch, NCCL or vLLM is not the one that its arguments name.
+"""Fails the build of an image if its torch, NCCL or vLLM does not have the version in the arguments.
 
     python3 check_versions.py torch=2.13.0 nccl=2.29.7 vllm=0.32.0
 
-NCCL refuses to talk across its own versions, so the generator's image and the trainer's name the same ones, and each
-proves here that it has them. A name without a value is not looked at.
+Different NCCL versions refuse to communicate. So the images of generator and trainer name the same versions, and each
+build checks them here. A name without a value is not checked.
 """
 
 import importlib.metadata
@@ -11,7 +11,7 @@ import sys
 
 
 def found(name: str) -> str:
-    """Return the release of one of them, without its build."""
+    """Return the installed version of NCCL or of a package, without the part after ``+``; "none" if it is missing."""
     if name == "nccl":
         import torch
 
@@ -25,7 +25,7 @@ def found(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Return the exit status."""
+    """Print each version; return 0 if all are as wanted, else 1."""
     status = 0
     for name, _, wanted in (argument.partition("=") for argument in arguments):
         if wanted:

@@ -1,11 +1,11 @@
-# Redis as headrace wants it: a user a service, append-only file, no eviction. Valkey 7.2 or later, or Redis 7.0 or later.
+# Redis configured for headrace: one user per service, append-only file, no eviction. Valkey >= 7.2 or Redis >= 7.0.
 #
 #     docker build -f deploy/docker/redis.Dockerfile -t headrace-redis:0.1.0 .
 ARG BASE=valkey/valkey:8.1-alpine
 FROM ${BASE}
 USER 0:0
 COPY deploy/redis/redis.conf deploy/redis/users.acl.template deploy/redis/start.sh deploy/redis/health.sh /etc/headrace/
-# By number: neither Alpine nor Debian needs a name for it.
+# Numeric ids work on Alpine and Debian without creating a user.
 RUN mkdir -p /data /run/redis && chown 10001:10001 /data /run/redis && chmod 700 /data
 WORKDIR /data
 EXPOSE 6379

@@ -12,7 +12,7 @@ RUN --mount=type=cache,target=/root/.cache/pip /opt/venv/bin/pip install --no-de
 
 FROM packages-cpu AS packages-gpu
 ARG TORCH=2.13.0
-# What reward models need, in the versions that the trainer has.
+# The packages for reward models, in the trainer's versions.
 RUN --mount=type=cache,target=/root/.cache/pip \
     grep -v '^torch==' /tmp/image-trainer.txt >/tmp/constraints.txt \
     && /opt/venv/bin/pip install -c /tmp/constraints.txt "torch==${TORCH}" transformers huggingface-hub safetensors
@@ -20,8 +20,8 @@ COPY deploy/docker/check_versions.py /tmp/
 RUN /opt/venv/bin/python3 /tmp/check_versions.py "torch=${TORCH}"
 
 FROM ${BASE} AS service
-# For rewards that run generated code; docs/docker-compose.md says what else they need.
-# The base image decides which release of Debian, and so which version.
+# bubblewrap is for rewards that run generated code; docs/docker-compose.md lists their other requirements.
+# Its version depends on the Debian release of the base image.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 headrace \

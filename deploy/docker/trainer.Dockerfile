@@ -3,7 +3,8 @@
 #     docker build -f deploy/docker/trainer.Dockerfile --target gpu -t headrace-trainer:0.1.0 .
 #     docker build -f deploy/docker/trainer.Dockerfile --target cpu -t headrace-trainer:0.1.0-cpu .
 #
-# TORCH and NCCL are those of the generator's image; tests/compose/test_images.py compares them, the build proves them.
+# TORCH and NCCL are the same as in the generator's image. tests/compose/test_images.py compares the two files, and the
+# build checks the installed versions.
 ARG BASE=python:3.11.14-slim-bookworm
 
 FROM ${BASE} AS packages
@@ -13,8 +14,8 @@ COPY requirements/image-trainer.txt /tmp/
 
 FROM packages AS packages-cpu
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-# PyPI has no CPU build of torch for Linux. This index is asked for torch and nothing else; empty means the one that all
-# the rest comes from, if yours has it.
+# PyPI does not have a CPU build of torch for Linux. This index is used only for torch. Leave it empty if the package
+# index that pip is configured for has that build.
 RUN --mount=type=cache,target=/root/.cache/pip \
     grep '^torch==' /tmp/image-trainer.txt >/tmp/torch.txt \
     && grep -v '^torch==' /tmp/image-trainer.txt >/tmp/rest.txt \
@@ -24,7 +25,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM packages AS packages-gpu
 ARG TORCH=2.13.0
 ARG NCCL=2.29.7
-# torch with the CUDA libraries that it names, and what exists on GPUs alone: no lock has those. The rest as locked.
+# torch with its CUDA libraries, and the packages that need a GPU, are not in any lock file. All other packages are locked.
 RUN --mount=type=cache,target=/root/.cache/pip \
     grep -v '^torch==' /tmp/image-trainer.txt >/tmp/locked.txt \
     && /opt/venv/bin/pip install -c /tmp/locked.txt "torch==${TORCH}" "nvidia-nccl-cu13==${NCCL}" \
@@ -65,7 +66,7 @@ USER 10001:10001
 
 FROM service AS gpu
 # Triton compiles the launchers of its kernels with a C compiler.
-# The base image decides which release of Debian, and so which version.
+# Its version depends on the Debian release of the base image.
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=packages-gpu /opt/venv /opt/venv

@@ -1,10 +1,10 @@
-"""Copies what the chart uses of the folders beside it into the chart: ``python deploy/helm/copy_files.py``.
+"""Copies files from other folders of deploy/ into the chart: ``python deploy/helm/copy_files.py``.
 
     deploy/redis/*                                ->  files/redis/
     deploy/observability/alerts/*.yml             ->  files/observability/alerts/
     deploy/observability/grafana/dashboards/*     ->  files/observability/dashboards/
 
-A chart cannot reach outside of itself. The originals are those that are edited; a test compares.
+A chart can use only files in its own folder. Edit the originals, not the copies; a test compares them.
 """
 
 import sys
@@ -20,7 +20,7 @@ SOURCES = {
 
 
 def wanted() -> dict[Path, bytes]:
-    """Return what each copy should hold."""
+    """Return the expected content of each copy, by path."""
     return {
         FILES / folder / source.name: source.read_bytes()
         for folder, pattern in SOURCES.items()

@@ -1,4 +1,4 @@
-"""Writes deploy/helm/headrace/README.md: what the chart is, and every value with its default and its comment.
+"""Writes deploy/helm/headrace/README.md: a short introduction, and every value with its default and its comment.
 
 values.yaml --keys, defaults, comments--> README.md        tests/helm compares the two
 """
@@ -41,14 +41,14 @@ def main() -> None:
 
 
 def readme(values: str) -> str:
-    """Return the page for the text of values.yaml."""
+    """Return the page's text, made from the text of values.yaml."""
     return HEAD + "".join(f"| `{key}` | {default} | {meaning} |\n" for key, default, meaning in rows(values))
 
 
 def rows(values: str) -> list[tuple[str, str, str]]:
     """Return key, default and meaning of every line of values.yaml that has a default or a comment.
 
-    A comment stands behind its key, or in the lines before it. One before a group of keys is that of the group.
+    A comment is on the line of its key or on the lines before it. One before a group of keys belongs to the group.
     """
     found: list[tuple[str, str, str]] = []
     path: list[str] = []

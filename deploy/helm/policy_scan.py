@@ -1,9 +1,9 @@
-"""Scans what the chart renders with checkov: ``make policy-scan``, or ``python deploy/helm/policy_scan.py CHECKOV``.
+"""Scans the rendered chart with checkov: ``make policy-scan``, or ``python deploy/helm/policy_scan.py CHECKOV``.
 
-    every values file --Helm--> manifests --checkov--> findings --EXPLAINED--> exit status 0, or 1 and what is new
+    every values file --Helm--> manifests --checkov--> findings --EXPLAINED--> exit status 0, or 1 with the differences
 
-A finding is either mended or has its reason here; a reason without a finding is as wrong as a finding without a reason.
-CHECKOV is the program, of an environment of its own: it pins what others need otherwise.
+A finding is either fixed, or accepted with a reason in EXPLAINED. A reason without a finding is also an error. CHECKOV
+is the path of the program. It has its own environment, because its pinned versions conflict with other packages.
 """
 
 import json
@@ -43,7 +43,7 @@ EXPLAINED = {
         "the digest of an image that you build is yours: images.*.digest and redis.image.digest",
     ),
 }
-"""Check, workload, reason."""
+"""Reasons for accepted findings, by check and workload."""
 
 
 def main(arguments: list[str]) -> int:
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 def findings(checkov: str, directory: str) -> dict[tuple[str, str], str]:
-    """Return the names of failed checks by check and workload."""
+    """Return the names of the failed checks, by check id and workload."""
     command = [checkov, "--framework", "kubernetes", "--directory", directory, "--output", "json", "--quiet"]
     command += ["--skip-download", "--soft-fail"]
     try:
@@ -81,7 +81,7 @@ def findings(checkov: str, directory: str) -> dict[tuple[str, str], str]:
 
 
 def judge(found: dict[tuple[str, str], str]) -> int:
-    """Say what has no reason, and which reasons nothing needs."""
+    """Print findings without a reason and reasons without a finding; return 0 if there are none, else 1."""
     explained = {(check, workload) for check, reasons in EXPLAINED.items() for workload in reasons}
     for check, workload in sorted(found.keys() - explained):
         print(f"{workload}: {check} {found[check, workload]}: mend it, or say why not in {Path(__file__).name}")

@@ -1,8 +1,8 @@
-"""Writes Grafana's JSON: ``python deploy/observability/make_dashboards.py``. A test compares the two.
+"""Writes the dashboards as Grafana's JSON: ``python deploy/observability/make_dashboards.py``. A test compares both.
 
-    dashboards/NAME.yaml  what a person reads and edits: rows, panels, PromQL --> grafana/dashboards/NAME.json
+    dashboards/NAME.yaml  for people to edit: rows, panels, PromQL --> grafana/dashboards/NAME.json
 
-A row has either ``stats``, panels of a number, or ``graphs``. Of a panel, every word is required but the last line's:
+A row has either ``stats``, which are panels with a number, or ``graphs``. Keys of a panel; the second line is optional:
 
     title, about, queries {legend: PromQL}, unit (Grafana's id, or any word), or names {value: [text, color]} for states
     decimals, colors {color: from}, stacked, log, from, to, dashed (a legend), right {legend, unit} for a second axis
@@ -29,7 +29,7 @@ _SHORTHANDS = {
     "FUNCTION": 'namespace=~"$namespace", function=~"$function"',
 }
 _NAMED = r"\1{FLEET} * on (namespace, job, instance) group_left (replica_id) headrace_replica_info{FLEET}"
-"""What NAMED(metric) stands for: its series with the names of their replicas, as an address means nothing to people."""
+"""The expansion of NAMED(metric): its series with the replicas' names, which people know better than addresses."""
 _UNITS_OF_GRAFANA = {"none", "s", "bytes", "mbytes", "percent", "percentunit", "sci", "watt"}
 _STAT, _GRAPH, _STATES = "stat", "timeseries", "state-timeline"
 _WIDTH, _HEIGHTS = 24, {_STAT: 4, _GRAPH: 8, _STATES: 8}
@@ -37,7 +37,7 @@ _OPTIONAL = {"decimals", "colors", "stacked", "log", "from", "to", "dashed", "ri
 
 
 def dashboard(source: Mapping[str, Any]) -> Json:
-    """Return what Grafana reads."""
+    """Return the dashboard in Grafana's format."""
     panels: list[Json] = []
     top = 0
     for row in source["rows"]:
@@ -104,7 +104,7 @@ def _graph(source: Mapping[str, Any]) -> Json:
         "lineWidth": 1,
         "fillOpacity": 25 if is_stacked else 8,
         "showPoints": "never",
-        "spanNulls": 60_000,  # ms: a scrape or two that failed is no gap
+        "spanNulls": 60_000,  # ms: one or two failed scrapes do not show as a gap
         "stacking": {"mode": "normal" if is_stacked else "none"},
         "scaleDistribution": {"type": "log", "log": 10} if source.get("log") else {"type": "linear"},
     }
@@ -165,7 +165,7 @@ def _panel(kind: str, source: Mapping[str, Any]) -> Json:
 
 
 def promql(expression: str) -> str:
-    """Return what Prometheus reads, with shorthands written out."""
+    """Return the PromQL expression with all shorthands expanded."""
     expression = re.sub(r"\bNAMED\((\w+)\)", _NAMED, expression)
     return re.sub(r"\b(RUN|FLEET|FUNCTION)\b", lambda found: _SHORTHANDS[found[1]], expression)
 
@@ -185,11 +185,11 @@ def _variable(name: str, label: str, query: str) -> Json:
         "type": "query",
         "datasource": _DATASOURCE,
         "query": {"query": promql(query), "refId": "variable"},
-        "refresh": 2,  # when the time range changes: runs that have ended are found by looking back
+        "refresh": 2,  # when the time range changes, so that a look back also finds ended runs
         "sort": 0,
         "multi": False,
         "includeAll": True,
-        "allValue": ".*",  # which matches the absence of the label, too
+        "allValue": ".*",  # also matches series without the label
         "current": {"text": "All", "value": "$__all"},
     }
 
@@ -212,7 +212,7 @@ _FIRING = {
 
 
 def written(name: str) -> str:
-    """Return a dashboard as its file is to be."""
+    """Return the text of a dashboard's JSON file."""
     source = yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8"))
     return json.dumps(dashboard(source), indent=2) + "\n"
 

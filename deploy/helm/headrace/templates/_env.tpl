@@ -1,4 +1,4 @@
-{{/* Variables of all services. Takes a dict of root, component and of, as all here do. */}}
+{{/* Variables of all services. Like the others in this file, it takes a dict of root, component and of. */}}
 {{- define "headrace.commonEnv" -}}
 - {name: HOME, value: /cache}
 {{- if not (hasKey .of.env "HF_HOME") }}
@@ -38,7 +38,7 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- end -}}
 
-{{/* Where Redis is, as one of its users. */}}
+{{/* The address of Redis, with the service's user name. */}}
 {{- define "headrace.redisEnv" -}}
 {{- $redis := .root.Values.redis -}}
 {{- $url := "" -}}
@@ -58,7 +58,7 @@
 - {name: HEADRACE_REDIS_PATIENCE_S, value: {{ .of.redisPatienceSeconds | quote }}}
 {{- end -}}
 
-{{/* Variables of what talks NCCL and reads weights: trainer and generators. */}}
+{{/* Variables of trainer and generators, which use NCCL and exchange weights. */}}
 {{- define "headrace.gpuEnv" -}}
 {{- $values := .root.Values -}}
 {{- $component := .component -}}
@@ -83,7 +83,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Where the nvidia runtime is the node's default, an image alone could ask for all GPUs. */}}
+{{/* If the nvidia runtime is the node's default, an image could otherwise get all GPUs by its own variables. */}}
 {{- define "headrace.noGpuEnv" -}}
 - {name: NVIDIA_VISIBLE_DEVICES, value: void}
 {{- end -}}
@@ -96,7 +96,7 @@
 - {name: HEADRACE_PUSH_ADDRESS, value: $(POD_IP)}
 {{- include "headrace.rankEnv" . | nindent 0 }}
 {{- if gt (int .of.multiNode.nodes) 1 }}
-# Its own address and not its name, which leads to the pod before it for as long as a cache of DNS remembers.
+# The pod's IP address and not its name: a DNS cache may still map the name to the previous pod.
 - {name: HEADRACE_RENDEZVOUS_ENDPOINT, value: "$(POD_IP):{{ .of.multiNode.rendezvousPort }}"}
 {{- end }}
 {{- include "headrace.gpuEnv" . | nindent 0 }}
@@ -121,7 +121,7 @@
 {{- $service := printf "%s-generators.%s.svc.%s" (include "headrace.fullname" .root) .root.Release.Namespace .root.Values.clusterDomain -}}
 {{- include "headrace.commonEnv" . }}
 {{- include "headrace.redisEnv" . | nindent 0 }}
-# Its name in the headless service, which has it before it is ready: it is pushed to before.
+# The replica's name in the headless service, which exists before it is ready: its first weight push comes earlier.
 - {name: HEADRACE_ADVERTISE_URL, value: "{{ include "headrace.scheme" .root }}://$(HEADRACE_REPLICA_ID).{{ $service }}:8000"}
 - {name: HEADRACE_ENGINE_ARGS, value: {{ toJson .of.engineArgs | quote }}}
 - {name: HEADRACE_ENGINE_START_TIMEOUT_S, value: {{ .of.engineStartTimeoutSeconds | quote }}}
@@ -152,7 +152,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Maps of variables that values give, by the names of their keys. Takes a dict of root, component and of. */}}
+{{/* Maps of variables in the values, by the key of each map. Takes a dict of root, component and of. */}}
 {{- define "headrace.givenEnv" -}}
 {{- $given := dict -}}
 {{- if ne .component "rewarder" -}}
@@ -163,7 +163,7 @@
 {{- toJson $given -}}
 {{- end -}}
 
-{{/* All variables of a service, none of them twice: _validate_env.tpl refuses that. Takes a dict of root, component and of. */}}
+{{/* All variables of a service; _validate_env.tpl refuses duplicates. Takes a dict of root, component and of. */}}
 {{- define "headrace.env" -}}
 {{- include (printf "headrace.env.%s" .component) . }}
 {{- range $given := include "headrace.givenEnv" . | fromJson }}

@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* 40 characters, so that names of pods stay below 63 with all that is added. */}}
+{{/* At most 40 characters, so that pod names with all their suffixes stay below 63. */}}
 {{- define "headrace.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
@@ -13,7 +13,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Takes a dict of root and component. */}}
+{{/* Selector labels. Takes a dict of root and component. */}}
 {{- define "headrace.selector" -}}
 app.kubernetes.io/name: {{ include "headrace.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -35,7 +35,7 @@ labels:
   {{- include "headrace.labels" . | nindent 2 }}
 {{- end -}}
 
-{{/* Of a StatefulSet or Deployment, with the labels and annotations of its values. Takes a dict of root, component and of. */}}
+{{/* Metadata of a StatefulSet or Deployment, with labels and annotations from values. Takes a dict of root, component and of. */}}
 {{- define "headrace.workloadMeta" -}}
 {{ include "headrace.meta" . }}
 {{- with .of.labels }}
@@ -47,7 +47,7 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Takes a dict of root and component: generator, rewarder or trainer. */}}
+{{/* Image name. Takes a dict of root and component: generator, rewarder or trainer. */}}
 {{- define "headrace.image" -}}
 {{- $images := .root.Values.images -}}
 {{- $image := index $images .component -}}
@@ -63,7 +63,7 @@ annotations:
 {{- default (printf "%s-keys" (include "headrace.fullname" .)) .Values.secrets.existingSecret -}}
 {{- end -}}
 
-{{/* What the HTTP ports of services speak. Takes the root. */}}
+{{/* http or https, for the services' HTTP ports. Takes the root. */}}
 {{- define "headrace.scheme" -}}
 {{- ternary "https" "http" (ne .Values.tls.secretName "") -}}
 {{- end -}}
@@ -76,7 +76,7 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* Address of a pod of a StatefulSet: a dict of root, component, service and ordinal. */}}
+{{/* DNS name of a pod of a StatefulSet. Takes a dict of root, component, service and ordinal. */}}
 {{- define "headrace.podHost" -}}
 {{- $full := include "headrace.fullname" .root -}}
 {{- printf "%s-%s-%v.%s-%s.%s.svc.%s" $full .component .ordinal $full .service .root.Release.Namespace .root.Values.clusterDomain -}}

@@ -1,13 +1,13 @@
-{{/* What every pod has in common. Takes a dict of root, component and of: the workload's values. */}}
+{{/* Settings of every pod. Takes a dict of root, component and of, which is the workload's values. */}}
 {{- define "headrace.podSettings" -}}
 serviceAccountName: {{ include "headrace.serviceAccount" .root }}
 automountServiceAccountToken: false
-# Links would set variables named like ours, such as HEADRACE_PORT=tcp://10.0.0.1:8000.
+# Service links would set variables with the same names as ours, such as HEADRACE_PORT=tcp://10.0.0.1:8000.
 enableServiceLinks: false
 hostNetwork: false
 hostIPC: {{ default false .of.hostIPC }}
 hostPID: false
-# The pause process reaps what ended; our services start others and would be its parent as process 1.
+# The pause process reaps ended processes. Otherwise our services would be process 1 and have to reap orphans.
 shareProcessNamespace: true
 securityContext:
   {{- $default := dict "seccompProfile" (include "headrace.seccomp" . | fromYaml) }}
@@ -48,12 +48,12 @@ tolerations:
 {{- mergeOverwrite (deepCopy .root.Values.containerSecurityContext) (deepCopy (default dict .of.containerSecurityContext)) | toYaml -}}
 {{- end -}}
 
-{{/* Shared memory of its own, unless it has the node's. Takes the values of a workload. */}}
+{{/* Size of the pod's own shared memory; empty if it uses the node's. Takes the values of a workload. */}}
 {{- define "headrace.ownShm" -}}
 {{- if and .shmSize (not .hostIPC) -}}{{- .shmSize -}}{{- end -}}
 {{- end -}}
 
-{{/* What a volume is: a claim, or a directory that is gone with the pod. Takes a dict of root, name and claim: its values. */}}
+{{/* Source of a volume: a claim, or a directory that is deleted with the pod. Takes a dict of root, name and claim, which is its values. */}}
 {{- define "headrace.keptOrNot" -}}
 {{- if .claim.emptyDir -}}
 emptyDir: {sizeLimit: {{ .claim.size }}}
@@ -62,7 +62,7 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 {{- end -}}
 {{- end -}}
 
-{{/* Pods of one kind apart, if that is possible, unless values say otherwise. */}}
+{{/* Spreads pods of one kind over nodes if possible, unless values say otherwise. */}}
 {{- define "headrace.spread" -}}
 {{- $selector := include "headrace.selector" . | fromYaml -}}
 {{- $default := list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway") -}}
@@ -87,7 +87,7 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{/* Volumes of all services: keys, a place to write. Takes a dict of root, component and of. */}}
+{{/* Volumes of all services: keys and writable directories. Takes a dict of root, component and of. */}}
 {{- define "headrace.volumes" -}}
 {{- $values := .root.Values -}}
 - name: keys
@@ -138,7 +138,7 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 {{- end }}
 {{- end -}}
 
-{{/* The certificate, its key, and its CA; only the CA for what serves no HTTP. Takes a dict of root and component. */}}
+{{/* The certificate, its key and its CA; only the CA for components without an HTTP server. Takes a dict of root and component. */}}
 {{- define "headrace.tlsVolume" -}}
 {{- with .root.Values.tls.secretName -}}
 - name: tls
@@ -154,7 +154,7 @@ persistentVolumeClaim: {claimName: {{ default (printf "%s-%s" (include "headrace
 {{- end -}}
 {{- end -}}
 
-{{/* In place of that cache, a claim for each pod of a StatefulSet. Takes a dict of of. */}}
+{{/* A claim for each pod of a StatefulSet, if its cache is persistent. Takes a dict of of. */}}
 {{- define "headrace.cacheClaims" -}}
 {{- with .of.cache -}}
 {{- if .persistent -}}
@@ -225,14 +225,14 @@ volumeClaimTemplates:
 {{- end }}
 {{- end -}}
 
-{{/* A probe that asks the service from inside the container, with the key that is mounted there. */}}
+{{/* A probe that sends a request to the service from inside its container, with the mounted key. */}}
 {{- define "headrace.probe" -}}
 exec:
   command: [python3, -m, shared.health_check{{ range . }}, {{ . }}{{ end }}]
 timeoutSeconds: 5
 {{- end -}}
 
-{{/* A probe of what answers no HTTP: it touches a file whenever its loop turns. Takes the most seconds between. */}}
+{{/* A probe for a process without an HTTP server, whose loop touches a file. Takes the longest time between two touches, in seconds. */}}
 {{- define "headrace.heartbeat" -}}
 exec:
   command:
@@ -242,7 +242,7 @@ exec:
 timeoutSeconds: 5
 {{- end -}}
 
-{{/* Labels of pods, without versions: what changes for another reason does not start pods again. */}}
+{{/* Labels of pods. They contain no version, so that an upgrade does not restart pods only because of a label. */}}
 {{- define "headrace.podLabels" -}}
 {{ include "headrace.selector" . }}
 app.kubernetes.io/part-of: headrace

@@ -1,4 +1,4 @@
-{{/* Training ranks of one run on different nodes; other wishes come from values. */}}
+{{/* Puts pods with training ranks on different nodes, in addition to the affinity from values. */}}
 {{- define "headrace.trainerAffinity" -}}
 {{- $affinity := deepCopy .of.affinity -}}
 {{- if gt (int .of.multiNode.nodes) 1 -}}
@@ -15,13 +15,13 @@ affinity:
 {{- end -}}
 {{- end -}}
 
-{{/* Whether trainer and generators share a claim that one node alone can have. */}}
+{{/* Whether trainer and generators share a claim that only one node can mount. */}}
 {{- define "headrace.oneNodeHasModels" -}}
 {{- $models := .Values.storage.models -}}
 {{- if and $models.enabled (not $models.existingClaim) (eq $models.accessMode "ReadWriteOnce") -}}true{{- end -}}
 {{- end -}}
 
-{{/* The affinity of values and, with such a claim, beside the trainer. Takes a dict of root and of. */}}
+{{/* The affinity from values; with such a claim, also to the trainer's node. Takes a dict of root and of. */}}
 {{- define "headrace.affinityToTrainer" -}}
 {{- $affinity := deepCopy (default dict .of.affinity) -}}
 {{- if include "headrace.oneNodeHasModels" .root -}}

@@ -1,4 +1,4 @@
-{{/* What no schema can say: settings that contradict each other. Each is a line that says what to set; nothing if all is well. */}}
+{{/* Settings that contradict each other, which a schema cannot express. One line per problem, with what to set; empty if there is none. */}}
 {{- define "headrace.problems" -}}
 {{- include "headrace.problems.names" . }}
 {{ include "headrace.problems.gpus" . }}

@@ -11,7 +11,7 @@
 {{- mulf (float64 (trimSuffix $unit $text)) (get $factors $unit) -}}
 {{- end -}}
 
-{{/* Amounts that Kubernetes would refuse, or with which a container is killed for its memory. */}}
+{{/* Problems with amounts that Kubernetes would refuse, or with which a container would run out of memory. */}}
 {{- define "headrace.problems.amounts" -}}
 {{- $values := .Values -}}
 {{- range $name := list "trainer" "generator" "rewarder" "redis" }}
@@ -43,9 +43,9 @@
 {{- end }}
 {{- end -}}
 
-{{/* A rewrite of the append-only file copies what is written meanwhile, and that file is hardly smaller than memory. Takes values of redis. */}}
+{{/* Problems with Redis's memory and disk: a rewrite of the append-only file copies memory, and the file is nearly as large as memory. Takes the values of redis. */}}
 {{- define "headrace.problems.redisAmounts" -}}
-{{- /* Redis's gb are Gi, its g are G. */}}
+{{- /* In Redis, gb means Gi and g means G. */}}
 {{- $maxmemory := .maxmemory | upper | replace "KB" "Ki" | replace "MB" "Mi" | replace "GB" "Gi" | replace "K" "k" | replace "ki" "Ki" }}
 {{- $bytes := include "headrace.amount" $maxmemory | float64 }}
 {{- $limit := get (default dict .resources.limits) "memory" }}

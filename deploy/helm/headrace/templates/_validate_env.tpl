@@ -1,4 +1,4 @@
-{{/* What holds a secret, and where it belongs; not what is in it. Takes the name of a service. */}}
+{{/* Names of variables for secrets, and where each secret belongs. Takes the name of a service. */}}
 {{- define "headrace.secretVariables" -}}
 {{- $keys := "put it into a Secret and name that in secrets.existingSecret" -}}
 {{- $token := "put it into a Secret and name that in hub.tokenSecret" -}}
@@ -12,7 +12,7 @@
       "AWS_SECRET_ACCESS_KEY" $bucket "AWS_SESSION_TOKEN" $bucket) -}}
 {{- end -}}
 
-{{/* Variables that would be set twice, of which Kubernetes refuses some and takes the last of others; and secrets. */}}
+{{/* Problems with variables: duplicates, of which Kubernetes refuses some and uses the last of others; and secrets in plain values. */}}
 {{- define "headrace.problems.env" -}}
 {{- $root := . -}}
 {{- range $component := list "trainer" "generator" "rewarder" }}

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Starts Redis or Valkey with one user a service, whose passwords are read from files:
+# Starts Redis or Valkey with one user per service. The passwords are read from files:
 #     /run/secrets/headrace/redis-password-{trainer,generator,rewarder}
-# Redis is given their sha256 alone. HEADRACE_REDIS_MAXMEMORY is when it starts to refuse writes (2gb);
-# it must be less than the container may have. HEADRACE_REDIS_DIR is where the append-only file is (/data).
+# Redis gets only their sha256. HEADRACE_REDIS_MAXMEMORY is the amount of memory above which it refuses writes (2gb);
+# it must be less than the container's limit. HEADRACE_REDIS_DIR is the directory of the append-only file (/data).
 set -eu
 umask 077
 
@@ -34,7 +34,7 @@ case $(printf %s "${maxmemory#"$number"}" | tr A-Z a-z) in
     *) number= ;;
 esac
 [ -n "$number" ] || fail "HEADRACE_REDIS_MAXMEMORY is $maxmemory; write an amount such as 2gb"
-# Of cgroup v2, or of v1; neither has one, or it says max, where there is no limit.
+# The limit of cgroup v2 or v1. Without a limit, neither file exists, or it contains "max".
 limit=$(cat "$cgroup/memory.max" "$cgroup/memory/memory.limit_in_bytes" 2>/dev/null | head -n 1)
 case $limit in
     "" | *[!0-9]*) ;;

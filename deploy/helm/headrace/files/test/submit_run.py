@@ -1,9 +1,9 @@
-"""What `helm test` runs: a small run over the run API, until tokens come from weights that were pushed.
+"""The program of `helm test`: submits a small run and checks that tokens are sampled with pushed weights.
 
     submit_run.py URL KEY_FILE TIMEOUT_S SETTINGS_JSON [MODELS_DIR]
 
-Exit status 0: the run finished, every push was confirmed, and the generators sampled with a later policy version than
-the first. Otherwise 1, with a sentence. Settings without a model get a tiny one, made in MODELS_DIR.
+Exit status 0 means that the run finished, every push was confirmed, and tokens were sampled with a policy version above
+0. Otherwise it is 1, with a message. For settings without a model, a tiny one is made in MODELS_DIR.
 """
 
 import json
@@ -21,18 +21,18 @@ ENDED = ("finished", "stopped", "failed")
 
 
 class TestError(Exception):
-    """A sentence for whoever reads the log."""
+    """The test failed; the message is a sentence for the log."""
 
 
 class RunApi:
-    """The run API with its key."""
+    """A client of the run API."""
 
     def __init__(self, url, key):
         self.url = url
         self.key = key
 
     def ask(self, method, path, body=None):
-        """Return the parsed answer; raises TestError."""
+        """Send a request and return the parsed answer; raises TestError."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": "Bearer " + self.key, "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
@@ -47,7 +47,7 @@ class RunApi:
 
 
 def trust():
-    """Return whom this trusts over https: the CA that the chart names, or everybody's."""
+    """Return a TLS context that trusts the CA in HEADRACE_TLS_CA_FILE, or the public CAs."""
     return ssl.create_default_context(cafile=os.environ.get("HEADRACE_TLS_CA_FILE"))
 
 
@@ -64,7 +64,7 @@ def main(arguments):
 
 
 def settings_of(given, models_dir):
-    """Return the run's settings: those given, and what a tiny run needs besides."""
+    """Return the given settings, with defaults for a tiny run."""
     run = {
         "name": "helm-test",
         "reward_funcs": ["repetition_penalty_reward"],
@@ -134,7 +134,7 @@ def wait_for_api(api, deadline):
 
 
 def wait_for_end(api, run_id, deadline):
-    """Return the run when it has ended, saying on the way what it waits for; raises TestError."""
+    """Wait for the run's end and return the run, printing changes of its state; raises TestError."""
     said = None
     while True:
         detail = api.ask("GET", f"/v1/runs/{run_id}")
@@ -152,7 +152,7 @@ def wait_for_end(api, run_id, deadline):
 
 
 def sampled_versions(api, run_id):
-    """Return the policy versions by which tokens of the newest step were sampled."""
+    """Return the policy versions that sampled the tokens of the newest step."""
     rollouts = api.ask("GET", f"/v1/runs/{run_id}/rollouts?limit=500")["rollouts"]
     return {span[0] for rollout in rollouts for span in rollout["policy_versions"]}
 

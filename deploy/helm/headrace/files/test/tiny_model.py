@@ -1,4 +1,4 @@
-"""Makes a Qwen3 of 186 thousand random weights, a tokenizer of one token a character, and eight prompts."""
+"""Makes a Qwen3 with 186 thousand random weights, a tokenizer with one token per character, and eight prompts."""
 
 import json
 import os
@@ -8,10 +8,10 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
 def make_tiny_model(directory):
-    """Return the model's directory and the data set's file; what is there already is left as it is."""
+    """Make the model and the data set unless they exist; return the model's directory and the data set's path."""
     model, dataset = directory / "model", directory / "train.jsonl"
     if not dataset.exists():
-        os.umask(0o002)  # generators read it as another pod
+        os.umask(0o002)  # the generators' pods read these files
         model.mkdir(parents=True, exist_ok=True)
         make_model(model)
         text = "".join(json.dumps({"prompt": f"say {word} ="}) + "\n" for word in "abcdefgh")
@@ -22,7 +22,7 @@ def make_tiny_model(directory):
 
 
 def make_model(model):
-    """Write model and tokenizer."""
+    """Write the model and its tokenizer."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -46,7 +46,7 @@ def make_model(model):
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=8,  # so that 2, 4 or 8 GPUs of a generator can share them
+        num_attention_heads=8,  # can be divided among 2, 4 or 8 GPUs of a generator
         num_key_value_heads=8,
         head_dim=32,
         max_position_embeddings=256,
