@@ -1,1 +1,1 @@
-"""Reward endpoints: URLs of other people's services, registered under a name and called like a reward function."""
+"""Reward endpoints: external services, registered by URL under a name and called like a reward function."""

@@ -1,10 +1,10 @@
-"""Which network addresses a reward endpoint may have: public ones, and what the operator allows on purpose.
+"""Decides which network addresses a reward endpoint may have: public ones, and those that the operator allows.
 
     address --unwrap--> itself and every IPv4 address inside it --> on our list? --> allowed by the operator? --> dial
 
-The list is our own: the tables of ``ipaddress`` change between releases of Python, and call the NAT64 form of loopback
-global. Only what a resolver returned is judged here, never a text: ``127.1``, ``2130706433`` and ``0x7f000001`` are no
-literals to ``ipaddress`` and loopback to the resolver.
+The list is our own because the tables of ``ipaddress`` change between Python releases, and they call the NAT64 form of
+loopback global. The functions here take addresses that a resolver returned, never text: ``127.1``, ``2130706433`` and
+``0x7f000001`` are not addresses to ``ipaddress``, but the resolver reads them as loopback.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ _INTERNAL = (
     ("::1/128", "loopback"),
     ("fc00::/7", "private"),
 )
-"""Where services of one's own are. An allowed host name is enough to call them."""
+"""Networks where an operator's own services run. They are open to every host name that the operator allows."""
 
 _NOBODY = (
     ("0.0.0.0/8", "unspecified"),
@@ -46,7 +46,7 @@ _NOBODY = (
     ("2001:db8::/32", "documentation"),
     ("3fff::/20", "documentation"),
 )
-"""What no reward endpoint is, whatever it is called: only an allowed network opens these."""
+"""Networks where no reward endpoint belongs. An allowed host name does not open them, only an allowed network does."""
 
 _CARRIERS = tuple(
     (ipaddress.IPv6Network(network), shift)
@@ -57,25 +57,28 @@ _CARRIERS = tuple(
         ("64:ff9b::/96", 0),  # NAT64
         ("64:ff9b:1::/48", 0),  # NAT64, local use
         ("2002::/16", 80),  # 6to4
-        ("2001::/32", 64),  # Teredo: its server; the client is looked at besides
+        ("2001::/32", 64),  # Teredo: the server's address; _inside adds the client's
     )
 )
 _TEREDO = ipaddress.IPv6Network("2001::/32")
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _TRANSPARENT = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("::ffff:0:0/96"))
-"""What carries an IPv4 address and is nothing else: networks without IPv4 reach the rest of the world by NAT64."""
+"""Networks whose addresses stand for one IPv4 address and nothing else. If that address is allowed, so are they.
+
+Networks without IPv4 reach IPv4 hosts through NAT64.
+"""
 _LOOPBACK_6 = ipaddress.IPv6Address("::1")
 _INTERNAL_NETWORKS = tuple((ipaddress.ip_network(network), kind) for network, kind in _INTERNAL)
 _NOBODYS_NETWORKS = tuple((ipaddress.ip_network(network), kind) for network, kind in _NOBODY)
 
 
 def why_denied(address: Address, *, is_allowed_host: bool, allowed_networks: Sequence[Network]) -> str | None:
-    """Return what kind of forbidden address this is, or None if it may be dialled.
+    """Return the kind of a forbidden address, such as ``loopback``, or None if the address may be dialled.
 
     Args:
-        address: As the resolver gave it.
-        is_allowed_host: The operator allowed the name it was resolved from.
-        allowed_networks: What the operator allowed by address.
+        address: The address from the resolver.
+        is_allowed_host: Whether the operator allowed the host name that has this address.
+        allowed_networks: The networks that the operator allowed.
     """
     if any(address in network for network in allowed_networks):
         return None

@@ -1,7 +1,7 @@
-"""A connection on which nobody can be kept reading for ever, and that is closed when it cannot be made safe.
+"""A network connection with a limit on the bytes read after each write. It closes itself if the TLS handshake fails.
 
-httpcore reads what comes before an answer (any number of ``100 Continue``) and around it (chunk sizes, trailers)
-without a limit of its own. Bytes are counted from the last write.
+httpcore has no limit on the bytes before an answer (any number of ``100 Continue``) and around it (chunk sizes,
+trailers). Without a limit here, a server could keep a request reading for ever.
 """
 
 import ssl
@@ -10,20 +10,20 @@ from typing import Any
 import httpcore
 
 _HEAD_BYTES = 256 * 1024
-"""More than httpcore takes for the headers of an answer."""
+"""More than httpcore accepts for the headers of an answer."""
 
 
 def max_bytes_around(max_answer_bytes: int) -> int:
-    """Return how many bytes may come for a body of ``max_answer_bytes``: it may be sent in chunks, and has headers."""
+    """Return the byte limit for a whole answer with a body of ``max_answer_bytes``: adds chunk framing and headers."""
     return max_answer_bytes + max_answer_bytes // 8 + _HEAD_BYTES
 
 
 class BoundedStream(httpcore.AsyncNetworkStream):
-    """Passes everything on.
+    """Wraps a network stream and limits what is read from it.
 
     Args:
-        stream: To the server.
-        max_bytes: That may be read after something was written.
+        stream: The connection to the server.
+        max_bytes: Most bytes to read after a write.
     """
 
     def __init__(self, stream: httpcore.AsyncNetworkStream, *, max_bytes: int) -> None:
@@ -32,7 +32,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         self._num_read = 0
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109  httpcore's
-        """Read; raises httpcore.ReadError when it was too much."""
+        """Read; raises httpcore.ReadError if more than the allowed bytes were read since the last write."""
         data = await self._stream.read(max_bytes, timeout)
         self._num_read += len(data)
         if self._num_read > self._max_bytes:
@@ -40,12 +40,12 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109  httpcore's
-        """Write, and begin to count anew."""
+        """Write, and restart the count of bytes read."""
         self._num_read = 0
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:
-        """Close."""
+        """Close the connection."""
         await self._stream.aclose()
 
     async def start_tls(
@@ -54,7 +54,7 @@ class BoundedStream(httpcore.AsyncNetworkStream):
         server_hostname: str | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  httpcore's
     ) -> httpcore.AsyncNetworkStream:
-        """Shake hands; whoever is cancelled meanwhile, by a deadline or the end of a run, leaves no open socket."""
+        """Do the TLS handshake. Closes the socket if it fails or is cancelled, by a deadline or the end of a run."""
         try:
             stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
         except BaseException:

@@ -1,12 +1,12 @@
-"""Leaves an endpoint alone that fails again and again, and tries now and then whether it is back.
+"""A circuit breaker: stops calls to an endpoint that keeps failing, and tests from time to time whether it is back.
 
     closed --failures in a row--> open --pause--> half-open: one request is let through
        ^                           ^                 |        |
        +----------- it answered ---|-----------------+        |
                                    +-------- it failed -------+
 
-Without it, every group of a run would wait out the deadline of an endpoint that is down, and the endpoint would meet
-all of them at once when it comes back.
+Without a breaker, every group of a run would wait until the deadline when an endpoint is down. The endpoint would then
+get all these requests at once when it comes back.
 """
 
 from typing import Literal
@@ -15,11 +15,11 @@ State = Literal["closed", "half-open", "open"]
 
 
 class Breaker:
-    """Of one endpoint. ``now_s`` is a monotonic clock.
+    """The breaker of one endpoint. ``now_s`` in its methods is a monotonic clock in seconds.
 
     Args:
-        max_failures: In a row, after which it opens.
-        pause_s: Until one request is let through.
+        max_failures: Failures in a row that open it.
+        pause_s: Seconds from opening until one request is let through.
     """
 
     def __init__(self, *, max_failures: int, pause_s: float) -> None:
@@ -32,13 +32,13 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """Where it stands; half-open while a probe is under way."""
+        """The current state. It is half-open while a probe request is under way."""
         if self._opened_at_s is None:
             return "closed"
         return "half-open" if self._is_probing else "open"
 
     def why_not(self, now_s: float) -> str | None:
-        """Return why no request may go out now, or None if one may."""
+        """Return the reason why no request may be sent now, or None if one may."""
         if self._opened_at_s is None:
             return None
         left_s = self._opened_at_s + self._pause_s - now_s
@@ -48,21 +48,24 @@ class Breaker:
         return f"it failed {self._num_failures} times in a row ({self._why}) and is left alone; {when}"
 
     def starts(self) -> bool:
-        """Count a request that goes out; return whether it is the probe, to be handed back with how it ended."""
+        """Record that a request is sent. Return whether it is the probe, which ``failed`` and ``gave_up`` need."""
         is_probe = self._opened_at_s is not None
         self._is_probing = self._is_probing or is_probe
         return is_probe
 
     def answered(self) -> bool:
-        """Close: the endpoint is there, whatever it said, and whoever asked; return whether it was left alone."""
+        """Close the breaker, because the endpoint answered. Return whether the breaker was open.
+
+        Any answer to any request counts, whatever its content.
+        """
         was_open = self._opened_at_s is not None
         self._num_failures, self._opened_at_s, self._is_probing = 0, None, False
         return was_open
 
     def failed(self, why: str, now_s: float, *, is_probe: bool) -> bool:
-        """Count a failure; return whether it is left alone from now on, and was not before.
+        """Count a failure. Return whether it opened the breaker, which was closed before.
 
-        Late ones, of requests that went out before it opened, do not make the pause longer.
+        Failures of requests that were sent before the breaker opened do not make the pause longer.
         """
         was_open = self._opened_at_s is not None
         self._num_failures += 1
@@ -73,5 +76,5 @@ class Breaker:
         return self._opened_at_s is not None and not was_open
 
     def gave_up(self, *, is_probe: bool) -> None:
-        """Forget a request that was cancelled: it says nothing about the endpoint."""
+        """Forget a request that ended without a result, such as a cancelled one. It says nothing about the endpoint."""
         self._is_probing = self._is_probing and not is_probe

@@ -1,4 +1,4 @@
-"""Bodies of the routes for reward endpoints."""
+"""Request and response bodies of the routes for reward endpoints."""
 
 from typing import Literal
 
@@ -11,18 +11,18 @@ _MAX_ROWS = 1024
 
 
 class RegisterRequest(EndpointSpec):
-    """An endpoint, and what it shall be called."""
+    """An endpoint's specification and name."""
 
     name: str = Field(description="What runs call it: lower-case letters, digits, '_' and '-'")
     replace: bool = Field(default=False, description="Take the place of another endpoint of that name")
 
     def spec(self) -> EndpointSpec:
-        """Return what is registered under the name."""
+        """Return the specification, without the name."""
         return EndpointSpec.model_validate(self.model_dump(exclude={"name", "replace"}))
 
 
 class EndpointState(Body):
-    """How one rewarder sees the endpoint now."""
+    """The endpoint's current state as seen by one rewarder."""
 
     breaker: Literal["closed", "half-open", "open"]
     detail: str = Field(description="Why nothing is sent to it now; empty if something is")
@@ -31,7 +31,7 @@ class EndpointState(Body):
 
 
 class RewardDetails(RewardFunctionInfo):
-    """A built-in function, or an endpoint with what was registered."""
+    """A built-in function, or an endpoint with its specification and state."""
 
     version: str = Field(default="", description="Of the specification; outcomes carry it")
     endpoint: EndpointSpec | None = None
@@ -39,14 +39,14 @@ class RewardDetails(RewardFunctionInfo):
 
 
 class TrialRequest(Rows):
-    """Rows to try an endpoint with; without any, an example is sent."""
+    """Rows to call an endpoint with. The defaults are an example."""
 
     prompts: list[Text] = Field(default=["What is 6 times 7?"] * 2, min_length=1, max_length=_MAX_ROWS)
     completions: list[Text] = Field(default=["6 times 7 is 42.", "It is 41."], max_length=_MAX_ROWS)
 
 
 class SentRequest(Body):
-    """What was sent, without secrets."""
+    """The request that was sent, with its secrets removed."""
 
     url: str
     headers: dict[str, str]
@@ -54,7 +54,7 @@ class SentRequest(Body):
 
 
 class ReceivedAnswer(Body):
-    """What came back."""
+    """The answer that was received."""
 
     status: int
     headers: dict[str, str]
@@ -62,7 +62,7 @@ class ReceivedAnswer(Body):
 
 
 class ExchangeBody(Body):
-    """One request of a trial. ``error`` says why there is no answer, or what is wrong with it."""
+    """One request of a trial. ``error`` says why there is no answer, or what is wrong with the answer."""
 
     request: SentRequest | None
     answer: ReceivedAnswer | None
@@ -71,7 +71,7 @@ class ExchangeBody(Body):
 
 
 class TrialReply(Body):
-    """Every request of a trial, and the outcomes they lead to, one a completion."""
+    """All requests of a trial, and one outcome per completion."""
 
     exchanges: list[ExchangeBody]
     outcomes: list[OutcomeBody]

@@ -1,12 +1,12 @@
-"""Calls one registered endpoint: everything between a group and its verdicts.
+"""Calls one registered endpoint: turns a group of completions into verdicts.
 
     call --slices--> each: judgeable? --> breaker --> turn (turnstile.py) --> [ send --> retry? ] in time --> decode
                               |              |           |                        |                           |
                        not_applicable,   overload    overload         timeout, overload, error, invalid    invalid
                            error
 
-A slice that fails costs its own completions and no others. The deadline begins when a request may go out: waiting for
-its turn, like waiting for a worker, has a limit of its own.
+A slice that fails affects only its own completions. The deadline of a slice starts when its first request may be sent.
+The wait for its turn before that has a limit of its own, like the wait for a worker.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ _BREAKER_STATES = {"closed": 0, "half-open": 1, "open": 2}
 
 
 class EndpointClient:
-    """One version of one endpoint, with its limits and its breaker.
+    """The client of one version of one endpoint, with its limits and its breaker.
 
     Args:
-        name: What it is registered as.
-        spec: What was registered.
-        requests: Sends.
-        queue_timeout_s: Longest wait for a turn.
-        metrics: Counts.
+        name: The name the endpoint is registered under.
+        spec: The registered specification.
+        requests: Sends the requests.
+        queue_timeout_s: Longest wait for a turn, in seconds.
+        metrics: Receives the counts and gauges.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EndpointClient:
         )
         self._requests = requests
         self._metrics = metrics
-        # Read when they are asked for; those of the client that was made last for a name count.
+        # These gauges are read at each scrape. The newest client of a name replaces the functions of the older ones.
         metrics.endpoint_in_flight.labels(name).set_function(lambda: self.turnstile.num_in_flight)
         metrics.endpoint_queued.labels(name).set_function(lambda: self.turnstile.num_queued)
         metrics.endpoint_breaker.labels(name).set_function(lambda: _BREAKER_STATES[self.breaker.state])
@@ -83,7 +83,7 @@ class EndpointClient:
     async def call(
         self, call: RewardCall, *, timeout_s: float, run_id: str | None, lane: str
     ) -> tuple[list[Verdict], float]:
-        """Return one verdict a completion, and the seconds the longest request took."""
+        """Return one verdict per completion, and the seconds that the slowest slice took."""
         parts = slices(call, batch_size(self.spec, self.wire_format))
         answers = await asyncio.gather(
             *(self._slice(part, timeout_s=timeout_s, run_id=run_id, lane=lane) for part in parts)
@@ -92,14 +92,15 @@ class EndpointClient:
         return verdicts, max(seconds for _, seconds in answers)
 
     def breaker_detail(self) -> str:
-        """Return why nothing is sent now; empty if something is."""
+        """Return the reason why no requests are sent now, or an empty text if they are sent."""
         return self.breaker.why_not(time.monotonic()) or ""
 
     def check(self, call: RewardCall) -> None:
-        """Refuse a slice for which no request is worth its turn.
+        """Refuse a slice that the wire format cannot send, before it waits for a turn.
 
         Raises:
-            RewardFailure: ``error`` if it lacks what the wire format needs, ``not_applicable`` if its row does.
+            RewardFailure: ``error`` if the call lacks something that the wire format needs, ``not_applicable`` if only
+                this row lacks it.
         """
         try:
             self.wire_format.check(call, spec=self.spec)
@@ -109,10 +110,10 @@ class EndpointClient:
             raise RewardFailure("not_applicable", str(error)) from error
 
     def encode(self, call: RewardCall, *, timeout_s: float, run_id: str | None) -> tuple[WireRequest, RequestContext]:
-        """Return the request for a slice that ``check`` let through and that goes out now.
+        """Return the request for a slice that passed ``check``. Its deadline is ``timeout_s`` from now.
 
         Raises:
-            RewardFailure: JSON cannot hold it.
+            RewardFailure: The completions or columns cannot be written as JSON.
         """
         context = RequestContext(uuid.uuid4().hex, run_id, time.time() + timeout_s)
         try:
@@ -124,7 +125,7 @@ class EndpointClient:
         """Return the verdicts in an answer.
 
         Raises:
-            RewardFailure: It is no success, or not what the wire format asks for.
+            RewardFailure: The status is not 2xx, or the body does not follow the wire format.
         """
         if not 200 <= answer.status < 300:
             raise RewardFailure(outcome_of_status(answer.status), _refusal(answer))
@@ -134,12 +135,12 @@ class EndpointClient:
             raise RewardFailure("invalid", str(error)) from error
 
     async def try_once(self, request: WireRequest, context: RequestContext, *, timeout_s: float) -> HttpAnswer:
-        """Send, without retries.
+        """Send the request once, without retries.
 
         Raises:
-            TimeoutError: No whole answer within ``timeout_s``.
-            ConnectionLostError: Another try may do better.
-            RewardFailure: None will.
+            TimeoutError: No complete answer came within ``timeout_s``.
+            ConnectionLostError: The connection failed. Another try may succeed.
+            RewardFailure: Another try cannot succeed.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -156,7 +157,7 @@ class EndpointClient:
         try:
             self.check(call)
             tokens = num_tokens(call) + self.spec.num_tokens_beside
-            self._refuse_if_open()  # before it waits among those that do not know yet
+            self._refuse_if_open()  # before the wait for a turn; _judged asks again after it
             await self.turnstile.enter(lane=lane, tokens=tokens)
             sent_at = time.monotonic()
             try:
@@ -196,7 +197,7 @@ class EndpointClient:
         except EndpointThere:
             self._answered()
             raise
-        except BaseException:  # nothing was judged, and not for its being down; or the run is over
+        except BaseException:  # nothing was sent, or the call was cancelled: no news about the endpoint
             self.breaker.gave_up(is_probe=is_probe)
             raise
         self._answered()

@@ -1,8 +1,9 @@
-"""Reward endpoints as reward functions: whatever is registered can be named in a run.
+"""Makes reward endpoints usable as reward functions: a run can name every registered endpoint.
 
     name --registry.py--> specification --> its client (limits, breaker) --> verdicts
 
-A client lives as long as its specification stays as it is; one that was replaced begins with a closed breaker.
+A client is kept as long as its specification does not change. A changed specification gets a new client, whose breaker
+is closed.
 """
 
 import asyncio
@@ -34,17 +35,17 @@ _SCOPES: dict[Scope, str] = {"runs": "runs", "score": "POST /v1/score"}
 
 
 class Endpoints:
-    """A RewardSource.
+    """The RewardSource of registered endpoints.
 
     Args:
-        redis: Where endpoints are registered.
-        rules: Where they may be.
-        secrets_dir: With one file a secret.
-        queue_timeout_s: Longest wait of a request for its turn.
-        max_answer_bytes: Longer answers are ``invalid``.
-        ca_file: Certificates that servers are checked against.
-        metrics: Counts.
-        resolve: Asks for the addresses of a name.
+        redis: Holds the registered endpoints.
+        rules: The URLs and addresses that endpoints may have.
+        secrets_dir: Directory with one file per secret; None if there are no secrets.
+        queue_timeout_s: Longest wait of a request for its turn, in seconds.
+        max_answer_bytes: Longest answer body. Completions with a longer answer are ``invalid``.
+        ca_file: CA certificates that servers are verified with; certifi's if None.
+        metrics: Receives the counts and gauges.
+        resolve: Looks up the addresses of a host name; the system's resolver if None.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Endpoints:
 
     @classmethod
     def from_settings(cls, settings: RewarderSettings, *, redis: Redis, metrics: RewarderMetrics) -> Self:
-        """Return the endpoints of a rewarder."""
+        """Return the endpoints of a rewarder with these settings."""
         return cls(
             redis,
             rules=settings.outbound_rules(),
@@ -87,13 +88,13 @@ class Endpoints:
         await self._exchange.aclose()
 
     async def knows(self, name: str) -> bool:
-        """See RewardSource. A deleted endpoint is known, and one that is misspelt, so that who names it is told."""
+        """See RewardSource. Deleted and misspelt endpoints are known too, so that naming one gives a helpful error."""
         if why_no_name(name) is not None:
             return False
         try:
             registered = await self._registered()
         except UnavailableError:
-            return True  # and the call says so
+            return True  # the call then reports that Redis does not answer
         is_known = name in registered.specs or name in registered.unreadable or self.registry.is_gone(name)
         return is_known or _meant(name, registered) is not None
 
@@ -102,7 +103,7 @@ class Endpoints:
         return self._seen is not None and name in self._seen.specs
 
     async def inspect(self, name: str) -> Inspected | Refused:
-        """See RewardSource. The endpoint itself is not asked: it may be started after the run."""
+        """See RewardSource. Sends nothing to the endpoint, which may be started after the run."""
         try:
             client = await self.client(name)
             await self.check(client.spec)
@@ -117,7 +118,7 @@ class Endpoints:
         return Inspected("endpoint", summary, columns, version=client.spec.version)
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """See RewardSource. The deadline is of each request, and runs from when it may go out."""
+        """See RewardSource. The deadline applies to each slice, and starts when its first request may be sent."""
         client = await self.client(name)
         scope: Scope = "score" if lane == HTTP_LANE else "runs"
         if scope not in client.spec.scopes:
@@ -127,10 +128,10 @@ class Endpoints:
         return Answer(verdicts, version=client.spec.version), seconds
 
     async def client(self, name: str) -> EndpointClient:
-        """Return who calls ``name``.
+        """Return the client of the endpoint ``name``.
 
         Raises:
-            RewardFailure: It is not registered, or nobody knows.
+            RewardFailure: The endpoint is not registered, or Redis has not answered yet.
         """
         try:
             registered = await self._registered()
@@ -142,7 +143,7 @@ class Endpoints:
         return self._client(name, spec)
 
     async def clients(self) -> list[EndpointClient]:
-        """Return who calls each of the endpoints, by name.
+        """Return the clients of all endpoints, sorted by name.
 
         Raises:
             UnavailableError: Redis has not answered yet.
@@ -151,7 +152,7 @@ class Endpoints:
         return [self._client(name, registered.specs[name]) for name in sorted(registered.specs)]
 
     async def check(self, spec: EndpointSpec) -> None:
-        """Refuse what could never be called; a name that cannot be resolved now may be resolved later.
+        """Refuse an endpoint that can never be called. A host name that cannot be resolved now is accepted.
 
         Raises:
             UserError: The URL is not allowed, or a secret cannot be used.
@@ -164,7 +165,7 @@ class Endpoints:
             return
 
     async def register(self, name: str, spec: EndpointSpec, *, replace: bool) -> Written:
-        """Check and write; see Registry.write.
+        """Check the endpoint and write it; see Registry.write.
 
         Raises:
             UserError: The name, the URL or a secret cannot be used.
@@ -205,7 +206,10 @@ class Endpoints:
 
 
 def _meant(name: str, registered: Registered) -> str | None:
-    """Return the endpoint that looks like ``name``; None if there is none, or a built-in looks more like it."""
+    """Return the endpoint with the name most similar to ``name``.
+
+    Return None if no name is similar, or if a built-in's name is more similar.
+    """
     near = nearest(name, [*registered.specs, *BUILT_INS, *ALIASES])
     return near if near in registered.specs else None
 

@@ -1,4 +1,4 @@
-"""Our own wire format: says who asks, for what and until when, and takes a status for each completion.
+"""The wire format ``headrace``: sends the run, the group and the deadline, and reads a status for each completion.
 
 {"request_id", "run_id", "group_id", "policy_version", "trainer_state", "max_completion_length", "deadline_at_s",
  "items": [{"index": 0, "prompt", "completion", "completion_ids", "columns": {...}}, ...]}
@@ -31,14 +31,14 @@ class HeadraceFormat:
     max_batch: int | None = None
 
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
-        """Return none: the endpoint does not say what it reads."""
+        """Return an empty list: the columns that the endpoint reads are not known."""
         return []
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
         """Refuse nothing."""
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
-        """Return all that is known, an item a completion."""
+        """Return a request with one item per completion."""
         items: list[dict[str, Any]] = []
         completion_ids = call.completion_id_lists() if spec.send_completion_ids else None
         for index, (prompt, completion) in enumerate(zip(call.prompts, call.completions, strict=True)):
@@ -60,7 +60,7 @@ class HeadraceFormat:
         return WireRequest(msgspec.json.encode(body))
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
-        """Return the verdicts, by ``index`` where the items have it, else in order."""
+        """Return the verdicts, sorted by ``index`` if the items have it, else in the order of the items."""
         items = as_object(parse_json(body), what="the answer").get("items")
         num_completions = len(call.completions)
         if not isinstance(items, list):

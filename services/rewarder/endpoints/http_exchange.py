@@ -1,16 +1,17 @@
-"""One POST to somebody else's server, of which nothing is believed: the whole answer within a size, or a reason.
+"""Sends one POST to an untrusted server, and returns the complete answer up to a size limit or raises an error.
 
     POST --> connect (pinned_network.py) --> status, headers --> body, raw, under a byte cap
       |            |                           |                    |
       Refused: forbidden   ConnectionLost      Refused: encoded     Refused: too long
 
-Each request has a connection of its own, which is closed after the answer. On a connection that is kept, what a server
-sends beyond its answer is read as the answer to the next request, also to one of another endpoint at that address, and
-HTTP/1.1 cannot tell the two apart. A connection costs some 0.3 ms of processor time, with TLS 1 ms.
+Each request has its own connection, which is closed after the answer. If a connection were kept, bytes that a server
+sends after its answer would be read as the answer to the next request, even if that request is for another endpoint at
+the same address. HTTP/1.1 cannot tell the two apart. A connection costs about 0.3 ms of processor time, and 1 ms with
+TLS.
 
-It is httpcore, the layer below httpx: redirects, cookies, proxies, .netrc and decompression, which would all have to be
-turned off, do not exist there. The deadline is the caller's, around all of this: the time-outs of httpcore bound each
-read, and a server that sends a byte now and then never meets them.
+This module uses httpcore, the layer below httpx. httpcore does not have redirects, cookies, proxies, .netrc and
+decompression, which would all have to be turned off in httpx. The caller sets a deadline around the whole exchange:
+httpcore's timeouts apply to each read, so a server that sends one byte now and then never exceeds them.
 """
 
 import contextlib
@@ -28,21 +29,21 @@ from services.rewarder.endpoints.outbound_rules import target
 from services.rewarder.endpoints.pinned_network import CONNECT_TIMEOUT_S, PinnedNetwork
 
 _MIN_PIECES, _BYTES_A_PIECE = 4096, 512
-"""Of one answer: a server that sends a byte at a time would keep the event loop busy with each of them."""
+"""Limit the pieces of one answer. Without a limit, a server that sends single bytes would keep the event loop busy."""
 USER_AGENT = "headrace-rewarder"
 
 
 class ConnectionLostError(Exception):
-    """No connection, or it broke before the answer was whole: worth another try."""
+    """No connection was made, or it broke before the answer was complete. Another try may succeed."""
 
 
 class RefusedAnswerError(Exception):
-    """The server answered what is not read: too long, or compressed."""
+    """The answer is not read: it is too long, in too many pieces, or compressed."""
 
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     headers: dict[str, str]
@@ -50,16 +51,16 @@ class HttpAnswer:
 
 
 class HttpExchange:
-    """Sends requests to all endpoints; endpoints bound how many each of them gets at a time.
+    """Sends requests to all endpoints. The endpoint clients limit how many requests an endpoint gets at a time.
 
     Args:
-        network: Opens connections.
-        max_answer_bytes: Longer bodies are refused before they are read.
-        ca_file: Certificates that servers are checked against; those of the certifi package if None.
+        network: Opens the connections.
+        max_answer_bytes: Longest answer body. A longer one is refused once this many bytes were read.
+        ca_file: CA certificates that servers are verified with; those of the certifi package if None.
     """
 
     def __init__(self, network: PinnedNetwork, *, max_answer_bytes: int, ca_file: Path | None = None) -> None:
-        # At DEBUG it logs the headers of answers, and a server may send back those of the request.
+        # At DEBUG, httpcore logs the headers of answers. A server may echo the request's headers there, with secrets.
         logging.getLogger("httpcore").setLevel(logging.WARNING)
         self._max_answer_bytes = max_answer_bytes
         self._max_pieces = _MIN_PIECES + max_answer_bytes // _BYTES_A_PIECE
@@ -68,17 +69,17 @@ class HttpExchange:
         self._connections: set[httpcore.AsyncHTTPConnection] = set()
 
     async def post(self, url: httpx.URL, *, body: bytes, headers: Mapping[str, str], timeout_s: float) -> HttpAnswer:
-        """Return the answer, whatever its status.
+        """Send a request and return the answer, whatever its status.
 
         Args:
-            url: As OutboundRules.parse returned it.
-            body: JSON.
-            headers: Besides those that are always sent.
-            timeout_s: Of each read and write; not of the whole.
+            url: A URL that OutboundRules.parse returned.
+            body: The JSON body.
+            headers: Headers to add to the fixed ones. They win over fixed headers of the same name.
+            timeout_s: Limit for each read and each write, in seconds; not for the whole exchange.
 
         Raises:
-            ConnectionLostError: See there.
-            RefusedAnswerError: See there.
+            ConnectionLostError: No connection was made, or it broke.
+            RefusedAnswerError: The answer is too long, in too many pieces, or compressed.
             ForbiddenTargetError: The host has an address that is not allowed.
             TimeoutError: A read or write took too long.
         """
@@ -110,13 +111,13 @@ class HttpExchange:
             raise ConnectionLostError(f"the connection broke: {_reason(error)}") from error
 
     async def aclose(self) -> None:
-        """Close every connection; whoever still waits for an answer gets an error."""
+        """Close all connections. Requests that still wait for an answer fail."""
         for connection in list(self._connections):
             await connection.aclose()
 
     @contextlib.asynccontextmanager
     async def _sent(self, request: httpcore.Request) -> AsyncGenerator[httpcore.Response]:
-        """Send on a new connection, yield the answer, of which the body is still to be read, and close it."""
+        """Send on a new connection, yield the answer with its body not yet read, then close the connection."""
         connection = httpcore.AsyncHTTPConnection(
             request.url.origin, ssl_context=self._ssl_context, network_backend=self._network
         )
@@ -156,11 +157,11 @@ def _reason(error: BaseException) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {cause.verify_message}"
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:  # the resolver's are negative
-        return os.strerror(cause.errno)  # without the address, which asyncio puts into its own text
+        return os.strerror(cause.errno)  # asyncio's own text has the address, which is not shown
     return str(error) or type(error).__name__
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    """Return what an error was raised from; in httpcore that may be its argument alone."""
+    """Return the cause of an error. httpcore sometimes passes the cause as the argument only."""
     argument: object = error.args[0] if error.args else None
     return error.__cause__ or (argument if isinstance(argument, BaseException) else None)

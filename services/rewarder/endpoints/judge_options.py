@@ -1,4 +1,4 @@
-"""What an LLM judge is told, and what its answer may be: the options of the wire format ``openai_judge``."""
+"""The options of the wire format ``openai_judge``: the model, its rubric, and the form of its answer."""
 
 import re
 from typing import Any, Literal, Self
@@ -8,19 +8,19 @@ from pydantic import Field, model_validator
 from services.rewarder.bodies import Body, refuse_deep_nesting
 
 PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_]*)\s*\}\}")
-"""Two braces a side, so that JSON and LaTeX in a rubric stay what they are."""
+"""Placeholders have two braces on each side, so that JSON and LaTeX in a rubric are left unchanged."""
 NOT_COLUMNS = frozenset({"prompt", "completion"})
 _OURS = frozenset({"model", "messages", "stream", "n", "temperature", "max_tokens", "response_format"})
 _MAX_SCORE = 1e6
 
 
 def plain(number: float) -> str:
-    """Return a number of the scale as people write it, all of it."""
+    """Return a number as text with up to nine significant digits, without trailing zeros."""
     return f"{number:.9g}"
 
 
 class JudgeOptions(Body):
-    """A model, a rubric, and how the score stands in the answer."""
+    """The model, the rubric, and the form of the score in the answer."""
 
     model: str = Field(min_length=1, max_length=300, description="As the server calls it")
     rubric: str = Field(
@@ -57,5 +57,5 @@ class JudgeOptions(Body):
 
     @property
     def columns(self) -> list[str]:
-        """The data set columns that the rubric shows, in order."""
+        """The data set columns that the rubric shows, in the order of their first use."""
         return [name for name in dict.fromkeys(PLACEHOLDER.findall(self.rubric)) if name not in NOT_COLUMNS]

@@ -1,4 +1,4 @@
-"""The wire formats there are, by name."""
+"""All wire formats, by name."""
 
 from services.rewarder.endpoints.headrace_format import HeadraceFormat
 from services.rewarder.endpoints.openai_judge_format import OpenAIJudgeFormat

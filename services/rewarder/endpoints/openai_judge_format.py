@@ -1,11 +1,10 @@
-r"""A language model as the judge, behind any server that speaks OpenAI's chat completions.
+r"""The wire format ``openai_judge``: a language model scores completions, behind any OpenAI-compatible chat API.
 
     rubric with {{prompt}}, {{completion}}, {{column}}  -->  POST URL/chat/completions, one completion a request
     "... reads well, but the sum is wrong.\nScore: 4"    -->  (4 - min_score) / (max_score - min_score)
 
-An answer that does not say plainly what the score is, or says one outside of the scale, is ``invalid`` and never a
-number: nothing is clamped, guessed or taken from the middle of a sentence. What a completion says cannot become markup
-of the rubric: placeholders are filled in once.
+An answer without a clear score, or with a score outside the scale, is ``invalid``. No score is clamped, guessed or
+taken from the middle of a sentence. Placeholders are filled in once, so a placeholder in a completion stays plain text.
 """
 
 import re
@@ -49,7 +48,7 @@ class OpenAIJudgeFormat:
         return [[column] for column in _options(spec).columns]
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Refuse a call without a column that the rubric shows, and a row in which one is null."""
+        """Refuse a call that lacks a column of the rubric, and a row where such a column is null."""
         for column in _options(spec).columns:
             if column not in call.columns:
                 columns = ", ".join(sorted(call.columns)) or "none"
@@ -58,7 +57,7 @@ class OpenAIJudgeFormat:
                 raise NothingToJudgeError(f"its rubric shows the column '{column}', which is null in this row")
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
-        """Return a chat request for the one completion."""
+        """Return a chat request for the call's only completion."""
         options = _options(spec)
         body: dict[str, Any] = {**options.extra_body, "model": options.model, "messages": _messages(call, options)}
         if options.temperature is not None:
@@ -70,7 +69,7 @@ class OpenAIJudgeFormat:
         return WireRequest(msgspec.json.encode(body), path=PATH)
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
-        """Return the one verdict; what the judge wrote is its detail."""
+        """Return one verdict, with the end of the judge's text as its detail."""
         options = _options(spec)
         content = _content(body)
         if options.answer_format == "json":
@@ -85,7 +84,7 @@ class OpenAIJudgeFormat:
 
 
 def _options(spec: EndpointSpec) -> JudgeOptions:
-    assert spec.openai_judge is not None  # the specification's own check
+    assert spec.openai_judge is not None  # EndpointSpec checks it
     return spec.openai_judge
 
 
@@ -119,7 +118,7 @@ def _response_format(options: JudgeOptions) -> dict[str, Any]:
 
 
 def _content(body: bytes) -> str:
-    """Return what the judge wrote."""
+    """Return the text that the judge wrote."""
     choices: object = as_object(parse_json(body), what="the answer").get("choices")
     if not isinstance(choices, list) or not choices:
         raise InvalidAnswerError("the answer has no choices, so it is no chat completion")
@@ -140,7 +139,7 @@ def _content(body: bytes) -> str:
 
 
 def _from_text(content: str, options: JudgeOptions) -> float:
-    """Return the number on the last line that is a score."""
+    """Return the number on the last score line."""
     lines = _SCORE_LINE.findall(content)
     if not lines:
         raise InvalidAnswerError(f"the judge's answer has no line 'Score: N': ...{_shown(content[-_CUT_CHARACTERS:])}")
@@ -154,7 +153,7 @@ def _from_text(content: str, options: JudgeOptions) -> float:
 
 
 def _from_json(content: str) -> tuple[float, dict[str, float], str]:
-    """Return the score, further numbers beside it, and the reasoning."""
+    """Return the score, all numbers in the answer by name, and the reasoning."""
     fenced = _FENCED.match(content)
     try:
         found = parse_json(content if fenced is None else fenced[1], what="the judge's answer")
@@ -171,7 +170,7 @@ def _from_json(content: str) -> tuple[float, dict[str, float], str]:
 
 
 def _text(messages: Prompt | Completion) -> str:
-    """Return a conversation as people read it; one message alone is its content."""
+    """Return a conversation as ``role: content`` paragraphs, and a single message as its content."""
     if isinstance(messages, str):
         return messages
     if len(messages) == 1:
@@ -184,6 +183,6 @@ def _shown(text: str) -> str:
 
 
 def _end_of(text: str) -> str:
-    """Return what fits into a detail: of a long text the end, where the score is and what led to it."""
+    """Return a text short enough for a detail. A long text keeps its end, where the score and its reasons are."""
     line = " ".join(text.split())
     return printable(line if len(line) <= MAX_DETAIL_CHARS else f"...{line[3 - MAX_DETAIL_CHARS :]}")

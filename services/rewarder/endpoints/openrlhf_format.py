@@ -1,12 +1,12 @@
-"""The body of OpenRLHF's ``remote_rm_url``, so that a reward server written for it is used as it is.
+"""The wire format ``openrlhf``: OpenRLHF's ``remote_rm_url``. Reward servers written for OpenRLHF work unchanged.
 
     {"query": [prompt + completion, ...], "prompts": [...], "labels": [...]}
     -->
     {"rewards": [0.5, ...], "scores": [...], "extra_logs": {"name": [...]}}
 
-``rewards`` is what counts, ``scores`` stands in where it is missing, and lists in ``extra_logs`` become components.
-OpenRLHF writes a conversation with its chat template. Here nobody has a tokenizer: its contents are joined by an empty
-line.
+The rewards are read from ``rewards``, or from ``scores`` if ``rewards`` is missing. Lists in ``extra_logs`` become
+components. OpenRLHF renders a conversation with its chat template. The rewarder does not have a tokenizer and joins the
+contents of the messages with an empty line.
 """
 
 from typing import Any, cast
@@ -35,19 +35,19 @@ class OpenRlhfFormat:
     max_batch: int | None = None
 
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
-        """Return the column of the labels, if one was named."""
+        """Return the column of the labels, if the specification names one."""
         column = _label_column(spec)
         return [] if column is None else [[column]]
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Refuse a call without the column of the labels."""
+        """Refuse a call that lacks the column of the labels."""
         column = _label_column(spec)
         if column is not None and column not in call.columns:
             columns = ", ".join(sorted(call.columns)) or "none"
             raise CallError(f"needs the column '{column}' for its labels; the columns are: {columns}")
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
-        """Return queries, prompts and labels."""
+        """Return a request with the queries, prompts and labels."""
         column = _label_column(spec)
         labels: list[Any] = [""] * len(call.completions) if column is None else call.columns[column]
         prompts = [_text(prompt) for prompt in call.prompts]
@@ -58,7 +58,7 @@ class OpenRlhfFormat:
         return WireRequest(msgspec.json.encode({"query": queries, "prompts": prompts, "labels": labels}))
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
-        """Return the verdicts; a single number is taken for a single completion."""
+        """Return the verdicts. A single number is accepted as the reward of a single completion."""
         answer = as_object(parse_json(body), what="the answer")
         rewards = answer.get("rewards", answer.get("scores"))
         if rewards is None:
@@ -74,7 +74,10 @@ class OpenRlhfFormat:
 
 
 def _logs(found: object, num_completions: int) -> list[dict[str, float]]:
-    """Return for each completion what is a number in the lists of ``extra_logs``, which are for people."""
+    """Return the numbers of ``extra_logs`` for each completion.
+
+    Lists of another length and values that are not finite numbers are ignored: logs are only for people to read.
+    """
     logs: list[dict[str, float]] = [{} for _ in range(num_completions)]
     if not isinstance(found, dict):
         return logs

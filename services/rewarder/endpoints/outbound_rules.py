@@ -1,9 +1,9 @@
-"""Where reward endpoints may be: parses a URL once, and judges every address that its name has.
+"""Decides which URLs reward endpoints may have: parses the URL once, and checks every address of its host.
 
     URL --parse (httpx)--> scheme, host, port --> port allowed? --> resolve --> every address allowed? --> connect
 
-What is parsed here is what is dialled: no second parser reads the text. The addresses are judged again at each connect
-(pinned_network.py), because a name that is harmless now may point elsewhere the next time it is asked for.
+The result of this parse is dialled: no second parser reads the text. The addresses are checked again at each connect
+(pinned_network.py), because a host name that is harmless now may have another address at the next lookup.
 """
 
 import ipaddress
@@ -23,39 +23,39 @@ _ALLOWED_HOST = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|(\*\.)?[A-Za-z0-9_.-]+)
 
 
 class ForbiddenTargetError(UserError):
-    """The URL, or an address of its host, is one that reward endpoints may not have."""
+    """The URL, or an address of its host, is not allowed for reward endpoints."""
 
 
 @dataclass(frozen=True)
 class AllowedHost:
-    """A host that may have an internal address; ``port`` None leaves the ports as they are, 0 allows all."""
+    """A host that may have an internal address. ``port`` None does not change the allowed ports, 0 allows all."""
 
     host: str
     port: int | None = None
 
     def covers(self, host: str) -> bool:
-        """Return whether ``host`` is this one, or below it where this one begins with ``*.``."""
+        """Return whether ``host`` is this host, or a subdomain of it if this host begins with ``*.``."""
         name = host.rstrip(".")
         return name == self.host or (self.host.startswith("*.") and name.endswith(self.host[1:]))
 
     def opens(self, host: str, port: int) -> bool:
-        """Return whether this makes ``host`` an allowed one at ``port``: another service may be at another port."""
+        """Return whether this entry allows ``host`` at ``port``. Another port may be another service."""
         return self.covers(host) and self.port in (None, 0, port)
 
 
 @dataclass(frozen=True)
 class OutboundRules:
-    """What the operator allows besides public addresses on the usual ports."""
+    """What the operator allows: hosts and networks besides public addresses, and ports."""
 
     hosts: tuple[AllowedHost, ...] = ()
     networks: tuple[Network, ...] = ()
     ports: tuple[tuple[int, int], ...] = ((80, 80), (443, 443))
 
     def parse(self, text: str) -> httpx.URL:
-        """Return the URL if its form, its scheme and its port are allowed.
+        """Parse a URL and check its form, scheme and port.
 
         Raises:
-            ForbiddenTargetError: It is not; the message says why.
+            ForbiddenTargetError: The URL is not allowed; the message says why.
         """
         if len(text) > MAX_URL_CHARACTERS:
             raise ForbiddenTargetError(f"the URL has more than {MAX_URL_CHARACTERS} characters")
@@ -81,9 +81,9 @@ class OutboundRules:
         return url
 
     def check_addresses(self, host: str, port: int, addresses: Sequence[Address]) -> None:
-        """Raise ForbiddenTargetError unless every one of the addresses may be dialled at ``port``.
+        """Raise ForbiddenTargetError unless all the addresses may be dialled at ``port``.
 
-        All, and not one that is chosen: whoever answers for the name decides their order.
+        One allowed address is not enough, because the owner of the name decides the order of the addresses.
         """
         is_allowed_host = self.is_allowed_host(host, port)
         for address in addresses:
@@ -97,11 +97,11 @@ class OutboundRules:
                 )
 
     def is_allowed_host(self, host: str, port: int) -> bool:
-        """Return whether the operator named this host, and did not name another port of it only."""
+        """Return whether the operator allowed this host, at this port or without a port."""
         return any(allowed.opens(host, port) for allowed in self.hosts)
 
     def is_named_by_operator(self, host: str, port: int) -> bool:
-        """Return whether the host, or the address that it is, was allowed by the operator."""
+        """Return whether the operator allowed this host. A host that is an address may be in an allowed network."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -120,7 +120,7 @@ class OutboundRules:
 
 
 def target(url: httpx.URL) -> tuple[str, int]:
-    """Return the host and the port of a parsed URL: the name that is resolved, which stays in its xn-- form."""
+    """Return the host and the port of a parsed URL. An international host name stays in its xn-- form."""
     return url.raw_host.decode("ascii"), DEFAULT_PORTS[url.scheme] if url.port is None else url.port
 
 

@@ -1,8 +1,8 @@
-"""Makes one try of a request: the address, the headers with their secrets, the signature; and cleans what comes back.
+"""Sends a request once: adds the address, the headers with secrets and the signature, and cleans the answer.
 
     specification (names of secrets) --> headers (values) --> POST --> answer --> the same without the values
 
-Nothing after this module has seen a secret: an endpoint that sends its headers back puts none into a log or a reply.
+Only this module sees secrets. An endpoint that echoes its headers cannot put a secret into a log or a reply.
 """
 
 import time
@@ -25,7 +25,7 @@ from services.rewarder.endpoints.wire_formats import RequestContext, WireRequest
 
 @dataclass(frozen=True)
 class ShownRequest:
-    """A request as people may see it."""
+    """A request in the form that is shown to people, without secrets."""
 
     url: str
     headers: dict[str, str]
@@ -33,7 +33,7 @@ class ShownRequest:
 
 
 class OutgoingRequests:
-    """Sends what it is given to where a specification says, and nowhere else."""
+    """Sends requests to the URL of their endpoint's specification, and nowhere else."""
 
     def __init__(self, exchange: HttpExchange, *, rules: OutboundRules, secrets: SecretFiles) -> None:
         self._exchange = exchange
@@ -43,7 +43,7 @@ class OutgoingRequests:
     async def send(
         self, spec: EndpointSpec, request: WireRequest, context: RequestContext, *, timeout_s: float
     ) -> HttpAnswer:
-        """Make one try, signed; return the answer without secrets.
+        """Sign and send the request once; return the answer without secrets.
 
         Raises:
             ForbiddenTargetError: The URL, or an address of its host, is not allowed.
@@ -62,12 +62,12 @@ class OutgoingRequests:
         try:
             answer = await self._exchange.post(url, body=request.body, headers=headers, timeout_s=timeout_s)
         except (ConnectionLostError, RefusedAnswerError) as error:
-            # It may quote what the server sent; and so may the errors that it came from.
+            # The message may quote the server's bytes, and so may the causes of the error: "from None" drops them.
             raise type(error)(redacted(str(error), secrets)) from None
         return _clean(answer, secrets)
 
     def shown(self, spec: EndpointSpec, request: WireRequest, context: RequestContext) -> ShownRequest:
-        """Return the request for people: what is secret, or signed with a secret, is not in it."""
+        """Return the request to show to people, without secrets and without the signature."""
         headers = {"content-type": "application/json", "idempotency-key": context.request_id}
         for name, value in spec.headers.items():
             headers[name] = value if isinstance(value, str) else value.prefix + REDACTED
@@ -78,11 +78,11 @@ class OutgoingRequests:
         return ShownRequest(str(self._address(spec, request)), headers, request.body.decode())
 
     def check(self, spec: EndpointSpec) -> httpx.URL:
-        """Return the parsed URL if everything that can be known without a connection is in order.
+        """Return the parsed URL after all checks that need no connection.
 
         Raises:
             ForbiddenTargetError: The URL is not allowed.
-            SecretError: A secret cannot be used, or would go out in the clear.
+            SecretError: A secret cannot be used, or would be sent unencrypted.
         """
         url = self._rules.parse(spec.url)
         telling = [name for name in url.params if CARRIES_A_SECRET.search(name)]
@@ -97,7 +97,7 @@ class OutgoingRequests:
         url = self._rules.parse(spec.url)
         if not request.path:
             return url
-        path, mark, query = url.raw_path.partition(b"?")  # as it was escaped: what %2F stands for is no separator
+        path, mark, query = url.raw_path.partition(b"?")  # still escaped, because %2F is not a separator
         return url.copy_with(raw_path=path.rstrip(b"/") + request.path.encode() + mark + query)
 
     def _secret_values(self, spec: EndpointSpec, url: httpx.URL) -> dict[str, str]:
@@ -115,6 +115,6 @@ def _clean(answer: HttpAnswer, secrets: set[str]) -> HttpAnswer:
     if not secrets:
         return answer
     headers = {redacted(name, secrets): redacted(value, secrets) for name, value in answer.headers.items()}
-    text = answer.body.decode("latin-1")  # each byte as it is: secrets are ASCII
+    text = answer.body.decode("latin-1")  # one character per byte, which is enough because secrets are ASCII
     cleaned = redacted(text, secrets)
     return HttpAnswer(answer.status, headers, answer.body if cleaned == text else cleaned.encode("latin-1"))

@@ -1,9 +1,9 @@
-"""Connects to reward endpoints: resolves the name once, judges all its addresses, and dials one of those addresses.
+"""Connects to reward endpoints: resolves the host once, checks all its addresses, and dials one of them.
 
     host --resolve--> addresses --all allowed?--> dial the address     (TLS and Host still name the host)
 
-Between the check and the connection nobody is asked again, so a name that changes its mind (DNS rebinding) gains
-nothing. Unix sockets are refused. A name server that hangs costs the caller its deadline and holds up nobody else.
+The name is not resolved again between the check and the connection, so DNS rebinding has no effect. Unix sockets are
+refused. A name server that hangs delays only the callers that asked for that name, until their deadline.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from services.rewarder.endpoints.bounded_stream import BoundedStream, max_bytes_
 from services.rewarder.endpoints.outbound_rules import ForbiddenTargetError, OutboundRules
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Returns the addresses of a host, as text, in the order in which to try them; raises OSError."""
+"""Returns the addresses of a host and port, as text, in the order in which to try them; raises OSError."""
 
 CONNECT_TIMEOUT_S = 10.0
 _NEXT_ADDRESS_AFTER_S = 2.0
-"""A host with several addresses is given this long for each but the last."""
+"""Seconds to wait for a connection before the next address of the host is tried."""
 _MAX_THREADS = 64
-"""Names that are asked for at a time; others wait for one of them."""
+"""Most names to resolve at a time. Further names wait."""
 
 
 class PinnedNetwork(httpcore.AsyncNetworkBackend):
-    """What httpcore opens connections with.
+    """The network backend that httpcore opens connections with.
 
     Args:
-        rules: Which addresses are allowed.
-        max_answer_bytes: Of a body. An answer may have some more around it, and then its connection is cut.
-        resolve: Asks for the addresses of a name.
+        rules: The addresses that are allowed.
+        max_answer_bytes: Longest answer body. The connection fails if body, headers and framing need much more.
+        resolve: Looks up the addresses of a host name; the system's resolver if None.
     """
 
     def __init__(self, rules: OutboundRules, *, max_answer_bytes: int, resolve: "Resolve | None" = None) -> None:
@@ -56,9 +56,9 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
         """Return a connection to an allowed address of ``host``.
 
         Raises:
-            ForbiddenTargetError: One of its addresses is not allowed.
-            httpcore.ConnectError: It has none, or none answers.
-            httpcore.ConnectTimeout: None answered in time.
+            ForbiddenTargetError: An address of the host is not allowed.
+            httpcore.ConnectError: The host does not have an address, or no address accepts a connection.
+            httpcore.ConnectTimeout: No address accepted a connection in time.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -74,19 +74,19 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,  # noqa: ASYNC109  httpcore's signature
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Refuse."""
+        """Raise ForbiddenTargetError."""
         raise ForbiddenTargetError("reward endpoints cannot be Unix sockets")
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep."""
         await asyncio.sleep(seconds)
 
     async def allowed_addresses(self, host: str, port: int) -> list[Address]:
-        """Return the addresses of ``host``, all of which are allowed.
+        """Return all addresses of ``host`` after checking that they are allowed.
 
         Raises:
-            ForbiddenTargetError: One of them is not.
-            httpcore.ConnectError: There is none.
+            ForbiddenTargetError: An address is not allowed.
+            httpcore.ConnectError: The host cannot be resolved, or does not have an address.
         """
         try:
             texts = await self._resolve(host, port)
@@ -110,7 +110,7 @@ class PinnedNetwork(httpcore.AsyncNetworkBackend):
 
 
 class Resolver:
-    """Asks the system, in a thread for each name that is being asked for, so that a slow answer holds up no other."""
+    """Resolves names with the system's resolver, each in its own thread, so that a slow lookup delays no other."""
 
     def __init__(self) -> None:
         self._asking: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
@@ -121,7 +121,7 @@ class Resolver:
         key = (host, port)
         if key not in self._asking:
             await self._free_threads.acquire()
-            if key in self._asking:  # somebody else asked meanwhile
+            if key in self._asking:  # another caller started this lookup meanwhile
                 self._free_threads.release()
             else:
                 self._ask(key)
@@ -130,7 +130,7 @@ class Resolver:
     def _ask(self, key: tuple[str, int]) -> None:
         host, port = key
         answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        # A daemon: the process does not wait for a name server when it ends.
+        # A daemon thread, so that the process does not wait for a name server when it ends.
         thread = threading.Thread(target=_ask, args=(host, port, answer), name=f"resolve {host}", daemon=True)
         try:
             thread.start()
@@ -144,7 +144,7 @@ class Resolver:
         self._asking.pop(key, None)
         self._free_threads.release()
         if not done.cancelled():
-            done.exception()  # nobody may be waiting any more
+            done.exception()  # marks it as retrieved, in case all callers have gone
 
 
 def _ask(host: str, port: int, answer: "asyncio.Future[list[str]]") -> None:

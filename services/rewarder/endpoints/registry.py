@@ -1,9 +1,9 @@
-"""The registered endpoints, in Redis: every rewarder sees the same ones, and they outlive all of them.
+"""Stores the registered endpoints in Redis. All rewarders share them, and they survive a restart of the rewarders.
 
     POST, DELETE --> hash headrace:reward_endpoints: name -> specification as JSON --> read again after a second
 
-Names are asked for on every call of a run, so the hash is read as a whole and kept; while Redis does not answer, what
-was read last holds. A name that is gone is remembered, to be told from one that never was.
+Every call of a run looks up a name, so the whole hash is read at once and cached. While Redis does not answer, the last
+copy is used. Deleted names are remembered, so that errors can tell them from names that never existed.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ Written = Literal["created", "unchanged", "replaced", "different", "too-many"]
 
 @dataclass(frozen=True)
 class Registered:
-    """What stands in Redis: specifications, and the names whose record this release cannot read."""
+    """The content of the hash: specifications, and the names whose record this release cannot read."""
 
     specs: dict[str, EndpointSpec] = field(default_factory=dict[str, EndpointSpec])
     unreadable: frozenset[str] = frozenset()
 
 
 class Registry:
-    """Reads and writes the hash."""
+    """Reads and writes the hash of registered endpoints."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -49,7 +49,7 @@ class Registry:
         self._one_at_a_time = asyncio.Lock()
 
     async def registered(self) -> Registered:
-        """Return what is registered, at most about a second old while Redis answers.
+        """Return the registered endpoints. The copy is at most about one second old while Redis answers.
 
         Raises:
             UnavailableError: Redis has not answered yet.
@@ -63,13 +63,13 @@ class Registry:
         return self._known
 
     def is_gone(self, name: str) -> bool:
-        """Return whether ``name`` was registered while this process was there, and is not any more."""
+        """Return whether this process has seen ``name`` registered and it has been deleted since."""
         return name in self._gone
 
     async def read(self) -> None:
-        """Read the hash now; what was read before stays if Redis does not answer.
+        """Read the hash now. Keeps the last copy if Redis does not answer.
 
-        One read at a time: an older one that ended later would bring back what was deleted since.
+        Reads run one at a time: an older read that ended later would bring back endpoints deleted since.
         """
         try:
             async with self._one_at_a_time, asyncio.timeout(_PATIENCE_S):
@@ -88,10 +88,10 @@ class Registry:
             self._gone.pop()
 
     async def write(self, name: str, spec: EndpointSpec, *, replace: bool) -> Written:
-        """Register ``spec``; another one under that name is replaced only if ``replace``.
+        """Register ``spec`` under ``name``. A different specification there is replaced only if ``replace`` is true.
 
         Raises:
-            UnavailableError: Redis did not answer; it may or may not have been written, and may be sent again.
+            UnavailableError: Redis did not answer. The endpoint may or may not have been written; trying again is safe.
         """
 
         async def once() -> Written:
@@ -102,7 +102,7 @@ class Registry:
                 await self._redis.hdel(REWARD_ENDPOINTS, name)
                 return "too-many"
             there = await self._redis.hget(REWARD_ENDPOINTS, name)
-            if there is None:  # deleted since
+            if there is None:  # deleted after the hsetnx
                 return await once()
             if _spec(cast("bytes | None", there)) == spec:
                 return "unchanged"
@@ -114,7 +114,7 @@ class Registry:
         return cast("Written", await self._asked(once, "registering a reward endpoint"))
 
     async def delete(self, name: str) -> bool:
-        """Forget an endpoint; return whether there was one.
+        """Delete an endpoint; return whether it existed.
 
         Raises:
             UnavailableError: Redis did not answer.
@@ -122,7 +122,7 @@ class Registry:
         return bool(await self._asked(lambda: self._redis.hdel(REWARD_ENDPOINTS, name), "deleting a reward endpoint"))
 
     async def aclose(self) -> None:
-        """End a read that is under way."""
+        """Cancel a read that is under way."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

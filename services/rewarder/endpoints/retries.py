@@ -1,10 +1,10 @@
-"""Whether a request is worth another try, and when: only where nothing was judged, and never past the deadline.
+"""Retries a request if the endpoint judged nothing, and never past the deadline.
 
-    connection error, 429, 502, 503, 504 --> wait (full jitter, or what Retry-After asks for; limits) --> again
-    any other status, a time-out, an answer that cannot be read --> that was it
+    connection error, 429, 502, 503, 504 --> wait (full jitter, or Retry-After if longer; limits) --> try again
+    any other status, a timeout, an answer that cannot be read --> no retry
 
-Full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015): uniform between nothing and a bound that doubles, so
-that a thousand groups that failed together do not come back together.
+The wait has full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015): it is uniform between zero and a bound
+that doubles. A thousand groups that failed together are therefore not retried together.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.25, 10.0
 
 
 class EndpointDown(RewardFailure):
-    """A failure of the endpoint itself, which its breaker counts."""
+    """The endpoint is down or overloaded. Its breaker counts this failure."""
 
 
 class EndpointThere(RewardFailure):
-    """A failure that shows that the endpoint is up: it answered, which closes its breaker."""
+    """The call failed, but the endpoint answered. This closes its breaker."""
 
 
 async def with_retries(
@@ -39,20 +39,20 @@ async def with_retries(
     before_retry: Callable[[str, float], Awaitable[None]],
     detail_of: Callable[[HttpAnswer], str],
 ) -> HttpAnswer:
-    """Return the first answer that is final: of an endpoint that is up, whatever it says.
+    """Send until an answer is final, and return it. An answer of 5xx or 429 is never returned.
 
     Args:
-        try_once: Makes one try within the seconds it is given.
-        max_retries: After the first.
-        timeout_s: Of all tries and waits.
-        before_retry: Told what came of the last try, ``connection`` or a status, and how many seconds are left; waits
-            until another may go out, or raises TurnedAwayError.
-        detail_of: Says what an answer is that is no success.
+        try_once: Sends the request once, within the given seconds.
+        max_retries: Most tries after the first.
+        timeout_s: Limit for all tries and waits together, in seconds.
+        before_retry: Called with the reason for the retry (``connection`` or a status) and the seconds left. It waits
+            until another request may be sent, or raises TurnedAwayError.
+        detail_of: Describes an answer that is not a success.
 
     Raises:
-        EndpointDown: It is not there, or not up to it.
-        EndpointThere: It asks to be called later.
-        RewardFailure: ``try_once`` says that another try is of no use.
+        EndpointDown: The endpoint cannot be reached, timed out, or answered 5xx.
+        EndpointThere: The endpoint answered 429, and no tries or no time are left.
+        RewardFailure: ``try_once`` raised it, because another try cannot succeed.
     """
     give_up_at, num_tries, before = time.monotonic() + timeout_s, 0, ""
     while True:
@@ -88,13 +88,13 @@ async def with_retries(
 
 
 def backoff_s(num_tries: int, headers: Mapping[str, str], *, now_s: float) -> float:
-    """Return how long to wait after ``num_tries`` tries; ``now_s`` is in Unix seconds."""
+    """Return the seconds to wait after ``num_tries`` tries. ``now_s`` is in Unix seconds."""
     jitter_s = random.uniform(0.0, min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (num_tries - 1)))
     return max(jitter_s, _asked_for_s(headers.get("retry-after", ""), now_s))
 
 
 def outcome_of_status(status: int) -> Outcome:
-    """Return what an answer that is no success means for its completions."""
+    """Return the outcome of the completions when the answer has this status, which is not 2xx."""
     return "overload" if status in _OVERLOADED else "error"
 
 

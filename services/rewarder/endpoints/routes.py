@@ -1,12 +1,12 @@
 """The routes for reward endpoints.
 
     POST   /v1/rewards               register a URL under a name
-    GET    /v1/rewards               what runs can name without a module: built-ins and endpoints
-    GET    /v1/rewards/{name}        one of them: what was registered, and how it is doing
-    DELETE /v1/rewards/{name}        forget an endpoint
-    POST   /v1/rewards/{name}/test   call it once, and show what was said
+    GET    /v1/rewards               list built-ins, endpoints, and the functions in force at this rewarder
+    GET    /v1/rewards/{name}        show one built-in, or one endpoint with its specification and state
+    DELETE /v1/rewards/{name}        delete an endpoint
+    POST   /v1/rewards/{name}/test   call an endpoint once, and show the requests and answers
 
-What is registered is checked first: a URL that may not be called, or a secret that is not there, is refused.
+Registering checks the endpoint first, and refuses a URL that is not allowed or a secret that does not exist.
 """
 
 from collections.abc import Callable
@@ -38,11 +38,11 @@ from shared.query_number import WHOLE
 
 Responses = dict[int | str, dict[str, Any]]
 Listed = Callable[[], list[RewardFunctionInfo]]
-"""Returns what was found beside built-in functions and endpoints."""
+"""Returns the reward functions that are neither built-ins nor endpoints."""
 
 
-class RewardProblem(Exception):  # noqa: N818  an answer, and no failure of ours
-    """What a route answers instead."""
+class RewardProblem(Exception):  # noqa: N818  an error reply, not a failure of the service
+    """An error reply, raised by a route."""
 
     def __init__(self, status: int, title: str, detail: str) -> None:
         super().__init__(detail)
@@ -50,13 +50,13 @@ class RewardProblem(Exception):  # noqa: N818  an answer, and no failure of ours
 
 
 def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, listed: Listed) -> None:
-    """Add the routes to the application, whose route class and error handlers hold for them too.
+    """Add the routes to the application. Its route class and error handlers apply to them too.
 
     Args:
-        app: The rewarder's.
-        endpoints: What they are about.
-        busy: Problems that routes with a body can answer, for the OpenAPI document.
-        listed: What else there is.
+        app: The rewarder's application.
+        endpoints: The registered endpoints.
+        busy: The error replies of routes with a body, for the OpenAPI document.
+        listed: Returns further reward functions for the list.
     """
     app.add_exception_handler(RewardProblem, _reward_problem)
     app.add_exception_handler(UnavailableError, _unavailable)

@@ -1,11 +1,11 @@
-"""Secrets by name: one file a secret, in a directory that Kubernetes or compose mounts.
+"""Reads secrets by name: one file per secret, in a directory that Kubernetes or Docker Compose mounts.
 
     HEADRACE_REWARD_SECRETS_DIR/judge-key          the secret
     HEADRACE_REWARD_SECRETS_DIR/judge-key.hosts    optional: the hosts it may be sent to, one a line
 
-A specification names secrets and never holds one. They are read anew for every request, so that a rotated one is used
-at once, and are in no listing, log, error or Redis. The file with hosts is for an operator whose API key has many
-hands: without it, whoever can register an endpoint can have the secret sent to it.
+A specification names secrets and never holds one. Each request reads them again, so a rotated secret is used at once.
+No listing, log or error shows a secret, and Redis does not hold one. The ``.hosts`` file protects a secret when several
+people can register endpoints: without the file, each of them can have the secret sent to a server of their choice.
 """
 
 import json
@@ -20,25 +20,25 @@ SECRET_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 REDACTED = "[secret]"
 _MAX_SECRET_BYTES = 8192
 _MIN_SECRET_CHARACTERS = 8
-"""A shorter one could not be told from ordinary text, and so not be kept out of what is shown."""
+"""A shorter secret could be part of ordinary text, so it could not be redacted reliably."""
 _SENDABLE = re.compile(r"[\x20-\x7e]+")
 
 
 class SecretError(UserError):
-    """A secret cannot be used; the message names it and never holds it."""
+    """A secret cannot be used. The message has its name, never its value."""
 
 
 class SecretFiles:
-    """The secrets of one directory; without a directory there are none."""
+    """The secrets in one directory. Without a directory, no secret can be read."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     def read(self, name: str, *, host: str) -> str:
-        """Return the secret ``name``, which is going to ``host``.
+        """Return the secret ``name``, to be sent to ``host``.
 
         Raises:
-            SecretError: There is none, it may not go there, or no header can carry it.
+            SecretError: The secret cannot be read, may not be sent to ``host``, or does not fit into a header.
         """
         if self._directory is None:
             raise SecretError(
@@ -49,7 +49,7 @@ class SecretFiles:
             raise SecretError("a secret is named with letters, digits, '.', '_' and '-'")
         path = self._directory / name
         try:
-            with path.open("rb") as file:  # small and local, in memory where an orchestrator mounts it
+            with path.open("rb") as file:  # blocks the event loop only briefly: a small local file, often in memory
                 data = file.read(_MAX_SECRET_BYTES + 1)
         except (FileNotFoundError, IsADirectoryError) as error:
             raise SecretError(
@@ -74,7 +74,7 @@ class SecretFiles:
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """Return ``text`` without the secrets, which a service may have sent back."""
+    """Return ``text`` with the secrets replaced, also where they are escaped as in JSON."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, REDACTED).replace(json.dumps(secret)[1:-1], REDACTED)
     return text

@@ -1,9 +1,9 @@
-"""Signs a request body, so that an endpoint knows that it comes from here, and when.
+"""Signs a request body, so that an endpoint can verify the sender and the time.
 
     X-Headrace-Timestamp: 1795174943
     X-Headrace-Signature: v1=HEX          HEX = HMAC-SHA256(secret, "1795174943." + body)
 
-The time is in the signature: a request that somebody recorded cannot be played back later. Each try is signed anew.
+The signature covers the time, so a recorded request cannot be replayed later. Each try is signed again.
 """
 
 import hashlib

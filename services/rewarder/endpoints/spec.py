@@ -1,7 +1,7 @@
-"""What a user registers: where an endpoint is, how it is spoken to, and how much it is asked at a time.
+"""The specification of a reward endpoint, as a user registers it: URL, wire format, headers and limits.
 
-Strict and without secrets: a header names a secret, whose value only the rewarder has (secret_files.py). A wire format
-that has options of its own has a section here, named after it.
+It never holds a secret: a header names a secret, and only the rewarder has its value (secret_files.py). A wire format
+with options has a section here, with the name of the format.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ MAX_HEADERS = 32
 Scope = Literal["runs", "score"]
 WireFormatName = Literal["headrace", "trl", "openrlhf", "openai_judge"]
 SECTIONS: tuple[WireFormatName, ...] = ("openrlhf", "openai_judge")
-"""Wire formats with options of their own, in a field of their name."""
+"""The wire formats that have options, in a field with the name of the format."""
 
 _RESERVED_NAMES = frozenset({"check"})
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
@@ -37,22 +37,22 @@ OURS = frozenset(
         "proxy-connection", "cookie", TIMESTAMP_HEADER, SIGNATURE_HEADER,
     }
 )  # fmt: skip
-"""Headers that the rewarder sets itself, or never sends."""
+"""Headers that a specification cannot set: the rewarder sets them itself, or never sends them."""
 CARRIES_A_SECRET = re.compile(r"auth|key|token|secret|passw|signature|credential", re.IGNORECASE)
-"""Names of headers and query parameters whose value is one, and so does not belong into a specification."""
+"""Matches names of headers and query parameters that hold secrets, whose values must not be in a specification."""
 
 SecretName = Annotated[str, Field(pattern=f"^{SECRET_NAME}$")]
 
 
 class SecretHeader(Body):
-    """A header whose value is a secret of the rewarder, after ``prefix``."""
+    """A header whose value is ``prefix`` followed by a secret of the rewarder."""
 
     secret: SecretName
     prefix: str = Field(default="", max_length=100, description="Sent before the secret, such as 'Bearer '")
 
 
 class OpenRlhfOptions(Body):
-    """What OpenRLHF's shape leaves open."""
+    """The options of the wire format ``openrlhf``."""
 
     label_column: str | None = Field(
         default=None, max_length=200, description="Data set column sent as `labels`; without it every label is ''"
@@ -131,13 +131,13 @@ class EndpointSpec(Body):
 
     @property
     def version(self) -> str:
-        """The first digits of a sha256 of all that was set: the same endpoint has the same."""
+        """The first digits of a SHA-256 of all fields with non-default values. Equal specifications share a version."""
         text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:VERSION_CHARACTERS]
 
     @property
     def num_tokens_beside(self) -> int:
-        """About how many tokens a request has beside prompt and completion, the answer included."""
+        """The estimated tokens of a request besides prompt and completion, including the answer."""
         judge = self.openai_judge
         if judge is None:
             return 0
@@ -145,13 +145,13 @@ class EndpointSpec(Body):
 
     @property
     def secret_names(self) -> list[str]:
-        """The secrets that are read for a request."""
+        """The names of the secrets that a request needs."""
         named = [value.secret for value in self.headers.values() if isinstance(value, SecretHeader)]
         return named + ([self.signing_secret] if self.signing_secret is not None else [])
 
 
 def why_no_name(name: str) -> str | None:
-    """Return why an endpoint cannot be called ``name``, or None if it can."""
+    """Return the reason why an endpoint cannot have the name ``name``, or None if it can."""
     if not re.fullmatch(NAME, name):
         return (
             "an endpoint's name has lower-case letters, digits, '_' and '-', begins with a letter or digit, and has at "

@@ -1,4 +1,4 @@
-"""Calls an endpoint once for people to look at: no retries, no queue, no breaker; each request and answer is shown."""
+"""Calls an endpoint once to show people each request and answer. Does not use retries, the queue or the breaker."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ _SHOWN_CHARACTERS = 64 * 1024
 async def trial(
     client: EndpointClient, call: RewardCall, *, requests: OutgoingRequests, timeout_s: float
 ) -> TrialReply:
-    """Return what was said on both sides.
+    """Send the rows once, and return all requests, answers and outcomes.
 
     Raises:
-        UserError: The rows would take too many requests.
+        UserError: The rows need more than ``MAX_REQUESTS`` requests.
     """
     parts = slices(call, batch_size(client.spec, client.wire_format))
     if len(parts) > MAX_REQUESTS:

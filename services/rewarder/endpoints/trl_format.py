@@ -1,10 +1,11 @@
-"""The arguments of a TRL reward function as one JSON object, and what it returns as a list.
+"""The wire format ``trl``: sends the arguments of a TRL reward function as a JSON object, and reads a list of rewards.
 
     {"prompts": [...], "completions": [...], "completion_ids": [...], "answer": [...], "trainer_state": {...}}
     -->
     [1.0, null, 0.5]   or   {"rewards": [1.0, null, 0.5]}          null is not applicable
 
-TRL defines a function and no wire; this is its signature, with every data set column under its own name.
+TRL defines a function, not a wire format. The JSON object follows the signature of that function: every data set column
+has a field with its name.
 """
 
 from typing import Any, cast
@@ -27,14 +28,14 @@ class TrlFormat:
     max_batch: int | None = None
 
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
-        """Return none: the endpoint does not say what it reads."""
+        """Return an empty list: the columns that the endpoint reads are not known."""
         return []
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
         """Refuse nothing."""
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
-        """Return the keyword arguments of the function."""
+        """Return a request with the keyword arguments of the function."""
         body: dict[str, Any] = {name: column for name, column in call.columns.items() if name not in NOT_COLUMNS}
         body |= {"prompts": call.prompts, "completions": call.completions, "trainer_state": call.trainer_state}
         if call.completion_ids is not None and spec.send_completion_ids:
@@ -42,7 +43,7 @@ class TrlFormat:
         return WireRequest(msgspec.json.encode(body))
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
-        """Return the verdicts by the rules for functions in Python."""
+        """Return the verdicts, by the same rules as for Python reward functions."""
         answer: object = parse_json(body)
         rewards = answer
         if isinstance(answer, dict):

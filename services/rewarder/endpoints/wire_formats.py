@@ -1,10 +1,11 @@
-"""The languages reward endpoints speak: how a call becomes a request body, and an answer becomes verdicts.
+"""The protocol of wire formats, which encode a call as a request body and decode an answer into verdicts.
 
-    RewardCall --slices of batch_size--> encode --> body --HTTP--> body --> decode --> one Verdict a completion
+    RewardCall --slices of batch_size--> encode --> body --HTTP--> body --> decode --> one Verdict per completion
 
-A format knows nothing of HTTP but the body and, if it needs one, a path below the registered URL. One that can put only
-one completion into a request says so with ``max_batch``. To add one: a file like trl_format.py, a line in
-known_formats.py, its name in ``spec.WireFormatName``, and, if it has options, a section in the specification.
+A format handles only the body and, if needed, a path below the registered URL. The rest of HTTP is not its business.
+A format that can send only one completion per request sets ``max_batch``. To add a format, write a file like
+trl_format.py, add a line to known_formats.py, and add the name to ``spec.WireFormatName``. If the format has options,
+add a section to the specification.
 """
 
 import json
@@ -22,10 +23,10 @@ _MAX_COMPONENT_NAME = 64
 
 
 class RequestContext(msgspec.Struct, frozen=True):
-    """What a request says of itself.
+    """Facts about a request besides its rows.
 
-    ``request_id`` is the same for each try; ``run_id`` is null outside of runs; ``deadline_at_s`` is in Unix seconds.
-    With ``signed_at_s`` all tries carry that time in their signature, and otherwise each its own.
+    ``request_id`` is the same for all tries. ``run_id`` is None outside of runs. ``deadline_at_s`` is in Unix seconds.
+    If ``signed_at_s`` is set, the signatures of all tries have that time; otherwise each try has its own.
     """
 
     request_id: str
@@ -35,61 +36,61 @@ class RequestContext(msgspec.Struct, frozen=True):
 
 
 class WireRequest(msgspec.Struct, frozen=True):
-    """One request: its JSON body, and what to add to the registered path."""
+    """One request: its JSON body, and a path to append to the registered URL's path."""
 
     body: bytes
     path: str = ""
 
 
 class InvalidAnswerError(Exception):
-    """The answer is not what the format asks for: ``invalid`` for every completion of the request."""
+    """The answer does not follow the format. Every completion of the request is ``invalid``."""
 
 
 class NothingToJudgeError(Exception):
-    """The row lacks what would be judged: ``not_applicable``."""
+    """The row lacks a value that the format needs. Its completion is ``not_applicable``."""
 
 
 class WireFormat(Protocol):
-    """One language."""
+    """How an endpoint's requests and answers are written."""
 
     @property
     def max_batch(self) -> int | None:
-        """How many completions a request can hold; None is any number."""
+        """Most completions in a request; None is no limit."""
         ...
 
     def required_columns(self, spec: EndpointSpec) -> list[list[str]]:
-        """Return, as inner lists, data set columns of each of which one is needed."""
+        """Return the data set columns that a call needs: at least one from each inner list."""
         ...
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Refuse a call for which there is no request.
+        """Refuse a call that cannot be sent in this format.
 
         Raises:
-            CallError: The call lacks what the format needs.
-            NothingToJudgeError: This row does.
+            CallError: The call lacks something that the format needs.
+            NothingToJudgeError: Only this row lacks it.
         """
         ...
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
-        """Return the request for all completions of ``call``, which ``check`` let through."""
+        """Return the request for all completions of ``call``, which has passed ``check``."""
         ...
 
     def decode(self, body: bytes, *, call: RewardCall, spec: EndpointSpec) -> list[Verdict]:
         """Return one verdict for each completion of ``call``.
 
         Raises:
-            InvalidAnswerError: The body is not an answer.
+            InvalidAnswerError: The body does not follow the format.
         """
         ...
 
 
 def batch_size(spec: EndpointSpec, wire_format: WireFormat) -> int | None:
-    """Return how many completions go into one request; None is all of them."""
+    """Return the most completions for one request; None if there is no limit."""
     return min((size for size in (spec.batch_size, wire_format.max_batch) if size is not None), default=None)
 
 
 def slices(call: RewardCall, size: int | None) -> list[RewardCall]:
-    """Return the call in parts of at most ``size`` completions."""
+    """Split the call into parts of at most ``size`` completions each."""
     num_completions = len(call.completions)
     if size is None or size >= num_completions:
         return [call]
@@ -108,10 +109,10 @@ def slices(call: RewardCall, size: int | None) -> list[RewardCall]:
 
 
 def parse_json(text: bytes | str, *, what: str = "the answer") -> Any:
-    """Return what a text holds. NaN and Infinity, which many servers write, are let through to be judged one by one.
+    """Parse JSON. NaN and Infinity, which many servers write, are accepted here and checked value by value later.
 
     Raises:
-        InvalidAnswerError: It is not JSON, or an object in it has two values for one name.
+        InvalidAnswerError: The text is not JSON, or one of its objects has a name twice.
     """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -124,13 +125,17 @@ def parse_json(text: bytes | str, *, what: str = "the answer") -> Any:
 
     try:
         return json.loads(text, object_pairs_hook=without_duplicates)
-    except (ValueError, RecursionError) as error:  # of bytes that are no text, too
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         raise InvalidAnswerError(f"{what} is no JSON{where}") from error
 
 
 def finite_components(found: Mapping[str, Any]) -> dict[str, float]:
-    """Return named parts of a reward; raises InvalidAnswerError if one is no finite number."""
+    """Return the components of a reward.
+
+    Raises:
+        InvalidAnswerError: There are more than ``MAX_COMPONENTS``, or one is not a finite number.
+    """
     if len(found) > MAX_COMPONENTS:
         raise InvalidAnswerError(f"returned {len(found)} components, more than {MAX_COMPONENTS}")
     components: dict[str, float] = {}
@@ -143,7 +148,7 @@ def finite_components(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def component_name(name: str) -> str:
-    """Return a name short enough to keep."""
+    """Return a printable name of at most 64 characters."""
     return printable(name[:_MAX_COMPONENT_NAME])
 
 
@@ -155,7 +160,7 @@ def as_object(value: object, *, what: str) -> dict[str, Any]:
 
 
 def finite(value: object) -> float | None:
-    """Return ``value`` if it is a finite JSON number."""
+    """Return ``value`` as a float if it is a finite JSON number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
