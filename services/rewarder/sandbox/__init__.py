@@ -1,1 +1,1 @@
-"""Runs programs that nobody has read, so that all they can do is compute for a while."""
+"""Runs untrusted programs in isolation: they can compute for a limited time and do nothing else."""

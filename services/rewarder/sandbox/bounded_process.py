@@ -1,4 +1,4 @@
-"""Runs a command with a bound on its time and on what it may say, and kills it at either."""
+"""Runs a command with limits on its time and its output, and kills it when it reaches one of them."""
 
 import asyncio
 import contextlib
@@ -17,23 +17,23 @@ _STDERR_BYTES = 8 << 10
 _PART_BYTES = 1 << 16
 _STOP_POLL_S, _STOP_POLLS = 0.002, 1000
 _DRAIN_S = 10.0
-"""Nothing holds the other ends of the pipes once the command is dead; a machine that stalls may take long to notice."""
+"""Seconds to wait for the pipes to close after the command has been killed. It takes long only on a stalled machine."""
 
 
 async def run_bounded(
     command: Sequence[str], *, stdin: bytes, wall_s: float, output_bytes: int, identity: Mapping[str, Any]
 ) -> Finished:
-    """Return how the command ended. Whoever is cancelled meanwhile is so only when it has.
+    """Run the command and return how it ended. If cancelled, kill the command first.
 
     Args:
-        command: Its arguments.
-        stdin: All it gets to read.
-        wall_s: Seconds, then it is killed.
-        output_bytes: Of stdout, then it is killed.
-        identity: ``user``, ``group``, ``extra_groups`` as subprocess has them; empty to stay who we are.
+        command: The command line.
+        stdin: The bytes that the command can read.
+        wall_s: Seconds after which the command is killed.
+        output_bytes: Bytes of stdout after which the command is killed.
+        identity: ``user``, ``group`` and ``extra_groups`` for subprocess; empty to keep the current user.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The command could not be started.
     """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -60,8 +60,8 @@ async def run_bounded(
         try:
             if process.returncode is None:
                 await _kill_with_children(process.pid)
-            # Both at once: in Python 3.11 wait() returns only when all pipes are disconnected, and a StreamReader that
-            # holds more than 128 KiB stops reading its pipe. Whoever waits first and drains then waits for ever.
+            # Wait and drain at the same time: in Python 3.11 wait() returns only when all pipes are disconnected, and a
+            # StreamReader that holds more than 128 KiB stops reading its pipe. Waiting first would wait for ever.
             async with asyncio.timeout(_DRAIN_S):
                 await asyncio.gather(process.wait(), *beside, _read(process.stdout, stdout, output_bytes))
         except TimeoutError:
@@ -70,7 +70,8 @@ async def run_bounded(
             for task in beside:
                 task.cancel()
             getattr(process, "_transport").close()  # noqa: B009  private, and the one way to let go of a pipe
-            # Who was cancelled above has not waited for it; a loop closed before it hears of the end never will.
+            # A cancelled gather above has not waited. The process must end before the event loop is closed: a closed
+            # loop is not notified of the end.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DRAIN_S):
                     await process.wait()
@@ -78,10 +79,10 @@ async def run_bounded(
 
 
 async def _kill_with_children(pid: int) -> None:
-    """Kill a process and its children, and let none be started meanwhile.
+    """Kill a process and its children. Stop the process first, so that it cannot start children meanwhile.
 
-    bwrap asks the kernel only at the end of its setup to kill its child when it dies itself. Killed before, it would
-    leave a sandbox behind that nobody watches.
+    Only at the end of its setup does bwrap ask the kernel to kill its child when bwrap dies. If bwrap were killed
+    earlier, its sandbox would keep running without supervision.
     """
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
@@ -90,7 +91,7 @@ async def _kill_with_children(pid: int) -> None:
                 if _state_and_parent(pid)[0] in "TtZX":
                     break
                 await asyncio.sleep(_STOP_POLL_S)
-        finally:  # also if this is cancelled: nothing is left running, and nothing stopped
+        finally:  # also on cancellation: leaves no process running or stopped
             for child in _processes():
                 with contextlib.suppress(ProcessLookupError):
                     if _state_and_parent(child)[1] == pid:
@@ -103,7 +104,7 @@ def _processes() -> list[int]:
 
 
 def _state_and_parent(pid: int) -> tuple[str, int]:
-    """Return the state of a process, in /proc's letters, and its parent; raises ProcessLookupError."""
+    """Return the state of a process, as its letter in /proc, and its parent's id; raises ProcessLookupError."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except FileNotFoundError as error:
@@ -112,14 +113,17 @@ def _state_and_parent(pid: int) -> tuple[str, int]:
 
 
 async def _feed(pipe: asyncio.StreamWriter, content: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the program may ignore its stdin
         pipe.write(content)
         await pipe.drain()
     pipe.close()
 
 
 async def _read(pipe: asyncio.StreamReader, into: bytearray, max_bytes: int, *, stop_beyond: bool = False) -> bool:
-    """Read to the end, or until there is more than ``max_bytes`` if so wished; return whether it was so much."""
+    """Read to the end and keep the first ``max_bytes``.
+
+    With ``stop_beyond``, stop when ``into`` has ``max_bytes``, and return whether it stopped there.
+    """
     while part := await pipe.read(_PART_BYTES):
         into += part[: max_bytes - len(into)]
         if stop_beyond and len(into) == max_bytes:

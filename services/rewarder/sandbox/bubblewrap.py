@@ -1,10 +1,10 @@
-"""Programs in Linux namespaces, by bubblewrap: no root, no daemon, about 20 ms.
+"""Runs programs in Linux namespaces with bubblewrap. Needs neither root nor a daemon, and costs about 20 ms.
 
     worker --> bwrap --> python3 (process 1 of its own pid namespace)
 
-The program sees ``/usr`` and its Python, read-only, an empty scratch directory, and no network; it cannot make
-namespaces of its own. It dies with bwrap, and bwrap with the worker. A service that runs as root gives the program
-another user: the kernel does not count root's processes.
+The program sees ``/usr`` and its Python, both read-only, and an empty scratch directory. It does not have a network and
+cannot create namespaces. It dies with bwrap, and bwrap dies with the worker. A service that runs as root runs the
+program as another user, because the kernel does not limit the number of root's processes.
 """
 
 import os
@@ -19,17 +19,17 @@ from services.rewarder.sandbox.bounded_process import run_bounded
 from services.rewarder.sandbox.sandbox import SCRATCH, Finished, Limits, SandboxUnavailableError, with_limits
 
 _FIRST_USER_ID, _NUM_USER_IDS = 61_000, 4_000
-"""Users without a name; one for each worker, in case the kernel counts processes by user alone (before Linux 5.14)."""
+"""User ids without a name, one per worker. Kernels before Linux 5.14 count processes only by user."""
 _SHARED_MEMORY_BYTES = 1 << 20
 _SYSTEM_DIRECTORIES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 
 
 class BubblewrapSandbox:
-    """A Sandbox.
+    """A Sandbox that uses bubblewrap.
 
     Args:
-        bwrap: Path of the program; looked up in PATH if empty.
-        python: Path of the Python that runs programs; if empty the one that runs us, or the system's.
+        bwrap: Path of bwrap; looked up in PATH if empty.
+        python: Path of the Python that runs programs; see ``usable_python`` if empty.
     """
 
     def __init__(self, *, bwrap: str = "", python: str = "") -> None:
@@ -49,7 +49,7 @@ class BubblewrapSandbox:
             raise SandboxUnavailableError(f"bubblewrap could not be started: {error}") from error
 
     def why_too_much(self, limits: Limits) -> str | None:
-        """See Sandbox: a program has no more memory than the worker that starts it."""
+        """See Sandbox. A program cannot have more memory than the worker that starts it."""
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         if hard == resource.RLIM_INFINITY or limits.memory_bytes <= hard:
             return None
@@ -66,7 +66,7 @@ class BubblewrapSandbox:
                     "bubblewrap is not installed where the rewarder runs: install the package bubblewrap, name the "
                     "program with HEADRACE_BWRAP, or set HEADRACE_SANDBOX=docker"
                 )
-            # In the sandbox there is the directory of the Python itself, and not that of a link to it.
+            # Resolve links: the sandbox contains the directory of the Python itself, not the directory of a link to it.
             python = str(Path(self._python).resolve()) if self._python else usable_python()
             self._command = _command(bwrap, python, scratch_bytes)
             self._scratch_bytes = scratch_bytes
@@ -90,7 +90,7 @@ def _command(bwrap: str, python: str, scratch_bytes: int) -> list[str]:
 
 
 def _like_here(directory: str) -> list[str]:
-    """Return how to have ``/lib`` and its like as they are on this machine: links into /usr, or directories."""
+    """Return bwrap's options for a directory like ``/lib``, which is a link into /usr or a real directory here."""
     if Path(directory).is_symlink():
         return ["--symlink", str(Path(directory).readlink()), directory]
     return ["--ro-bind", directory, directory] if Path(directory).is_dir() else []
@@ -102,7 +102,11 @@ def _python_directories(python: str) -> list[str]:
 
 
 def usable_python() -> str:
-    """Return the Python that runs us, without its virtual environment, or the system's if others cannot reach it."""
+    """Return the path of a Python for programs.
+
+    This is the Python of this process, outside its virtual environment, or the system's Python. As root it must be
+    reachable by other users.
+    """
     own = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
     candidates = [own, Path(sys.executable).resolve(), Path("/usr/bin/python3"), Path("/usr/local/bin/python3")]
     for candidate in candidates:

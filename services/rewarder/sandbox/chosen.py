@@ -1,7 +1,7 @@
-"""The sandbox of this process: which one it is, and whether it works.
+"""Holds the sandbox of this process, and tests whether it works.
 
-Whether it works is found out by running a program in it: an engine can be there, and answer, and yet run nothing. The
-answer is remembered for a while.
+The test runs a program in the sandbox, because an engine can be installed and answer and still run nothing. The result
+is cached: 300 s if the sandbox works, 10 s if not.
 """
 
 import os
@@ -19,7 +19,7 @@ Kind = Literal["bubblewrap", "docker"]
 DEFAULT_IMAGE = "python:3.12-slim"
 _TRUST_S, _DISTRUST_S = 300.0, 10.0
 _SELF_TEST_LIMITS = Limits(wall_s=10.0)
-"""Less than a check may take (HEADRACE_CHECK_TIMEOUT_S), so that it can say what is wrong."""
+"""Shorter than the limit of a check (HEADRACE_CHECK_TIMEOUT_S), so that the check can still report the reason."""
 _SELF_TEST = """
 import os, sys
 print(sys.stdin.read(), os.getpid(), sys.version_info >= (3, 10))
@@ -27,9 +27,9 @@ print(sys.stdin.read(), os.getpid(), sys.version_info >= (3, 10))
 
 
 class SandboxChoice(msgspec.Struct, frozen=True):
-    """Where generated code runs; see the settings of the same names.
+    """Which sandbox runs generated code; see the settings of the same names.
 
-    ``num_workers`` is how many processes share the processors to run it.
+    ``num_workers`` is the number of worker processes that share the processors.
     """
 
     kind: Kind = "bubblewrap"
@@ -40,7 +40,7 @@ class SandboxChoice(msgspec.Struct, frozen=True):
 
 
 class _State:
-    """Of this process, which is a worker: it has one sandbox, and its functions cannot be handed anything."""
+    """The state of this worker process. It is global because reward functions cannot be given extra arguments."""
 
     sandbox: Sandbox = BubblewrapSandbox()
     num_workers = 1
@@ -59,15 +59,15 @@ def choose(choice: SandboxChoice) -> None:
 
 
 def num_at_once() -> int:
-    """Return how many programs this process may run at a time, so that all workers' have a processor each."""
+    """Return how many programs this process may run at a time, so that each program of all workers has a processor."""
     return max(1, len(os.sched_getaffinity(0)) // _State.num_workers)
 
 
 async def usable_sandbox() -> Sandbox:
-    """Return the sandbox, which has just run a program or did so a short while ago.
+    """Return the sandbox, after a successful test now or a short while ago.
 
     Raises:
-        SandboxUnavailableError: None can be had; the message says how to get one.
+        SandboxUnavailableError: The sandbox does not work. The message says how to get one that works.
     """
     if time.monotonic() >= _State.checked_until:
         _State.why_unusable = await _why_unusable(_State.sandbox)

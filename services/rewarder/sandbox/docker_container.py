@@ -1,9 +1,9 @@
-"""Programs in containers of a Docker engine, through its SDK: for hosts whose kernel forbids bubblewrap.
+"""Runs programs in Docker containers, through Docker's SDK, on hosts whose kernel forbids bubblewrap.
 
-One container a program, a third of a second and more. It has no network, a read-only root, no capabilities, and a
-bound on memory and processes. It is removed when the program has ended. If the worker is killed before, the engine
-removes it when the program ends by itself; one that was made and not yet started is removed by the next worker that
-starts to use the engine.
+Each program has its own container, which costs a third of a second or more. The container does not have a network or
+capabilities. Its root is read-only, and its memory and processes are limited. It is removed when the program ends. If
+the worker is killed before that, the engine removes the container when the program ends. A container that was created
+but not started is removed by the next worker that starts to use the engine.
 """
 
 import asyncio
@@ -21,18 +21,21 @@ _USER = 65534
 _ENGINE_TIMEOUT_S = 30
 _LABELS = {"headrace": "sandbox"}
 _ABANDONED_S = 60.0
-"""A container is started right after it was made, within what the engine has for an answer."""
+"""Age after which a created container counts as abandoned.
+
+A container is started right after its creation, within the engine's timeout.
+"""
 _STDERR_BYTES = 8 << 10
 _FRAME = struct.Struct(">BxxxI")
 _STDOUT = 1
 
 
 class DockerSandbox:
-    """A Sandbox.
+    """A Sandbox that uses Docker.
 
     Args:
-        image: Has ``python3``; must be there already, it is not pulled.
-        client: Of the engine; by default that of DOCKER_HOST and its like.
+        image: An image with ``python3``. It is not pulled, so it must exist already.
+        client: The engine's client; if None, made from DOCKER_HOST and the other variables that Docker reads.
     """
 
     def __init__(self, *, image: str, client: Any = None) -> None:
@@ -47,7 +50,7 @@ class DockerSandbox:
         )
 
     def why_too_much(self, limits: Limits) -> str | None:
-        """See Sandbox: containers are the engine's, and share no limits with a worker."""
+        """See Sandbox. Always None, because a worker's limits do not apply to the engine's containers."""
         return None
 
     def _run(self, program: str, stdin: bytes, limits: Limits) -> Finished:
@@ -65,7 +68,7 @@ class DockerSandbox:
         except Exception as error:
             raise SandboxUnavailableError(f"the Docker engine failed at a container: {_line(error)}") from error
         finally:
-            with contextlib.suppress(Exception):  # it may have removed itself
+            with contextlib.suppress(Exception):  # the engine may have removed it already (auto_remove)
                 container.remove(force=True)
 
     def _engine(self) -> Any:
@@ -100,9 +103,9 @@ def _refuse_tls(client: Any) -> None:
 
 
 def _remove_abandoned(client: Any) -> None:
-    """Remove containers that were made and never started, by workers that were killed in between."""
+    """Remove containers that were created but never started, because their worker was killed."""
     wanted = {"label": [f"{name}={value}" for name, value in _LABELS.items()], "status": "created"}
-    with contextlib.suppress(Exception):  # others may do the same at the same time, and it can wait
+    with contextlib.suppress(Exception):  # another worker may do the same at the same time; a failure does no harm
         for container in client.containers.list(all=True, sparse=True, filters=wanted):
             if time.time() - container.attrs["Created"] > _ABANDONED_S:
                 with contextlib.suppress(Exception):
@@ -110,18 +113,18 @@ def _remove_abandoned(client: Any) -> None:
 
 
 def container_options(program: str, limits: Limits) -> dict[str, Any]:
-    """Return what the engine is asked for."""
+    """Return the options of a container for ``program``."""
     return {
         "entrypoint": ["python3", "-I", "-c"],
         "command": [program],
         "environment": {},
-        "use_config_proxy": False,  # the address of a proxy may hold a password
+        "use_config_proxy": False,  # a proxy's address may contain a password
         "user": f"{_USER}:{_USER}",
         "working_dir": SCRATCH,
         "network_mode": "none",
         "ipc_mode": "none",
         "read_only": True,
-        # The owner, and not only the mode: that is taken over from the directory which the engine makes to mount it on.
+        # Set the owner too: otherwise the mount takes the owner of the directory that the engine creates for it.
         "tmpfs": {SCRATCH: f"size={limits.scratch_bytes},uid={_USER},gid={_USER},mode=0700"},
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
@@ -159,7 +162,7 @@ def _converse(container: Any, stdin: bytes, limits: Limits) -> Finished:
         ended = "wall clock"
     with contextlib.suppress(OSError):
         channel.shutdown(socket.SHUT_RDWR)
-    # Closing what the SDK handed out leaves the socket within open, and a flood then holds up the engine.
+    # Closing only the SDK's object would leave its socket open, and a flood of output would then block the engine.
     attached.close()
     channel.close()
     return Finished(ended, None, bytes(stdout), bytes(stderr))
@@ -172,7 +175,7 @@ def _feed(channel: Any, content: bytes) -> None:
 
 
 def _read_frame(channel: Any, deadline: float) -> tuple[int, bytes] | None:
-    """Return stream and content of what the engine sends next, None at the end."""
+    """Return the stream number and content of the engine's next frame, or None at the end."""
     header = _read_exactly(channel, _FRAME.size, deadline)
     if header is None:
         return None

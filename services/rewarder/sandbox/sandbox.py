@@ -1,21 +1,21 @@
-"""The seam to whatever runs a program in isolation.
+"""The interface of sandboxes, which run a program in isolation.
 
     program + stdin --> [no network, no files of the host, nothing that outlives it] --> Finished
 
-A program is Python source. Whoever implements this runs it with no other isolation than promised here or not at all:
-what cannot be isolated is refused with SandboxUnavailableError, never run.
+A program is Python source. An implementation must isolate the program as described here. If it cannot, it must raise
+SandboxUnavailableError and not run the program.
 """
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 SCRATCH = "/scratch"
-"""The one directory a program may write to, as it sees it."""
+"""The only directory a program may write to, as a path inside the sandbox."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use; ``cpu_s``, ``memory_bytes`` and ``file_bytes`` are of each of its processes."""
+    """The limits of one program. ``cpu_s``, ``memory_bytes`` and ``file_bytes`` apply to each of its processes."""
 
     wall_s: float = 10.0
     cpu_s: int = 5
@@ -32,10 +32,10 @@ class Finished:
     """How a program ended.
 
     Args:
-        ended: By itself, or because a limit that is watched from outside was reached.
-        exit_code: Negative is a signal; None if it is not known, or was killed from outside.
-        stdout: At most ``output_bytes``.
-        stderr: The beginning; of the sandbox itself if that failed.
+        ended: Whether it exited, or was killed from outside for its time or its output.
+        exit_code: The exit code, or minus the signal number. None if unknown, or if it was killed from outside.
+        stdout: The first ``output_bytes`` bytes of its output.
+        stderr: The beginning of its stderr, or of the sandbox's own if the sandbox failed.
     """
 
     ended: Literal["exited", "wall clock", "output"]
@@ -45,22 +45,22 @@ class Finished:
 
 
 class SandboxUnavailableError(Exception):
-    """There is no sandbox to run anything in; the message says how to get one."""
+    """No sandbox can be used. The message says how to get one."""
 
 
 class Sandbox(Protocol):
     """Runs programs in isolation."""
 
     async def run(self, program: str, *, stdin: bytes = b"", limits: Limits) -> Finished:
-        """Run a program to its end, as process 1 of a world of its own; everything it started ends with it.
+        """Run a program to its end, as process 1 of its own process namespace. All its children end with it.
 
         Raises:
-            SandboxUnavailableError: It was not run.
+            SandboxUnavailableError: The program was not run, or the sandbox failed while it ran.
         """
         ...
 
     def why_too_much(self, limits: Limits) -> str | None:
-        """Return why no program can have as much as these limits allow, None if it can."""
+        """Return the reason why these limits exceed what a program can have, or None if they do not."""
         ...
 
 
@@ -74,15 +74,15 @@ def _limit(kind, value):
 
 
 def with_limits(program: str, limits: Limits, *, counts_own_processes: bool = True) -> str:
-    """Return the program with its own limits in front, as they can be set only inside.
+    """Return the program with code in front that sets its limits, which can only be set inside the sandbox.
 
-    What the worker itself may not have, a program cannot be given: then its own hard limits apply.
+    A limit above the hard limit inside the sandbox is lowered to the hard limit.
 
     Args:
-        program: Python.
-        limits: What it may use.
-        counts_own_processes: Whether the kernel counts its processes apart from all others of its user. If not, it is
-            not limited here: the neighbours' would count.
+        program: Python source.
+        limits: The limits to set.
+        counts_own_processes: Whether the kernel counts the sandbox's processes separately from other processes of the
+            same user. If not, no process limit is set, because processes of other sandboxes would count too.
     """
     values = {
         "RLIMIT_AS": limits.memory_bytes,

@@ -1,1 +1,1 @@
-"""What runs inside a sandbox, as text handed to its Python: the standard library alone, Python 3.10 or newer."""
+"""Code that runs inside a sandbox. Its Python (3.10 or newer) gets it as text, with only the standard library."""

@@ -1,4 +1,4 @@
-"""Process 1 of the sandbox: runs tests against code, and alone knows them, their expected values and the verdict.
+"""Process 1 of the sandbox: runs the tests against the code. Only it knows the tests and their expected values.
 
     stdin --payload--> judge --calls, arguments--> tested code      assert lines: the judge evaluates them
                          |  <--plain data--------- (tested_code.py)
@@ -6,9 +6,10 @@
                          |  <--stdout------------- (a new process for each case)
                          +--nonce and verdict----> stdout
 
-The code under test is another process. It never sees an assert line, so there is nothing in its reach to patch, to
-overwrite or to print: a call gives plain data, which is compared here. As process 1 the judge cannot be killed from
-inside, and it is not dumpable: its memory, its pipes and its environment are closed to processes of the same user.
+The code under test runs in another process and never sees an assert line. It cannot pass by patching, overwriting or
+printing something: a call returns plain data, and the judge compares the data here. As process 1 the judge cannot be
+killed from inside the sandbox. It is also not dumpable: processes of the same user cannot read its memory, pipes and
+environment.
 """
 
 import contextlib
@@ -46,11 +47,11 @@ _RUN_PROGRAM = (
 )
 _LOOK_EVERY_S = 0.2
 _MANY_TASKS = 16
-"""Processes and threads that the code has made. A program of so many waits for itself."""
+"""Processes and threads made by the code. With this many, the code waits for its own processes, not for others."""
 
 
 class Verdicts:
-    """What has been found out so far; said once, by whoever comes first: the tests' end or that of the time."""
+    """Collects the test results and prints the verdict once, at the end of the tests or of the time."""
 
     def __init__(self, nonce: str, num_tests: int) -> None:
         self._nonce = nonce
@@ -60,24 +61,24 @@ class Verdicts:
         self.why = ""
 
     def begin(self) -> None:
-        """Say that the code runs from now on. Should the judge fall silent after that, it is the code's doing."""
+        """Report that the code starts to run. If no verdict follows, the code is at fault."""
         if not self._has_begun:
             self._has_begun = True
             os.write(1, json.dumps({"nonce": self._nonce, "begun": True}).encode() + b"\n")
 
     def note(self, index: int, why: str) -> None:
-        """Remember why a test failed, if it is the first."""
+        """Keep the reason of the first failed test."""
         self.why = self.why or f"test {index + 1} of {len(self.passed)}: {why}"[:250]
 
     def give_up(self, why: str) -> None:
-        """Say that there is no verdict; or, once the code runs, which tests it had passed when it made judging fail."""
+        """End without a verdict. If the code has started, report the tests that it has passed so far instead."""
         if not self._has_begun:
             self.say(unjudged=why[:200])
         self.why = self.why or why[:250]
         self.say()
 
     def say(self, **more: Any) -> None:
-        """Say it, and end the sandbox."""
+        """Print the verdict and end the sandbox."""
         with self._lock:
             said = {"nonce": self._nonce, "num_passed": sum(self.passed), "why": self.why, **more}
             os.write(1, json.dumps(said).encode() + b"\n")
@@ -85,8 +86,8 @@ class Verdicts:
 
 
 def _sweep() -> None:
-    """End every other process of the sandbox, and wait until there is none: they count, and write, to their end."""
-    if os.getpid() != 1:  # anywhere else it would end every process of this user
+    """Kill all other processes of the sandbox and wait for them: until then they use up limits and can write files."""
+    if os.getpid() != 1:  # outside a sandbox, kill(-1) would end every process of this user
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
@@ -96,7 +97,7 @@ def _sweep() -> None:
 
 
 def _clear_scratch() -> None:
-    """Remove what a program has left behind; what cannot be removed is in the way of its own cases only."""
+    """Remove the files that a program left. A file that cannot be removed affects only later cases of the same code."""
     with contextlib.suppress(OSError):
         os.chmod(os.getcwd(), 0o700)
         for entry in os.scandir():
@@ -118,8 +119,8 @@ def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
         try:
             if code is None:
                 code = _started(payload, verdicts)
-                # A name that a test has given to something else stays the tests': code that ends itself, and is
-                # started again, does not get it back.
+                # A name that a test has reassigned keeps the test's value. Code that ends itself and is started again
+                # cannot take the name back.
                 free = [name for name in code.names if name not in names or names[name] is of_code.get(name, names)]
                 of_code = {name: code.names[name] for name in free}
                 names |= of_code
@@ -131,10 +132,10 @@ def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
         except CodeGoneError as error:
             verdicts.note(index, str(error))
             if code is None or str(error).endswith("processor time"):
-                return  # it cannot even be loaded, or does not end: so it would be with the other tests
+                return  # the code cannot be loaded or does not end, so the other tests would fail the same way
             code = None
             _sweep()
-        except BaseException as error:  # noqa: BLE001  a test fails as it likes
+        except BaseException as error:  # noqa: BLE001  a test may raise any exception
             verdicts.note(index, f"{type(error).__name__}: {error}".rstrip(": "))
 
 
@@ -154,7 +155,7 @@ def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
             given = _prepare(payload["code"], case["input"])
         except OSError as error:
             if index == 0:
-                raise  # nothing has been run that could be in the way
+                raise  # no program has run yet, so the code is not the cause
             verdicts.note(index, f"its program left no room for the next: {error}")
             continue
         with given:
@@ -167,7 +168,7 @@ def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
         assert process.stdout is not None
         output = process.stdout.read(_MAX_OUTPUT_BYTES)
         is_too_much = len(output) == _MAX_OUTPUT_BYTES
-        # It may take its time to end where others want the processor too. All of the tests' time bounds it.
+        # No timeout here: on a busy machine the process may take long to end. The time of all tests is its limit.
         how = "" if is_too_much else how_it_ended(process, within_s=None)
         if is_too_much:
             verdicts.note(index, f"it printed {_MAX_OUTPUT_BYTES >> 20} MiB and more")
@@ -184,10 +185,10 @@ def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
 
 
 def _prepare(code: str, text: str) -> Any:
-    """Write the program, and its input, and return that; raises OSError."""
+    """Write the program and its input, and return the open input file; raises OSError."""
     with open(_PROGRAM, "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(code)
-    given = open("input", "w+b")  # noqa: SIM115  closed by whoever starts the program
+    given = open("input", "w+b")  # noqa: SIM115  the caller closes it
     given.write(text.encode("utf-8", "surrogatepass"))
     given.seek(0)
     return given
@@ -198,26 +199,26 @@ def _lines(text: str) -> list[str]:
 
 
 def was_too_busy(*, used_s: float, allowed_s: float, waited_s: float, timeout_s: float, num_made: int) -> bool:
-    """Whether a time that is up says nothing of the code: it had processor time left, and waited for a processor.
+    """Return whether a timeout was the machine's fault: the code had processor time left but waited for a processor.
 
-    Code that sleeps does not wait for one. Code that fills the processors itself uses up what it may. Code that has
-    made many processes or threads waited for those.
+    Code that sleeps does not wait for a processor. Code that fills the processors itself uses up its allowance. Code
+    with many processes or threads waits for its own.
     """
     return used_s < allowed_s and waited_s > timeout_s / 2 and num_made < _MANY_TASKS
 
 
 def _end_in_time(payload: dict[str, Any], verdicts: Verdicts) -> None:
-    """Say the verdict when the time is up, if nobody has said it before."""
+    """Print the verdict when the time is up, if it has not been printed before."""
     note_waiting(1)
     waited_before_s, timeout_s = waited_s(), payload["timeout_s"]
     ends_at, last = time.monotonic() + timeout_s, 0
     while (left_s := ends_at - time.monotonic()) > 0:
         time.sleep(min(left_s, _LOOK_EVERY_S))
-        last = max(last, last_number())  # the kernel begins again with low numbers at its highest
+        last = max(last, last_number())  # the kernel starts again with low numbers after the highest
     waited = waited_s() - waited_before_s
     try:
-        used, num_made = used_s(), max(last, num_tasks()) - num_noted() - 1  # without this thread
-    except OSError:  # the code has taken the judge's files away
+        used, num_made = used_s(), max(last, num_tasks()) - num_noted() - 1  # minus this thread
+    except OSError:  # the code keeps the judge from opening files
         used, num_made = float("inf"), _MANY_TASKS
     allowed_s = payload["cpu_s"] * num_noted()
     if was_too_busy(used_s=used, allowed_s=allowed_s, waited_s=waited, timeout_s=timeout_s, num_made=num_made):
@@ -231,17 +232,17 @@ def _end_in_time(payload: dict[str, Any], verdicts: Verdicts) -> None:
 
 
 def main() -> None:
-    """Judge what is on stdin."""
+    """Read the payload from stdin and judge it."""
     payload = json.loads(sys.stdin.buffer.read())
     verdicts = Verdicts(payload["nonce"], len(payload["tests"]))
     if os.getpid() != 1 or ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         verdicts.say(unjudged="the judge is not alone in its sandbox")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stdout = io.StringIO()  # what tests print goes nowhere
+    sys.stdout = io.StringIO()  # discards what tests print
     threading.Thread(target=_end_in_time, args=(payload, verdicts), daemon=True).start()
     try:
         (_run_asserts if payload["kind"] == "asserts" else _run_cases)(payload, verdicts)
-    except BaseException as error:  # noqa: BLE001  ours, or the machine's, until the code runs
+    except BaseException as error:  # noqa: BLE001  before the code runs, the judge or the machine is at fault
         verdicts.give_up(f"{type(error).__name__}: {error}")
     verdicts.say()
 

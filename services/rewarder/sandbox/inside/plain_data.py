@@ -1,7 +1,8 @@
-"""Plain data as JSON, and back: what may pass between the judge and the code that it tests.
+"""Encodes plain data as JSON and decodes it, for the messages between the judge and the code that it tests.
 
-Scalars are themselves, everything else is a list of a tag and its content. What is no plain data stays where it is and
-is given a number. Subclasses arrive as what they derive from, so that nothing of the code's own travels.
+None, booleans, strings and floats are sent as they are. Other values are sent as a list of a tag and the content.
+Objects that are not plain data stay in their process, and only a number is sent for them. An instance of a subclass
+arrives as its base type, so that no type of the tested code reaches the judge.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 
 def encode(value: Any, number_of: Callable[[Any], int]) -> Any:
-    """Return what JSON can carry; ``number_of`` gives the number of what is no plain data."""
+    """Return ``value`` in a form that JSON can hold. ``number_of`` returns the number of an object."""
 
     def items(values: Any) -> list[Any]:
         return [encode(item, number_of) for item in values]
@@ -46,10 +47,10 @@ def encode(value: Any, number_of: Callable[[Any], int]) -> Any:
 
 
 def decode(data: Any, object_of: Callable[[int], Any]) -> Any:
-    """Return what was encoded; ``object_of`` stands in for what has only a number here.
+    """Return the value that was encoded. ``object_of`` returns the object, or its proxy, for a number.
 
     Raises:
-        Exception: The other side sent what is nothing.
+        Exception: The data is not valid.
     """
     if not isinstance(data, list):
         return data

@@ -1,7 +1,7 @@
-"""How much processor time the sandbox has had, how long its processes stood ready to run and had none, and how many.
+"""Measures the sandbox from /proc: processor time used, time spent waiting for a processor, and number of processes.
 
-Only the processes that the judge starts are asked how long they waited, one after the other at work: of many at a time
-the sum says nothing. Read from /proc; a kernel that does not say is one where nobody waited.
+Waiting time is read only for the judge and the processes that it starts, which work one after the other. The sum over
+many processes at a time would mean nothing. If the kernel does not report waiting time, it counts as zero.
 """
 
 import os
@@ -10,7 +10,7 @@ _waited_s: dict[int, float] = {}
 
 
 def _stats() -> list[list[str]]:
-    """Return what /proc says of each process, from its state on; raises OSError."""
+    """Return the fields of /proc/PID/stat of each process, from its state on; raises OSError."""
     found: list[list[str]] = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -22,18 +22,18 @@ def _stats() -> list[list[str]]:
 
 
 def used_s() -> float:
-    """Return the processor time of all processes of the sandbox, those that have ended included; raises OSError."""
-    # Its own, and that of its children that have ended.
+    """Return the processor time of all processes of the sandbox, including ended ones, in seconds; raises OSError."""
+    # utime, stime, cutime, cstime: the process's own time, and the time of its ended children
     return sum(sum(map(int, fields[11:15])) for fields in _stats()) / os.sysconf("SC_CLK_TCK")
 
 
 def num_tasks() -> int:
-    """Return how many threads there are in the sandbox, in all processes; raises OSError."""
+    """Return the number of threads in all processes of the sandbox; raises OSError."""
     return sum(int(fields[17]) for fields in _stats())
 
 
 def last_number() -> int:
-    """Return the number of the thread that was made last, the how-manieth it is; 0 if the kernel does not say."""
+    """Return the id of the newest thread, which counts the threads made so far; 0 if the kernel does not report it."""
     try:
         with open("/proc/loadavg", encoding="utf-8") as file:
             return int(file.read().split()[-1])
@@ -42,7 +42,7 @@ def last_number() -> int:
 
 
 def note_waiting(pid: int) -> None:
-    """Remember how long a process has waited so far: once it is gone, nobody can say."""
+    """Record how long a process has waited so far. The kernel does not report it after the process has ended."""
     try:
         with open(f"/proc/{pid}/schedstat", encoding="utf-8") as file:
             waited_s = int(file.read().split()[1]) / 1e9
@@ -52,12 +52,12 @@ def note_waiting(pid: int) -> None:
 
 
 def waited_s() -> float:
-    """Return how long all of those that were noted have waited."""
+    """Return the waiting time of all recorded processes together, in seconds."""
     for pid in list(_waited_s):
         note_waiting(pid)
     return sum(_waited_s.values())
 
 
 def num_noted() -> int:
-    """Return how many processes were noted."""
+    """Return the number of recorded processes."""
     return len(_waited_s)

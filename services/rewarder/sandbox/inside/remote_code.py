@@ -1,9 +1,9 @@
-"""The judge's end of the code under test: its process, and what stands here for the objects that are there.
+"""The judge's side of the code under test: its process, and proxies for its objects.
 
     judge --RemoteObject(...)--> TestedCode --a line of JSON--> tested_code.py, in a process of its own
 
-Whatever comes back is decoded into plain data or into numbers of objects, and is checked for nothing else: it may be
-a lie, and can be no more than that.
+Replies are decoded into plain data or proxies, and nothing else is checked. A reply may contain wrong values, but it
+cannot run anything in the judge.
 """
 
 import builtins
@@ -21,23 +21,23 @@ from services.rewarder.sandbox.inside.processor_time import note_waiting
 
 _MAX_REPLY_BYTES = 4 << 20
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Numpy would make a thread for each processor, and there may be more processors than the code may have threads."""
+"""Without this, numpy starts one thread per processor, which may be more threads than the code is allowed."""
 
 
 class CodeGoneError(BaseException):
-    """The process of the code has ended or says nonsense; not an Exception, so that no test takes it for one."""
+    """The process of the code has ended or sent an invalid reply. Not an Exception, so that tests do not catch it."""
 
 
 class UnfitTestError(BaseException):
-    """A test asks for what cannot be asked of another process."""
+    """A test needs something that is not possible across processes."""
 
 
 class CodeRaisedError(Exception):
-    """The code raised an exception of its own making."""
+    """The code raised an exception that the judge cannot rebuild, such as one of its own classes."""
 
 
 class RemoteObject:
-    """An object in the process of the code. Compared with anything else it is another thing, whatever it says."""
+    """A proxy for an object in the process of the code. It never equals anything else, whatever the object claims."""
 
     def __init__(self, code: "TestedCode", number: int) -> None:
         self.__dict__["_code"] = code
@@ -47,7 +47,7 @@ class RemoteObject:
         return self.__dict__["_code"].ask(do, self.__dict__["_number"], args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, in the process of the code."""
+        """Call the object, in the process of the code."""
         return self._ask("call", *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +89,7 @@ class RemoteObject:
 
 
 class TestedCode:
-    """The process of the code, and what it has defined."""
+    """The process of the code, and the names that the code defines."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", code: str, cpu_s: int) -> None:
         self.gone: CodeGoneError | None = None
@@ -101,7 +101,7 @@ class TestedCode:
         self.names = self._names(reply["names"])
 
     def ask(self, do: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what the code's process answers, or raise what it raised."""
+        """Send a request to the code's process; return its value, or raise the exception that it raised."""
         request = {
             "do": do,
             "of": number,
@@ -120,21 +120,24 @@ class TestedCode:
             raise self._lost(f"answered nonsense: {type(error).__name__}") from error
 
     def check(self) -> None:
-        """Raise CodeGoneError if the code was lost, even if nobody has taken notice."""
+        """Raise CodeGoneError if the code was lost, even if a test caught the exception."""
         if self.gone is not None:
             raise self.gone
 
     def _lost(self, why: str) -> CodeGoneError:
-        """Remember that the code is gone, whatever the test makes of the exception."""
+        """Record that the code is gone and return the exception to raise. A test that catches it cannot hide it."""
         self.gone = CodeGoneError(why)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError):  # what was not sent is of no use to anybody
+            with contextlib.suppress(OSError):  # unsent data does not matter any more
                 pipe.close()
         return self.gone
 
     def _names(self, said: Any) -> dict[str, Any]:
-        """Return what tests may use: nothing that is called like something of Python's own."""
+        """Return the names of the code that tests may use, without those of built-ins and standard library modules.
+
+        A module of the standard library that the code imports is imported here.
+        """
         found: dict[str, Any] = {}
         try:
             for name, (kind, value) in said.items():
@@ -175,13 +178,13 @@ class TestedCode:
 
 
 def _rebuilt(kind: str, message: str) -> Exception:
-    """Return the exception that the code raised, as near as can be had: nothing but its name and message came."""
+    """Return an exception like the one that the code raised, built from its name and message only."""
     known = getattr(builtins, kind, None)
-    # StopIteration would end a loop of the test that calls the code, and with it what the loop asserts.
+    # StopIteration would silently end a loop in the test, and skip the loop's remaining assertions.
     if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
-        with contextlib.suppress(TypeError):  # a group of exceptions is none without its members
+        with contextlib.suppress(TypeError):  # an ExceptionGroup cannot be made without its members
             error: Exception = known.__new__(known)
-            with contextlib.suppress(TypeError):  # such as UnicodeDecodeError, which needs more than a message
+            with contextlib.suppress(TypeError):  # UnicodeDecodeError, for example, needs more than a message
                 error = known(message)
             error.args = (message,)
             return error
@@ -197,7 +200,7 @@ def _take_over(given: Any, changed: Any) -> None:
 
 
 def start(command: list[str], stdin: Any) -> "subprocess.Popen[bytes]":
-    """Return a process whose output is read, and which leads a session of its own; raises OSError."""
+    """Start a process in its own session, with a pipe for its output; raises OSError."""
     process = subprocess.Popen(
         command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_ENVIRONMENT,
         start_new_session=True,
@@ -207,7 +210,7 @@ def start(command: list[str], stdin: Any) -> "subprocess.Popen[bytes]":
 
 
 def how_it_ended(process: "subprocess.Popen[bytes]", *, within_s: float | None = 1.0) -> str:
-    """Return how a process ended, to follow "its process ended"; empty if it has not."""
+    """Return text that continues "its process ended", or an empty text if the process has not ended."""
     note_waiting(process.pid)
     try:
         code = process.wait(timeout=within_s)

@@ -1,9 +1,9 @@
-"""The process that holds the code under test: it runs the code, and then does what the judge asks of it.
+"""The process of the code under test: runs the code, then answers the judge's requests.
 
-    judge --one line of JSON a request-->  call f(...), get an attribute, ...  --one line a reply--> judge
+    judge --one line of JSON per request-->  call f(...), get an attribute, ...  --one line per reply--> judge
 
-It knows no test and no expected value, only the arguments of each call as it comes. Whatever it says is data to the
-judge and nothing else: it is in the hands of code that nobody has read.
+It does not know the tests and the expected values, only the arguments of each call. The code is untrusted and can
+change this process, so the judge treats its replies as data only.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     else:
         asked: dict[str, Callable[[Any], Any]] = {"len": len, "bool": bool, "str": str, "repr": repr}
         value = asked[do](subject)
-    # What the function did to a list or a table that it was given is seen on the other side, too.
+    # Changes that the function made to a list, dict or set argument are sent back to the test.
     changed = [encode(item, _number_of) if isinstance(item, list | dict | set) else None for item in arguments]
     return {"value": encode(value, _number_of), "args": changed}
 
@@ -71,13 +71,14 @@ def _reply(outgoing: Any, content: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve one judge."""
+    """Load the code, then answer requests until the judge closes the pipe."""
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):  # what the code prints goes nowhere
+    for number in (0, 1, 2):  # discards what the code prints
         os.dup2(nothing, number)
     first = json.loads(incoming.readline())
-    # Where memory runs out, the code ends and not its judge, who cannot say so: this file is closed to it for a moment.
+    # If memory runs out, the kernel must kill the code and not the judge. The judge cannot set this for the code: for a
+    # moment after the start it may not open this file.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
         file.write("1000")
     resource.setrlimit(resource.RLIMIT_CPU, (first["cpu_s"], first["cpu_s"] + 1))
