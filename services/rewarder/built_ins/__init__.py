@@ -1,1 +1,1 @@
-"""The reward functions that come with headrace, one a file; built_in_rewards.py has the table of them."""
+"""The reward functions that come with headrace, one per file. built_in_rewards.py lists them."""

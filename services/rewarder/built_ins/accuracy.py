@@ -1,13 +1,14 @@
-r"""Whether a completion's mathematical answer equals the gold answer, by math-verify.
+r"""Compares a completion's mathematical answer with the gold answer, with math-verify.
 
-The rules are TRL's ``accuracy_reward``: the answer must be LaTeX, ``\boxed{}`` first; 1.0 if it equals the gold answer,
-0.0 if not; a gold answer that does not parse is not applicable. Two things are added: gold answers in GSM8K's format
-(``... #### 42``) are read after the mark, and completions to such rows may use the mark too, which comes before what
-looks like LaTeX: ``$12 + $2.25``; and parsing or comparing that runs out of time is a ``timeout``, where TRL calls it
-wrong.
+The rules are those of TRL's ``accuracy_reward``. The answer must be LaTeX, and ``\boxed{}`` is preferred. The reward is
+1.0 if the answer equals the gold answer and 0.0 if not. A gold answer that does not parse is not applicable.
 
-math-verify bounds its own time with SIGALRM and therefore works in the main thread of a process only: this runs in a
-reward worker, never on the event loop and never in a thread.
+There are two additions. Gold answers in GSM8K's format (``... #### 42``) are read after the mark. Completions for such
+rows may use the mark too, and it takes precedence over text that looks like LaTeX, such as ``$12 + $2.25``. Second,
+parsing or comparing that runs out of time is a ``timeout``, while TRL scores it 0.0.
+
+math-verify limits its own time with SIGALRM, which works only in the main thread of a process. This function therefore
+runs in a reward worker, never on the event loop or in a thread.
 """
 
 import itertools
@@ -22,9 +23,9 @@ from services.rewarder.built_ins.gold_answers import GSM8K_MARK, gold_answers
 from services.rewarder.reward_call import Completion, Verdict, text_of
 
 STEP_TIMEOUT_S, SHORT_STEP_TIMEOUT_S = 2, 1
-"""Of one parse or one comparison; a plain answer takes 4 ms. math-verify accepts whole seconds."""
+"""Limits for one parse or one comparison. A plain answer takes 4 ms. math-verify accepts only whole seconds."""
 NUM_PATIENT_TIMEOUTS = 4
-"""After so many in one call the short one applies: sixteen answers like 100000000! then take 20 s, not 32."""
+"""After this many timeouts in one call the short limit applies: 16 answers like 100000000! then take 20 s, not 32 s."""
 
 _BOXED = "\\boxed"
 NO_GOLD = Verdict("not_applicable", None, "the gold answer is no mathematical expression")
@@ -58,7 +59,7 @@ def accuracy_reward(
 
 
 def without_answer(gold: object, detail: str) -> Verdict:
-    """Return the verdict on a completion that gives no answer: 0.0, if there is a gold answer that it could be."""
+    """Return the verdict on a completion without an answer: 0.0, or not applicable without a readable gold answer."""
     try:
         golds = _parse(_after_mark(_as_text(gold)), timeout_s=STEP_TIMEOUT_S)
     except TimeoutException:
@@ -88,7 +89,7 @@ def _judge(gold: str, text: str, *, timeout_s: int) -> Verdict:
                 return Verdict("scored", 1.0)
         except TimeoutException:
             timed_out = True
-        except Exception:  # noqa: BLE001  two expressions that cannot be compared are not equal
+        except Exception:  # noqa: BLE001  expressions that cannot be compared are not equal
             continue
     if timed_out:
         return Verdict("timeout", None, f"comparing took longer than {timeout_s} s")
@@ -104,12 +105,16 @@ def _parse_latex(text: str, *, timeout_s: int) -> list[Any]:
 
 
 def _parse(text: str, *, timeout_s: int, **options: Any) -> list[Any]:
-    """Return what was found, nothing if it cannot be read; raises TimeoutException, which ``parse`` itself hides."""
+    """Return the parsed expressions, or an empty list if the text does not parse.
+
+    Raises:
+        TimeoutException: Parsing took too long. ``parse`` itself hides this error by default.
+    """
     try:
         return cast("list[Any]", parse(text, parsing_timeout=timeout_s, raise_on_error=True, **options))
     except Exception:
         if threading.current_thread() is not threading.main_thread():
-            raise  # there are no alarms in a thread: nothing has been parsed
+            raise  # SIGALRM does not work in a thread, so nothing was parsed
         return []
 
 

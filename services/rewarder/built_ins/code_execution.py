@@ -1,11 +1,10 @@
-"""Runs the code of a completion against the tests of its row, in a sandbox and nowhere else.
+"""Runs the code of a completion against the tests of its row, always in a sandbox.
 
     completion --last fenced block--> code --+
     row ---------column `tests`----> tests --+--> sandbox: judge | tested code --> which tests passed
 
-Tests are Python statements, usually asserts, or cases of ``{"input": ..., "output": ...}``. What the code prints, how
-it exits and what it patches decides nothing: sandbox/inside/judge.py says why. Without a sandbox every outcome is an
-error.
+Tests are Python statements, usually asserts, or cases of ``{"input": ..., "output": ...}``. The code cannot pass
+asserts by printing, exiting or patching; see sandbox/inside/judge.py. Without a sandbox every outcome is an error.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ from services.rewarder.sandbox.sandbox import Limits, Sandbox, SandboxUnavailabl
 _PYTHON = ("python", "python3", "py")
 TIMEOUT_S, CPU_S, MEMORY_MIB = 10.0, 3, 512
 _WALL_SPARE_S = 20.0
-"""Beyond the time of the tests, for starting and ending: the judge watches the time itself."""
+"""Seconds added to the time of the tests for starting and ending the sandbox. The judge limits the tests itself."""
 _INSIDE = Path(inside.__file__).parent
 _OUR_IMPORTS = re.compile(r"^from services\.rewarder\.sandbox\.inside\.\w+ import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
 
@@ -53,12 +52,12 @@ def code_execution_reward(
     """Share of the row's tests that the completion's code passes in a sandbox; all or nothing without partial_credit.
 
     Args:
-        completions: With code in a fenced block.
-        tests: One list a completion.
-        partial_credit: Whether some passed tests are better than none.
-        timeout_s: For all tests of a completion together, by the clock.
-        cpu_s: Processor time of the code.
-        memory_mib: Address space of the code.
+        completions: Completions with code in a fenced block.
+        tests: The tests of each completion's row.
+        partial_credit: Whether the reward is the share of passed tests. If not, it is 1.0 for all tests, else 0.0.
+        timeout_s: Wall-clock limit for all tests of a completion together.
+        cpu_s: Limit on the processor time of each process of the code, in seconds.
+        memory_mib: Limit on the address space of each process, in MiB.
     """
     limits = _limits(timeout_s, cpu_s, memory_mib)
 
@@ -93,12 +92,12 @@ def code_execution_reward(
 
 
 def _limits(timeout_s: float, cpu_s: int, memory_mib: int) -> Limits:
-    """Return those of the judge too, who works as long as the code may."""
+    """Return limits for the sandbox. They also fit the judge, which runs as long as all tests of the code."""
     return Limits(wall_s=timeout_s + _WALL_SPARE_S, cpu_s=int(timeout_s) + cpu_s + 1, memory_bytes=memory_mib << 20)
 
 
 def check_sandbox(kwargs: Mapping[str, Any]) -> str | None:
-    """Return why no code can be run with these options, None if it can: a program has just been run."""
+    """Return the reason why code cannot be run with these options, or None after a successful test of the sandbox."""
     try:
         sandbox = asyncio.run(usable_sandbox())
     except SandboxUnavailableError as error:
@@ -109,7 +108,7 @@ def check_sandbox(kwargs: Mapping[str, Any]) -> str | None:
 
 
 def code_of(text: str) -> str | None:
-    """Return the last fenced block that says it is Python, or else the last without a word; None if there is none."""
+    """Return the last fenced block marked as Python, else the last block without a language, else None."""
     blocks = fenced_blocks(text)
     of_python = [block.content for block in blocks if block.language in _PYTHON]
     unnamed = [block.content for block in blocks if not block.language]
@@ -118,7 +117,7 @@ def code_of(text: str) -> str | None:
 
 
 def read_tests(row: object) -> RowTests | str:
-    """Return the tests of a row, or why it has none."""
+    """Return the tests of a row, or the reason why it has no usable tests."""
     if isinstance(row, str):
         try:
             decoded: object = json.loads(row)
@@ -180,7 +179,7 @@ async def _judge(
         return Verdict("error", None, printable(f"no sandbox to run code in: {error}"))
     said = _said(finished.stdout, nonce)
     if said is None or said.keys() == {"nonce", "begun"}:
-        signal = max(0, -(finished.exit_code or 0))  # which ended bwrap itself, and comes from outside
+        signal = max(0, -(finished.exit_code or 0))  # killed bwrap itself, so it was sent from outside the sandbox
         how = f"signal {signal}" if signal else finished.ended
         if said is not None and not signal:
             return Verdict("scored", 0.0, f"it brought down its judge ({how})", _components(0, len(tests.tests)))
@@ -200,7 +199,7 @@ def _components(num_passed: int, num_tests: int) -> dict[str, float]:
 
 
 def _said(stdout: bytes, nonce: str) -> dict[str, Any] | None:
-    """Return what the judge said last, which alone knows the nonce: that the code runs, or the verdict."""
+    """Return the last line with the nonce, which only the judge knows: the verdict, or that the code has started."""
     last: dict[str, Any] | None = None
     for line in stdout.splitlines():
         try:
@@ -213,7 +212,7 @@ def _said(stdout: bytes, nonce: str) -> dict[str, Any] | None:
 
 
 def _program(*names: str) -> str:
-    """Return a program for the sandbox: one text, since nothing of ours can be imported there."""
+    """Return a program for the sandbox as one text, because it cannot import our modules there."""
     return "\n".join(_OUR_IMPORTS.sub("", (_INSIDE / name).read_text(encoding="utf-8")) for name in names)
 
 

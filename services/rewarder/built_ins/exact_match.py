@@ -1,4 +1,4 @@
-"""Whether a completion is the gold answer, letter by letter."""
+"""Compares a completion with the gold answer as text."""
 
 from services.rewarder.built_ins.gold_answers import MISSING, gold_answers
 from services.rewarder.reward_call import Completion, Verdict, text_of
@@ -14,8 +14,8 @@ def exact_match_reward(
 ) -> list[Verdict]:
     """1.0 if the completion is the gold answer but for surrounding white space, 0.0 if not.
 
-    With ``after``, only what follows its last occurrence counts, in the completion and, where it occurs, in the gold
-    answer. A list of gold answers is met by any of them.
+    With ``after``, only the text after its last occurrence is compared, in the completion and, if it occurs there, in
+    the gold answer. If the gold answer is a list, a match with any element counts.
     """
     golds = gold_answers(solution, answer)
     return [

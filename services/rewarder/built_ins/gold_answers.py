@@ -1,19 +1,19 @@
-"""Where a row has its gold answer: in the column ``solution``, or ``answer`` where that is null or missing."""
+"""Reads gold answers from the column ``solution``, or from ``answer`` where ``solution`` is null or missing."""
 
 from services.rewarder.reward_call import CallError, Verdict
 
 GSM8K_MARK = "####"
-"""What stands before the answer in GSM8K: ``24 + 24 = 48 #### 48``."""
+"""The mark before the answer in GSM8K: ``24 + 24 = 48 #### 48``."""
 MISSING = Verdict("not_applicable", None, "the row has no gold answer")
 
 
 def gold_answers(solution: list[object] | None, answer: list[object] | None) -> list[object]:
-    """Return one gold answer a completion, None where the row has none.
+    """Return one gold answer per completion, None where the row does not have one.
 
-    In a mixture of data sets with different names for it, the column that a row does not have is null.
+    In a mixture of data sets with different column names, the columns that a row does not have are null.
 
     Raises:
-        CallError: There is neither column.
+        CallError: Both columns are missing.
     """
     if solution is None and answer is None:
         raise CallError("needs the gold answers in a column 'solution' or 'answer', and there is neither")

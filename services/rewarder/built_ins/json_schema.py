@@ -1,7 +1,7 @@
-"""Whether a completion is JSON, and such JSON as a schema asks for (jsonschema).
+"""Checks whether a completion is JSON that matches a schema (jsonschema).
 
-The schema is from ``reward_kwargs`` or from the row. It stands by itself: what it refers to is within it, and nothing
-is fetched.
+The schema is from ``reward_kwargs`` or from the row. Its references must point into the schema itself or to a standard
+meta-schema. Nothing is fetched.
 """
 
 import json
@@ -20,7 +20,7 @@ from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
 from services.rewarder.reward_call import CallError, Completion, Verdict, printable, text_of
 
 VALIDATION_TIMEOUT_S = 1.0
-"""Of one completion: a schema may hold a regular expression that backtracks without end."""
+"""Limit for one completion, because a regular expression in a schema may backtrack without end."""
 
 
 def json_schema_reward(
@@ -32,7 +32,7 @@ def json_schema_reward(
 
 
 def check_schema(kwargs: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the schema in ``reward_kwargs``, None if nothing is."""
+    """Return the problem with the schema in ``reward_kwargs``, or None if there is none."""
     schema = kwargs.get("json_schema")
     try:
         why_not = None if schema is None else _why_no_schema(json.dumps(schema))
@@ -54,7 +54,7 @@ def _judge(text: str, schema: object) -> Verdict:
         return Verdict("timeout", None, f"validating it took longer than {VALIDATION_TIMEOUT_S:g} s")
     except re.error as error:
         return _unusable(f"{error} in a pattern")
-    except (RecursionError, OverflowError) as error:  # a schema without end, or a number without an equal
+    except (RecursionError, OverflowError) as error:  # an endless schema, or a number too large for a float
         return Verdict("error", None, printable(f"validating it ended with {type(error).__name__}: {error}"))
     except Unresolvable as error:
         raise CallError(f"has a schema that refers to what is not in it: {error}") from error
@@ -82,7 +82,7 @@ def _json_of(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _why_no_schema(written: str) -> str | None:
-    """Return what is wrong with a schema; raises TimeIsUpError, which is not remembered."""
+    """Return the problem with a schema, or None; raises TimeIsUpError, which the cache does not keep."""
     try:
         schema: Any = json.loads(written)
         if not isinstance(schema, dict):

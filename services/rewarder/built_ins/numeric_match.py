@@ -1,9 +1,9 @@
-r"""Whether the number a completion ends with, or announces, is the gold number.
+r"""Compares the number that a completion announces, or ends with, with the gold number.
 
     ... \boxed{42} ...   ... #### 42   ... the answer is 42   -->  announced: the last of these counts
-    ... 6 * 7 makes 42.                                       -->  otherwise the last number there is
+    ... 6 * 7 makes 42.                                       -->  otherwise the last number counts
 
-Numbers are compared exactly, as fractions: 0.1 is 1/10. Formulas are accuracy_reward's business.
+Numbers are compared exactly, as fractions: 0.1 is 1/10. For formulas use accuracy_reward.
 """
 
 import re
@@ -24,7 +24,7 @@ _ANNOUNCED = re.compile(
     re.IGNORECASE,
 )
 _MAX_CHARACTERS = 400
-"""Of one number."""
+"""Longest text that is read as a number."""
 
 
 def numeric_match_reward(
@@ -55,7 +55,7 @@ def numeric_match_reward(
 
 
 def gold_number(gold: object) -> Fraction | None:
-    """Return the number that a gold answer is, after the mark of GSM8K if it has one; None if it is none."""
+    """Return the number in a gold answer, after GSM8K's mark if there is one; None if it is not a number."""
     if isinstance(gold, bool):
         return None
     if isinstance(gold, int | float):
@@ -70,7 +70,7 @@ def gold_number(gold: object) -> Fraction | None:
 
 
 def completion_number(text: str, *, announced_only: bool = False) -> Fraction | None:
-    """Return the number that a completion gives as its answer, None if it gives none."""
+    """Return the number that a completion gives as its answer, or None if it gives none."""
     text = _plain(text)
     for found in reversed(list(_ANNOUNCED.finditer(text))):
         number = _last(found["boxed"]) if found["boxed"] is not None else _first(found["marked"] or found["said"] or "")
@@ -89,7 +89,7 @@ def _last(text: str) -> Fraction | None:
 
 
 def _plain(text: str) -> str:
-    r"""Return the text with plain minus signs, and without what LaTeX puts into numbers, as in ``1{,}000``."""
+    r"""Return the text with plain minus signs, and without LaTeX's separators in numbers, as in ``1{,}000``."""
     return text.replace("\u2212", "-").replace("\\$", "$").replace("{,}", ",").replace("\\,", "").replace("\\!", "")
 
 
@@ -103,7 +103,7 @@ def _parsed(text: str) -> Fraction | None:
     top, _, bottom = re.sub(r"[,$€£\s]", "", text).partition("/")
     try:
         number = Fraction(Decimal(top))
-    except (InvalidOperation, ValueError, OverflowError):  # 1e400 is a number, "inf" is none
+    except (InvalidOperation, ValueError, OverflowError):  # "inf" is not a number; 1e400 is, and raises nothing
         return None
     return _divided(number, bottom) if bottom else number
 

@@ -3,7 +3,7 @@
 from services.rewarder.reward_call import CallError
 
 SOFT_PUNISH_SHARE = 5
-"""DAPO punishes within the last 4,096 of 20,480 tokens: one fifth."""
+"""The default punishes within the last fifth of the tokens, as DAPO does: the last 4,096 of 20,480."""
 
 
 def soft_overlong_punishment_reward(

@@ -1,8 +1,8 @@
-"""accuracy_reward for models that reason first: only what follows the reasoning counts.
+"""accuracy_reward for models that reason first: only the text after the reasoning is compared.
 
-The rules are TRL's ``reasoning_accuracy_reward``: of the delimiters, the first in the list that occurs at all, and what
-follows its last occurrence; reasoning without end is 0.0. As in accuracy_reward, a gold answer that does not parse is
-not applicable, here also where the reasoning has no end.
+The rules are those of TRL's ``reasoning_accuracy_reward``. The first listed delimiter that occurs in the completion
+is used, and the answer is the text after its last occurrence. A completion whose reasoning does not end gets 0.0. As in
+accuracy_reward, a gold answer that does not parse is not applicable, even if the reasoning does not end.
 """
 
 from services.rewarder.built_ins.accuracy import accuracy_reward, without_answer

@@ -1,4 +1,4 @@
-"""Whether a completion matches a regular expression, from ``reward_kwargs`` or from the row."""
+"""Matches a completion against a regular expression from ``reward_kwargs`` or from the row."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
 from services.rewarder.reward_call import Completion, Verdict, printable, text_of
 
 SEARCH_TIMEOUT_S = 1.0
-"""Of one completion; an ordinary search takes microseconds."""
+"""Limit for one completion. An ordinary search takes microseconds."""
 
 
 def regex_reward(
@@ -20,7 +20,7 @@ def regex_reward(
 
 
 def check_pattern(kwargs: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the pattern in ``reward_kwargs``, None if nothing is."""
+    """Return the problem with the pattern in ``reward_kwargs``, or None if there is none."""
     try:
         re.compile(kwargs.get("pattern", ""))
     except (re.error, RecursionError, OverflowError) as error:

@@ -2,7 +2,7 @@
 
     reward = (1 - distinct n-grams / n-grams) * max_penalty
 
-N-grams of token ids are TRL's, n-grams of lower-case words are open-r1's.
+The n-grams are of token ids, as in TRL, or of lower-case words, as in open-r1.
 """
 
 from collections.abc import Hashable, Sequence

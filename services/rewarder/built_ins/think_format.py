@@ -1,4 +1,4 @@
-"""Whether a completion thinks first and answers then."""
+"""Checks whether a completion starts with its reasoning in <think> tags."""
 
 import re
 

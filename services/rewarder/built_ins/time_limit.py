@@ -1,7 +1,7 @@
-"""Bounds what cannot be bounded otherwise, such as a regular expression that backtracks, by SIGALRM.
+"""Limits the time of a block with SIGALRM, for calls without a time limit of their own, such as a regex search.
 
-Python's regular expressions look for signals while they search. Works in the main thread of a process only, which is
-where a worker runs reward functions. The worker's own deadline stands behind it and asks nobody.
+Python's regular expressions check for signals while they search. SIGALRM works only in the main thread of a process,
+where a worker runs reward functions. If the signal has no effect, the worker's deadline still ends the call.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from typing import NoReturn
 
 
 class TimeIsUpError(BaseException):
-    """Not an Exception, so that nothing in between takes it for an error of its own."""
+    """The time limit was reached. Not an Exception, so that library code in the block does not catch it."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Generator[None]:
-    """Raise TimeIsUpError in the block after so many seconds."""
+    """Raise TimeIsUpError in the block after this many seconds."""
 
     def stop(_number: int, _frame: FrameType | None) -> NoReturn:
         raise TimeIsUpError
