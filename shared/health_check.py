@@ -2,8 +2,8 @@
 
 A service is healthy if /readyz says so and the service takes the key that is mounted here, if there is one. With
 ``--or-waiting``, a generator is also healthy while it waits for a run, a model or weights: it has started, and others
-must provide those. ``--or-idle`` is stricter: without /readyz, a generator is healthy only while there is no run, for
-which no weights are needed.
+must provide those. ``--or-idle`` is stricter: a generator that is not ready is healthy only while it waits for a run,
+which needs no weights.
 
 The key is read inside the container and sent to the service only. Over TLS it is sent only to a server with the
 certificate that is mounted here; the names in that certificate are not checked. Only the standard library is imported,
@@ -49,7 +49,7 @@ def why_unhealthy(*, or_waiting: bool, or_idle: bool) -> str | None:
     is_well = (or_waiting and body.get("phase") == "waiting") or (or_idle and body.get("reason") == NO_RUN)
     if status != 200 and not is_well:
         return str(body.get("reason") or body.get("detail") or f"/readyz: HTTP {status}")
-    if not key:  # a service with named keys only: no container has one of them
+    if not key:  # a service with named keys only, which no container has
         return None
     # Any path behind the door shows whether the key is accepted; this path has no route.
     status, _ = _get("/v1/", key, deadline)

@@ -16,7 +16,7 @@ _MAX_TEXTS = 500_000
 
 
 class BodyError(Exception):
-    """A request's body is not accepted. The arguments are those of ``shared.http_guard.problem``."""
+    """A request's body is not accepted. It takes the arguments of ``shared.http_guard.problem``."""
 
     def __init__(self, status: int, title: str, detail: str) -> None:
         super().__init__(detail)

@@ -53,7 +53,7 @@ class LineageVersion(NamedTuple):
 
 
 NO_WEIGHTS = LineageVersion(0, -1)
-"""What a generator holds before the first push. As a requirement, any weights satisfy it."""
+"""The version that a generator holds before the first push. As a requirement, any weights satisfy it."""
 
 
 def epoch_of(incarnation: int, number: int) -> int:

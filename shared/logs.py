@@ -116,7 +116,7 @@ def about(*, run_id: str = "", group_id: str = "") -> Generator[None]:
 
 
 def last_message(lines: Sequence[str]) -> str:
-    """Return the last message of a process, to tell why it ended; empty if there is none.
+    """Return the last message of a process, to tell why it ended, or "".
 
     Python's warnings are skipped: multiprocessing warns of leftovers of a killed process after its last message.
     """

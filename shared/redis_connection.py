@@ -2,7 +2,7 @@
 
 redis-py retries by itself, so it applies an XADD twice after a lost reply, and its socket timeout is shorter than a
 blocking read. Here only our own idempotent functions (``call``) are retried, every wait is finite, and exceptions of
-other libraries become those of errors.py.
+other libraries are translated to errors.py.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Redis = aioredis.Redis
 TRANSIENT = (ConnectionError, TimeoutError, BusyLoadingError, OutOfMemoryError, OSError)
 """Errors that may pass: the server may answer again, or have room again."""
 NO_ROOM = OutOfMemoryError
-"""The one of them that a server without room answers with: its memory is full, or its disk does not take its file."""
+"""The error of a server that answers but has no room: its memory is full, or its disk does not take its file."""
 BLOCK_S = 2.0
 """Longest blocking read. The socket timeout below is well above it."""
 MAX_CONNECTIONS = 16
@@ -186,7 +186,7 @@ async def _load_into_wiped(client: Redis) -> bool:
 
 
 async def _wait_for_functions(client: Redis, code: str, *, timeout_s: float) -> None:
-    """Wait until a user who may load functions has loaded those of this release."""
+    """Wait until a user who may load functions has loaded this release's."""
 
     async def look() -> None:
         libraries: Any = await client.function_list(library="headrace", withcode=True)
@@ -212,7 +212,7 @@ async def patiently(make: Any, *, what: str, timeout_s: float, waits_for_room: b
 
     Raises:
         UnavailableError: Still unreachable after ``timeout_s``.
-        NoRoomError: There is no room, and ``waits_for_room`` is False.
+        NoRoomError: Redis has no room, and ``waits_for_room`` is False.
     """
     deadline, backoff_s, log_at = time.monotonic() + timeout_s, _FIRST_BACKOFF_S, 0.0
     while True:
@@ -248,8 +248,8 @@ async def call(
 
     A wiped server is given the functions again, if this user may load them, and is then asked again.
 
-    A second answer may differ from the lost first one. A group that is readmitted twice is generated twice, and one of
-    the results is dropped.
+    A second answer may differ from the lost first one. A group that is readmitted twice is generated twice, and the
+    second result is dropped.
 
     Raises:
         FencedError: A newer trainer owns the run.
@@ -277,7 +277,7 @@ async def call(
 
 
 def _no_room(error: Exception) -> str:
-    """Return a text for people: what is full, what goes on, and what makes room."""
+    """Describe for people which resource is full, how runs go on, and how to make room."""
     if isinstance(error, _FullDiskError):
         return (
             "Redis cannot write to its disk, and so refuses every write. Runs wait and lose nothing. Make room on that "

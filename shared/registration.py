@@ -8,7 +8,7 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         url: Address at which the trainer reaches it.
-        doing: What it does before it can serve the run, such as "loading the model"; empty while it serves.
+        doing: Its work before it can serve the run, such as "loading the model"; empty while it serves.
     """
 
     url: str

@@ -45,7 +45,7 @@ class Progress(msgspec.Struct, frozen=True):
     groups_trained: int = 0
     groups_dropped: dict[str, int] = {}
     starting: str = ""
-    """What the training rank does before it trains, to follow "which is"; empty once it trains."""
+    """The training rank's work before it trains, to follow "which is"; empty once it trains."""
     num_generators: int = 0
     pushes: int = 0
     pushes_confirmed: int = 0
@@ -58,7 +58,7 @@ class Progress(msgspec.Struct, frozen=True):
     paused_s: float = 0.0
     """Seconds for which the run was paused so far, over all of its trainers."""
     disk_full: str = ""
-    """What has no room on the run's disk, to follow "waiting for"; empty if all has room."""
+    """The thing that has no room on the run's disk, to follow "waiting for"; empty if everything has room."""
     updated_at_s: float = 0.0
 
 
@@ -153,7 +153,7 @@ class RunStore:
             raise UnavailableError(str(cause)) from cause
 
     async def get(self, run_id: str) -> RunRecord | None:
-        """Return the record, or None if there is no such run."""
+        """Return the record, or None if the run does not exist."""
         fields = await self._patiently(lambda: self._redis.hgetall(RunKeys(run_id).run), "reading the run record")
         return _record(run_id, fields)
 
@@ -182,7 +182,7 @@ class RunStore:
         return found
 
     async def ending(self, run_id: str) -> tuple[str, str] | None:
-        """Return the run's last status (``deleted`` if there is no record) and the reason; None if it has not ended."""
+        """Return the run's last status (``deleted`` without a record) and the reason; None if it has not ended."""
         status, reason = await self._patiently(
             lambda: self._redis.hmget(RunKeys(run_id).run, ["status", "reason"]), "reading the status"
         )

@@ -19,7 +19,7 @@ def read_secret(path: Path, *, variable: str, otherwise: str = "mount the secret
     Args:
         path: The file with the secret.
         variable: The variable that names the file.
-        otherwise: What to do if the file cannot be read.
+        otherwise: Advice in the message if the file cannot be read.
 
     Raises:
         ValueError: The file is missing, cannot be read, is empty, or is not one line. The message names ``variable``.
@@ -56,7 +56,7 @@ def with_password(url: str, password: str) -> str:
 
 
 def password_of(url: str) -> str:
-    """Return the password in a Redis URL; empty if there is none."""
+    """Return the password in a Redis URL, or ""."""
     return unquote(urlsplit(url).password or "")
 
 

@@ -97,7 +97,7 @@ class ServiceSettings(BaseSettings):
     def _secrets_are_read_from_their_files(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        # An empty variable means that there is no file. As a path it would be the working directory.
+        # An empty variable means no file. As a path it would be the working directory.
         values = {
             name: None if name.endswith("_file") and value == "" else value
             for name, value in cast("dict[str, Any]", given).items()

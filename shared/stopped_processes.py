@@ -24,7 +24,7 @@ class Stops:
         self._stopped_s = 0.0
 
     def look(self, pids: Iterable[int]) -> bool:
-        """Return whether one of these processes, or of their children, has been stopped for more than STOPPED_S."""
+        """Return whether a process among these and their children has been stopped for more than STOPPED_S."""
         is_one = any(_is_stopped(each) for pid in pids for each in (pid, *_children(pid)))
         self._stopped_s = self._stopped_s + self._every_s if is_one else 0.0
         return self._stopped_s > STOPPED_S
@@ -40,7 +40,7 @@ def _children(pid: int) -> Iterable[int]:
 
 
 def _read(path: str) -> str:
-    """Return the content, or "" if the process has ended or there is no /proc."""
+    """Return the content, or "" if the process has ended or /proc does not exist."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

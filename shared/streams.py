@@ -177,7 +177,7 @@ class StreamConsumer:
         return [self._delivery(*entry) for entry in entries]
 
     async def take_what_the_dead_left(self) -> None:
-        """Reclaim entries of dead consumers until there are none, so that older entries are read before newer ones."""
+        """Reclaim entries of dead consumers until none are left, so that older entries are read before newer ones."""
         while await self._reclaim_from_the_dead(_MAX_RECLAIMED):
             pass
 

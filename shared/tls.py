@@ -162,7 +162,7 @@ def trouble_with(error: BaseException, *, host: str = "") -> str:
 
 
 def why_away(error: "httpx.HTTPError | httpx.InvalidURL", *, url: str) -> str:
-    """Return why a server could not be asked: what is wrong with TLS, else httpx's message."""
+    """Return why a server could not be asked: the problem with TLS, else httpx's message."""
     import httpx
 
     if trouble := trouble_with(error, host=urlsplit(url).hostname or ""):

@@ -1,4 +1,4 @@
-"""The files of one version of the weights on disk. The manifest is written last: without one, there is no version.
+"""The files of one version of the weights on disk. The manifest is written last: a directory without it is not a version.
 
     <weight_dir>/<run id>/00000003-00000017-v42/      incarnation of the trainer, number within it, policy version
         weights-00001-of-00002.safetensors            parameters (full), or their deltas as uint8 tensors (delta)
@@ -96,7 +96,7 @@ def read_manifest(store: WeightStore, directory: str, *, sha256: str | None = No
     """Return the manifest of a version.
 
     Raises:
-        PushError: There is no manifest, it is damaged, or its hash is not the given ``sha256``.
+        PushError: The manifest is missing or damaged, or its hash is not the given ``sha256``.
     """
     data = store.read(f"{directory}/{MANIFEST}")
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:

@@ -21,7 +21,7 @@ class Finding:
     Args:
         where: The service, Redis or run that was checked.
         check: The name of the check, in a word or two.
-        level: One of the four levels above.
+        level: ``ok``, ``note``, ``unknown`` or ``problem``, as above.
         says: The result, in plain words.
         do: The remedy; empty if there is nothing to do.
     """

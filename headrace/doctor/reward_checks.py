@@ -1,4 +1,4 @@
-"""Checks the reward endpoints that a rewarder knows, and whether its circuit breaker is open for one of them.
+"""Checks the reward endpoints that a rewarder knows, and whether its circuit breaker for any endpoint is open.
 
 Each rewarder has its own breakers, so every rewarder is asked.
 """

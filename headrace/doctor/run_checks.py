@@ -23,7 +23,7 @@ _TROUBLE = frozenset({"restarting", "silent_rank", "push_failed", "disk"})
 
 @dataclass(frozen=True)
 class LookedAtRuns:
-    """What the run API showed. None means not read."""
+    """Everything that was read from the run API. None means not read."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
     run_ids: frozenset[str] | None = None

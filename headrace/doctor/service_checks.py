@@ -30,7 +30,7 @@ class Service:
 
     Args:
         kind: Trainer, rewarder or generator.
-        name: The name shown to people.
+        name: The service's name in findings.
         url: Its base URL, without a trailing slash.
         is_found: Whether the address comes from Redis. Such an address may be unreachable from here without harm.
     """

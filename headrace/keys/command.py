@@ -2,7 +2,7 @@
 
 The file is the first of these that is given:
 
---file                           any file, such as the one that a stack mounts
+--file                           any file, such as a file that a stack mounts
 --state-dir                      the file of the services that `headrace up` runs there
 HEADRACE_API_KEYS_FILE           the file that services on this machine read
 HEADRACE_STATE_DIR, ./.headrace  as --state-dir

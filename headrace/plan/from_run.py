@@ -40,7 +40,7 @@ def read_run(client: HeadraceClient, run_id: str) -> Measured:
 
     Raises:
         UserError: The run has made too few steps.
-        HeadraceApiError: There is no such run, or the API cannot be reached.
+        HeadraceApiError: The run does not exist, or the API cannot be reached.
     """
     run = client.get(run_id)
     alive = sum(1 for one in run.get("generators", ()) if one.get("is_alive"))

@@ -34,7 +34,7 @@ def read_shape(model: str, *, revision: str | None = None, num_parameters: float
         num_parameters: The number of weights, if given. It replaces the counted number.
 
     Raises:
-        UserError: There is no config.json, or it does not contain enough. The message says what to give instead.
+        UserError: The config.json is missing, or does not contain enough. The message says what to give instead.
     """
     directory = Path(model)
     if directory.is_file() and directory.suffix != ".json":
@@ -101,7 +101,7 @@ def _table(text: str, where: str) -> Mapping[str, Any]:
 
 
 def _count(directory: Path) -> int | None:
-    """Return the number of weights in the files; None if there are no files, or one cannot be read."""
+    """Return the number of weights in the files; None if no file is found, or a file cannot be read."""
     files = [file for file in sorted(directory.glob("*.safetensors")) if "adapter" not in file.name]
     counts = [_count_in(file) for file in files]
     known = [count for count in counts if count is not None]

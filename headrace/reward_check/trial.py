@@ -35,7 +35,7 @@ from shared.settings import from_environment
 
 LANE = "check"
 MAX_COMPLETION_LENGTH = 512
-"""A run's default, in token ids. The ids here are UTF-8 bytes, because there is no tokenizer."""
+"""A run's default, in token ids. Without a tokenizer, the ids here are UTF-8 bytes."""
 SAY_AFTER_S = 4.0
 """Seconds of silence after which a message says what the command waits for."""
 
@@ -71,7 +71,7 @@ async def try_function(
     ``say`` is called when something takes long. It may be called from any thread.
 
     Raises:
-        UserError: There is no such function, it cannot be imported, or it does not accept these arguments.
+        UserError: The function does not exist, cannot be imported, or does not accept these arguments.
     """
     settings = RewarderSettings.model_construct()  # the defaults: the environment is not read
     num_workers = min(len(groups), max(2, os.cpu_count() or 1))

@@ -3,7 +3,7 @@
     request --> known route? --> known key? --> its scope? --> known query parameters? --> application
                 404, 405         401            403            422
 
-Deny by default: a request without a known key gets a 401 even where there is no route, and a path that is not in the
+Deny by default: a request without a known key gets a 401 even for an unknown path, and a path that is not in the
 service's table never reaches the application. The password of basic authentication is accepted as the key too, because
 some clients can send only what fits into a URL (``http://:KEY@host``).
 
@@ -109,7 +109,7 @@ def _shown(name: str) -> str:
 
 
 def _need(found: Found, path: str) -> Need:
-    """Return the scope a request needs. Where there is no route, any key of the right kind gets the 404 or 405."""
+    """Return the scope a request needs. For an unknown path, any key of the right kind gets the 404 or 405."""
     if found.route is not None and found.route.needs is not None:
         return found.route.needs
     return INTERNAL if path.startswith("/internal/") else "read"

@@ -1,4 +1,4 @@
-"""The keys that a service accepts: those it was started with, and those of its keys file, which is reloaded.
+"""The keys that a service accepts: the keys it was started with, and named keys from a file, which is reloaded.
 
     HEADRACE_API_KEY[_FILE]         api-key        every scope of a user
     HEADRACE_INTERNAL_KEY[_FILE]    internal-key   the scope between services
@@ -35,9 +35,9 @@ class Keyring:
     """Finds the key that a request shows.
 
     Args:
-        api: The API key; empty if there is none.
-        internal: The internal key; empty if there is none.
-        file: The file of named keys; None if there is none.
+        api: The API key, or "".
+        internal: The internal key, or "".
+        file: The file of named keys, if any.
         look_every_s: Shortest time between two checks of the file.
 
     Raises:

@@ -42,7 +42,7 @@ class NamedKey:
     Args:
         name: The key's name in logs.
         digest: sha256 of the key.
-        scopes: What the key may be used for.
+        scopes: The kinds of routes that the key opens.
         expires_at: When the key ends; None if it does not.
     """
 
@@ -100,7 +100,7 @@ def read_keys_file(path: Path) -> tuple[NamedKey, ...]:
 
 
 def name_on(line: str) -> str:
-    """Return the name of the key on a line of a keys file; empty if there is none."""
+    """Return the name of the key on a line of a keys file, or "" for a line without a key."""
     return next(iter(_words_on(line)), "")
 
 

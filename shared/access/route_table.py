@@ -61,7 +61,7 @@ class Found:
     subject: str = ""
     """The first variable part of the path, such as a run's id."""
     methods: tuple[str, ...] = ()
-    """Methods that the path takes, if the request's method is not one of them. HEAD is included where GET is."""
+    """Methods that the path takes, if the request's method is not among them. HEAD is included where GET is."""
 
 
 class RouteTable:

@@ -1,6 +1,6 @@
 """Options about data: data sets, the columns of their rows, prompts, and evaluation.
 
-Names are those of TRL's ``ScriptArguments``, and in a mixture those of its ``DatasetConfig``. docs/datasets.md explains
+The names come from TRL's ``ScriptArguments``, and in a mixture from its ``DatasetConfig``. docs/datasets.md explains
 them with examples.
 """
 
@@ -228,7 +228,7 @@ class DataOptions(Section):
         return {"dataset_name": DatasetSource(path=name, name=self.dataset_config, split=self.dataset_train_split)}
 
     def eval_source(self) -> tuple[str, DatasetSource] | None:
-        """Return the setting that names the evaluation set, and the set; None if there is none."""
+        """Return the setting that names the evaluation set, and the set; None without one."""
         if self.eval_dataset_name is not None:
             split = self.dataset_test_split or "test"
             source = DatasetSource(path=self.eval_dataset_name, name=self.eval_dataset_config, split=split)

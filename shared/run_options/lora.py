@@ -1,4 +1,4 @@
-"""What a LoRA run trains: names are those of TRL's ``ModelConfig``. docs/lora.md explains them."""
+"""Options about LoRA, named as in TRL's ``ModelConfig``. docs/lora.md explains them."""
 
 from typing import Any, Self
 
@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from shared.run_options.section import Section
 
 _RANKS_OF_VLLM = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""An engine is started with one of these ranks, and serves adapters up to it."""
+"""An engine is started for a rank in this list, and serves adapters up to that rank."""
 _ALL_LINEAR = "all-linear"
 _NOT_LAYERS = {
     "lm_head": "the last projection is fused with the loss",

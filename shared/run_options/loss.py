@@ -1,6 +1,6 @@
 """Options about the loss: TRL's GRPO losses, the correction for stale and foreign samples, KL and entropy terms.
 
-Names, defaults and meanings are those of ``GRPOConfig`` in TRL 1.16; docs/algorithms.md has the equations. An option
+Names, defaults and meanings come from ``GRPOConfig`` in TRL 1.16; docs/algorithms.md has the equations. An option
 that would have no effect is refused, where TRL would ignore it silently.
 """
 
