@@ -1,4 +1,4 @@
-"""The files of one version of the weights on disk. The manifest is written last: a directory without it is not a version.
+"""The files of one version of the weights on disk. The manifest is written last; without it the version does not exist.
 
     <weight_dir>/<run id>/00000003-00000017-v42/      incarnation of the trainer, number within it, policy version
         weights-00001-of-00002.safetensors            parameters (full), or their deltas as uint8 tensors (delta)
