@@ -60,6 +60,16 @@ class Engine:
         manager = self.client.engine_core.resources.engine_manager
         return [process.pid for process in getattr(manager, "processes", ())]
 
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in the engine."""
+        return int(self.client.num_unfinished)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engine cores have reported since their start."""
+        return int(self.client.num_steps)
+
     def why_dead(self, *, otherwise: str) -> str:
         """Return what failed first, or how a process of vLLM's ended, or ``otherwise`` if neither is known."""
         manager = self.client.engine_core.resources.engine_manager

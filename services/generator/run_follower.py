@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 
 from services.generator.engine import Engine, EngineDiedError, start_engine
 from services.generator.engine_spec import EngineSpec, spec_for
+from services.generator.engine_watch import EngineWatch
 from services.generator.generation_loop import GenerationLoop, WeightGate
 from services.generator.metrics import GeneratorMetrics
 from services.generator.openai_routes import OpenAiRoutes
@@ -34,7 +35,6 @@ from shared.redis_connection import Redis, wait_until_back
 from shared.run_config import RunConfig
 from shared.run_places import require_places
 from shared.run_store import TERMINAL, RunRecord, RunStore
-from shared.stopped_processes import Stops
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class RunFollower:
         """The run this replica is there for."""
         self._engine: Engine | None = None
         self._is_engine_spoiled = False
-        self._stops = Stops(every_s=settings.poll_every_s)
+        self._watch = EngineWatch(every_s=settings.poll_every_s, hang_timeout_s=settings.engine_hang_timeout_s)
 
     async def run(self, *, has_cuda: bool) -> None:
         """Serve runs until cancelled.
@@ -260,8 +260,8 @@ class RunFollower:
         if self._engine is not None and self._engine.is_dead:
             why = self._engine.why_dead(otherwise="its own log lines above say why")
             raise EngineDiedError(f"vLLM's engine died: {why}")
-        if self._engine is not None and self._stops.look(self._engine.pids):
-            raise EngineDiedError("vLLM's engine was stopped for a minute, as by SIGSTOP, and generates nothing")
+        if self._engine is not None and (why := self._watch.look(self._engine, is_held=self._receiver.is_held)):
+            raise EngineDiedError(why)
 
     def _show_weights(self) -> None:
         self._metrics.policy_version.set(self._receiver.policy_version)

@@ -31,6 +31,7 @@ class SaltedLLM(AsyncLLM):
         super().__init__(*args, **kwargs)
         self._num_holds = 0
         self._label = ""
+        self._num_entering = 0
         recorders = [] if self.logger_manager is None else self.logger_manager.stat_loggers
         (self._recorder,) = (recorder for recorder in recorders if isinstance(recorder, LoadRecorder))
         # vLLM's own statistics cost microseconds for every request in every step, which with hundreds are milliseconds.
@@ -47,7 +48,16 @@ class SaltedLLM(AsyncLLM):
         """Add a request whose prompt is a dictionary, as those of all our callers are."""
         salt = f"{self._num_holds}:{prompt.get('cache_salt', '')}"
         salted: Any = {**prompt, "cache_salt": salt}
-        return await super().add_request(request_id, salted, *args, **kwargs)
+        self._num_entering += 1
+        try:
+            return await super().add_request(request_id, salted, *args, **kwargs)
+        finally:
+            self._num_entering -= 1
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in the engine, and those that vLLM has not registered yet: its first one asks the core something."""
+        return self._num_entering + self.get_num_unfinished_requests()
 
     async def pause_generation(self, *, mode: Any = "keep", clear_cache: bool = True) -> None:
         """Hold decoding; returns once no step is under way.
@@ -69,6 +79,11 @@ class SaltedLLM(AsyncLLM):
         await super().update_weight_version(new_version)
         self._label = new_version
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engine cores have reported."""
+        return self._recorder.num_steps
+
     def take_load(self) -> EngineLoad:
         """Return the load since the last call."""
         load: EngineLoad = self._recorder.take()
@@ -82,6 +97,7 @@ class LoadRecorder(PrometheusStatLogger):
     """
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+        self.num_steps = 0
         self._peaks: dict[int, float] = {}
         self._usages: dict[int, float] = {}
         self._running: dict[int, int] = {}
@@ -104,6 +120,7 @@ class LoadRecorder(PrometheusStatLogger):
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
         """Take note of one step of one engine core."""
+        self.num_steps += 1
         if scheduler_stats is not None:
             usage = float(scheduler_stats.kv_cache_usage)
             self._usages[engine_idx] = usage

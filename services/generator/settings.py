@@ -35,6 +35,9 @@ class GeneratorSettings(ServiceSettings):
     )
     poll_every_s: float = Field(default=0.25, gt=0, description="How often to ask Redis which run is current")
     engine_check_timeout_s: float = Field(default=60.0, gt=0, description="How long vLLM may look at a run's options")
+    engine_hang_timeout_s: float = Field(
+        default=300.0, gt=0, description="Longest time that a step of vLLM may take before its engine is replaced"
+    )
     engine_start_timeout_s: float = Field(default=1800.0, gt=0, description="How long vLLM may take to load a model")
 
     @field_validator("engine_args", mode="before")

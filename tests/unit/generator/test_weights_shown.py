@@ -80,6 +80,8 @@ class LoadedEngine(CommandedEngine):
         super().__init__()
         self.spec = spec
         self.pids: list[int] = []
+        self.num_unfinished = 0
+        self.num_steps = 0
 
     def why_dead(self, *, otherwise: str) -> str:
         return otherwise

@@ -1,0 +1,60 @@
+"""Notices an engine that no longer works although its processes live: they were stopped, or they hang in a step.
+
+An engine hangs when it holds requests, decoding is not held for a push, and no step ends for ``hang_timeout_s``. Both
+times are counted in looks, so that a machine that slept has hung for no time at all.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shared.stopped_processes import Stops
+
+
+class WatchedEngine(Protocol):
+    """The part of an engine that is watched."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The processes of the engine's cores."""
+        ...
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in the engine."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the engine has reported since its start."""
+        ...
+
+
+class EngineWatch:
+    """Watches one engine after the other.
+
+    Args:
+        every_s: Seconds between two looks.
+        hang_timeout_s: Longest time that a step may take.
+    """
+
+    def __init__(self, *, every_s: float, hang_timeout_s: float) -> None:
+        self._every_s = every_s
+        self._hang_timeout_s = hang_timeout_s
+        self._stops = Stops(every_s=every_s)
+        self._num_steps = 0
+        self._silent_s = 0.0
+
+    def look(self, engine: WatchedEngine, *, is_held: bool) -> str | None:
+        """Return why the engine has to be replaced, or None if it works or has nothing to do."""
+        if self._stops.look(engine.pids):
+            return "vLLM's engine was stopped for a minute, as by SIGSTOP, and generates nothing"
+        has_work = engine.num_unfinished > 0 and not is_held
+        is_silent = has_work and engine.num_steps == self._num_steps
+        self._num_steps = engine.num_steps
+        self._silent_s = self._silent_s + self._every_s if is_silent else 0.0
+        if self._silent_s <= self._hang_timeout_s:
+            return None
+        return (
+            f"vLLM's engine hangs: {engine.num_unfinished} requests are in it, and no step has ended for "
+            f"{self._hang_timeout_s:g} s. If its steps may take longer, set HEADRACE_ENGINE_HANG_TIMEOUT_S"
+        )
