@@ -1,1 +1,1 @@
-"""Generator replicas without a model: the contract of docs/generator-contract.md, kept by arithmetic."""
+"""Generator replicas without a model, which keep the contract of docs/generator-contract.md by arithmetic only."""

@@ -1,6 +1,7 @@
 """Entry point: ``python -m services.generator.simulated``.
 
-Exit codes are those of services.generator: 0 asked to stop; 1 failed, start me again; 2 something is set wrong, do not.
+Exit codes, as for services.generator: 0 stopped by a signal; 1 failed, a restart may help; 2 a setting is wrong, a
+restart does not help.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Continuous batching as arithmetic: who has how many tokens at what time, without a tick for each token.
+"""Computes continuous batching: how many tokens each sequence has at what time, without a tick for each token.
 
     submitted --> [waiting: more than max_num_seqs] --> first token after first_token_s --> decoding --> finished
 
-While c sequences decode, a step gives each of them one token and takes ``step_s(c)``; between two events c is constant,
-so the steps made are the time passed over ``step_s(c)``, and whoever finishes next is known. A hold stops all of it.
-Pure: the caller says what time it is.
+While c sequences decode, a step gives each of them one token and takes ``step_s(c)``. Between two events c is constant,
+so the number of steps is the elapsed time divided by ``step_s(c)``, and the next sequence to finish is known. A hold
+stops all of this. Pure: the caller passes the time.
 """
 
 import heapq
@@ -21,13 +21,13 @@ Span = tuple[LineageVersion, int, int]
 
 @dataclass(eq=False)
 class DecodedSequence:
-    """One sequence on its way.
+    """One sequence in progress.
 
     Attributes:
-        num_tokens: Length it will have.
-        first_token_s: From its admission to the batch until its first token.
-        spans: (version, start, end) over its tokens, once it has finished.
-        joined_at_step: The clock's own, like all that follow: when it had its first token, and by what version.
+        num_tokens: Final length.
+        first_token_s: Time from its admission to the batch until its first token.
+        spans: (version, start, end) over its tokens; empty until it has finished.
+        joined_at_step: Step of its first token. This attribute and those below are used only by the clock.
     """
 
     num_tokens: int
@@ -40,11 +40,11 @@ class DecodedSequence:
 
 
 class DecodeClock:
-    """The batch of one engine. All times are in simulated seconds, and rise.
+    """The batch of one engine. All times are in simulated seconds and never decrease.
 
     Args:
-        step_s: Duration of a decode step of so many sequences.
-        max_num_seqs: How many are worked on at a time.
+        step_s: Returns the duration of a decode step for a number of sequences.
+        max_num_seqs: Maximum number of sequences in the batch.
     """
 
     def __init__(self, *, step_s: Callable[[int], float], max_num_seqs: int) -> None:
@@ -65,21 +65,21 @@ class DecodeClock:
 
     @property
     def num_admitted(self) -> int:
-        """How many sequences are worked on."""
+        """Number of sequences in the batch."""
         return self._num_prefilling + self._num_decoding
 
     @property
     def num_waiting(self) -> int:
-        """How many wait for a place."""
+        """Number of sequences that wait for a place in the batch."""
         return len(self._waiting)
 
     def submit(self, sequence: DecodedSequence) -> None:
-        """Take a sequence up; call ``advance`` before."""
+        """Add a sequence; call ``advance`` first."""
         self._waiting.append(sequence)
         self._admit()
 
     def abort(self, sequence: DecodedSequence) -> None:
-        """Drop a sequence, finished or not; call ``advance`` before."""
+        """Drop a sequence that has not finished; call ``advance`` first."""
         if sequence.is_aborted or sequence.spans:
             return
         sequence.is_aborted = True
@@ -92,20 +92,20 @@ class DecodeClock:
         self._admit()
 
     def hold(self) -> None:
-        """Stand still; call ``advance`` before."""
+        """Stop decoding; call ``advance`` first."""
         self._is_held = True
 
     def resume(self) -> None:
-        """Go on; call ``advance`` before."""
+        """Resume decoding; call ``advance`` first."""
         self._is_held = False
 
     def set_version(self, version: LineageVersion) -> None:
-        """Sample by another policy version from the next token on; call ``advance`` before."""
+        """Sample with another policy version from the next token on; call ``advance`` first."""
         self._version = version
         self._changes.append((self._num_steps, version))
 
     def advance(self, now_s: float) -> list[DecodedSequence]:
-        """Move on to ``now_s``, and return who finished meanwhile, in order."""
+        """Move on to ``now_s``, and return the sequences that finished meanwhile, in order."""
         left_s, self._now_s = max(0.0, now_s - self._now_s), max(now_s, self._now_s)
         finished: list[DecodedSequence] = []
         if self._is_held:
@@ -118,12 +118,12 @@ class DecodeClock:
         return finished
 
     def next_event_s(self) -> float | None:
-        """Return when ``advance`` will have something to do; None while nothing moves."""
+        """Return the time of the next event for ``advance``; None if nothing will happen."""
         until_s = None if self._is_held else self._until_next_event()
         return None if until_s is None else self._now_s + until_s
 
     def num_tokens(self, sequence: DecodedSequence) -> int:
-        """Return how many tokens a sequence has by now."""
+        """Return how many tokens a sequence has now."""
         joined = sequence.joined_at_step
         return 0 if joined is None else min(sequence.num_tokens, 1 + math.floor(self._num_steps - joined))
 
@@ -151,7 +151,7 @@ class DecodeClock:
             self._num_steps += duration_s / self._step_s(self._num_decoding)
 
     def _settle(self) -> list[DecodedSequence]:
-        """Let whoever is due join or finish. What rounding left of a step or a second counts as made."""
+        """Let sequences join or finish that are due. A remainder within rounding errors counts as elapsed."""
         while self._prefilling and self._prefilling[0][0] <= self._active_s + _ROUNDING:
             sequence = heapq.heappop(self._prefilling)[2]
             if not sequence.is_aborted:

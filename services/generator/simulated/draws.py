@@ -1,4 +1,4 @@
-"""Draws what a simulated engine would have sampled: lengths, token ids, logprobs. Seeded, so that it can be repeated.
+"""Draws the lengths, token ids and logprobs of a simulated engine. Seeded, so that a simulation can be repeated.
 
 length ~ log-normal, cut off at max_tokens      minus logprob ~ exponential      token ids ~ uniform, no end inside
 """
@@ -17,11 +17,11 @@ _CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class DrawnCompletion:
-    """One completion, before it is known when its tokens come.
+    """One completion, without the times of its tokens.
 
     Attributes:
-        token_ids: End-of-sequence included, where it ended by itself.
-        logprobs: In nats, float32, at most 0 and finite.
+        token_ids: Includes end-of-sequence if the completion ended by itself.
+        logprobs: Logprobs in nats, float32, at most 0 and finite.
         finish_reason: ``stop`` or ``length``.
     """
 
@@ -34,9 +34,9 @@ class Draws:
     """The random numbers of one replica.
 
     Args:
-        settings: Of the simulation.
-        facts: Of the model.
-        index: Of the replica.
+        settings: Settings of the simulation.
+        facts: Facts about the model.
+        index: Index of the replica; part of the seed.
     """
 
     def __init__(self, settings: SimulationSettings, facts: ModelFacts, *, index: int) -> None:
@@ -45,7 +45,7 @@ class Draws:
         self._random = np.random.default_rng([settings.seed, index])
 
     def completion(self, *, max_tokens: int, ignore_eos: bool = False) -> DrawnCompletion:
-        """Draw one completion of at most ``max_tokens`` tokens, or of exactly as many if nothing ends it."""
+        """Draw one completion of at most ``max_tokens`` tokens; of exactly ``max_tokens`` with ``ignore_eos``."""
         settings, facts = self._settings, self._facts
         drawn = self._random.lognormal(math.log(settings.completion_tokens), settings.completion_tokens_sigma)
         wanted = max_tokens if ignore_eos else max(1, round(drawn))
@@ -70,13 +70,13 @@ class Draws:
 
 
 def text_of(num_tokens: int, *, start: int = 0) -> str:
-    """Return the text of tokens ``[start, num_tokens)``: four characters a token, and it says what it is."""
+    """Return the text of tokens ``[start, num_tokens)``: four characters a token, repeating "simulated token"."""
     begin, end = start * _CHARACTERS_PER_TOKEN, num_tokens * _CHARACTERS_PER_TOKEN
     return (_WORDS * (end // len(_WORDS) + 1))[begin:end]
 
 
 def prompt_ids_of(text: str, facts: ModelFacts) -> list[int]:
-    """Return as many token ids as a text of this length might have; there is no tokenizer."""
+    """Return about as many token ids as a text of this length would have, without a tokenizer."""
     data = text.encode()
     pieces = [data[i : i + _CHARACTERS_PER_TOKEN] for i in range(0, len(data), _CHARACTERS_PER_TOKEN)]
     return [int.from_bytes(piece, "little") % facts.vocab_size for piece in pieces] or [0]

@@ -1,9 +1,9 @@
-"""An engine without a model: requests take the time that decode_clock.py says, and get what draws.py drew.
+"""An engine without a model: decode_clock.py computes the time of a request, and draws.py its tokens.
 
     complete, sample --> [DecodeClock] --timer at its next event--> futures
     hold, resume, take_on(version)  ------^                          of weight pushes
 
-It is what the generation loop, /v1/generate and the weight push need of an engine; none of them knows the difference.
+The generation loop, /v1/generate and the weight push use it like the real engine.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from shared.run_config import RunConfig
 
 @dataclass(frozen=True, eq=False)
 class SimulatedRequest:
-    """One completion under way. ``finished`` is set with its version spans."""
+    """One completion in progress. ``finished`` resolves to its version spans."""
 
     drawn: DrawnCompletion
     sequence: DecodedSequence
@@ -33,13 +33,13 @@ class SimulatedRequest:
 
 
 class SimulatedEngine:
-    """One replica's engine, on the event loop it is made on.
+    """One replica's engine. It runs on the event loop on which it was created.
 
     Args:
-        settings: Of the simulation.
-        facts: Of the model.
-        index: Of the replica; names its random numbers.
-        max_model_len: Prompt and completion together, tokens; None if nothing limits them.
+        settings: Settings of the simulation.
+        facts: Facts about the model.
+        index: Index of the replica; part of the random seed.
+        max_model_len: Maximum tokens of prompt and completion together; None for no limit.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SimulatedEngine:
         ]
 
     async def sample(self, prompt: str | Sequence[int], request: GenerateRequest) -> SampledPrompt:
-        """See generate_route.Sampler. Of the likeliest tokens it knows the sampled one alone."""
+        """See generate_route.Sampler. Of the likeliest tokens, only the sampled one is returned."""
         prompt_ids = prompt_ids_of(prompt, self.facts) if isinstance(prompt, str) else list(prompt)
         self._check_prompt(prompt_ids)
         options = request.sampling_options()
@@ -103,7 +103,7 @@ class SimulatedEngine:
     def start(
         self, num_prompt_tokens: int, *, n: int, max_tokens: int, ignore_eos: bool = False
     ) -> list[SimulatedRequest]:
-        """Begin ``n`` completions of one prompt, which they prefill together.
+        """Begin ``n`` completions of one prompt, which share its prefill.
 
         Raises:
             MessageError: The prompt leaves no room for a completion.
@@ -129,7 +129,7 @@ class SimulatedEngine:
         return requests
 
     async def wait(self, requests: Sequence[SimulatedRequest]) -> list[list[Span]]:
-        """Return the version spans of all, once all have finished. Cancelling it aborts them."""
+        """Return the version spans of all requests once all have finished. Cancelling the call aborts them."""
         try:
             return [await request.finished for request in requests]
         finally:
@@ -140,45 +140,45 @@ class SimulatedEngine:
             self._set_timer()
 
     def num_tokens(self, request: SimulatedRequest) -> int:
-        """Return how many tokens a completion has by now."""
+        """Return how many tokens a completion has now."""
         self._advance()
         self._set_timer()
         return self._clock.num_tokens(request.sequence)
 
     def hold(self) -> None:
-        """Stand still."""
+        """Hold decoding."""
         self._advance()
         self._clock.hold()
         self._set_timer()
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume decoding."""
         self._advance()
         self._clock.resume()
         self._set_timer()
 
     def take_on(self, version: LineageVersion) -> None:
-        """Sample by this version from the next token on."""
+        """Sample with this version from the next token on."""
         self._advance()
         self._clock.set_version(version)
         self._set_timer()
 
     def abort_all(self) -> None:
-        """Fail every request under way: its weights are worth nothing."""
+        """Fail every request in progress, because the weights that sample it failed verification."""
         self._advance()
         self._fail_all(UnverifiedError("its weights were taken out of service"))
         self._set_timer()
 
     def first_window(self, config: RunConfig) -> int:
-        """Return how many groups may be in flight from the first moment: there is no cache to overfill."""
+        """Return how many groups may be in flight at the start: all, because it has no KV cache to overfill."""
         return config.max_inflight_groups
 
     def take_load(self) -> EngineLoad:
-        """Return who is worked on and who waits."""
+        """Return the numbers of running and waiting requests."""
         return EngineLoad(num_running=self._clock.num_admitted, num_waiting=self._clock.num_waiting)
 
     def close(self) -> None:
-        """Finish nothing more; who waits for something is told."""
+        """Finish nothing more, and fail all requests in progress."""
         self._advance()
         self._clock.hold()
         self._fail_all(UnavailableError("the run whose policy was asked is over"))

@@ -1,10 +1,10 @@
-"""Many simulated replicas in one process: each is to the rest of the system what a generator of its own would be.
+"""Many simulated replicas in one process. To the rest of the system, each is a generator of its own.
 
     /replicas/sim-000/...  --> replica 0: lease, consumer name, streams, weight routes, OpenAI routes
     /replicas/sim-001/...  --> replica 1
     /...                   --> replica 0, so that one replica is reached like any generator
 
-They share the process, its event loop, and the look at which run is current; nothing else.
+The replicas share only the process, its event loop, and the polling for the current run.
 """
 
 import asyncio
@@ -46,19 +46,19 @@ REPLICAS_PATH = "/replicas/"
 
 
 class _RunOverError(Exception):
-    """The run that is served has ended, or another one is current."""
+    """The run that is served has ended, or another run is current."""
 
 
 class SimulatedReplica:
     """One replica, over all runs of its life.
 
     Args:
-        settings: Of the process.
-        simulation: Distributions.
+        settings: Settings of the process.
+        simulation: Settings of the simulation.
         name: Stable name of this replica.
-        index: Its number in the process.
-        url: Where the trainer reaches it.
-        metrics: Counts, of all replicas of the process.
+        index: Index in the process.
+        url: URL at which the trainer reaches it.
+        metrics: Metrics of all replicas of the process.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SimulatedReplica:
         self._redis = connect(settings.redis_url.get_secret_value())
 
     def app(self, keyring: Keyring) -> App:
-        """Return what answers its requests."""
+        """Return the application that answers this replica's requests."""
         return make_app(
             self._settings,
             keyring=keyring,
@@ -94,13 +94,13 @@ class SimulatedReplica:
         )
 
     def in_fleet(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Be listed among all generators while the body runs."""
+        """Be listed among all generators while the block runs."""
         patience_s = self._settings.redis_patience_s
         return in_fleet(self._redis, replica_id=self.name, url=self._url, patience_s=patience_s)
 
     @contextlib.asynccontextmanager
     async def refusing(self, run_id: str, reason: str) -> AsyncGenerator[None]:
-        """Be there for a run and say why it is not served, while the body runs."""
+        """Be registered for a run, with the reason why it is not served, while the block runs."""
         keys, patience_s = RunKeys(run_id), self._settings.redis_patience_s
         self.state.wait_for("this run's model cannot be loaded", detail=reason)
         async with registered(self._redis, keys, replica_id=self.name, url=self._url, patience_s=patience_s) as seat:
@@ -109,11 +109,11 @@ class SimulatedReplica:
             await seat.take_back()
 
     async def end_saying(self, reason: str, *, run_id: str | None) -> None:
-        """Say why this process ends."""
+        """Report why this process ends."""
         await refusals.refuse(self._redis, "generator", self.name, reason, run_id=run_id)
 
     async def begin(self) -> None:
-        """Forget why an earlier process of this replica ended."""
+        """Remove the report of why an earlier process of this replica ended."""
         await refusals.take_back(self._redis, "generator", self.name, run_id=None)
 
     async def serve(self, run_id: str, config: RunConfig, facts: ModelFacts) -> None:
@@ -142,13 +142,13 @@ class SimulatedReplica:
             finally:
                 self._openai.close()
                 try:
-                    await seat.leave()  # as run_follower.py does
+                    await seat.leave()  # first, as in run_follower.py
                 finally:
                     self.receiver.detach()
                     engine.close()
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the replica's connections."""
         await self._redis.aclose()
 
 
@@ -156,12 +156,12 @@ class SimulatedFleet:
     """Follows the current run with all replicas of this process.
 
     Args:
-        settings: Of the process.
-        simulation: Distributions.
+        settings: Settings of the process.
+        simulation: Settings of the simulation.
         replicas: At least one.
-        keyring: The keys of all of them.
-        redis: Client of redis_connection.py, for looking at what is current.
-        metrics: Counts.
+        keyring: The keys of all replicas.
+        redis: Client made by redis_connection.py, to read the current run.
+        metrics: Metrics of all replicas.
     """
 
     def __init__(
@@ -184,13 +184,13 @@ class SimulatedFleet:
         self._run_id: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request to the replica that its path names."""
+        """Pass a request to the replica that its path names."""
         path = str(scope.get("path", ""))
         if not path.startswith(REPLICAS_PATH):
             await self._apps[self._replicas[0].name](scope, receive, send)
             return
         name, slash, rest = path.removeprefix(REPLICAS_PATH).partition("/")
-        # A name that is nobody's is asked for a key too: the first replica answers 401 or 404.
+        # An unknown name needs a key too: the first replica answers 401 or 404.
         app = self._apps.get(name, self._apps[self._replicas[0].name])
         inner = slash + rest if name in self._apps else path
         await app({**scope, "path": inner or "/", "raw_path": (inner or "/").encode()}, receive, send)
@@ -199,7 +199,7 @@ class SimulatedFleet:
         """Serve runs until cancelled.
 
         Raises:
-            ExceptionGroup: Of the first failure: Redis stayed away.
+            ExceptionGroup: Holds the first failure: Redis stayed unreachable.
         """
         await asyncio.to_thread(import_transfer, self._simulation)
         await wait_until_ready(self._redis, timeout_s=self._settings.redis_patience_s)
@@ -221,13 +221,14 @@ class SimulatedFleet:
             try:
                 await self._serve(record)
             except* StateLostError:
-                log.error("run %s: Redis no longer holds its streams", record.run_id)  # noqa: TRY400  that says it
+                # the message is enough
+                log.error("run %s: Redis no longer holds its streams", record.run_id)  # noqa: TRY400
                 self._wait_for("the run's streams are gone from Redis")
                 await wait_until_back(self._redis, timeout_s=self._settings.redis_patience_s)
                 await asyncio.sleep(1)
 
     async def end_saying(self, reason: str) -> None:
-        """Say why this process ends, for each of its replicas."""
+        """Report for each replica why this process ends."""
         await asyncio.gather(*(replica.end_saying(reason, run_id=self._run_id) for replica in self._replicas))
 
     async def close(self) -> None:
@@ -242,7 +243,7 @@ class SimulatedFleet:
             _check_can_serve(config, self._simulation)
             facts = await asyncio.to_thread(read_model_facts, config.model, revision=config.model_revision)
         except UserError as error:
-            log.error("run %s cannot be served: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
+            log.error("run %s cannot be served: %s", record.run_id, error)  # noqa: TRY400  the message is enough
             async with contextlib.AsyncExitStack() as seats:
                 for replica in self._replicas:
                     await seats.enter_async_context(replica.refusing(record.run_id, str(error)))
@@ -259,7 +260,7 @@ class SimulatedFleet:
             self._show_weights()
 
     async def _end_with(self, run_id: str) -> None:
-        """End the task group this runs in when the run is over."""
+        """End the surrounding task group when the run is over."""
         await self._until_over(run_id)
         raise _RunOverError
 
@@ -284,7 +285,7 @@ class SimulatedFleet:
             await asyncio.sleep(self._settings.poll_every_s)
 
     def _show_weights(self) -> None:
-        """Show the oldest version that a replica has, and whether any is held."""
+        """Show the oldest version of all replicas, and whether any of them holds decoding."""
         self._metrics.policy_version.set(min(replica.receiver.policy_version for replica in self._replicas))
         self._metrics.held.set(any(replica.receiver.is_held for replica in self._replicas))
 

@@ -1,4 +1,4 @@
-"""Receives weights over the real gloo wire into staging memory, for their checksum; no model is there to load them."""
+"""Receives weights over the real gloo wire into staging memory, to compute their checksum. No model loads them."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from services.generator.worker_reports import Progress
 
 
 class GlooTransfer:
-    """See receiving.Transfer. What blocks runs in a thread."""
+    """See receiving.Transfer. Blocking calls run in a thread."""
 
     def __init__(self) -> None:
         self._group: TrainerGroup | None = None
@@ -70,12 +70,12 @@ class GlooTransfer:
         return Progress(RECEIVING if is_busy else IDLE, self._failure, self._checksum)
 
     def leave(self) -> None:
-        """Leave; a job under way fails."""
+        """Leave the communicator. A job in progress fails."""
         self._is_given_up = True
         self._close()
 
     def forget(self) -> None:
-        """What arrived is not what was sent."""
+        """Discard the received weights, which differ from what the trainer sent."""
         self._checksum = None
 
     def load(self) -> None:

@@ -1,4 +1,4 @@
-"""What a simulated replica must know of the run's model, read from its config.json alone: no weights, no tokenizer."""
+"""Facts about the run's model that a simulated replica needs, read from config.json only: no weights, no tokenizer."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from shared.errors import UserError
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bounds of what a model can be asked and can say.
+    """Limits of a model's inputs and outputs.
 
     Attributes:
-        vocab_size: Token ids are below it.
-        eos_token_id: Ends a completion; None if the config does not say.
-        max_positions: Prompt and completion together, tokens; None if the config does not say.
+        vocab_size: Token ids are less than this.
+        eos_token_id: Token that ends a completion; None if the config does not state it.
+        max_positions: Maximum tokens of prompt and completion together; None if the config does not state it.
     """
 
     vocab_size: int
@@ -28,7 +28,7 @@ def read_model_facts(model: str, *, revision: str | None) -> ModelFacts:
     """Return the facts of a model directory or a Hugging Face id. Blocks, and may download config.json.
 
     Raises:
-        UserError: The config cannot be read, or does not say how large the vocabulary is.
+        UserError: The config cannot be read, or does not state the vocabulary size.
     """
     try:
         config = msgspec.json.decode(_config_path(model, revision).read_bytes(), type=_Config)
@@ -49,7 +49,7 @@ def read_model_facts(model: str, *, revision: str | None) -> ModelFacts:
 
 
 class _Config(msgspec.Struct):
-    """What is read of a config.json; a multimodal one has the text model's inside."""
+    """The fields that are read from config.json. A multimodal model nests the text model's fields."""
 
     vocab_size: int | None = None
     eos_token_id: int | list[int] | None = None

@@ -1,7 +1,7 @@
-"""OpenAI-compatible answers of a simulated replica: right in form and in time, and openly made up.
+"""OpenAI-compatible answers of a simulated replica: correct in format and timing, with obviously invented text.
 
-Stands behind openai_routes.py where vLLM's handlers stand otherwise. Of the requests it reads what decides the form and
-the length of an answer, and ignores the rest, as servers of this protocol do.
+Used by openai_routes.py in place of vLLM's handlers. Only request fields that affect the format or length of an answer
+are read. The rest is ignored, as in other servers of this protocol.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _CHAT_TOKENS = 1024
 
 
 class _Request(BaseModel):
-    """What completions and chat completions have in common."""
+    """The fields that completions and chat completions share."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -55,11 +55,11 @@ class _Chat(_Request):
 
 
 class _NoSuchModelError(MessageError):
-    """The request names a model that is not served here."""
+    """The request names a model that this replica does not serve."""
 
 
 def make_simulated_handlers(engine: SimulatedEngine, *, model: str, max_model_len: int | None) -> ASGIApp:
-    """Return the handlers of openai_routes.PATHS for this engine, without a key."""
+    """Return the handlers of openai_routes.PATHS for this engine. They check no key."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     names = (POLICY_NAME, model)
 
@@ -100,7 +100,7 @@ def make_simulated_handlers(engine: SimulatedEngine, *, model: str, max_model_le
 
 
 class _Answer:
-    """One request under way: its choices, prompt by prompt."""
+    """One request in progress, with its choices, prompt by prompt."""
 
     kind, piece_kind = "", ""
 
@@ -127,7 +127,7 @@ class _Answer:
         raise NotImplementedError
 
     async def whole(self) -> dict[str, Any]:
-        """Return the body of an answer in one piece."""
+        """Return the body of an answer that is not streamed."""
         await self.engine.wait(self.requests)
         choices: list[dict[str, Any]] = []
         for index, request in enumerate(self.requests):
@@ -143,7 +143,7 @@ class _Answer:
         return whole
 
     async def pieces(self) -> AsyncIterator[str]:
-        """Yield the events of a streamed answer, each when its tokens are there."""
+        """Yield the events of a streamed answer, each once its tokens exist."""
         sent = [0] * len(self.requests)
         everything = asyncio.ensure_future(self.engine.wait(self.requests))
         try:

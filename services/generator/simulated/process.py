@@ -1,4 +1,4 @@
-"""Puts a process of simulated replicas together; service_life.py has how it lives and ends."""
+"""Assembles a process of simulated replicas; service_life.py runs and stops it."""
 
 import asyncio
 import logging
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 
 def run_process(settings: GeneratorSettings, simulation: SimulationSettings, *, num_replicas: int) -> int:
-    """Serve until asked to stop, and return the exit code.
+    """Serve until a stop signal, and return the exit code.
 
     Raises:
-        UserError: Something is set wrong.
+        UserError: A setting is wrong.
     """
     return asyncio.run(_serve(settings, simulation, num_replicas=num_replicas))
 
 
 def replica_names(name: str, num_replicas: int) -> list[str]:
-    """Return the replicas' stable names: the process's own if there is one replica."""
+    """Return the replicas' stable names. A single replica has the name of the process."""
     return [name] if num_replicas == 1 else [f"{name}-{index:03d}" for index in range(num_replicas)]
 
 

@@ -1,9 +1,9 @@
-"""What a weight push is to a simulated engine: its time passes, its version is taken on, and the bytes are nobody's.
+"""A weight push to a simulated engine: takes time and changes the version, but loads no weights.
 
     transport simulated   nothing is sent; receiving takes as long as ``receive_bytes_per_s`` says
     transport gloo        the bytes come over the real wire, are checked, and thrown away (gloo_transfer.py)
 
-The order of the moves, their fences and their deadlines are weight_receiver.py's, as for a real engine.
+weight_receiver.py controls order, conflicts and deadlines of the moves, as for a real engine.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfl
 
 
 class Transfer(Protocol):
-    """The one worker of a simulated replica: moves of worker_transfer.WorkerTransfer. Every one returns at once."""
+    """The only worker of a simulated replica: the moves of worker_transfer.WorkerTransfer. Each returns at once."""
 
     def enter(self, where: dict[str, Any]) -> None:
         """Begin to enter a communicator."""
@@ -37,7 +37,7 @@ class Transfer(Protocol):
         ...
 
     def progress(self) -> Progress:
-        """Return how far it is."""
+        """Return the progress of the current job."""
         ...
 
     def leave(self) -> None:
@@ -45,19 +45,19 @@ class Transfer(Protocol):
         ...
 
     def forget(self) -> None:
-        """Forget what was received."""
+        """Discard the received weights."""
         ...
 
     def load(self) -> None:
-        """Put what was received to use."""
+        """Load the received weights."""
         ...
 
 
 class NoTransfer:
-    """Receives nothing, in the time it would take.
+    """Receives nothing, in the time that receiving would take.
 
     Args:
-        bytes_per_s: How fast it pretends to be, in seconds that pass here.
+        bytes_per_s: Simulated speed, in bytes per second of real time.
     """
 
     def __init__(self, *, bytes_per_s: float) -> None:
@@ -65,10 +65,10 @@ class NoTransfer:
         self._done_at = 0.0
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Nothing is entered."""
+        """Does nothing."""
 
     def receive(self, what: dict[str, Any]) -> None:
-        """Begin to be busy."""
+        """Be busy for as long as receiving would take."""
         num_bytes = sum(
             math.prod(shape) * _BYTES.get(dtype_name, 1)
             for dtype_name, shape in zip(what["dtype_names"], what["shapes"], strict=True)
@@ -84,18 +84,18 @@ class NoTransfer:
         self._done_at = 0.0
 
     def forget(self) -> None:
-        """There is nothing to forget."""
+        """Does nothing."""
 
     def load(self) -> None:
-        """There is nothing to load."""
+        """Does nothing."""
 
 
 class SimulatedReceivingEngine:
-    """ReceivingEngine of receiving_engine.py over a simulated engine.
+    """ReceivingEngine of receiving_engine.py for a simulated engine.
 
     Args:
-        engine: Held, and told its version.
-        settings: Say what is received, and how fast.
+        engine: The engine that is held and gets the version.
+        settings: Settings of the simulation, with transport and speed.
     """
 
     def __init__(self, engine: SimulatedEngine, settings: SimulationSettings) -> None:
@@ -106,12 +106,12 @@ class SimulatedReceivingEngine:
 
     @property
     def adapter(self) -> AdapterSpec | None:
-        """None: adapters are received like anything else."""
+        """None: adapters are received in the same way as whole models."""
         return None
 
     @property
     def transports(self) -> Sequence[Transport]:
-        """What it can receive over."""
+        """The transport of the settings."""
         return [self._transport]
 
     @property
@@ -121,7 +121,7 @@ class SimulatedReceivingEngine:
 
     @property
     def num_workers(self) -> int:
-        """One rank."""
+        """Always 1."""
         return 1
 
     async def call_workers(self, move: str, **arguments: Any) -> list[Any]:
@@ -129,17 +129,17 @@ class SimulatedReceivingEngine:
         return [getattr(self._transfer, move)(**arguments)]
 
     async def progress(self, *, wait_s: float) -> Sequence[Progress]:
-        """Return how far the transfer is, a moment later if it is not done."""
+        """Return the progress of the transfer; wait a moment first if it is not done."""
         progress = self._transfer.progress()
         if progress.phase != IDLE:
             await asyncio.sleep(min(wait_s, _SHORT_S))
         return [self._transfer.progress()]
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing."""
 
     async def pause(self, *, keep_cache: bool) -> None:
-        """Hold decoding; a cache that is lost costs a simulated engine nothing."""
+        """Hold decoding. ``keep_cache`` has no effect, because it has no KV cache."""
         del keep_cache
         self._engine.hold()
 
@@ -149,24 +149,24 @@ class SimulatedReceivingEngine:
         self._engine.abort_all()
 
     async def resume(self) -> None:
-        """Go on decoding."""
+        """Resume decoding."""
         self._engine.resume()
 
     async def name_version(self, version: str) -> None:
-        """Take the version on."""
+        """Sample with this version from now on."""
         self._engine.take_on(LineageVersion.parse(version))
         self._label = version
 
     async def read_version(self) -> str:
-        """Return it."""
+        """Return the version label."""
         return self._label
 
     async def load_adapter(self, directory: Path) -> None:
-        """There is nothing to load."""
+        """Does nothing."""
         del directory
 
     async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:
-        """There are no weights to score it with.
+        """Refuse the probe, because it has no weights to score it with.
 
         Raises:
             RuntimeError: Always.
@@ -175,7 +175,7 @@ class SimulatedReceivingEngine:
 
 
 def import_transfer(settings: SimulationSettings) -> None:
-    """Import what the transport needs. torch takes seconds, in which an event loop would renew no lease."""
+    """Import what the transport needs. Importing torch on the event loop would delay lease renewals by seconds."""
     if settings.transport == "gloo":
         import services.generator.simulated.gloo_transfer
 

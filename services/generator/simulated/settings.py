@@ -1,7 +1,7 @@
-"""What simulated replicas take for their times, lengths and logprobs; every number has a unit and a default.
+"""Settings of simulated replicas for times, lengths and logprobs. Every number has a unit and a default.
 
-The defaults are round numbers of a model of a few billion weights on one data-centre GPU. They are assumptions to be
-replaced by what was measured on the hardware that is being planned for.
+The defaults are round numbers for a model with a few billion weights on one data-centre GPU. They are assumptions:
+replace them with measurements on the hardware that you plan for.
 """
 
 from typing import Literal
