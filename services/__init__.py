@@ -1,1 +1,1 @@
-"""The three services. They never import each other; they meet on the wire (see ``shared``)."""
+"""The three services. They never import each other; they communicate by messages (see ``shared``)."""

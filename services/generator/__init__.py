@@ -1,1 +1,1 @@
-"""vLLM generation service: prompts in, whole groups of completions out, weights received in flight."""
+"""vLLM generation service: takes prompts, publishes whole groups of completions, and receives weights while it runs."""

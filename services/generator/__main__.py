@@ -1,11 +1,11 @@
 """Entry point: ``python -m services.generator``.
 
     HTTP server --+
-    run follower -+-- whichever ends first ends the process
+    run follower -+-- the first of these to end ends the process
     signals ------+
     weight alarm -+
 
-Exit codes: 0 asked to stop; 1 failed, start me again; 2 something is set wrong, do not.
+Exit codes: 0 stopped by a signal; 1 failed, a restart may help; 2 a setting is wrong, a restart does not help.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
                 ) from error
         is_cpu = is_cpu_build()
         set_environment(os.environ, is_cpu=is_cpu, log_level=settings.log_level)
-        if not is_cpu:  # nothing is compiled there
+        if not is_cpu:  # the CPU build compiles nothing
             claim_compile_cache(os.environ)
 
         watch_children()
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _exit(code: int) -> None:
-    """End now: threads that load a model or serve metrics are not waited for."""
+    """Exit at once, without waiting for threads that load a model or serve metrics."""
     import os
 
     sys.stdout.flush()

@@ -1,11 +1,11 @@
-"""The LoRA adapter of a run, as vLLM is told of it. Pure, but for the requests.
+"""The LoRA adapter of a run, as vLLM gets it. Pure, except for the requests.
 
     adapters arrive --> a PEFT directory in memory --add_lora--> in the engine, in place of those before
                                                                      |                    (directory gone)
     every request of the run names it -------------------------------+
 
-There is one adapter, always of the same name. vLLM keys cached prompts by that name, which no push changes; that no
-request finds what an older adapter computed, the salt of the cache sees to (salted_llm.py), as for whole models.
+There is one adapter, always with the same name. vLLM keys cached prompts by that name, which pushes do not change. The
+cache salt (salted_llm.py) keeps requests from reusing what an older adapter computed, as it does for whole models.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from shared.run_options.lora import served_rank
 
 _NAME, _ID = "policy", 1
 _NOWHERE = "/nonexistent/headrace-adapter"
-"""Path in requests. vLLM reads it if the adapter is not loaded, and must not find anything there."""
+"""Path in requests. vLLM reads it if the adapter is not loaded, and must find nothing there."""
 _MEMORY = "/dev/shm"
 
 
 @dataclass(frozen=True)
 class AdapterSpec:
-    """Shape of a run's adapters: what an engine must be started with to serve them."""
+    """Shape of a run's adapters, which an engine must know at its start to serve them."""
 
     rank: int
     alpha: int
@@ -38,7 +38,7 @@ class AdapterSpec:
 
     @classmethod
     def of(cls, config: RunConfig) -> "AdapterSpec | None":
-        """Return that of the run, None if it trains all weights."""
+        """Return the spec of the run's adapters; None if the run trains all weights."""
         if not config.use_peft:
             return None
         targets = config.lora_target_modules
@@ -58,12 +58,12 @@ class AdapterSpec:
             "max_cpu_loras": 1,
         }
         if self.is_base_4bit:
-            # NF4 with double quantisation, made while loading: what the trainer has (frozen_base.py).
+            # NF4 with double quantisation, computed while loading, as in the trainer (frozen_base.py).
             args |= {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
         return args
 
     def peft_config(self) -> dict[str, Any]:
-        """Return PEFT's adapter_config.json, as far as vLLM reads it."""
+        """Return PEFT's adapter_config.json, with the fields that vLLM reads."""
         return {
             "peft_type": "LORA",
             "r": self.rank,
@@ -74,7 +74,7 @@ class AdapterSpec:
 
 
 def serving_request(adapter: AdapterSpec | None) -> Any | None:
-    """Return the LoRARequest that makes a request be answered with the run's adapter; None if the run has none."""
+    """Return the LoRARequest that answers a request with the run's adapter; None if the run has none."""
     if adapter is None:
         return None
     from vllm.lora.request import LoRARequest
@@ -83,7 +83,7 @@ def serving_request(adapter: AdapterSpec | None) -> Any | None:
 
 
 def loading_request(directory: Path) -> Any:
-    """Return the LoRARequest that loads a PEFT directory in place of whatever is loaded."""
+    """Return the LoRARequest that loads a PEFT directory in place of the current adapter."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(lora_name=_NAME, lora_int_id=_ID, lora_path=str(directory), load_inplace=True)
@@ -91,14 +91,14 @@ def loading_request(directory: Path) -> Any:
 
 @contextlib.contextmanager
 def adapter_directory() -> Generator[Path]:
-    """Make a directory, in memory where there is such, which is gone with all that is in it when the block ends."""
+    """Make a temporary directory, in memory if possible, and remove it with its content when the block ends."""
     where = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="headrace-adapter-", dir=where, ignore_cleanup_errors=True) as directory:
         yield Path(directory)
 
 
 def check_can_serve(config: RunConfig, *, has_cuda: bool) -> None:
-    """Raise UserError for a run whose adapters, or whose base, this replica cannot compute."""
+    """Raise UserError if this replica cannot compute the run's adapters or its base model."""
     if not config.use_peft:
         return
     if has_cuda and config.dtype == "float32":

@@ -1,9 +1,9 @@
-"""Takes pushed adapters, notices when they are not what the model and the run expect, and writes them for vLLM to load.
+"""Checks that pushed adapters match the model and the run, and writes them as files for vLLM to load.
 
-    check_announced (names, shapes) -> received aside -> write: in the directory --receiving_engine.py--> add_lora
+    check (names, shapes) -> received into staging -> write: in the directory --receiving_engine.py--> add_lora
 
-vLLM leaves out, without a word, an adapter for a layer it does not have, and takes one half of a pair for a pair; both
-are errors here. Every worker of an engine has the same adapters and writes the same files.
+vLLM silently skips an adapter for a layer that it does not have, and accepts one half of a pair as a pair. Here both
+are errors. Every worker of an engine has the same adapters and writes the same files.
 """
 
 import json
@@ -24,7 +24,7 @@ class AdapterFiles:
 
     Args:
         model: The worker's shard of the model.
-        directory: Where vLLM will load them from; the same for all workers, and made if it is not there.
+        directory: Directory from which vLLM will load them; the same for all workers, and created if missing.
         config: PEFT's adapter_config.json.
     """
 
@@ -34,10 +34,10 @@ class AdapterFiles:
         self._config = config
 
     def check(self, specs: Iterable[Spec]) -> None:
-        """Return if these adapters are whole, and of this model and rank.
+        """Return if the adapters are complete, and match this model and the run's rank.
 
         Raises:
-            ValueError: They are not.
+            ValueError: They do not.
         """
         manager = self._model.lora_manager
         known = {*manager.modules, *(part for parts in manager.packed_modules.values() for part in parts)}
@@ -59,9 +59,9 @@ class AdapterFiles:
             raise ValueError(f"the push lacks one half of {len(halves)} adapters, among them {halves[:3]}")
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write them where vLLM will look."""
+        """Write the adapters to the directory."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        # Workers of one machine write the same bytes to the same place, each file at once.
+        # Workers on one machine write the same bytes to the same place, so each file is replaced atomically.
         aside = self._directory / f".{os.getpid()}"
         cast(Any, safetensors.torch).save_file(dict(tensors), aside)
         aside.replace(self._directory / "adapter_model.safetensors")

@@ -1,10 +1,10 @@
-"""The generator's HTTP application: health, the weight routes for the trainer, the policy for everyone with a key.
+"""The generator's HTTP application: health checks, weight routes for the trainer, and policy routes for API clients.
 
     /livez  /readyz  /health open
     /internal/v1/...         internal key
     /v1/...                  API key; access/route_table.py has the scopes
 
-It is up before vLLM is, so that what the replica waits for can be asked.
+The server starts before vLLM is loaded, so that /readyz can say what the replica is waiting for.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def make_app(
     engine_check: APIRouter | None = None,
     replica_id: str = "",
 ) -> App:
-    """Return the guarded application; ``replica_id`` is that of the settings if left out."""
+    """Return the guarded application. ``replica_id`` defaults to the replica's name in the settings."""
     app = FastAPI(title="headrace generator", docs_url=None, redoc_url=None)
     app.include_router(weight_routes)
     if engine_check is not None:
@@ -53,25 +53,25 @@ def make_app(
     app.router.routes.extend(Route(path, openai, methods=methods) for path, methods in PATHS.items())
 
     async def livez() -> Health:
-        """The event loop turns."""
+        """The event loop is running."""
         return Health(status="alive")
 
     async def readyz() -> Health:
-        """The policy version that the run requires is held."""
+        """The replica holds the policy version that the run requires."""
         reason = state.why_not_ready()
         if reason is not None:
             raise NotReadyError(reason, phase="starting" if state.is_starting else "waiting")
         return Health(status="ready")
 
     async def health() -> Health:
-        """The policy can answer: what clients of vLLM's server wait for before their first request."""
+        """The policy can answer. Clients of vLLM's server wait for this before their first request."""
         reason = state.why_policy_closed()
         if reason is not None:
             raise NotReadyError(state.why_not_ready() or "the policy cannot answer", phase="waiting")
         return Health(status="ready")
 
     async def about_generator() -> About:
-        """Say which releases are installed, and which GPUs there are."""
+        """Return the installed releases and the GPUs."""
         return about("generator", replica_id=replica_id or settings.name)
 
     not_ready = responses({503: "Not yet, or not now: reason says what it waits for"})
@@ -93,9 +93,9 @@ def make_app(
 
 
 class _Bounded:
-    """Hands on bodies that are whole, and hold no more lists and tables than can be decoded in no time.
+    """Passes on only complete bodies, with few enough nested lists and objects that decoding them takes almost no time.
 
-    It stands in front of vLLM's routes, too.
+    vLLM's routes are behind it too.
     """
 
     def __init__(self, app: App) -> None:
@@ -110,7 +110,7 @@ class _Bounded:
         while not is_whole:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return  # HttpGuard says why
+                return  # HttpGuard logs the reason
             pieces.append(message.get("body", b""))
             is_whole = not message.get("more_body", False)
         body = b"".join(pieces)
@@ -128,13 +128,13 @@ class _Bounded:
 
 
 class Health(BaseModel):
-    """Carries no data."""
+    """The body of a passed health check."""
 
     status: str
 
 
 class NotReadyError(Exception):
-    """What /readyz and /health answer instead; ``phase`` is ``starting`` or ``waiting``."""
+    """Makes /readyz and /health answer 503; ``phase`` is ``starting`` or ``waiting``."""
 
     def __init__(self, reason: str, *, phase: str) -> None:
         super().__init__(reason)
@@ -152,7 +152,7 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _client_gone(_: Request, _error: Exception) -> JSONResponse:
-    """Answer nobody: without an answer it would be in the log as a failure of ours."""
+    """Answer a client that has disconnected. Without this handler, the log would report an error of the generator."""
     return _answer(problem(400, "Incomplete body", "The connection was closed before the body was whole."))
 
 

@@ -1,10 +1,11 @@
-"""Loads pushed weights into a vLLM model, and notices when they are not the whole model.
+"""Loads pushed weights into a vLLM model, and checks that they are the whole model.
 
     start -> load, load, ... -> check_complete -> finish
 
-vLLM's layerwise reload does the loading. It leaves three things to its caller, which are done here: a reload that broke
-off leaves half-filled layers, which the next one would complete with a mixture; a parameter, or a shard of a fused one,
-that never arrives is no error; and on CPU the prepacked head of a model with tied embeddings keeps the old weights.
+vLLM's layerwise reload does the loading. It leaves three problems to its caller, which are solved here. A reload that
+was interrupted leaves half-filled layers, which the next reload would complete with a mixture. A parameter, or a shard
+of a fused parameter, that never arrives is not an error. On CPU, the prepacked head of a model with tied embeddings
+keeps the old weights.
 """
 
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ class CheckedReload:
         self._can_tell = model_config.quantization is None
 
     def start(self) -> None:
-        """Prepare every layer to be loaded; what a broken reload left behind is closed first."""
+        """Prepare every layer for loading, and first finish an interrupted reload."""
         if any(get_layerwise_info(layer).can_load() for layer in self._model.modules()):
             finalize_layerwise_processing(self._model, self._model_config)
         initialize_layerwise_reload(self._model)
@@ -47,7 +48,7 @@ class CheckedReload:
             self._loaded |= loaded
 
     def check_complete(self) -> None:
-        """Raise ValueError if some parameter of this worker's model was not loaded, whole."""
+        """Raise ValueError if a parameter of this worker's model was not loaded, or only partly."""
         if not self._can_tell:
             return
         missing = missing_parameters(
@@ -60,14 +61,14 @@ class CheckedReload:
             raise ValueError(lacks(missing))
 
     def finish(self) -> None:
-        """Put the loaded layers to use."""
+        """Finish the reload, so that the model computes with the loaded layers."""
         finalize_layerwise_processing(self._model, self._model_config)
         if is_tied(self._model_config) and next(self._model.parameters()).device.type == "cpu":
             prepack_tied_head(self._model)
 
 
 def prepack_tied_head(model: Any) -> None:
-    """Have the head of a model with tied embeddings compute with the embeddings as they are now."""
+    """Make the head of a model with tied embeddings compute with the current embeddings."""
     modules: list[Any] = list(model.modules())
     heads = [module for module in modules if isinstance(module, ParallelLMHead)]
     embeddings = [

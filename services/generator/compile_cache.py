@@ -1,10 +1,10 @@
-"""Gives each replica of a machine a directory of its own for what vLLM compiles, and takes broken files out of it.
+"""Gives each replica on a machine its own directory for vLLM's compiled graphs, and removes broken files from it.
 
     ~/.cache/vllm          <- the first replica        ~/.cache/vllm/replica-1   <- the second        ...
 
-vLLM writes its index of compiled graphs in place: a replica that starts while another writes would read half of it and
-fail, and one that was killed while it wrote would fail at every start. The kernel ends a claim with the process, so a
-replica that comes back finds a directory that is free, with what was compiled there.
+vLLM writes its index of compiled graphs in place. A replica that starts while another one writes would read half of it
+and fail. A replica that was killed while it wrote would fail at every start. The kernel releases a claim when the
+process ends, so a restarted replica finds a free directory with its compiled graphs.
 """
 
 import ast
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 _VARIABLE = "VLLM_CACHE_ROOT"
 _MAX_REPLICAS = 64
 held: list[int] = []
-"""Descriptors, open as long as this process lives, which is what holds the claim."""
+"""Descriptors that hold the claims; open as long as this process lives."""
 
 
 def claim_compile_cache(environment: MutableMapping[str, str]) -> Path | None:
-    """Have vLLM keep compiled graphs where no other replica does; return where, or None if no place can be written."""
+    """Have vLLM keep compiled graphs in a directory that no other replica uses; return it, or None on failure."""
     home = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     root = Path(os.path.expanduser(environment.get(_VARIABLE) or os.path.join(home, "vllm")))
     for number in range(_MAX_REPLICAS):

@@ -1,6 +1,6 @@
-"""Applies what changed in a parameter to the copy that this replica has; shared/weight_delta.py has the form.
+"""Applies a weight delta to this replica's copy of a parameter; shared/weight_delta.py defines the format.
 
-Everything is checked before the first element is written: a delta that is refused has changed nothing.
+Everything is checked before the first element is written, so a refused delta changes nothing.
 """
 
 from typing import Any
@@ -17,14 +17,14 @@ _TORCH_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 
 
 def apply_delta(target: torch.Tensor, data: bytes) -> None:
-    """Turn ``target`` into what the sender had, in place.
+    """Change ``target`` in place to the sender's values.
 
     Args:
-        target: What the sender's delta starts from; contiguous, on any device.
+        target: The values that the delta starts from; contiguous, on any device.
         data: One delta.
 
     Raises:
-        ValueError: The delta is damaged, or of a parameter of another size; ``target`` is as it was.
+        ValueError: The delta is damaged, or is for a parameter of another size; ``target`` is unchanged.
     """
     delta = parse_delta(data)
     if (delta.num_elements, delta.item_bytes) != (target.numel(), target.element_size()):
@@ -48,7 +48,7 @@ def apply_delta(target: torch.Tensor, data: bytes) -> None:
 
 
 def _read_positions(delta: Delta) -> npt.NDArray[np.int64] | npt.NDArray[np.bool_]:
-    """Return what indexes the changed elements: their positions, rising, or of every element whether it changed."""
+    """Return an index of the changed elements: their positions in ascending order, or a boolean for every element."""
     written = np.frombuffer(delta.positions, np.uint8)
     if delta.positions_as is Positions.BITMAP:
         if written.size != (delta.num_elements + 7) // 8:

@@ -1,10 +1,10 @@
-"""Reads pushed weights from where the trainer wrote them (shared/weight_manifest.py), into staging memory.
+"""Reads pushed weights that the trainer wrote to files (shared/weight_manifest.py) into staging memory.
 
-    place --> manifest --> its base, and the base's, until what is staged or a full version --> read forwards from there
+    place --> manifest --> its base, and so on, until the staged or a full version --> apply them, oldest first
 
-Every file is checked before anything of it is used, and the whole set when all is read. Nothing here is waited for but
-the store itself; after each range of a file and each parameter the deadline is looked at, and whether the push was
-given up.
+Every file is checked before any of it is used, and the whole set is checked after the last file. The only waits are for
+the store. After each range of a file and each parameter, the reader checks the deadline and whether the push was given
+up.
 """
 
 import threading
@@ -23,17 +23,17 @@ from shared.weight_places import DiskPlace
 from shared.weight_store import WeightStore, open_store
 
 _MAX_CHAIN = 1024
-"""No trainer writes one as long: names that lead to each other in a circle end here."""
+"""Trainers write much shorter chains. This ends a circle of manifests that name each other as base."""
 
 
 class DiskReader:
     """This worker's view of one run's directory.
 
     Args:
-        weight_dir: Absolute path or URL of it.
+        weight_dir: Absolute path or URL of the directory.
 
     Raises:
-        UserError: There is no package for such URLs here.
+        UserError: The package for such URLs is not installed.
     """
 
     def __init__(self, weight_dir: str) -> None:
@@ -44,14 +44,14 @@ class DiskReader:
         """Bring ``staging`` to the version at ``place``, and return its checksum as the trainer stated it.
 
         Args:
-            staging: Where to. After an error its content is of no use.
-            place: The version.
-            held: Checksum of what is staged; None if that is nothing whole.
-            timeout_s: For all of it.
+            staging: Staging memory to write. After an error its content is unusable.
+            place: The version to read.
+            held: Checksum of the staged parameters; None if they are not complete.
+            timeout_s: Deadline for everything, in seconds.
 
         Raises:
-            PushError: A file is missing or damaged, the result is not what the trainer has, the time is up, or the push
-                was given up.
+            PushError: A file is missing or damaged, the result differs from the trainer's weights, the time is up, or
+                the push was given up.
         """
         deadline = time.monotonic() + timeout_s
 
@@ -70,11 +70,11 @@ class DiskReader:
         return wanted
 
     def leave(self) -> None:
-        """Have whoever reads here stop, after what is being read: 16 MiB of a file, or a parameter."""
+        """Make a reader stop after the current read, which is 16 MiB of a file or one parameter."""
         self._is_over.set()
 
     def _chain(self, place: DiskPlace, *, held: str | None, check: Callable[[], None]) -> list[tuple[str, Manifest]]:
-        """Return the versions to read, in the order of reading."""
+        """Return the versions to read, in reading order."""
         newest = read_manifest(self._store, place.name, sha256=place.manifest_sha256)
         found = [(place.name, newest)]
         while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != held:

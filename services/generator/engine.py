@@ -1,9 +1,9 @@
-"""vLLM's AsyncLLM behind the few calls the generator needs: the one place that talks to it about sampling.
+"""vLLM's AsyncLLM behind the few calls that the generator needs.
 
     start_engine(spec) --> Engine.complete(prompt ids) --> completions with logprobs and version spans
 
-The engine lives in child processes; this process holds its client. A dead engine is never revived here: EngineDiedError
-ends the process, and its supervisor starts it again.
+The engine runs in child processes; this process holds its client. A dead engine is never revived: EngineDiedError ends
+the process, and its supervisor restarts it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class EngineDiedError(HeadraceError):
-    """vLLM's engine is gone, or never came up. Only a new process helps."""
+    """vLLM's engine died or did not start. Only a new process helps."""
 
 
 class Engine:
@@ -40,14 +40,14 @@ class Engine:
 
     Args:
         client: AsyncLLM; the weight receiver and the OpenAI routes use it too.
-        spec: What it was started with.
+        spec: The spec that the engine was started with.
     """
 
     def __init__(self, client: Any, spec: EngineSpec) -> None:
         self.client = client
         self.spec = spec
         self.lora_request = serving_request(spec.adapter)
-        """What every request must come with: the run's adapter, None if it has none."""
+        """The LoRARequest for every request: the run's adapter; None if the run has none."""
 
     @property
     def is_dead(self) -> bool:
@@ -56,7 +56,7 @@ class Engine:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the engine's cores; what they start are their children."""
+        """Process ids of the engine's cores. Worker processes are their children."""
         manager = self.client.engine_core.resources.engine_manager
         return [process.pid for process in getattr(manager, "processes", ())]
 
@@ -71,13 +71,13 @@ class Engine:
         return int(self.client.num_steps)
 
     def why_dead(self, *, otherwise: str) -> str:
-        """Return what failed first, or how a process of vLLM's ended, or ``otherwise`` if neither is known."""
+        """Return the first failure in vLLM's processes, or how one of them ended; ``otherwise`` if neither is known."""
         manager = self.client.engine_core.resources.engine_manager
         ended: Mapping[str, int] = manager.finished_procs() if hasattr(manager, "finished_procs") else {}
         return root_cause(otherwise=how_ended(ended) or otherwise)
 
     def first_window(self, config: RunConfig) -> int:
-        """Return how many groups surely fit at once."""
+        """Return a number of groups that is certain to fit at once."""
         vllm: Any = self.client.vllm_config
         cache, num_cores = vllm.cache_config, int(vllm.parallel_config.data_parallel_size)
         num_tokens = cache.num_gpu_blocks * cache.block_size
@@ -100,12 +100,12 @@ class Engine:
     ) -> list[Completion]:
         """Sample ``num_completions`` sequences. Cancelling the call aborts the request.
 
-        A push that keeps the KV cache of running requests may find some of ours that are still queued. They would go on
-        from a prompt that older weights have read, and are sampled again.
+        A push that keeps the KV cache may come while a request is still queued. Older weights may then have read the
+        prompt of its completions, so these are discarded and sampled again.
 
         Raises:
-            MessageError: The model cannot take this prompt: too long, or a token id it does not have; or the structure
-                that its completions should have cannot be had.
+            MessageError: The model cannot take this prompt (too long, or an unknown token id), or vLLM could not keep a
+                completion to the structure that the run asks for.
             EngineDiedError: The engine failed.
         """
         completions: list[Completion] = []
@@ -148,23 +148,24 @@ class Engine:
         return completions
 
     async def shutdown(self) -> None:
-        """Stop the engine's processes; those that linger are killed. Requests under way end with EngineDeadError."""
+        """Stop the engine's processes, and kill any that linger. Requests in progress end with EngineDeadError."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if self.client.output_handler is not None:
-            # Or it logs the end of the engine as a failure.
+            # Otherwise it logs the end of the engine as a failure.
             self.client.output_handler.cancel()
-        # That handler would have told them. Their clients would wait without end.
+        # That handler would have ended these requests. Without this, their clients would wait forever.
         ended = EngineDeadError()
         ended.__cause__ = UnavailableError("the engine is being stopped or replaced")
         self.client.output_processor.propagate_error(ended)
         await _in_thread(lambda: self.client.shutdown(timeout=_SHUTDOWN_S), name="engine shutdown")
-        # vLLM leaves its ZeroMQ context to the garbage collector: threads and descriptors, once an engine.
+        # vLLM leaves its ZeroMQ context to the garbage collector, which keeps threads and descriptors of every old
+        # engine.
         self.client.engine_core.resources.ctx.term()
 
 
 async def import_vllm(extra_args: Mapping[str, Any]) -> bool:
-    """Import vLLM off the event loop, check HEADRACE_ENGINE_ARGS, and return whether it runs on CUDA.
+    """Import vLLM outside the event loop, check HEADRACE_ENGINE_ARGS, and return whether vLLM runs on CUDA.
 
     Raises:
         UserError: An engine argument does not exist.
@@ -185,8 +186,8 @@ async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_c
     """Load the model and return the running engine.
 
     Raises:
-        UserError: The model or an engine argument is refused; another run may do better.
-        EngineDiedError: vLLM did not come up.
+        UserError: The model or an engine argument is refused; another run may work.
+        EngineDiedError: vLLM did not start.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -200,7 +201,7 @@ async def start_engine(spec: EngineSpec, *, extra_args: Mapping[str, Any], has_c
 
 
 def kill_children() -> None:
-    """Kill what this process spawned; their own children follow (spawned.py)."""
+    """Kill the processes that this process spawned. Their own children exit with them (spawned.py)."""
     for child in multiprocessing.active_children():
         child.kill()
 
@@ -222,7 +223,7 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
 
 
 def _read_before(label: str, completion: Completion, config: RunConfig) -> bool:
-    """Whether the prompt may have been read by older weights than the first token was sampled by."""
+    """Return whether the prompt may have been read by older weights than the first token was sampled with."""
     return config.kv_after_push == "keep" and bool(completion.spans) and completion.spans[0][0] != label
 
 
@@ -237,7 +238,7 @@ def _completion(output: Any) -> Completion:
 
 
 def _sampled_logprobs(output: Any) -> list[float]:
-    """Return the logprob of each sampled token; with ``logprobs=0`` vLLM gives exactly that one a position."""
+    """Return the logprob of each sampled token. With ``logprobs=0``, vLLM returns only that one for each position."""
     flat = output.logprobs
     if flat is None or list(flat.token_ids) != list(output.token_ids):
         raise EngineDiedError("vLLM's logprobs are not those of the sampled tokens; is this vLLM 0.32?")
@@ -245,7 +246,7 @@ def _sampled_logprobs(output: Any) -> list[float]:
 
 
 async def _in_thread(work: Callable[[], _ResultT], *, name: str) -> _ResultT:
-    """Run ``work`` in a thread of its own that nothing waits for at exit: loading a model cannot be cancelled."""
+    """Run ``work`` in a thread that the process does not wait for at exit: loading a model cannot be cancelled."""
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, work)

@@ -1,11 +1,11 @@
-"""Has vLLM judge a run's engine arguments and sampling settings, in a process of its own.
+"""Has vLLM check a run's engine arguments and sampling settings, in a separate process.
 
     POST /internal/v1/engine/check --> python -m services.generator.engine_check --> verdict
-                                       stdin: run, HEADRACE_ENGINE_ARGS    last descriptor: EngineVerdict
+                                       stdin: run, HEADRACE_ENGINE_ARGS    stdout: EngineVerdict
 
-vLLM checks its options by making its config of them, which sets variables of its process and may take long or never
-end: not in the process that serves, and under a deadline. The engine is not started: what only its start shows, such as
-too little memory, is shown by the run.
+vLLM checks options by building its config from them. This sets variables of the process, and may take long or never
+end, so it happens in a separate process and with a deadline. The engine is not started. Problems that only its start
+reveals, such as too little memory, are reported when the run is served.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ class EngineChecker:
 
     Args:
         of_replica: HEADRACE_ENGINE_ARGS.
-        timeout_s: How long a check may take.
-        data: Where the models of runs may be.
-        weights: Where their weights may be written.
+        timeout_s: How long a check may take, in seconds.
+        data: Directories in which models of runs may be.
+        weights: Directories to which the weights of runs may be written.
     """
 
     def __init__(self, of_replica: Mapping[str, Any], *, timeout_s: float, data: FileRoots, weights: FileRoots) -> None:
@@ -41,17 +41,17 @@ class EngineChecker:
         self._lock = asyncio.Lock()
 
     async def check(self, config: dict[str, Any]) -> EngineVerdict:
-        """Return what vLLM says of the run.
+        """Return vLLM's verdict on the run.
 
         Raises:
-            UnavailableError: It said nothing, or not in time.
+            UnavailableError: vLLM gave no verdict, or not in time.
         """
         try:
             run = parse_run_config(config)
             outside = await asyncio.to_thread(misplaced, run, **self._places, opens_data_sets=False)
         except UserError as error:
             outside = [(error.field or "vllm", str(error))]
-        if outside:  # vLLM would read what is there
+        if outside:  # vLLM is not asked, because it would read these files
             return EngineVerdict(errors=[EngineProblem(field=field, message=message) for field, message in outside])
         async with self._lock:
             question = json.dumps({"config": config, "of_replica": self._of_replica}).encode()
@@ -82,7 +82,7 @@ class EngineChecker:
 
 
 def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVerdict:
-    """Return what vLLM says of the run."""
+    """Return vLLM's verdict on the run."""
     from vllm.platforms import current_platform
 
     from services.generator.engine_config import check_sampling, make_vllm_config
@@ -106,8 +106,8 @@ def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVer
 
 
 def main() -> None:
-    """Answer the question on standard input."""
-    # vLLM writes its log to standard output.
+    """Read the question from standard input, and write the verdict to standard output."""
+    # vLLM logs to standard output, so descriptor 1 becomes standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     question = json.loads(sys.stdin.read())

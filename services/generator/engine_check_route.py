@@ -1,4 +1,4 @@
-"""The engine check over HTTP; shared/engine_check.py has its bodies. The door asks for the internal key."""
+"""The engine check over HTTP; shared/engine_check.py defines the bodies. The route needs the internal key."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from shared.http_guard import problem
 
 
 def make_check_router(checker: EngineChecker) -> APIRouter:
-    """Return the route: 200 with a verdict, 503 if vLLM could not be asked."""
+    """Return the route: 200 with a verdict, or 503 if vLLM gave none."""
     router = APIRouter(tags=["engine"])
 
     @router.post(ENGINE_CHECK_PATH, response_model=None)

@@ -1,8 +1,8 @@
-"""What vLLM makes of a run: its own config for the engine, or its reason to refuse. No weights are read.
+"""Builds vLLM's config for a run, or reports why vLLM refuses it. Reads no weights.
 
     spec, HEADRACE_ENGINE_ARGS --> model's files --> AsyncEngineArgs --> VllmConfig --> sampling parameters
 
-The engine is started by engine.py; engine_check.py stops here.
+engine.py starts the engine with this config; engine_check.py only checks it.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from shared.run_config import RunConfig
 log = logging.getLogger(__name__)
 
 _REFUSALS = (ValueError, TypeError, OSError, RuntimeError, AssertionError, LookupError, ImportError, AttributeError)
-"""vLLM checks its arguments as it goes, and says no with whatever comes first."""
+"""vLLM has no common exception for refused arguments: any of these may mean a refusal."""
 
 
 def known_engine_args() -> set[str]:
@@ -66,8 +66,8 @@ def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cud
 def sampling_arguments(config: RunConfig, *, num_completions: int) -> dict[str, Any]:
     """Return the arguments of SamplingParams.
 
-    No seed: it kills the CPU engine when a prompt is prefilled in chunks. The text ends with the stop string, as the
-    ids do: reward functions see what was sampled and is trained on.
+    No seed is set, because it kills the CPU engine when a prompt is prefilled in chunks. The text includes the stop
+    string, as the token ids do, so that reward functions see what was sampled and is trained on.
     """
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -93,10 +93,10 @@ def sampling_arguments(config: RunConfig, *, num_completions: int) -> dict[str, 
 
 
 def check_sampling(config: RunConfig, vllm_config: Any) -> None:
-    """Have vLLM look at the run's sampling settings.
+    """Have vLLM check the run's sampling settings.
 
     Raises:
-        UserError: It would refuse every prompt.
+        UserError: vLLM would refuse every prompt.
     """
     import vllm.tokenizers
     from vllm.exceptions import VLLMError
@@ -118,7 +118,7 @@ def check_sampling(config: RunConfig, vllm_config: Any) -> None:
 
 
 def what_it_says(error: BaseException) -> str:
-    """Return the error of somebody else in a line; of pydantic's, all that it found."""
+    """Return an error of another library in one line; for a pydantic error, every problem that it found."""
     if isinstance(error, ValidationError):
         found = error.errors(include_url=False, include_context=False, include_input=False)
         return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}".lstrip(": ") for item in found)
@@ -127,7 +127,7 @@ def what_it_says(error: BaseException) -> str:
 
 
 def _check_model(spec: EngineSpec) -> int | None:
-    """Return how many tokens the model takes, if its config says so; refuse one that brings its own code."""
+    """Return the model's maximum number of tokens, if its config states it. Refuse a model with its own code."""
     from transformers import PretrainedConfig
     from transformers.models.auto import tokenization_auto
 
@@ -144,7 +144,9 @@ def _check_model(spec: EngineSpec) -> int | None:
 
 
 def _check_adapters(model_config: Any) -> None:
-    """Raise UserError for a model that vLLM serves no adapters of; it would say so while the engine starts, and die."""
+    """Raise UserError if vLLM does not support adapters for this model. Otherwise the engine would fail while it
+    starts.
+    """
     from vllm.model_executor.models import ModelRegistry, supports_lora
 
     model_class, architecture = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)

@@ -1,10 +1,10 @@
-"""Why vLLM failed, out of the processes that it failed in.
+"""Reports why vLLM failed, from the child process in which it failed.
 
     EngineCore, Worker   logger.exception("... failed to start.") --the first of them--> file
-    this process         "Engine core initialization failed. See root cause above." + what is in the file
+    this process         "Engine core initialization failed. See root cause above." + the content of the file
 
-vLLM keeps the reason to its logs, and whoever reads `headrace show` does not see them. The file is named by a variable
-of the environment, which what is spawned inherits.
+vLLM writes the reason only to its logs, which `headrace show` does not display. An environment variable names the file,
+and spawned processes inherit it.
 """
 
 import contextlib
@@ -21,14 +21,15 @@ from shared.signal_names import signal_name
 _VARIABLE = "HEADRACE_ENGINE_FAILURE_FILE"
 _LOGGERS = ("vllm.v1.engine.core", "vllm.v1.executor.multiproc_executor")
 _DEADLY = ("EngineCore failed", "EngineCore encountered a fatal", "WorkerProc failed")
-"""How what vLLM says begins when one of its processes ends for it; it logs what it survives just so."""
+"""Log messages of fatal failures in vLLM begin with these words. vLLM also logs exceptions that it survives."""
 _MAX_CHARACTERS = 500
 
 
 class _FirstFailure(logging.Filter):
-    """Writes down the first exception that is logged by any process, and lets everything pass.
+    """Writes the first fatal exception that any process logs to a file, and lets all records pass.
 
-    No handler: vLLM sets its loggers up again once it knows its options, and they forget the handlers that they had.
+    It is not a handler, because vLLM configures its loggers again once it knows its options, which removes their
+    handlers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +37,7 @@ class _FirstFailure(logging.Filter):
         self._path = path
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Write it, if nobody has: what fails next is a consequence."""
+        """Write the exception unless the file exists: later failures are consequences of the first."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and str(record.msg).startswith(_DEADLY):
             with contextlib.suppress(OSError), self._path.open("x", encoding="utf-8") as file:
@@ -45,15 +46,15 @@ class _FirstFailure(logging.Filter):
 
 
 def prepare() -> None:
-    """Name the file for the processes that are spawned from now on; what an earlier engine left is forgotten."""
+    """Name the file for processes that are spawned from now on, and delete the report of an earlier engine."""
     if _VARIABLE not in os.environ:
-        # Nobody else can guess the name, and there is no file until something fails.
+        # Other users cannot guess the name, and the file does not exist until something fails.
         os.environ[_VARIABLE] = str(Path(tempfile.gettempdir()) / f"headrace-failure-{secrets.token_hex(16)}")
     Path(os.environ[_VARIABLE]).unlink(missing_ok=True)
 
 
 def write_down_failures() -> None:
-    """In a process of vLLM's: have its first failure written. Nothing is done where ``prepare`` was not called."""
+    """In a vLLM process: have its first failure written to the file. Does nothing if ``prepare`` was not called."""
     path = os.environ.get(_VARIABLE)
     if path is None:
         return
@@ -64,23 +65,24 @@ def write_down_failures() -> None:
 
 
 def clear_away() -> None:
-    """Remove the file, at the end of this process."""
+    """Remove the file at the end of this process."""
     if _VARIABLE in os.environ:
         Path(os.environ.pop(_VARIABLE)).unlink(missing_ok=True)
 
 
 def root_cause(*, otherwise: str) -> str:
-    """Return what failed first in vLLM's processes, or ``otherwise`` if none of them said so."""
+    """Return the first failure in vLLM's processes, or ``otherwise`` if none was written."""
     with contextlib.suppress(OSError, KeyError):
         return Path(os.environ[_VARIABLE]).read_text(encoding="utf-8")
     return otherwise
 
 
 def how_ended(exit_codes: Mapping[str, int]) -> str:
-    """Return which of vLLM's processes was the first to end and how; empty if none has ended.
+    """Return which of vLLM's processes failed and how it ended; empty if none has ended.
 
     Args:
-        exit_codes: By name of the process. The others are told to end by SIGTERM.
+        exit_codes: By process name. Exit codes 0 and SIGTERM come last, because SIGTERM is how the other processes are
+            stopped after a failure.
     """
     for name, code in sorted(exit_codes.items(), key=lambda item: item[1] in (0, -signal.SIGTERM)):
         if code == -signal.SIGKILL:
@@ -92,6 +94,6 @@ def how_ended(exit_codes: Mapping[str, int]) -> str:
 
 
 def _in_one_line(error: BaseException) -> str:
-    """Return type and message, cut where it gets long: of several lines the first is often the least telling."""
+    """Return the type and the message, shortened. All lines are kept, because the first one often says the least."""
     text = " ".join(str(error).split())[:_MAX_CHARACTERS]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What an engine is started with, and which runs may share one: pure, no vLLM in sight."""
+"""Defines how an engine is started, and which runs may share an engine. Pure: does not import vLLM."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens"
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Two runs with equal specs are served by the same engine, one after the other."""
+    """Start parameters of an engine. Runs with equal specs are served by the same engine, one after the other."""
 
     model: str
     revision: str | None
@@ -26,32 +26,34 @@ class EngineSpec:
     of_run: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The run's ``vllm:`` section."""
     sleeps: bool = False
-    """Whether it gives its GPU memory away between two batches."""
+    """Whether the engine releases its GPU memory between two batches."""
 
     def engine_args(self, of_replica: Mapping[str, Any], *, has_cuda: bool) -> dict[str, Any]:
-        """Return the arguments of vLLM's AsyncEngineArgs; the replica's win over the run's, and those over ours.
+        """Return the arguments of vLLM's AsyncEngineArgs. The replica's override the run's, and the run's override
+        ours.
 
         Raises:
-            UserError: Together they would have something else sampled than the policy.
+            UserError: The combined arguments would sample from something other than the policy.
         """
         args: dict[str, Any] = {
             "model": self.model,
             "revision": self.revision,
             "tokenizer_revision": self.revision,
             "dtype": self.dtype,
-            # -1 is as much as the model and the cache allow.
+            # -1 means as much as the model and the cache allow.
             "max_model_len": -1 if self.max_model_len is None else self.max_model_len,
             "trust_remote_code": False,
-            # Text alone: a chat request could make a multimodal model fetch any URL.
+            # Text only: a chat request could make a multimodal model fetch any URL.
             "language_model_only": True,
-            # vLLM's defaults are logprobs before temperature, and the model's own sampling defaults behind our back.
+            # By default vLLM returns logprobs before temperature, and silently applies the model's own sampling
+            # defaults.
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
-            # Nothing travels by it (staging_worker.py). It tells vLLM that weights will change while the engine runs,
-            # and vLLM leaves out the kernels that could not follow.
+            # No weights are transferred this way (see staging_worker.py). The setting tells vLLM that weights will
+            # change while the engine runs, so that it leaves out kernels that do not support this.
             "weight_transfer_config": {"backend": "ipc"},
             "worker_extension_cls": WORKER_EXTENSION,
-            # All requests have one priority, but for the probe after a push, for which nothing shall wait.
+            # All requests have the same priority, except the probe after a push, which must not wait.
             "scheduling_policy": "priority",
             "disable_log_stats": True,
             # Compilation on CPU needs a C++ compiler and makes the first requests take seconds.
@@ -63,7 +65,7 @@ class EngineSpec:
             args |= self.adapter.engine_args()
         args |= dict(self.of_run) | dict(of_replica)
         if not has_cuda and any(args.get(name) is not None for name in _SPECULATION):
-            # The fallback of vLLM 0.32 for Triton's expand_kernel writes into a copy: temperatures stay uninitialised.
+            # vLLM 0.32's fallback for Triton's expand_kernel writes into a copy, so temperatures stay uninitialised.
             raise UserError(
                 "speculative decoding needs a GPU: vLLM's CPU build divides the logits by unset memory, and samples "
                 "something else than the policy. Leave speculative_config out",
@@ -72,15 +74,15 @@ class EngineSpec:
         return args
 
     def overruled(self, of_replica: Mapping[str, Any]) -> list[str]:
-        """Return the names of the run's engine arguments that the replica sets otherwise."""
+        """Return the names of the run's engine arguments for which the replica sets another value."""
         return sorted(name for name in self.of_run if of_replica.get(name, self.of_run[name]) != self.of_run[name])
 
 
 def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
-    """Return what the run needs.
+    """Return the engine spec of a run.
 
     Raises:
-        UserError: This replica has no GPU, and the run insists on one; or it has, and cannot serve the run there.
+        UserError: The run needs a GPU and this replica has none, or this replica's GPU cannot serve the run.
     """
     if config.weight_transport in ("nccl", "ipc") and not has_cuda:
         raise UserError(
@@ -106,7 +108,7 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
 
 
 def check_engine_args(of_replica: Mapping[str, Any], known: set[str]) -> None:
-    """Raise UserError unless every key of HEADRACE_ENGINE_ARGS is known to vLLM and not headrace's to decide."""
+    """Raise UserError if vLLM does not know a key of HEADRACE_ENGINE_ARGS, or if only headrace may set it."""
     if unknown := unknown_args(of_replica, known):
         raise UserError(f"HEADRACE_ENGINE_ARGS: {unknown}")
     for name in sorted(of_replica):
@@ -115,7 +117,7 @@ def check_engine_args(of_replica: Mapping[str, Any], known: set[str]) -> None:
 
 
 def unknown_args(args: Mapping[str, Any], known: set[str]) -> str | None:
-    """Return a sentence about the arguments that vLLM does not have, None if it has them all."""
+    """Return a sentence about the arguments that vLLM does not have, or None if it has them all."""
     unknown = sorted(set(args) - known)
     if not unknown:
         return None

@@ -1,13 +1,15 @@
-"""How many prompt groups one replica claims, so that every replica of the fleet has work and nothing is left lying.
+"""Decides how many prompt groups one replica claims, so that every replica has work and no group stays unclaimed.
 
-    g              groups on the prompts stream, claimed or not; if all are claimed, with the one that comes next
-    n              replicas that have an engine for the run: each has looked within the last LEASE_S
-    ceil(g / n)    the share of each: what it has in flight at most
+    g              groups on the prompts stream, claimed or not; if all are claimed, one more for the next group
+    n              replicas with an engine for the run that called ``look`` within the last LEASE_S
+    ceil(g / n)    the share of each replica: the most groups that it has in flight
 
-One of the g is claimed by nobody, and the shares add up to g at least, so somebody is always below its own and claims
-what there is; a replica alone is never limited. What a replica leaves of its share, because its KV cache is full, it
-has no weights, it is slow or dead, the others claim beyond theirs: every LEFTOVERS_EVERY_S, each the n-th part of what
-is unclaimed. How many groups fit into an engine is inflight_window.py's business.
+Some group is always unclaimed, and the shares add up to at least g. So at least one replica is below its share and
+claims the unclaimed groups. A single replica is never limited.
+
+A replica may not use its whole share: its KV cache is full, it has no weights, or it is slow or dead. Every
+LEFTOVERS_EVERY_S, the other replicas claim these leftovers beyond their shares, each 1/n of the unclaimed groups.
+inflight_window.py decides how many groups fit into an engine.
 """
 
 from dataclasses import dataclass
@@ -18,20 +20,20 @@ from shared.lineage import NO_WEIGHTS, LineageVersion
 from shared.redis_connection import Redis, call
 
 READ_BLOCK_S = 0.5
-"""Short, so that a gate that closes is noticed before many more prompts are claimed."""
+"""Short, so that the loop notices a closed gate before it claims many more prompts."""
 LEFTOVERS_EVERY_S = 0.5
-"""Long enough that whoever is below its share has claimed what it can."""
+"""Long enough that replicas below their shares have claimed what they can."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What there is to do, and how many do it.
+    """The groups on the prompts stream and the number of replicas that take them.
 
     Args:
-        num_groups: On the prompts stream, claimed or not.
-        num_unclaimed: Of them.
-        num_takers: Replicas that take them, the one that asks included.
-        required_version: What a replica must hold to take them.
+        num_groups: Groups on the prompts stream, claimed or not.
+        num_unclaimed: Groups that no replica has claimed.
+        num_takers: Replicas that take groups, including this one.
+        required_version: Version that a replica must hold to take groups.
     """
 
     num_groups: int
@@ -41,19 +43,21 @@ class Demand:
 
     @property
     def share(self) -> int:
-        """Groups that one replica has in flight at most."""
+        """Most groups that one replica has in flight."""
         num_groups = self.num_groups + (self.num_unclaimed == 0)
         return -(-num_groups // self.num_takers)
 
     @property
     def leftovers(self) -> int:
-        """Groups that one replica may take beyond its share; at least 1, for the dead may have left some."""
+        """Groups that one replica may take beyond its share; at least 1, because a dead replica may have left some."""
         return max(1, -(-self.num_unclaimed // self.num_takers))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What to do next: claim up to ``count`` groups, waiting ``wait_s`` for them; with 0, look again after that."""
+    """The next step: claim up to ``count`` groups, waiting up to ``wait_s``. If ``count`` is 0, look again after
+    ``wait_s``.
+    """
 
     count: int
     wait_s: float
@@ -64,10 +68,10 @@ class FairShare:
 
     def __init__(self) -> None:
         self._leftovers_at_s: float | None = None
-        """When it may claim beyond its share; None while it is below."""
+        """When this replica may claim beyond its share; None while it is below its share."""
 
     def claim(self, demand: Demand, *, num_inflight: int, now_s: float) -> Claim:
-        """Return what to claim by now, with ``num_inflight`` groups in flight here."""
+        """Return what to claim at ``now_s``, with ``num_inflight`` groups in flight on this replica."""
         if num_inflight < demand.share:
             self._leftovers_at_s = None
             return Claim(demand.share - num_inflight, READ_BLOCK_S)
@@ -76,12 +80,12 @@ class FairShare:
         if now_s < self._leftovers_at_s:
             return Claim(0, self._leftovers_at_s - now_s)
         self._leftovers_at_s = now_s + LEFTOVERS_EVERY_S
-        # Not waited for: a replica below its share comes first.
+        # No waiting here: replicas below their shares come first.
         return Claim(demand.leftovers, 0.0)
 
 
 async def look(redis: Redis, keys: RunKeys, *, replica_id: str, timeout_s: float) -> Demand:
-    """Say that this replica has an engine for the run, and return what there is to do.
+    """Record that this replica has an engine for the run, and return the demand.
 
     Raises:
         StateLostError: The prompts stream is gone.

@@ -1,12 +1,12 @@
-"""Tells, before anything moves, whether the announced parameters are all of this worker's model, in its shapes.
+"""Checks, before anything is transferred, that the announced parameters are exactly this worker's model.
 
     model --shadow: the same modules, tensors without content--> load_weights(announced, without content) --> missing
 
-Which names of a checkpoint make up which parameters of vLLM's model is known to the model's own loader alone. So the
-loader is asked: it runs over a shadow of the model, in the thread that is going to receive, while the model itself goes
-on decoding. A missing shard of a fused layer (``k_proj`` of ``qkv_proj``) shows as a layer that was not filled.
+Only the model's own loader knows which checkpoint names make up which parameters of vLLM's model. So that loader runs
+over a shadow of the model, in the thread that will receive, while the model itself continues to decode. A missing shard
+of a fused layer (``k_proj`` of ``qkv_proj``) shows up as a layer that was not filled.
 
-Quantised models are not asked: their loaders look at the content.
+Quantised models are not checked, because their loaders look at the content.
 """
 
 import inspect
@@ -33,7 +33,7 @@ sizes: Any = utils
 
 
 class FullSet:
-    """The parameters one model consists of.
+    """The full set of parameters of one model.
 
     Args:
         model: The worker's shard of the model.
@@ -46,10 +46,10 @@ class FullSet:
         self._known: tuple[Any, ...] | None = None
 
     def check(self, specs: Iterable[Spec]) -> None:
-        """Return if these are all parameters, whole and in the model's dtype.
+        """Return if these are all parameters, complete and in the model's dtype.
 
         Raises:
-            ValueError: They are not; says which.
+            ValueError: They are not; the message says which ones are wrong.
         """
         announced = tuple((name, dtype, tuple(shape)) for name, dtype, shape in specs)
         if announced == self._known or self._model_config.quantization is not None:
@@ -69,7 +69,7 @@ class FullSet:
             )
         except (AssertionError, IndexError, KeyError, RuntimeError, ValueError) as error:
             if isinstance(error, NotImplementedError) or "meta" in str(error):
-                # A loader that looks at the content, which a shadow has not.
+                # This loader looks at the content, which a shadow does not have.
                 log.info("the parameters can be checked only when they are loaded: %s", error)
                 return
             what = str(error) or type(error).__name__
@@ -78,7 +78,7 @@ class FullSet:
             missing = missing_parameters(shadow.model, self._model_config, loaded, is_filled=shadow.is_filled)
             if missing:
                 raise ValueError(lacks(missing))
-        # A loader takes its part of what it is given, and never asks whether all workers' parts are the whole.
+        # A loader takes its part of what it gets. It does not check that the parts of all workers make up the whole.
         if too_large := shadow.not_used_up(num_shards=get_tensor_model_parallel_world_size()):
             raise ValueError(f"the model takes only a part of {len(too_large)} parameters, among them {too_large[:3]}")
         self._known = announced
@@ -87,16 +87,16 @@ class FullSet:
 def missing_parameters(
     model: Any, model_config: Any, loaded: set[str], *, is_filled: Callable[[Any], bool]
 ) -> list[str]:
-    """Return the parameters of vLLM's model that a load left out, or filled in part.
+    """Return the parameters of vLLM's model that a load left out or filled only partly.
 
-    The first question is the one vLLM's own loader asks of a checkpoint; it cannot see a missing shard of a fused
-    layer, the second can.
+    The first check is also made by vLLM's own loader for a checkpoint. It cannot see a missing shard of a fused layer;
+    the second check can.
 
     Args:
         model: The model, or a shadow of it.
         model_config: vLLM's ModelConfig.
-        loaded: What ``load_weights`` returned.
-        is_filled: Whether a linear layer got as many numbers as it has.
+        loaded: The names that ``load_weights`` returned.
+        is_filled: Returns whether a linear layer received as many numbers as it has.
     """
     modules: dict[str, Any] = dict(model.named_modules())
     heads = {name for name, module in modules.items() if is_tied(model_config) and isinstance(module, ParallelLMHead)}
@@ -111,21 +111,21 @@ def missing_parameters(
 
 
 def lacks(missing: list[str]) -> str:
-    """Return the sentence on missing parameters."""
+    """Return the error message for missing parameters."""
     return f"the push lacks {len(missing)} parameters of the model, among them {missing[:3]}"
 
 
 def is_tied(model_config: Any) -> bool:
-    """Return whether embeddings and head are one parameter."""
+    """Return whether embeddings and head share one parameter."""
     return bool(getattr(model_config.hf_text_config, "tie_word_embeddings", False))
 
 
 class _Shadow:
-    """A model of the same modules whose tensors have no content; loading it counts, and touches nothing of the model.
+    """A copy of a model whose tensors have no content. Loading into it only counts, and does not change the model.
 
     Attributes:
         model: The shadow.
-        is_whole: Whether vLLM has noted of every parameter what it was like when the model was loaded.
+        is_whole: Whether vLLM recorded the original form of every parameter when it loaded the model.
         current: Name of the parameter that is being loaded.
     """
 
@@ -139,7 +139,7 @@ class _Shadow:
         self.model: Any = self._copy(model)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
-        """Return what the model's loader returns."""
+        """Load the announced parameters, and return the result of the model's loader."""
 
         def named() -> Iterable[tuple[str, torch.Tensor]]:
             for name, tensor in weights:
@@ -151,11 +151,11 @@ class _Shadow:
         return loaded
 
     def is_filled(self, layer: Any) -> bool:
-        """Return whether a layer of the shadow got as many numbers as it has."""
+        """Return whether a layer of the shadow received as many numbers as it has."""
         return self._numbers.get(id(layer), 0) >= int(sizes.get_layer_size(layer))
 
     def not_used_up(self, *, num_shards: int) -> list[str]:
-        """Return the pushed parameters with more numbers than as many workers as there are shards can have taken."""
+        """Return the pushed parameters that have more numbers than ``num_shards`` workers together can have taken."""
         sizes_of = {name: tensor.numel() for name, tensor in self._pushed.values()}
         return sorted(name for name, number in self._taken.items() if 0 < number * num_shards < sizes_of[name])
 
@@ -169,13 +169,13 @@ class _Shadow:
         now_parameters, now_buffers = sizes.get_layer_params_buffers(module)
         if now_parameters and not parameters and not all(name in metas.SKIP_TENSORS for name in now_parameters):
             self.is_whole = False
-        # What vLLM never moves to the meta device: biases, and tables that loaders read and nobody loads.
+        # vLLM never moves these to the meta device: biases, and tables that loaders read but never load.
         parameters = parameters | {name: now_parameters[name] for name in now_parameters if name in metas.SKIP_TENSORS}
         tables = {name: now_buffers[name] for name in now_buffers if name in metas.SKIP_TENSORS}
         copy.__dict__ |= {
             "_parameters": {name: self._counting(tensor, module, copy) for name, tensor in parameters.items()},
             "_buffers": tables | {name: self._counting(tensor, module, copy) for name, tensor in buffers.items()},
-            # Not named_children, which leaves out a second name of the same module: a tied head.
+            # Not named_children, which leaves out a second name of the same module, such as a tied head.
             "_modules": {
                 name: None if child is None else self._copy(child)
                 for name, child in module.__dict__["_modules"].items()
@@ -187,7 +187,7 @@ class _Shadow:
     def _counting(self, tensor: torch.Tensor, layer: nn.Module, copy: nn.Module) -> torch.Tensor:
         empty: Any = metas.to_meta_tensor(tensor)
         references.restore_layer_refs(references.sanitize_layer_refs(empty, layer), copy)
-        load: Any = reloading._get_original_loader(empty)  # noqa: SLF001  under what a reload put around it
+        load: Any = reloading._get_original_loader(empty)  # noqa: SLF001  without the wrapper that a reload adds
         signature = inspect.signature(load)
 
         @wraps(load, assigned=("__doc__", "__annotations__"))
@@ -197,7 +197,7 @@ class _Shadow:
             number, result = metas.get_numel_loaded(load, bound)
             self._numbers[id(copy)] = self._numbers.get(id(copy), 0) + number
             for value in bound.arguments.values():
-                # Not what the model has made of a parameter, whose size is another.
+                # Only the pushed tensor itself: the model may have made tensors of other sizes from it.
                 if id(value) in self._pushed:
                     name, _ = self._pushed[id(value)]
                     self._taken[name] = self._taken.get(name, 0) + number

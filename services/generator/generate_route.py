@@ -1,10 +1,10 @@
-"""``POST /v1/generate``: token ids and logprobs of the live policy, in the shape of TRL's server client.
+"""``POST /v1/generate``: token ids and logprobs of the live policy, in the format of TRL's server client.
 
     prompts (text or token ids), sampling options  -->  prompt_ids, completion_ids, logprobs, logprob_token_ids
                                                         version_spans: which policy version sampled which tokens
 
-The body has the arguments of ``trl.generation.vllm_client.VLLMClient.generate``, the answer its result and, of our own,
-``version_spans``. Whatever samples stands behind ``Sampler``.
+The body has the arguments of ``trl.generation.vllm_client.VLLMClient.generate``. The answer has the result of that
+function and, in addition, ``version_spans``. Any engine can implement ``Sampler``.
 
 Shape letters: ``P`` prompts, ``N`` = ``n`` completions a prompt, ``T`` tokens, ``K`` logprobs a position.
 """
@@ -26,7 +26,7 @@ from shared.http_guard import problem
 GENERATE_PATH = "/v1/generate"
 MAX_PROMPTS = 1024
 MAX_COMPLETIONS = 8192
-"""Of one request: its prompts, ``n`` times each."""
+"""Most completions of one request: the number of prompts times ``n``."""
 FURTHER_OPTIONS = frozenset(
     {
         "allowed_token_ids",
@@ -41,18 +41,18 @@ FURTHER_OPTIONS = frozenset(
         "stop_token_ids",
     }
 )
-"""What ``generation_kwargs`` may hold beside the fields of the body: options of vLLM's SamplingParams."""
+"""Options of vLLM's SamplingParams that ``generation_kwargs`` may hold, besides the fields of the body."""
 _SAMPLING = frozenset({"repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"})
 _HUNG_UP = 499
 _ResultT = TypeVar("_ResultT")
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, fail_fast=True)]
-"""Of many mistakes the first is told."""
+"""``fail_fast``: only the first of many errors is reported."""
 _MAX_PROBLEMS = 10
 
 
 class GenerateRequest(BaseModel):
-    """What to sample; defaults are TRL's."""
+    """Prompts and sampling options; the defaults are TRL's."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -86,7 +86,7 @@ class GenerateRequest(BaseModel):
         named = {name: value for name, value in (options or {}).items() if name in _SAMPLING}
         try:
             cls.model_validate({"prompts": [""], **named})
-        except ValidationError as error:  # which would repeat what was sent
+        except ValidationError as error:  # its text would repeat the client's input
             wrong = (f"{item['loc'][0]}: {item['msg']}" for item in error.errors(include_input=False))
             raise ValueError("; ".join(wrong)) from None
         return options
@@ -98,7 +98,7 @@ class GenerateRequest(BaseModel):
         return self
 
     def sampling_options(self) -> dict[str, Any]:
-        """Return the options of vLLM's SamplingParams of the same names, ``generation_kwargs`` included."""
+        """Return the options that vLLM's SamplingParams takes, by name; ``generation_kwargs`` overrides the fields."""
         return {name: getattr(self, name) for name in _SAMPLING} | (self.generation_kwargs or {})
 
 
@@ -108,8 +108,8 @@ class Sampled:
 
     Attributes:
         token_ids: ``T`` sampled tokens, end-of-sequence included.
-        logprobs_TK: In nats, likeliest first, the sampled token's among them; None if none were asked for.
-        logprob_token_ids_TK: Whose they are.
+        logprobs_TK: Logprobs in nats, likeliest first, including the sampled token's; None if none were requested.
+        logprob_token_ids_TK: The tokens that ``logprobs_TK`` belong to.
         version_spans: (policy version, start, end) over ``token_ids``.
     """
 
@@ -128,13 +128,13 @@ class SampledPrompt:
 
 
 class Sampler(Protocol):
-    """What the route needs of an engine."""
+    """The engine as this route uses it."""
 
     async def sample(self, prompt: str | Sequence[int], request: GenerateRequest) -> SampledPrompt:
-        """Sample ``request.n`` completions of one prompt. Cancelling it aborts them.
+        """Sample ``request.n`` completions of one prompt. Cancelling the call aborts them.
 
         Raises:
-            MessageError: The model cannot take this prompt, or these options.
+            MessageError: The model cannot take this prompt or these options.
             UnavailableError: The engine failed.
         """
         ...
@@ -146,7 +146,7 @@ VersionSpan = Annotated[
 
 
 class GenerateAnswer(BaseModel):
-    """The result of TRL's ``VLLMClient.generate``, and ``version_spans``. ``P`` prompts; ``P x N`` sequences, prompt
+    """The result of TRL's ``VLLMClient.generate``, and ``version_spans``: ``P`` prompts and ``P x N`` sequences, prompt
     by prompt.
     """
 
@@ -158,7 +158,7 @@ class GenerateAnswer(BaseModel):
 
 
 def make_generate_app(sampler: Sampler) -> FastAPI:
-    """Return an application with the route alone; what it refuses is a problem."""
+    """Return an application with only this route; it answers errors with problem+json."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.include_router(make_generate_router(sampler))
     app.add_exception_handler(RequestValidationError, refuse_body)
@@ -168,7 +168,7 @@ def make_generate_app(sampler: Sampler) -> FastAPI:
 
 
 def make_generate_router(sampler: Sampler) -> APIRouter:
-    """Return the route in front of ``sampler``."""
+    """Return the route that samples with ``sampler``."""
     router = APIRouter()
 
     @router.post(GENERATE_PATH, response_model=None)
@@ -216,14 +216,14 @@ async def _sample_all(sampler: Sampler, body: GenerateRequest) -> list[SampledPr
 
 
 async def _unless_hung_up(request: Request, work: Coroutine[Any, Any, _ResultT]) -> _ResultT | None:
-    """Return what ``work`` returns; None, with the work cancelled, if the client goes away first."""
+    """Return the result of ``work``. If the client disconnects first, cancel ``work`` and return None."""
     working = asyncio.create_task(work, name="generate")
     watching = asyncio.create_task(_hung_up(request), name="generate: is the client there")
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         return await working if working.done() else None
     except ExceptionGroup as errors:
-        # Of several prompts that fail, the first says enough.
+        # If several prompts fail, reporting the first error is enough.
         raise errors.exceptions[0] from errors
     finally:
         watching.cancel()

@@ -1,15 +1,15 @@
 """Keeps a bounded number of prompt groups in flight through the engine.
 
-    prompts --> gate --> share --> [in flight: as many as the window says] --> completions
+    prompts --> gate --> share --> [in flight: at most the window's size] --> completions
                  |         |                      |
                  |         |                      inflight_window.py, by the engine's load
-                 |         fair_share.py, by how many replicas there are
+                 |         fair_share.py, by the number of replicas
                  open while this replica holds the version the trainer requires
 
-Generation never waits for training: when the trainer falls behind, it stops admitting prompts, this loop runs dry, and
-nothing is sampled that would be too stale to use. A group is published whole or not at all; one that is not stays
-pending under this replica's name. Weight pushes are weight_receiver.py's business: a group in flight while weights
-change simply goes on, and its version spans say so.
+Generation never waits for training. When the trainer falls behind, it stops admitting prompts and this loop runs out of
+work, so nothing is sampled that would be too stale to use. A group is published whole or not at all; an unpublished
+group stays pending under this replica's name. Weight pushes are handled by weight_receiver.py: a group in flight
+continues while the weights change, and its version spans record the change.
 """
 
 import asyncio
@@ -38,16 +38,18 @@ log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
-    """What the loop needs of vLLM; engine.py has the real one."""
+    """The engine as this loop uses it; engine.py implements it with vLLM."""
 
     async def complete(
         self, prompt_ids: Sequence[int], *, num_completions: int, config: RunConfig, request_id: str
     ) -> Sequence[Completion]:
-        """Sample; raises MessageError for a prompt the model cannot take. Cancelling it aborts the request."""
+        """Sample completions; cancelling the call aborts the request. Raises MessageError if the model cannot take the
+        prompt.
+        """
         ...
 
     def first_window(self, config: RunConfig) -> int:
-        """Return how many groups surely fit at once."""
+        """Return a number of groups that is certain to fit at once."""
         ...
 
     def take_load(self) -> EngineLoad:
@@ -56,30 +58,30 @@ class Engine(Protocol):
 
 
 class WeightGate(Protocol):
-    """What the loop needs of the weight receiver."""
+    """The weight receiver as this loop uses it."""
 
     @property
     def held(self) -> LineageVersion:
-        """Version held."""
+        """The version that is held."""
         ...
 
     async def wait_open(self, required: LineageVersion) -> None:
-        """Return once what is held satisfies ``required`` and decoding is not held."""
+        """Return once the held version satisfies ``required`` and decoding is not held."""
         ...
 
 
 class GenerationLoop:
-    """One run's prompts through one engine.
+    """Generates one run's prompts with one engine.
 
     Args:
-        redis: Client of redis_connection.py.
-        keys: The run.
-        config: Its sampling settings.
-        engine: Samples.
-        gate: Says which version is held.
-        replica_id: Name of this consumer; stable, so that a restart finds its own pending groups.
-        metrics: Counts.
-        patience_s: How long Redis may be away.
+        redis: Client made by redis_connection.py.
+        keys: Redis keys of the run.
+        config: The run's sampling settings.
+        engine: Samples the completions.
+        gate: Tells which version is held.
+        replica_id: Name of this consumer. It is stable, so that after a restart it finds its own pending groups.
+        metrics: Metrics of this process.
+        patience_s: How long Redis may be unreachable, in seconds.
     """
 
     def __init__(
@@ -117,10 +119,11 @@ class GenerationLoop:
         )
 
     async def run(self) -> None:
-        """Generate until cancelled; then every request in flight is aborted, and its group stays pending.
+        """Generate until cancelled. Cancelling aborts every request in flight, and the groups stay pending.
 
         Raises:
-            ExceptionGroup: Of the first failure: the engine died, Redis stayed away, or its streams are gone.
+            ExceptionGroup: Holds the first failure: the engine died, Redis stayed unreachable, or the run's streams are
+                gone.
         """
         async with asyncio.TaskGroup() as groups:
             while True:
@@ -131,17 +134,18 @@ class GenerationLoop:
 
     async def _until_open(self) -> Demand:
         while True:
-            # Before the gate: a replica must count while it waits, or whoever is let through first takes all there is.
+            # Before the gate: a replica must count while it waits, or the first replica through the gate claims
+            # everything.
             demand = await look(self._redis, self._keys, replica_id=self._replica_id, timeout_s=self._patience_s)
             self.required_version = demand.required_version
-            # The required version may rise while we wait for an older one: ask again now and then.
+            # The required version may rise while we wait for an older one, so look at it again regularly.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(READ_BLOCK_S):
                     await self._gate.wait_open(self.required_version)
                     return demand
 
     async def _claim(self, demand: Demand) -> list[Delivery]:
-        """Return what to begin next, perhaps nothing: as much as the engine has room for and the fleet leaves us."""
+        """Return the groups to begin next, perhaps none: limited by the engine's room and this replica's fair share."""
         self._look_at_engine()
         num_free = self._window.size - self._num_inflight
         if num_free <= 0:
@@ -173,7 +177,7 @@ class GenerationLoop:
                 async with settle(delivery):
                     await self._generate_one(delivery)
         finally:
-            self._look_at_engine()  # while this group still counts
+            self._look_at_engine()  # before num_inflight drops
             self._metrics.inflight.dec()
             self._num_inflight -= 1
             self._window.group_finished()
@@ -183,7 +187,7 @@ class GenerationLoop:
         prompt = decode_prompt_group(delivery.payload)
         require_place(prompt, run_id=self._keys.run_id, label=delivery.group_id)
         claimed_at_s = time.time()
-        await self._gate.wait_open(NO_WEIGHTS)  # those it was claimed for may be out of service
+        await self._gate.wait_open(NO_WEIGHTS)  # the weights may have been taken out of service since the claim
         version = self._gate.held
         await patiently(
             lambda: self._redis.hset(self._keys.started, prompt.group_id, str(version)),
@@ -201,7 +205,7 @@ class GenerationLoop:
             self._metrics.duplicates.inc()
 
     async def _complete(self, prompt: PromptGroup) -> Sequence[Completion]:
-        """Sample the group, and again if weights that had a part in it are refused; its entry stays pending."""
+        """Sample the group; sample it again if weights that had a part in it are refused. Its entry stays pending."""
         attempts = itertools.count(1)
         request_id = f"{prompt.run_id}-{prompt.group_id}"
         while True:

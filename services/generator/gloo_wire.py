@@ -1,4 +1,4 @@
-"""The receiving end of the gloo wire, on torch alone: enter a group, take chunks apart.
+"""The receiving end of the gloo wire, which needs only torch: enters a group and takes chunks apart.
 
     rank 0, the trainer --- packed uint8 chunks, broadcast ---> ranks rank_offset .. of this replica's workers
                         --- lifeline, a silent connection --->  closed when the trainer gives up, or dies
@@ -6,8 +6,8 @@
 Both ends cut the stream into the same chunks from the same names, dtypes and shapes, by the rule of vLLM's packed NCCL
 broadcast: a chunk ends with the parameter that takes it past ``buffer_bytes``. Every wait has a deadline.
 
-The lifeline is there because gloo does not always wake a receiver whose sender has closed the connection (seen when
-another rank had left before the first broadcast): without it, everybody waits for the deadline.
+The lifeline exists because gloo does not always wake a receiver whose sender has closed the connection (seen when
+another rank had left before the first broadcast). Without it, all ranks would wait for the deadline.
 """
 
 import contextlib
@@ -28,24 +28,24 @@ from services.generator.staged_weights import Spec
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 
 _FIRST_POLL_S, _LAST_POLL_S, _POLL_SHARE = 0.00005, 0.005, 0.02
-"""The longest pause between two looks, of the time waited so far."""
+"""The pause between two polls grows from the first to the last value, by this share of the time waited so far."""
 _LOOK_EVERY_S = 0.02
 _abandoned: list[tuple[Any, Any]] = []
-"""Groups with an operation that will end at its own deadline; destroying one would wait for it."""
+"""Groups with an operation that will end at its own deadline. Destroying such a group would wait for it."""
 
 
 class TrainerGroup:
     """This worker's place in one communicator epoch.
 
     Args:
-        master_address: Of the trainer.
-        master_port: Of its store.
-        rank: Ours.
-        world_size: Of all.
-        timeout_s: Deadline of the rendezvous; the constructor blocks until every rank is there.
+        master_address: Address of the trainer.
+        master_port: Port of the trainer's store.
+        rank: Rank of this worker in the group.
+        world_size: Number of ranks in the group.
+        timeout_s: Deadline of the rendezvous in seconds; the constructor blocks until every rank is there.
 
     Raises:
-        RuntimeError: Not all came in time, or the trainer gave up.
+        RuntimeError: Not all ranks came in time, or the trainer gave up.
     """
 
     def __init__(self, *, master_address: str, master_port: int, rank: int, world_size: int, timeout_s: float) -> None:
@@ -73,7 +73,7 @@ class TrainerGroup:
         """Yield the named parameters of each chunk as it arrives.
 
         Raises:
-            RuntimeError: ``timeout_s`` for all of it has passed, or the trainer gave up.
+            RuntimeError: The whole transfer took longer than ``timeout_s``, or the trainer gave up.
         """
         deadline = time.monotonic() + timeout_s
         for chunk_of in cut(specs, buffer_bytes):
@@ -82,15 +82,15 @@ class TrainerGroup:
             yield unpack(chunk, chunk_of)
 
     def leave(self) -> None:
-        """Close our connections; whoever waits for us gets an error."""
+        """Close this worker's connections. Ranks that wait for it get an error."""
         self._group = None
         self._lifeline.close()
 
     def receive(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """Fill a uint8 tensor with what the trainer broadcasts next.
+        """Fill a uint8 tensor with the trainer's next broadcast.
 
         Raises:
-            RuntimeError: It did not within ``timeout_s``, gave up, or this worker has left.
+            RuntimeError: It did not come within ``timeout_s``, the trainer gave up, or this worker has left.
         """
         options = c10d.BroadcastOptions()
         options.rootRank = 0
@@ -99,7 +99,7 @@ class TrainerGroup:
         self._complete(lambda group: group.broadcast([chunk], options))
 
     def confirm(self, *, timeout_s: float) -> None:
-        """Wait until every rank has called its own.
+        """Wait until every rank has called ``confirm``.
 
         Raises:
             RuntimeError: As in ``receive``.
@@ -138,7 +138,7 @@ def cut(specs: Iterable[Spec], buffer_bytes: int) -> Iterator[list[Spec]]:
 
 
 def unpack(chunk: torch.Tensor, specs: Sequence[Spec]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters that lie in ``chunk``, as views of it where alignment allows."""
+    """Yield the parameters in ``chunk``, as views of it where the alignment allows that."""
     parts: tuple[torch.Tensor, ...] = torch.split(chunk, [num_bytes(spec) for spec in specs])
     for (name, dtype, shape), part in zip(specs, parts, strict=True):
         is_aligned = part.storage_offset() % dtype.itemsize == 0
@@ -152,23 +152,23 @@ def num_bytes(spec: Spec) -> int:
 
 
 def _within(timeout_s: float, enter: Callable[[], Any], *, lifeline: socket.socket) -> Any:
-    """Return what ``enter`` does, or give it up.
+    """Return the result of ``enter``, or give it up.
 
-    A store waits for ever on a network that swallows everything, and until its deadline for a trainer that has gone.
+    A store waits forever on a network that drops all packets, and until its deadline for a trainer that has gone.
 
     Raises:
-        RuntimeError: It failed, ``timeout_s`` has passed, or the trainer gave up.
+        RuntimeError: ``enter`` failed, ``timeout_s`` has passed, or the trainer gave up.
     """
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def run() -> None:
         try:
             answers.put(enter())
-        except Exception as error:  # noqa: BLE001  raised where it is waited for
+        except Exception as error:  # noqa: BLE001  raised in the waiting thread
             answers.put(error)
 
     threading.Thread(target=run, name="enter the communicator", daemon=True).start()
-    # A little more than it has itself, so that its own words are heard.
+    # A little longer than its own deadline, so that its own error message is reported.
     deadline = time.monotonic() + timeout_s + 1.0
     answer: Any = None
     while answer is None:

@@ -1,9 +1,9 @@
-"""Shares a machine's GPUs out among replicas that all see the same ones, as those of `--scale generator=N` do.
+"""Shares a machine's GPUs among replicas that all see the same GPUs, as with `--scale generator=N`.
 
     gpu-0.lock  <- held by replica a        gpu-1.lock  <- held by replica b        gpu-2.lock  free
 
-A claim is a lock on a file in a directory that the replicas share. The kernel ends it with the process, however that
-ends, so a replica that comes back finds its GPU free. CUDA then sees the claimed ones alone.
+A claim is a lock on a file in a directory that the replicas share. The kernel releases it whenever the process ends, so
+a restarted replica finds its GPU free. CUDA then sees only the claimed GPUs.
 """
 
 import fcntl
@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 held: list[int] = []
-"""Descriptors, open as long as this process lives, which is what holds the locks."""
+"""Descriptors that hold the locks; open as long as this process lives."""
 
 
 def claim_gpus(
     directory: Path, *, num_gpus: int, environment: MutableMapping[str, str], devices: Path = Path("/dev")
 ) -> list[str]:
-    """Claim ``num_gpus`` of the visible GPUs, and have CUDA see no others; return their indices.
+    """Claim ``num_gpus`` of the visible GPUs, hide the others from CUDA, and return the claimed indices.
 
     Raises:
-        UserError: There is none, so many are not free, or the directory cannot be written.
+        UserError: No GPU is visible, too few are free, or the directory cannot be written.
     """
     visible = _visible(environment, devices)
     if not visible:
@@ -65,7 +65,7 @@ def claim_gpus(
 
 
 def _visible(environment: MutableMapping[str, str], devices: Path) -> list[str]:
-    """Return the indices that CUDA may use: those of the variable, else one for each device of this container."""
+    """Return the indices that CUDA may use: from the variable, or one for each GPU device in this container."""
     if _VISIBLE in environment:
         return [index.strip() for index in environment[_VISIBLE].split(",") if index.strip()]
     return [str(index) for index in range(len(list(devices.glob("nvidia[0-9]*"))))]

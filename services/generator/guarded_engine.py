@@ -1,8 +1,8 @@
-"""The engine calls of a weight push, each with a deadline and each error a sentence.
+"""The engine calls of a weight push, each with a deadline and with readable errors.
 
-Some calls leave the engine neither in an update nor out of it when they fail, and a worker that is stuck in any of them
-cannot be recalled. Both are fatal: only a new process helps, and whoever owns this one is told. After ``close`` nobody
-is: the run is over, and what its last calls come to is no concern of the next one's.
+Some calls leave the engine neither in an update nor out of it when they fail, and a worker that is stuck in a call
+cannot be recalled. Both are fatal: only a new process helps, and ``on_fatal`` is called. After ``close`` it is not
+called, because the run is over and the results of its last calls cannot affect the next run.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from shared.errors import PushError, UnavailableError
 from shared.lineage import LineageVersion
 
 _CALL_TIMEOUT_S = 60.0
-"""Deadline of calls that move no weights."""
+"""Deadline of calls that move no weights, in seconds."""
 _POLL_S = 0.05
-"""How often workers are asked how far they are if they do not say so themselves."""
+"""How often workers that do not report by themselves are asked for their progress, in seconds."""
 _STOPPED_S = 2.0
-"""A pause between two questions that no poll takes, and no load."""
+"""A pause between two polls that is longer than this means that the process was stopped; load does not cause it."""
 _IDLE, _RECEIVING = "idle", "receiving"
 _ResultT = TypeVar("_ResultT")
 
@@ -32,12 +32,12 @@ class GuardedEngine:
     """An engine that either answers in time or is given up.
 
     Args:
-        engine: The real one.
-        keep_cache: Whether running requests keep their keys and values over a push.
-        grace_s: How long past its own deadline a call may take before the engine counts as stuck.
-        on_fatal: Told why, once nothing can be done with the engine any more; not after ``close``.
+        engine: The real engine.
+        keep_cache: Whether running requests keep their KV cache during a push.
+        grace_s: How far a call may exceed its own deadline before the engine counts as stuck, in seconds.
+        on_fatal: Called with the reason once the engine cannot be used any more; not called after ``close``.
 
-    Every call raises PushError if it failed, and UnavailableError if that was fatal.
+    Every call raises PushError if it failed, and UnavailableError if the failure is fatal.
     """
 
     def __init__(
@@ -52,47 +52,48 @@ class GuardedEngine:
 
     @property
     def transports(self) -> list[Transport]:
-        """What its workers can receive over."""
+        """The transports over which its workers can receive."""
         return list(self._engine.transports)
 
     @property
     def num_workers(self) -> int:
-        """How many ranks it takes in a communicator."""
+        """Number of ranks that the engine takes in a communicator."""
         return self._engine.num_workers
 
     @property
     def device_uuid(self) -> str | None:
-        """Of its GPU; None if it has none, or several."""
+        """UUID of its GPU; None if it has no GPU, or several."""
         return self._engine.device_uuid
 
     @property
     def is_asleep(self) -> bool:
-        """Whether some of its memory is given away."""
+        """Whether the engine has released some of its memory."""
         return isinstance(self._engine, Sleeper) and self._engine.is_asleep
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing can be done with it any more."""
+        """Whether the engine cannot be used any more."""
         return self._is_stuck
 
     def close(self) -> None:
-        """Ask nothing of it from now on."""
+        """Stop using the engine, and report no more fatal failures."""
         self._is_closed = True
         self._engine.close()
 
     async def enter(self, body: JoinRequest) -> None:
-        """Have every worker enter the trainer's communicator. Decoding goes on."""
+        """Have every worker enter the trainer's communicator. Decoding continues."""
         what = "entering the communicator"
         await self._workers(what, "enter", where=body.model_dump(exclude={"run_id", "epoch"}))
         await self._until({_IDLE}, what, timeout_s=body.timeout_s)
 
     async def begin(self, body: BeginRequest, *, is_staged: bool, directory: Path | None) -> None:
-        """Have every worker check what is announced, and begin to receive it.
+        """Have every worker check the announced parameters and begin to receive them.
 
         Args:
-            body: What the trainer announced.
-            is_staged: Into staging memory; otherwise into the model itself, and decoding must be held.
-            directory: Where adapters go.
+            body: The trainer's announcement.
+            is_staged: Whether to receive into staging memory. If not, weights go into the model itself, and decoding
+                must be held.
+            directory: Directory for adapters; None if whole models arrive.
         """
         what: dict[str, Any] = body.model_dump(exclude={"run_id", "epoch", "policy_version"})
         what["staging"] = is_staged
@@ -103,7 +104,7 @@ class GuardedEngine:
         await self._until({_IDLE, _RECEIVING}, "receiving weights", timeout_s=body.timeout_s)
 
     async def received(self, body: BeginRequest) -> str | None:
-        """Wait for the last byte, and return the checksum of what arrived; None if nobody computed it."""
+        """Wait for the last byte, and return the checksum of the received weights; None if no worker computed it."""
         found = await self._until({_IDLE}, "receiving weights", timeout_s=body.timeout_s)
         checksums = {progress.checksum for progress in found}
         if len(checksums) > 1:
@@ -111,7 +112,7 @@ class GuardedEngine:
         return next(iter(checksums), None)
 
     async def forget(self) -> None:
-        """Have every worker forget what it has staged."""
+        """Have every worker discard what it has received."""
         await self._workers("forgetting what was received", "forget")
 
     async def hold(self) -> None:
@@ -119,7 +120,7 @@ class GuardedEngine:
         await self._call("holding decoding", self._engine.pause(keep_cache=self._keep_cache))
 
     async def load(self, version: LineageVersion, *, directory: Path | None, timeout_s: float) -> None:
-        """Put what was received to use, under this version. Decoding must be held."""
+        """Load the received weights under this version. Decoding must be held."""
         if directory is None:
             await self._call("loading the weights", self._engine.call_workers("load"), timeout_s=timeout_s)
         else:
@@ -131,24 +132,24 @@ class GuardedEngine:
             raise self._die(f"policy version {label} was loaded, the engine says {read_back}")
 
     async def resume(self) -> None:
-        """Go on decoding, with the cache's memory if that was given away."""
+        """Resume decoding, and take back the cache's memory first if it was released."""
         if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
             await self._call("taking the cache's memory back", self._engine.wake("kv_cache"), is_fatal=True)
         await self._call("going on", self._engine.resume(), is_fatal=True)
 
     async def sleep(self) -> None:
-        """Give the engine's memory away."""
+        """Release the engine's memory."""
         if not isinstance(self._engine, Sleeper):
             raise PushError("this engine cannot sleep")
         await self._call("going to sleep", self._engine.sleep(), is_fatal=True)
 
     async def wake_weights(self) -> None:
-        """Take the memory of the weights back, if it was given away; what is in it is nothing yet."""
+        """Take back the memory of the weights if it was released. Its content is undefined."""
         if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
             await self._call("taking the weights' memory back", self._engine.wake("weights"), is_fatal=True)
 
     async def submit_probe(self, token_ids: Sequence[int]) -> "asyncio.Task[list[list[float]]]":
-        """Queue a probe; see ReceivingEngine. Cancelling the answer gives the probe up."""
+        """Queue a probe; see ReceivingEngine. Cancelling the returned task gives the probe up."""
         answer = await self._call("submitting the probe", self._engine.submit_probe(token_ids))
         return asyncio.create_task(_wait(answer), name="answer to the probe")
 
@@ -167,7 +168,7 @@ class GuardedEngine:
         await self._call("aborting all requests", self._engine.abort_and_pause(), is_fatal=True)
 
     async def leave(self) -> None:
-        """Have every worker leave the communicator; what it was receiving is given up."""
+        """Have every worker leave the communicator and give up what it is receiving."""
         what = "leaving the communicator"
         await self._workers(what, "leave", is_fatal=True)
         await self._until({_IDLE}, what, timeout_s=0.0, is_failure_expected=True)
@@ -175,7 +176,7 @@ class GuardedEngine:
     async def _until(
         self, phases: set[str], what: str, *, timeout_s: float, is_failure_expected: bool = False
     ) -> Sequence[Progress]:
-        """Follow all workers until each is in one of ``phases``."""
+        """Wait until every worker is in one of ``phases``."""
         deadline = time.monotonic() + timeout_s + self._grace_s
         while True:
             asked_at = time.monotonic()
@@ -186,7 +187,8 @@ class GuardedEngine:
             if all(progress.phase in phases for progress in found):
                 return found
             if (stood_still_s := time.monotonic() - asked_at) > _STOPPED_S:
-                # This process was stopped, and its workers with it: they too find out only now that time is up.
+                # This process was stopped, and its workers too. They notice only now that their own deadlines have
+                # passed.
                 deadline += stood_still_s
             if time.monotonic() > deadline:
                 raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s")
@@ -207,7 +209,7 @@ class GuardedEngine:
                 return await call
         except TimeoutError as error:
             raise self._die(f"{what} did not end within {timeout_s + self._grace_s:.0f} s") from error
-        except Exception as error:  # vLLM raises a bare Exception for whatever failed in a worker
+        except Exception as error:  # vLLM raises a bare Exception for any failure in a worker
             reason = f"{what} failed: {_why(error)}"
             if is_fatal:
                 raise self._die(reason) from error
@@ -221,7 +223,7 @@ class GuardedEngine:
 
 
 def _why(error: Exception) -> str:
-    """Return what an engine died of, where it has died: its client only says that it did."""
+    """Return the root cause if the engine has died (its client reports only that it died); otherwise the error."""
     return root_cause(otherwise=str(error) or type(error).__name__)
 
 

@@ -1,38 +1,41 @@
-"""How many prompt groups one replica has in flight: as many as its engine's KV cache holds. Pure.
+"""Decides how many prompt groups one replica has in flight: as many as its engine's KV cache holds. Pure.
 
     KV cache    0 ............ AIM ..... HIGH .. 1
     the window      grows       |  rests   | shrinks, and nothing is claimed until it is empty enough
 
-It grows only after a *turnover*: as many groups finished as the window holds, so that every group it is judged by lived
-its whole life under it; a group that has just begun holds next to nothing. It begins where even groups of full length
-fit (``first_size``), shrinks at once, and shrinks too while requests wait inside the engine for other reasons than
-memory (max_num_seqs): there they only grow stale. Its bounds are 1 and ``max_inflight_groups``; what is admitted at all
-is the trainer's decision (admission.py).
+The window grows only after a *turnover*, which is when as many groups have finished as the window holds. These groups
+then ran from start to end with the current window; a group that has just begun uses almost no cache. The first size is
+one at which even groups of full length fit (``first_size``). The window shrinks at once when the cache is too full. It
+also shrinks after a turnover in which requests waited inside the engine for reasons other than memory (max_num_seqs),
+because they only grow stale there. Its size is between 1 and ``max_inflight_groups``. How many groups are admitted at
+all is the trainer's decision (admission.py).
 """
 
 from dataclasses import dataclass
 
 HIGH = 0.9
-"""Share of the KV cache above which vLLM will soon have to preempt: groups in flight go on growing."""
+"""Share of the KV cache above which vLLM will soon have to preempt, because groups in flight keep growing."""
 AIM = 0.8
-"""Share that the window grows towards."""
+"""Share of the KV cache that the window grows towards."""
 _FASTEST_GROWTH = 1.5
 _OVERFULL = 1.25
-"""What a cache that preempted is taken to need."""
+"""Assumed need of a cache that preempted, as a multiple of its size."""
 _IDLE = 2.0
-"""Groups' worth of requests that may wait inside the engine: one is there to be taken at once."""
+"""The window shrinks if this many groups' worth of requests always waited in the engine. One may wait, to start at
+once.
+"""
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """What the engine said of itself since it was last asked.
+    """The engine's load since the last report.
 
     Args:
         kv_usage: Highest share of the KV cache in use, from 0 to 1.
-        num_running: Requests being decoded; a group is several.
-        num_waiting: Requests in the engine that are not.
-        num_preempted: How often a request lost its place in the cache for want of room.
-        num_recomputed: How often one lost it for a push that has the cache computed again.
+        num_running: Requests being decoded; a group consists of several.
+        num_waiting: Requests in the engine that are not being decoded.
+        num_preempted: How often a request lost its place in the cache for lack of room.
+        num_recomputed: How often a request lost its place because of a push that recomputes the cache.
     """
 
     kv_usage: float = 0.0
@@ -43,11 +46,11 @@ class EngineLoad:
 
 
 class InflightWindow:
-    """Says how many groups may be in flight.
+    """Tells how many groups may be in flight.
 
     Args:
-        first: Where to begin.
-        most: Never more than that.
+        first: Initial size.
+        most: Largest size.
     """
 
     def __init__(self, *, first: int, most: int) -> None:
@@ -57,10 +60,12 @@ class InflightWindow:
         self._peak = 0.0
         self._was_full = False
         self._num_idle: float | None = None
-        """Fewest groups' worth of requests that waited inside the engine at any time of the turnover."""
+        """Smallest number of groups' worth of requests that waited in the engine during this turnover; None before a
+        report.
+        """
 
     def observe(self, load: EngineLoad, *, num_inflight: int) -> None:
-        """Take note of the engine's load while ``num_inflight`` groups are in flight."""
+        """Record the engine's load while ``num_inflight`` groups are in flight."""
         self._peak = max(self._peak, load.kv_usage)
         self._was_full |= num_inflight >= self.size
         in_engine = load.num_running + load.num_waiting
@@ -72,7 +77,7 @@ class InflightWindow:
             self._shrink(num_inflight, need=load.kv_usage)
 
     def group_finished(self) -> None:
-        """Count a group that is no longer in flight, and grow if there was room for a whole turnover."""
+        """Count a finished group. At the end of a turnover, grow if there was room, or shrink if requests waited."""
         self._num_finished += 1
         if self._num_finished < self.size:
             return
@@ -95,7 +100,7 @@ class InflightWindow:
 
 
 def first_size(*, most: int, kv_tokens: int, tokens_per_group: int, max_num_seqs: int, requests_per_group: int) -> int:
-    """Return how many groups fit at their longest, and are decoded at once but for one that waits its turn.
+    """Return how many groups fit at full length, but at most as many as are decoded at once, plus one.
 
     Args:
         most: The upper bound.

@@ -1,7 +1,7 @@
-"""The receiving end of the wire within one GPU; ipc_communicator.py in the trainer has the picture.
+"""The receiving end of the wire within one GPU; ipc_communicator.py in the trainer has the diagram.
 
-The trainer's buffer is mapped from the fields of the join body (shared/weight_places.py), each checked and none of
-them unpickled. A chunk is copied out before it is confirmed, so what is handed on is ours.
+The trainer's buffer is mapped from the fields of the join body (shared/weight_places.py). Each field is checked, and
+none is unpickled. A chunk is copied before it is confirmed, so the yielded parameters belong to this process.
 """
 
 import base64
@@ -18,7 +18,7 @@ from shared.weight_places import IpcBuffer
 
 cuda: Any = torch.cuda  # partly untyped
 _REF_COUNTER = re.compile(rb"/torch_[0-9a-zA-Z_]{1,100}")
-"""Names of torch's own shared memory, which is opened by this name."""
+"""Names of torch's own shared memory, which torch opens by this name."""
 _MIN_HANDLE_BYTES, _EVENT_HANDLE_BYTES = 64, 64
 
 
@@ -26,8 +26,8 @@ class IpcGroup:
     """This worker's place in one communicator epoch, with the trainer's buffer mapped.
 
     Args:
-        group: The gloo group that says when bytes are there; left with this.
-        buffer: The trainer's, as ``map_buffer`` returns it.
+        group: The gloo group that signals when bytes are ready; ``leave`` leaves it too.
+        buffer: The trainer's buffer, as returned by ``map_buffer``.
     """
 
     def __init__(self, group: TrainerGroup, buffer: torch.Tensor) -> None:
@@ -40,7 +40,8 @@ class IpcGroup:
         """Yield the named parameters of each chunk as it arrives, on the buffer's device.
 
         Raises:
-            RuntimeError: ``timeout_s`` for all of it has passed, the trainer gave up, or it sends something else.
+            RuntimeError: The whole transfer took longer than ``timeout_s``, the trainer gave up, or it sent another
+                size.
         """
         deadline = time.monotonic() + timeout_s
         for chunk_of in cut(specs, buffer_bytes):
@@ -50,7 +51,7 @@ class IpcGroup:
             yield unpack(chunk, chunk_of)
 
     def leave(self) -> None:
-        """Close our connections and give the mapping back."""
+        """Close this worker's connections and release the mapping."""
         self._group.leave()
         self._buffer = None
 
@@ -67,7 +68,7 @@ class IpcGroup:
                 )
             chunk[start : start + size].copy_(buffer[:size])
             if buffer.device.type == "cuda":
-                # The next piece is written to the same place, by a process that knows nothing of our streams.
+                # Another process writes the next piece to the same place, and does not wait for our streams.
                 cuda.current_stream(buffer.device).synchronize()
             self._group.confirm(timeout_s=max(deadline - time.monotonic(), 0.001))
             start += size
@@ -80,10 +81,10 @@ class IpcGroup:
 
 
 def map_buffer(place: IpcBuffer, device: torch.device) -> torch.Tensor:
-    """Return another process's buffer as a uint8 tensor of ours.
+    """Return another process's buffer as a uint8 tensor of this process.
 
     Raises:
-        RuntimeError: It is on another GPU, its fields are none of a CUDA buffer, or the driver refuses it.
+        RuntimeError: The buffer is on another GPU, its fields do not describe a CUDA buffer, or the driver refuses it.
     """
     check_place(place, own_uuid=device_uuid(device))
     handle, counter, event = (
@@ -107,7 +108,7 @@ def map_buffer(place: IpcBuffer, device: torch.device) -> torch.Tensor:
 
 
 def check_place(place: IpcBuffer, *, own_uuid: str) -> None:
-    """Raise RuntimeError unless the fields can be those of a buffer on our GPU."""
+    """Raise RuntimeError unless the fields can describe a buffer on this process's GPU."""
     if place.device_uuid != own_uuid:
         raise RuntimeError(
             f"the trainer is on GPU {place.device_uuid} and this worker on {own_uuid}; ipc is for one GPU, "
@@ -124,5 +125,5 @@ def check_place(place: IpcBuffer, *, own_uuid: str) -> None:
 
 
 def device_uuid(device: torch.device) -> str:
-    """Return the name by which every process knows a GPU."""
+    """Return the UUID by which every process knows the GPU."""
     return str(cuda.get_device_properties(device).uuid).removeprefix("GPU-")

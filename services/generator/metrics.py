@@ -1,4 +1,4 @@
-"""What a generator replica counts, for Prometheus."""
+"""Prometheus metrics of a generator replica."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -7,7 +7,7 @@ from shared.access.keyring import Keyring, keys_file_gauge
 
 
 class GeneratorMetrics:
-    """Metrics of one process, in a registry of their own: vLLM's stay out of it."""
+    """Metrics of one process, in a registry of their own, without vLLM's metrics."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -45,15 +45,15 @@ class GeneratorMetrics:
         self.held = Gauge("headrace_generator_held", "1 while decoding is held for a push", registry=self.registry)
 
     def name_replica(self, replica_id: str) -> None:
-        """Say whose metrics these are: an address means nothing to people."""
+        """Set the replica id in the metrics, because people do not recognise a replica by its address."""
         self._replica.labels(replica_id).set(1)
 
     def watch_keys(self, keyring: Keyring) -> None:
-        """Show whether the keys file is broken, whenever somebody looks."""
+        """Show at every scrape whether the keys file is broken."""
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def show_load(self, load: EngineLoad, *, window: int) -> None:
-        """Show what the engine said of itself last."""
+        """Show the engine's latest load report."""
         self.window.set(window)
         self.kv_usage.set(load.kv_usage)
         self.running.set(load.num_running)

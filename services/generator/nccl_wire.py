@@ -1,8 +1,8 @@
-"""The receiving end of the NCCL wire: vLLM's communicator, on the stream of the thread that receives.
+"""The receiving end of the NCCL wire: vLLM's communicator, on the stream of the receiving thread.
 
-The chunks are those of vLLM's packed broadcast, cut by the rule of gloo_wire.py. NCCL has no deadline of its own: this
-thread polls, gives up at its deadline, and aborts the communicator when it leaves. A kernel that waits for a trainer
-that is gone may stay on the GPU all the same; then weight_receiver.py ends the process.
+The chunks are the same as in vLLM's packed broadcast, cut as in gloo_wire.py. NCCL has no deadlines, so this thread
+polls, gives up at its own deadline, and aborts the communicator when it leaves. Even then, a kernel that waits for a
+dead trainer may stay on the GPU; weight_receiver.py then ends the process.
 """
 
 import threading
@@ -26,9 +26,9 @@ class NcclWire:
     """This worker's place in one communicator epoch. See weight_wires.Wire.
 
     Args:
-        unique_id: Base64 of what names the rendezvous.
-        rank: Ours.
-        world_size: Of all.
+        unique_id: NCCL's unique id of the rendezvous, in base64.
+        rank: Rank of this worker in the communicator.
+        world_size: Number of ranks in the communicator.
         device: The GPU.
     """
 
@@ -52,18 +52,18 @@ class NcclWire:
             group.broadcast(chunk, src=0, stream=cuda.current_stream(self._device))
             self._wait(deadline)
             yield unpack(chunk, chunk_of)
-            # What the caller copies out of the chunk is queued behind it.
+            # The caller's copies out of the chunk are queued behind it.
             self._wait(deadline)
 
     def leave(self) -> None:
         """See Wire."""
         group, self._group = self._group, None
         if group is not None:
-            # It may wait seconds for the abort, and the loop that calls this decodes.
+            # It may wait seconds for the abort, and the calling loop also decodes.
             threading.Thread(target=group.destroy, name="leave NCCL", daemon=True).start()
 
     def _wait(self, deadline: float) -> None:
-        """Wait for this thread's stream."""
+        """Wait for the work that is queued on this thread's stream."""
         done = cuda.Event()
         done.record(cuda.current_stream(self._device))
         while not done.query():

@@ -1,15 +1,15 @@
 """OpenAI-compatible routes for the policy in training, and /v1/generate: an allow-list of paths in front of an engine.
 
-    our app (bearer key) --> OpenAiRoutes --> handlers of the present engine: vLLM's own, or the simulated ones
+    our app (bearer key) --> OpenAiRoutes --> handlers of the current engine: vLLM's own, or the simulated ones
                                  |
-                                 503 while there is no engine, or it holds no weights of the run
+                                 503 without an engine, or without weights of the run
 
-Of vLLM's server nothing but these handlers is built, so none of its unauthenticated routes (pause, update_weights,
-collective_rpc) can be reached. A request during a weight push waits, and goes on under the new weights.
+Only these handlers of vLLM's server are built, so its unauthenticated routes (pause, update_weights, collective_rpc)
+cannot be reached. A request that arrives during a weight push waits, and continues under the new weights.
 
-Every answer says in the header ``x-headrace-policy-version`` which version was held when it began, and every model of
-/v1/models in the field ``policy_version``. Tokens sampled before a push are older than a header sent after it; which
-version sampled which token, /v1/generate says.
+Every answer has the header ``x-headrace-policy-version``: the version that was held when the answer began. Every model
+of /v1/models has the same number in the field ``policy_version``. The header may be newer than the tokens, if they were
+sampled before a push and sent after it. /v1/generate reports the version that sampled each token.
 """
 
 import json
@@ -37,7 +37,7 @@ PATHS: Final = {
 POLICY_NAME: Final = "policy"
 VERSION_HEADER: Final = "x-headrace-policy-version"
 _OK: Final = 200
-# vLLM's app must see a request of its own, not one that our router has half consumed.
+# vLLM's app gets a scope with only these keys, without the keys that our router has added.
 _KEPT: Final = frozenset(
     {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers", "client",
      "server", "state", "extensions"}
@@ -45,11 +45,11 @@ _KEPT: Final = frozenset(
 
 
 class OpenAiRoutes:
-    """ASGI application for the paths of PATHS; the handlers behind it change with the engine.
+    """ASGI application for the paths of PATHS; its handlers change with the engine.
 
     Args:
-        why_closed: Says why the policy cannot answer now; None if it can.
-        policy_version: Says which version is held.
+        why_closed: Returns why the policy cannot answer now, or None if it can.
+        policy_version: Returns the version that is held.
     """
 
     def __init__(self, why_closed: Callable[[], str | None], *, policy_version: Callable[[], int]) -> None:
@@ -92,7 +92,7 @@ class OpenAiRoutes:
         return stamp
 
     async def _list_models(self, handlers: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Add the policy version to each card; clients of OpenAI's protocol ignore fields that they do not know."""
+        """Add the policy version to each model card. OpenAI clients ignore fields that they do not know."""
         start: Message | None = None
         data = b""
 
@@ -106,7 +106,7 @@ class OpenAiRoutes:
         await handlers(scope, receive, keep)
         stamped = self._stamped(send)
         if start is None or start["status"] != _OK:
-            # Whatever it is, it is no list: an error as text, say.
+            # This is not a list of models, but for example an error in plain text.
             await stamped(start or {"type": "http.response.start", "status": 500, "headers": []})
             await stamped({"type": "http.response.body", "body": data})
             return
@@ -117,9 +117,9 @@ class OpenAiRoutes:
 
 
 async def make_handlers(engine: Engine) -> ASGIApp:
-    """Return vLLM's handlers of completions, chat completions and models for this engine, and ours of /v1/generate.
+    """Return vLLM's handlers for completions, chat completions and models, and our handler for /v1/generate.
 
-    None of them asks for a key.
+    None of them checks a key.
     """
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -152,7 +152,7 @@ async def make_handlers(engine: Engine) -> ASGIApp:
 
 
 class _Client:
-    """AsyncLLM, but for what a stranger's request must not do to it."""
+    """AsyncLLM for requests of API clients: sets their adapter and priority, and refuses a seed on CPU."""
 
     def __init__(self, engine: Engine) -> None:
         self._client = engine.client
@@ -168,20 +168,23 @@ class _Client:
         if current_platform.is_cpu() and sampling_params.seed is not None:
             raise VLLMValidationError("seed is not supported on CPU, where it would end the engine", parameter="seed")
         kwargs["lora_request"] = self._lora_request
-        # Body and header may ask for another one, ahead of the probe after a push and of all training requests.
+        # A request may set another priority in its body or a header, to run before the probe after a push and before
+        # all training requests.
         kwargs["priority"] = 0
         return self._client.generate(prompt, sampling_params, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 async def _say_that_the_engine_failed(_: Request, error: Exception) -> JSONResponse:
-    """Answer for vLLM's own handlers: they end the server that they think they run in, or say 500."""
+    """Answer in place of vLLM's own handlers, which end the server that they assume they run in, or answer 500."""
     told = str(error) if isinstance(error, UnverifiedError) else f"{error.__cause__ or error}. Ask again"
     message = f"The request was not completed: {told}."
     return JSONResponse({"error": {"message": message, "type": "ServiceUnavailableError", "code": 503}}, 503)
 
 
 async def _refuse_as_openai_does(_: Request, error: Exception) -> JSONResponse:
-    """Answer for the framework under vLLM's handlers, which refuses bodies that are no JSON in a shape of its own."""
+    """Answer in OpenAI's error format. FastAPI, which runs vLLM's handlers, answers bodies that are not JSON in another
+    one.
+    """
     assert isinstance(error, HTTPException)
     body = {"message": f"{error.detail}.", "type": "BadRequestError", "param": None, "code": error.status_code}
     return JSONResponse({"error": body}, error.status_code, error.headers)

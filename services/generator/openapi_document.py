@@ -1,7 +1,8 @@
-"""The generator's OpenAPI document: its own routes, and OpenAI's as far as clients of every server use them.
+"""The generator's OpenAPI document: its own routes, and the part of OpenAI's routes that clients of any server use.
 
-Made without vLLM, which may still be loading, and the same for every engine. vLLM reads more fields than are named
-here, converts values that it can, and ignores fields that it does not know: so nothing is forbidden.
+The document is made without vLLM, which may still be loading, and is the same for every engine. vLLM reads more fields
+than are listed here, converts values where it can, and ignores fields that it does not know. So the schemas forbid
+nothing.
 """
 
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ _OPENAI_ERROR = {"schema": {"$ref": "#/components/schemas/OpenAiError"}}
 
 
 class _Open(BaseModel):
-    """Has further fields."""
+    """Allows further fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -94,7 +95,7 @@ class _OpenAiErrorBody(_Open):
 
 
 class OpenAiError(_Open):
-    """How vLLM refuses; what stands in front of it answers with a Problem."""
+    """The format of vLLM's errors. Errors from the layers in front of vLLM are Problems."""
 
     error: _OpenAiErrorBody
 
@@ -113,7 +114,7 @@ _DESCRIPTION = "Ask the policy in training. Errors are RFC 9457 problem+json; vL
 
 
 def _openai_routes() -> APIRouter:
-    """Return routes that are described here and answered by OpenAiRoutes."""
+    """Return routes that are only described here; OpenAiRoutes answers them."""
     router = APIRouter(tags=["policy"])
     version = {VERSION_HEADER: {"description": "The policy version that is held", "schema": {"type": "string"}}}
     answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "headers": version}}

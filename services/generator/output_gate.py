@@ -1,12 +1,12 @@
-"""Lets sampled tokens out only once the weights that sampled them are known to be the right ones.
+"""Releases sampled tokens only after the weights that sampled them were verified.
 
     engine --outputs--> [gate] --> prompt groups, OpenAI routes
                           |
                           shut from the hold of a push until its probe was compared; then open, or refused
 
-Tokens of a version whose probe failed reach nobody: the engine's requests are aborted, and whoever waits at the gate
-gets UnverifiedError. So does who reads a stream that began before the push: what it has of the old weights stays good,
-and it ends with an error in place of what might be wrong.
+Tokens of a version whose probe failed are never released: the engine's requests are aborted, and requests that wait at
+the gate fail with UnverifiedError. A stream that began before the push fails too. Its output from the old weights is
+still good, and the error takes the place of tokens that may be wrong.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ _OutputT = TypeVar("_OutputT")
 
 
 class UnverifiedError(UnavailableError):
-    """The request was being sampled when weights turned out to be wrong. Sample it again, once others are there."""
+    """The weights that sampled this request failed verification. Sample it again once other weights are there."""
 
 
 class OutputGate:
-    """One replica's gate. Open at first."""
+    """One replica's gate. It is open at first."""
 
     def __init__(self) -> None:
         self._num_refused = 0
@@ -32,28 +32,28 @@ class OutputGate:
         self._opened.set()
 
     def shut(self) -> None:
-        """Let nothing out until it is known what it is worth."""
+        """Hold back all outputs until ``open`` or ``refuse``."""
         self._opened.clear()
 
     @property
     def is_shut(self) -> bool:
-        """Whether nothing goes out."""
+        """Whether outputs are held back."""
         return not self._opened.is_set()
 
     def open(self) -> None:
-        """Let out what waits, and what comes."""
+        """Release the outputs that wait, and later ones."""
         self._opened.set()
 
     def refuse(self) -> None:
-        """Fail every request that is under way, and let out those that come later."""
+        """Fail every request in progress, and open the gate for later requests."""
         self._num_refused += 1
         self._opened.set()
 
     async def passing(self, outputs: AsyncGenerator[_OutputT]) -> AsyncGenerator[_OutputT]:
-        """Yield the outputs of one request, each when it may go out.
+        """Yield the outputs of one request, each once it may be released.
 
         Raises:
-            UnverifiedError: Weights were refused while it was under way.
+            UnverifiedError: Weights were refused while the request was in progress.
         """
         num_refused = self._num_refused
         async with aclosing(outputs):
@@ -68,11 +68,11 @@ class OutputGate:
 
 
 class GatedClient:
-    """An engine's client whose outputs pass the gate.
+    """An engine's client whose outputs pass through the gate.
 
     Args:
         client: vLLM's AsyncLLM.
-        gate: Of this replica.
+        gate: This replica's gate.
     """
 
     def __init__(self, client: Any, gate: OutputGate) -> None:
@@ -80,7 +80,7 @@ class GatedClient:
         self._gate = gate
 
     def __getattr__(self, name: str) -> Any:
-        """Return whatever else the client has."""
+        """Return any other attribute of the client."""
         return getattr(self._client, name)
 
     def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:

@@ -1,4 +1,4 @@
-"""Releases of torch and NCCL in this process, which must be the trainer's; asked of torch when they are wanted."""
+"""This process's releases of torch and NCCL, which must equal the trainer's. Imports torch only when asked."""
 
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ def torch_version() -> str:
 
 @cache
 def nccl_version() -> str | None:
-    """Return the version of torch's NCCL, or None in a build without CUDA."""
+    """Return the version of torch's NCCL; None in a build without CUDA."""
     import torch
 
     if torch.version.cuda is None:
@@ -26,7 +26,7 @@ def nccl_version() -> str | None:
 
 
 def incompatibility(mine: ReplicaInfo, body: JoinRequest) -> str | None:
-    """Return why this replica cannot enter that communicator, or None."""
+    """Return why this replica cannot enter the communicator, or None."""
     if body.transport not in mine.transports:
         return f"this replica receives over {', '.join(mine.transports)}, not over {body.transport}"
     if body.transport not in ("disk", "simulated") and _release(body.torch_version) != _release(mine.torch_version):

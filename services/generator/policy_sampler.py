@@ -1,4 +1,4 @@
-"""Samples from vLLM for /v1/generate: the body's options as SamplingParams, and logprobs in TRL's order."""
+"""Samples from vLLM for /v1/generate: converts options to SamplingParams, and orders logprobs as TRL does."""
 
 import math
 import uuid
@@ -13,10 +13,10 @@ _LOWEST_LOGPROB = -9999.0
 
 
 class PolicySampler:
-    """Sampler of generate_route.py over vLLM's client.
+    """Implements Sampler of generate_route.py with vLLM's client.
 
     Args:
-        client: AsyncLLM, or what stands in front of it for strangers (openai_routes.py).
+        client: AsyncLLM, or the wrapper that restricts it for API clients (openai_routes.py).
     """
 
     def __init__(self, client: Any) -> None:
@@ -34,7 +34,7 @@ class PolicySampler:
             async for output in self._client.generate(engine_prompt, params, f"generate-{uuid.uuid4().hex}"):
                 final = output
         except (VLLMClientError, ValueError, TypeError) as error:
-            # SamplingParams says what is wrong with an option as ValueError or TypeError.
+            # SamplingParams raises ValueError or TypeError for a wrong option.
             raise MessageError(str(error)) from error
         except (EngineDeadError, EngineGenerateError) as error:
             raise UnavailableError(f"vLLM's engine failed while sampling: {error.__cause__ or error}") from error
@@ -74,5 +74,7 @@ def _sampled(output: Any) -> Sampled:
 
 
 def _finite(logprob: float) -> float | None:
-    """Return what JSON can say: None for NaN, as TRL's client does, and vLLM's own bound for minus infinity."""
+    """Return a value that JSON can represent: None for NaN, as TRL's client does, and vLLM's own bound for minus
+    infinity.
+    """
     return None if math.isnan(logprob) else max(logprob, _LOWEST_LOGPROB)

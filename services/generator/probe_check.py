@@ -1,4 +1,4 @@
-"""Whether an engine says of a probe what the trainer says, who holds the same weights."""
+"""Compares the engine's logprobs of a probe with the trainer's logprobs. The trainer holds the same weights."""
 
 import math
 from collections.abc import Awaitable
@@ -11,7 +11,7 @@ from shared.errors import PushError
 async def compare(
     engine: GuardedEngine, probe: Probe, answer: Awaitable[list[list[float]]]
 ) -> tuple[float | None, str | None]:
-    """Return the largest difference of logprobs, and a sentence if the weights are not to be served."""
+    """Return the largest difference of logprobs in nats, and a sentence if the weights must not be served."""
     try:
         answers = await engine.probed(answer, timeout_s=probe.timeout_s)
     except PushError as error:

@@ -1,17 +1,17 @@
-"""A place in vLLM's batch that no request can take, for the probe after a push, and its own step (probe_scheduler.py).
+"""Reserves a place in vLLM's batch for the probe after a push, and a step of its own (probe_scheduler.py).
 
     max_num_active_seqs   places of requests: what max_num_seqs is without this
     max_num_seqs          those, and the probe's
 
-Where a push keeps the KV cache, requests keep their places, and an engine with long completions in all of them would
-not score the probe in time. Where it forgets the cache, all requests are read again in as few steps as hold them, which
-take long: the probe, the first of them, would be answered no sooner than whatever shares its step.
+If a push keeps the KV cache, requests keep their places, and an engine whose places all hold long completions would not
+score the probe in time. If a push discards the cache, all requests are read again in as few steps as possible, and such
+steps are long. The probe comes first, but would be answered only when the requests in the same step are.
 """
 
 from typing import Any
 
 PROBE_PRIORITY = -1
-"""Before all requests, which have 0."""
+"""Before all requests, which have priority 0."""
 _SCHEDULERS = {
     True: "services.generator.probe_scheduler.AsyncProbeScheduler",
     False: "services.generator.probe_scheduler.ProbeScheduler",
@@ -19,13 +19,13 @@ _SCHEDULERS = {
 
 
 def reserve_place(scheduler_config: Any) -> None:
-    """Add the probe's place to vLLM's SchedulerConfig; an operator's own scheduler is left as it is."""
+    """Add the probe's place to vLLM's SchedulerConfig, unless an operator has set another scheduler."""
     if scheduler_config.scheduler_cls is not None:
         return
     requests = num_places(scheduler_config)
     scheduler_config.max_num_active_seqs = requests
     scheduler_config.max_num_seqs = max(scheduler_config.max_num_seqs, requests + 1)
-    # A step takes a token of each at least.
+    # A step needs at least one token for each.
     scheduler_config.max_num_batched_tokens = max(
         scheduler_config.max_num_batched_tokens, scheduler_config.max_num_seqs
     )
@@ -33,6 +33,6 @@ def reserve_place(scheduler_config: Any) -> None:
 
 
 def num_places(scheduler_config: Any) -> int:
-    """Return how many requests are decoded at once, the probe aside."""
+    """Return how many requests are decoded at once, not counting the probe."""
     active: int | None = scheduler_config.max_num_active_seqs
     return int(scheduler_config.max_num_seqs if active is None else active)

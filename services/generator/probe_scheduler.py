@@ -1,4 +1,4 @@
-"""vLLM's schedulers with a place, and a step, for the probe after a push; probe_place.py says why.
+"""vLLM's schedulers with a place and a step for the probe after a push; probe_place.py gives the reasons.
 
 They run in the engine core's process.
 """
@@ -14,9 +14,9 @@ synchronous: Any = scheduler
 
 
 class ProbePlace:
-    """Mixed into a scheduler: how many requests may run is one more while a probe is the next to be admitted.
+    """Mixed into a scheduler: allows one more running request while a probe is the next to be admitted.
 
-    If nothing else has its cache at that time, the probe is computed alone.
+    If no other request has its cache at that time, the probe is computed in a step of its own.
     """
 
     running: Any
@@ -27,7 +27,7 @@ class ProbePlace:
 
     @property
     def max_num_active_reqs(self) -> int:
-        """Read by vLLM before each admission."""
+        """Most requests that may run; vLLM reads it before each admission."""
         return self._num_of_requests + self._is_probe_next()
 
     @max_num_active_reqs.setter
@@ -53,8 +53,10 @@ class ProbePlace:
 
 
 class ProbeScheduler(ProbePlace, synchronous.Scheduler):  # type: ignore[misc]
-    """vLLM's scheduler."""
+    """vLLM's scheduler, with a place for the probe."""
 
 
 class AsyncProbeScheduler(ProbePlace, asynchronous.AsyncScheduler):  # type: ignore[misc]
-    """vLLM's scheduler of engines that prepare a step while the one before is computed."""
+    """vLLM's asynchronous scheduler, which prepares a step while the previous one is computed, with a place for the
+    probe.
+    """

@@ -1,4 +1,4 @@
-"""Puts a generator on vLLM together; service_life.py has how it lives and ends."""
+"""Assembles a generator that runs vLLM; service_life.py runs and stops it."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def run_process(settings: GeneratorSettings) -> int:
-    """Serve until asked to stop, and return the exit code.
+    """Serve until a stop signal, and return the exit code.
 
     Raises:
-        UserError: Something is set wrong.
+        UserError: A setting is wrong.
     """
     try:
         return asyncio.run(_serve(settings))

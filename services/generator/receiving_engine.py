@@ -1,9 +1,9 @@
-"""What a weight push needs of an engine. vllm_receiving.py has the real one.
+"""The engine as a weight push uses it. vllm_receiving.py implements it with vLLM.
 
     decoding:  enter --> receive --> submit_probe     or: leave
     held:      pause --> load, read back --> resume   or: abort_and_pause
 
-Deadlines are guarded_engine.py's.
+guarded_engine.py adds deadlines.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -16,29 +16,29 @@ from shared.control import Transport
 
 
 class ReceivingEngine(Protocol):
-    """What a push needs of an engine. vllm_receiving.py has the real one.
+    """The engine as a weight push uses it. vllm_receiving.py implements it with vLLM.
 
-    Whatever fails in it raises any exception; a sentence is made of it here.
+    Methods may raise any exception; guarded_engine.py turns it into a readable error.
     """
 
     @property
     def adapter(self) -> AdapterSpec | None:
-        """What it serves adapters of; None if whole models arrive."""
+        """Spec of the adapters that it serves; None if whole models arrive."""
         ...
 
     @property
     def transports(self) -> Sequence[Transport]:
-        """What its workers can receive over."""
+        """The transports over which its workers can receive."""
         ...
 
     @property
     def num_workers(self) -> int:
-        """How many ranks it takes in a communicator."""
+        """Number of ranks that the engine takes in a communicator."""
         ...
 
     @property
     def device_uuid(self) -> str | None:
-        """Of its GPU; None if it has none, or several."""
+        """UUID of its GPU; None if it has no GPU, or several."""
         ...
 
     async def call_workers(self, move: str, **arguments: Any) -> list[Any]:
@@ -46,59 +46,59 @@ class ReceivingEngine(Protocol):
         ...
 
     async def progress(self, *, wait_s: float) -> Sequence[Progress]:
-        """Return how far every worker is; wait for news up to ``wait_s`` first."""
+        """Return every worker's progress, after waiting up to ``wait_s`` seconds for news."""
         ...
 
     async def pause(self, *, keep_cache: bool) -> None:
-        """Hold decoding, between two steps; requests stay, and with the cache they need not be read again."""
+        """Hold decoding between two steps. Requests stay; if the cache is kept, they need not be read again."""
         ...
 
     async def abort_and_pause(self) -> None:
-        """Abort every request, forget the cache, and hold decoding."""
+        """Abort every request, discard the cache, and hold decoding."""
         ...
 
     async def resume(self) -> None:
-        """Go on decoding."""
+        """Resume decoding."""
         ...
 
     async def name_version(self, version: str) -> None:
-        """Name the weights: the label of every token sampled from now on."""
+        """Set the version label of every token sampled from now on."""
         ...
 
     async def read_version(self) -> str:
-        """Return that name."""
+        """Return the version label."""
         ...
 
     async def load_adapter(self, directory: Path) -> None:
-        """Put an adapter in place of the one before."""
+        """Load an adapter in place of the previous one."""
         ...
 
     async def submit_probe(self, token_ids: Sequence[int]) -> Awaitable[list[list[float]]]:
-        """Queue a prompt before all others, and return its coming answer.
+        """Queue a prompt ahead of all others, and return an awaitable for its answer.
 
-        That is the logprob of every token but the first, in nats at temperature 1, under the weights of the time when
-        it is computed; one list for each data-parallel engine.
+        The answer has one list for each data-parallel engine: the logprob of every token but the first, in nats at
+        temperature 1, under the weights that are loaded when it is computed.
         """
         ...
 
     def close(self) -> None:
-        """Nothing is asked of it from now on."""
+        """Release resources; no method is called afterwards."""
         ...
 
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """What else is needed of an engine that gives its GPU memory away between two batches."""
+    """Further methods of an engine that releases its GPU memory between two batches."""
 
     @property
     def is_asleep(self) -> bool:
-        """Whether some of its memory is given away."""
+        """Whether some of its memory is released."""
         ...
 
     async def sleep(self) -> None:
-        """Hold decoding and give the memory of weights and cache away."""
+        """Hold decoding and release the memory of weights and cache."""
         ...
 
     async def wake(self, part: Literal["weights", "kv_cache"]) -> None:
-        """Take memory back: of the weights, then of the cache. Decoding goes on with the second."""
+        """Take memory back: first of the weights, then of the cache. Decoding resumes with the second."""
         ...

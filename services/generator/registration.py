@@ -1,9 +1,9 @@
-"""Makes this replica known: to the fleet for as long as it lives, and to the trainer of the run that it serves.
+"""Lists this replica in the fleet while its process lives, and among the generators of the run that it serves.
 
-registered --"loading the model"--+--> serve()      takes prompts; whatever it refused before is forgotten
-                                  +--> refuse(why)  stays, so that people see it, until the run is over
+    registered --"loading the model"--+--> serve()      takes prompts; an earlier refusal is removed
+                                      +--> refuse(why)  stays listed with the reason until the run is over
 
-A lease says that it is alive, and makes its work reclaimable when it is not.
+A lease shows that the replica is alive. When it expires, other replicas can reclaim the replica's work.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ _FAREWELL_S = 1.0
 
 
 class Seat:
-    """This replica's place among a run's generators.
+    """This replica's entry in a run's list of generators.
 
     Args:
-        redis: Client of redis_connection.py.
-        keys: Keys of the run.
-        replica_id: Stable name.
-        url: Where the trainer reaches it.
-        patience_s: How long Redis may be away.
+        redis: Client made by redis_connection.py.
+        keys: Redis keys of the run.
+        replica_id: Stable name of the replica.
+        url: URL at which the trainer reaches the replica.
+        patience_s: How long Redis may be unreachable, in seconds.
     """
 
     def __init__(self, redis: Redis, keys: RunKeys, *, replica_id: str, url: str, patience_s: float) -> None:
@@ -46,26 +46,28 @@ class Seat:
         self._patience_s = patience_s
 
     async def take(self) -> None:
-        """Be listed, as one that does not serve yet."""
+        """List this replica as loading the model."""
         await self._write(LOADING)
 
     async def serve(self) -> None:
-        """Say that an engine serves the run."""
+        """List this replica as serving the run, and remove an earlier refusal."""
         await self._write("")
         await self.take_back()
 
     async def refuse(self, reason: str) -> None:
-        """Say that this replica cannot serve the run, and why; the prompts it had claimed are for others."""
+        """Report that this replica cannot serve the run, and why. Prompts that it had claimed go back to other
+        replicas.
+        """
         await self._write("unable to serve this run")
         await give_back(self._redis, stream=self._keys.prompts, consumer_group=GENERATORS, name=self._replica_id)
         await refusals.refuse(self._redis, "generator", self._replica_id, reason, run_id=self._keys.run_id)
 
     async def take_back(self) -> None:
-        """Forget what was refused."""
+        """Remove this replica's refusal."""
         await refusals.take_back(self._redis, "generator", self._replica_id, run_id=self._keys.run_id)
 
     async def leave(self) -> None:
-        """Be listed no more."""
+        """Remove this replica from the list."""
         await _remove(self._redis, self._keys.generators, self._replica_id)
 
     async def _write(self, doing: str) -> None:
@@ -77,7 +79,7 @@ class Seat:
 async def registered(
     redis: Redis, keys: RunKeys, *, replica_id: str, url: str, patience_s: float
 ) -> AsyncGenerator[Seat]:
-    """Hold a lease and be listed among the run's generators while the body runs."""
+    """Hold a lease and be listed among the run's generators while the block runs."""
     seat = Seat(redis, keys, replica_id=replica_id, url=url, patience_s=patience_s)
     await seat.take()
     try:
@@ -89,7 +91,7 @@ async def registered(
 
 @contextlib.asynccontextmanager
 async def in_fleet(redis: Redis, *, replica_id: str, url: str, patience_s: float) -> AsyncGenerator[None]:
-    """Hold a lease and be listed among all generators while the body runs."""
+    """Hold a lease and be listed among all generators while the block runs."""
     await _enter(redis, FLEET, replica_id, Registration(url), patience_s=patience_s)
     try:
         async with lease(redis, leases=FLEET_LEASES, consumer=replica_id):
@@ -106,7 +108,7 @@ async def _enter(redis: Redis, listed_in: str, replica_id: str, entry: Registrat
 
 
 async def _remove(redis: Redis, listed_in: str, replica_id: str) -> None:
-    """Take an entry out. A replica that cannot say goodbye is told by its expired lease."""
+    """Remove an entry. If Redis does not answer, the expired lease will show that the replica is gone."""
     with contextlib.suppress(RedisError, OSError, TimeoutError):
         async with asyncio.timeout(_FAREWELL_S):
             await redis.hdel(listed_in, replica_id)

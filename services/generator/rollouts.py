@@ -1,4 +1,4 @@
-"""Turns what the engine sampled into the rows that travel: pure, no engine in sight.
+"""Converts sampled completions to the rollouts that are sent to the trainer. Pure: knows nothing of engines.
 
 prompt ids          p p p p
 completion ids              c c c c c     end-of-sequence included
@@ -20,9 +20,9 @@ from shared.messages import CompletedGroup, PromptGroup, Rollout, Stamp, Turn, V
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled sequence, as the engine gave it.
+    """One sampled sequence, as the engine returned it.
 
-    ``spans`` are (version label, start, end) over ``token_ids``; a logprob is NaN where the engine could not tell it.
+    ``spans`` are (version label, start, end) over ``token_ids``. A logprob is NaN if the engine did not provide it.
     """
 
     text: str
@@ -82,7 +82,7 @@ def _rollout(
 
 
 def _version_spans(rollout_id: str, completion: Completion) -> tuple[VersionSpan, ...]:
-    """Return the spans with the labels as policy versions; tokens nobody vouches for are refused."""
+    """Return the spans with policy versions in place of labels; every token must have a version."""
     spans: list[VersionSpan] = []
     end = 0
     for label, start, stop in completion.spans:

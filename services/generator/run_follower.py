@@ -1,12 +1,12 @@
-"""Serves the run the fleet is pointed at, one after the other, with as few engine starts as possible.
+"""Serves the fleet's current run, one run after the other, with as few engine starts as possible.
 
     wait for a current run --> registered --> engine --> weights --> generate --+
          ^                         |                                            |
          |                         +--> refused, with the reason in Redis ------+
          +---------- ended, vanished, or another run is current ----------------+
 
-The engine is kept when the next run needs the same one, and replaced in place otherwise: it lives in child processes,
-so nothing of it stays behind in this one.
+The engine is kept if the next run needs the same one, and replaced otherwise. It runs in child processes, so it leaves
+nothing behind in this process.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class Receiver(WeightGate, Protocol):
-    """What this loop needs of weight_receiver.py."""
+    """The weight receiver as this loop uses it."""
 
     @property
     def policy_version(self) -> int:
-        """Version held; -1 is none of this run's."""
+        """Version held; -1 if it is not of this run."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Receiver(WeightGate, Protocol):
 
     @property
     def outputs(self) -> OutputGate:
-        """What the engine samples goes out through it."""
+        """The gate that everything the engine samples must pass."""
         ...
 
     def attach(
@@ -67,7 +67,7 @@ class Receiver(WeightGate, Protocol):
         push_staging: Literal["memory", "none"],
         kv_after_push: Literal["recompute", "keep"],
     ) -> None:
-        """Receive this run's weights into ``engine``; nothing is held yet."""
+        """Receive this run's weights into ``engine``, which holds none yet."""
         ...
 
     def detach(self) -> None:
@@ -79,13 +79,13 @@ class RunFollower:
     """Follows the current run.
 
     Args:
-        settings: Of this process.
-        redis: Client of redis_connection.py.
+        settings: Settings of this process.
+        redis: Client made by redis_connection.py.
         receiver: Receives weights.
-        state: Told what is being waited for.
-        openai: Given the engine to answer with.
-        metrics: Counts.
-        url: Where the trainer reaches this replica.
+        state: Updated with what the replica is waiting for.
+        openai: Gets the engine that answers its requests.
+        metrics: Metrics of this process.
+        url: URL at which the trainer reaches this replica.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RunFollower:
         self._metrics = metrics
         self._url = url
         self.run_id: str | None = None
-        """The run this replica is there for."""
+        """The run that this replica serves or refuses; None between runs."""
         self._engine: Engine | None = None
         self._is_engine_spoiled = False
         self._watch = EngineWatch(every_s=settings.poll_every_s, hang_timeout_s=settings.engine_hang_timeout_s)
@@ -117,8 +117,8 @@ class RunFollower:
         """Serve runs until cancelled.
 
         Raises:
-            EngineDiedError: vLLM failed; start this process again.
-            UnavailableError: Redis stayed away.
+            EngineDiedError: vLLM failed; this process must be restarted.
+            UnavailableError: Redis stayed unreachable.
         """
         await refusals.take_back(self._redis, "generator", self._settings.name, run_id=None)
         self._show_weights()
@@ -133,7 +133,7 @@ class RunFollower:
                 try:
                     await self._serve(record, has_cuda=has_cuda)
                 except* StateLostError:
-                    log.error("run %s: Redis no longer holds its streams", record.run_id)  # noqa: TRY400  that says it
+                    log.error("run %s: Redis no longer holds its streams", record.run_id)  # noqa: TRY400
                     self._state.wait_for("the run's streams are gone from Redis")
                     await wait_until_back(self._redis, timeout_s=self._settings.redis_patience_s)
                     await asyncio.sleep(1)
@@ -149,7 +149,7 @@ class RunFollower:
             record = await self._store.get(run_id) if run_id is not None else None
             if record is not None and record.status not in TERMINAL:
                 return record
-            self._require_living_engine()  # that of the run before goes on answering requests
+            self._require_living_engine()  # the engine of the previous run still answers requests
             await asyncio.sleep(self._settings.poll_every_s)
 
     async def _is_current(self, run_id: str) -> bool:
@@ -189,15 +189,15 @@ class RunFollower:
                 await self._generate(record.run_id, keys, config, engine)
             finally:
                 try:
-                    await seat.leave()  # first: the trainer tells who leaves from who fails
+                    await seat.leave()  # first, so that the trainer can tell leaving from failing
                 finally:
-                    # The run ended in the middle of a push: the engine is held, and half of its weights are new.
+                    # If the run ended during a push, the engine is held, and some of its weights are new.
                     self._is_engine_spoiled = self._receiver.is_held
                     self._receiver.detach()
                     self._show_weights()
 
     async def _refuse(self, run_id: str, seat: Seat, reason: str) -> None:
-        """Say why this run cannot be served here, and wait for another."""
+        """Report why this run cannot be served here, and wait until it is over."""
         log.error("run %s cannot be served: %s", run_id, reason)
         self._state.wait_for("this run's model cannot be loaded", detail=reason)
         await seat.refuse(reason)
@@ -225,9 +225,9 @@ class RunFollower:
         except EngineDiedError as error:
             if not spec.of_run:
                 raise
-            # With options of the run's own, a new process would only fail again.
+            # The run has its own vLLM options, so a new process would only fail again.
             raise UserError(str(error), field="vllm") from error
-        # What it samples goes out when the weights that sampled it are known to be right, to whomever.
+        # Outputs are released only after the weights that sampled them were verified, for all clients.
         self._engine.client = GatedClient(self._engine.client, self._receiver.outputs)
         await self._openai.open(self._engine)
         return self._engine
@@ -246,7 +246,8 @@ class RunFollower:
         generating = asyncio.create_task(loop.run(), name=f"generate for {run_id}")
         try:
             while not generating.done() and await self._is_current(run_id):
-                # Not the loop's: it does not look while its window is full, and /readyz shall be right then too.
+                # Read here too: the loop does not read it while its window is full, and /readyz must be right then as
+                # well.
                 self._state.required_version = await self._store.required_version(run_id)
                 self._show_weights()
                 self._require_living_engine()

@@ -1,12 +1,12 @@
-"""vLLM's AsyncLLM with a prefix cache that no push can make stale, and with its load in view.
+"""vLLM's AsyncLLM with a prefix cache that pushes cannot make stale, and with load reports.
 
-    request --> salted --> engine        blocks of the KV cache are found again under the same salt alone
+    request --> salted --> engine        blocks of the KV cache are reused only under the same salt
                   ^
                   changes with every hold, once nothing is decoded any more and before anything can change the weights
 
-A prompt's keys and values are those of the weights that read it. Whatever a push does to the cache, requests that enter
-the engine from then on find nothing of before; completions of one prompt share it, for they come with one salt. A
-policy version alone would not do: a trainer that was resumed may push other weights under a number seen before.
+A prompt's keys and values depend on the weights that read it. Whatever a push does to the cache, requests that enter
+the engine afterwards reuse nothing from before it. Completions of one prompt share the cache, because they have the
+same salt. A policy version is not enough as a salt: a resumed trainer may push other weights under an earlier number.
 """
 
 import math
@@ -21,11 +21,11 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from services.generator.inflight_window import EngineLoad
 
 _REMEMBERED_HOLDS = 16
-"""A request that waits in the engine says late that a push took its place in the cache."""
+"""A request that waits in the engine may report long afterwards that a push took its place in the cache."""
 
 
 class SaltedLLM(AsyncLLM):
-    """AsyncLLM; made with ``stat_loggers=[LoadRecorder]``."""
+    """AsyncLLM; must be created with ``stat_loggers=[LoadRecorder]``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,18 +34,19 @@ class SaltedLLM(AsyncLLM):
         self._num_entering = 0
         recorders = [] if self.logger_manager is None else self.logger_manager.stat_loggers
         (self._recorder,) = (recorder for recorder in recorders if isinstance(recorder, LoadRecorder))
-        # vLLM's own statistics cost microseconds for every request in every step, which with hundreds are milliseconds.
+        # vLLM's own statistics cost microseconds for every request in every step: milliseconds with hundreds of
+        # requests.
         self.log_stats = False
         outputs: Any = self.output_processor
         outputs._update_stats_from_output = self._recorder.look_at  # noqa: SLF001
 
     @property
     def weights_label(self) -> str:
-        """Version label of the weights that read a request entering now, if no push comes first."""
+        """Version label of the weights that will read a request added now, unless a push comes first."""
         return self._label
 
     async def add_request(self, request_id: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        """Add a request whose prompt is a dictionary, as those of all our callers are."""
+        """Add a request whose prompt is a dictionary, as in all calls in this code base."""
         salt = f"{self._num_holds}:{prompt.get('cache_salt', '')}"
         salted: Any = {**prompt, "cache_salt": salt}
         self._num_entering += 1
@@ -60,22 +61,22 @@ class SaltedLLM(AsyncLLM):
         return self._num_entering + self.get_num_unfinished_requests()
 
     async def pause_generation(self, *, mode: Any = "keep", clear_cache: bool = True) -> None:
-        """Hold decoding; returns once no step is under way.
+        """Hold decoding; returns once no step is in progress.
 
-        AsyncLLM waits 20 ms longer for the last outputs, which have their version already.
+        AsyncLLM waits 20 ms longer for the last outputs, but these already have their version.
         """
         self._recorder.hold_begins(time.monotonic())
         await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
-        # Not before: a request with the new salt could still have been read by the old weights.
+        # Not earlier: the old weights could still read a request with the new salt.
         self._num_holds += 1
 
     async def resume_generation(self) -> None:
-        """Let decoding go on."""
+        """Resume decoding."""
         await super().resume_generation()
         self._recorder.hold_ends(time.monotonic())
 
     async def update_weight_version(self, new_version: str) -> None:
-        """Name the weights."""
+        """Set the version label of the weights."""
         await super().update_weight_version(new_version)
         self._label = new_version
 
@@ -91,9 +92,9 @@ class SaltedLLM(AsyncLLM):
 
 
 class LoadRecorder(PrometheusStatLogger):
-    """Adds up what the engine cores report of each step, until it is taken.
+    """Adds up what the engine cores report for each step, until ``take`` is called.
 
-    It is a PrometheusStatLogger in name: vLLM adds one, which costs time in every step, where none is given.
+    It inherits from PrometheusStatLogger because vLLM otherwise adds its own logger, which costs time in every step.
     """
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
@@ -107,19 +108,19 @@ class LoadRecorder(PrometheusStatLogger):
         self._holds: deque[list[float]] = deque(maxlen=_REMEMBERED_HOLDS)
 
     def hold_begins(self, at_s: float) -> None:
-        """Take note that decoding is held from now on; a hold within a hold is a part of it."""
+        """Note that decoding is held from now on. A hold within a hold belongs to the outer one."""
         if not self._holds or self._holds[-1][1] < math.inf:
             self._holds.append([at_s, math.inf])
 
     def hold_ends(self, at_s: float) -> None:
-        """Take note that decoding goes on."""
+        """Note that decoding has resumed."""
         if self._holds:
             self._holds[-1][1] = at_s
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
     ) -> None:
-        """Take note of one step of one engine core."""
+        """Record one step of one engine core."""
         self.num_steps += 1
         if scheduler_stats is not None:
             usage = float(scheduler_stats.kv_cache_usage)
@@ -129,27 +130,27 @@ class LoadRecorder(PrometheusStatLogger):
             self._waiting[engine_idx] = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
 
     def look_at(self, _request: Any, output: Any, *_: Any) -> None:
-        """Take note of what happened to one request."""
+        """Record the preemptions of one request."""
         for event in output.events or ():
             if event.type != EngineCoreEventType.PREEMPTED:
                 continue
-            # The engine core has the same monotonic clock, being on this machine.
+            # The engine core is on this machine, so it uses the same monotonic clock.
             if any(begin <= event.timestamp <= end for begin, end in self._holds):
                 self._num_recomputed += 1
             else:
                 self._num_preempted += 1
 
     def log_engine_initialized(self) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
-        """Say nothing."""
+        """Record nothing."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """Say nothing."""
+        """Record nothing."""
 
     def take(self) -> EngineLoad:
-        """Return the load since the last call; of several cores, the usage of the fullest."""
+        """Return the load since the last call; with several cores, the cache usage of the fullest."""
         load = EngineLoad(
             kv_usage=max(self._peaks.values(), default=0.0),
             num_running=sum(self._running.values()),

@@ -1,7 +1,7 @@
-"""The life of a generator process, whatever samples in it: from its first byte on the wire to its exit code.
+"""The life of a generator process with any engine, from its listening socket to its exit code.
 
-Asked to stop (SIGTERM, SIGINT) it takes no more prompts, aborts what is in flight, gives its lease back, and is gone
-within ten seconds. What was in flight stays pending in Redis under its name, for its next life or for another replica.
+After SIGTERM or SIGINT it takes no more prompts, aborts the groups in flight, gives its lease back, and exits within
+ten seconds. The aborted groups stay pending in Redis under its name, for its next process or for another replica.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _STOP_S = 8.0
 
 
 def stop_on_signals() -> asyncio.Event:
-    """Return an event that is set when this process is asked to stop."""
+    """Return an event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -39,18 +39,18 @@ async def serve_until(
     receivers: Sequence[WeightReceiver],
     say_why: Callable[[str], Awaitable[None]],
 ) -> int:
-    """Answer HTTP and do ``work`` until asked to stop, and return the exit code.
+    """Answer HTTP and do ``work`` until ``stop`` is set or something fails, and return the exit code.
 
     Args:
-        stop: Ends it.
-        server: Answers.
-        listener: Where.
-        work: Follows the current run; ends by failing alone.
-        receivers: A stuck one ends the process.
-        say_why: Told why it ends, if that is not because it was asked to.
+        stop: Set to end the process.
+        server: Answers HTTP requests.
+        listener: The socket that ``server`` listens on.
+        work: Follows the current run; ends only with an exception.
+        receivers: The process ends when the engine of any receiver is stuck.
+        say_why: Called with the reason if the process ends because of a failure.
 
     Raises:
-        UserError: Something is set wrong.
+        UserError: A setting is wrong.
     """
     http = asyncio.create_task(server.serve(sockets=[listener]), name="http server")
     working = asyncio.create_task(work, name="run follower")
@@ -93,7 +93,7 @@ def _exit_code(failure: BaseException | None) -> int:
 
 
 def _reason(failure: BaseException) -> str:
-    """Return what people are told: our sentence if there is one, a setting that is wrong before anything else."""
+    """Return the reason to report: a UserError first, then another HeadraceError, then the first unknown error."""
     known = [error for error in _leaves(failure) if isinstance(error, HeadraceError)]
     known.sort(key=lambda error: not isinstance(error, UserError))
     if known:

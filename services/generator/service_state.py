@@ -1,7 +1,7 @@
-"""Why this replica is not generating, in words.
+"""Why this replica is not generating, as a sentence.
 
-/readyz answers anybody, so it says the phase alone: no model, no path, no number. Who has a key gets the details too,
-when an OpenAI route refuses.
+/readyz needs no key, so it shows only the phase: no model, path or number. The OpenAI routes need a key, so they also
+give the details when they refuse a request.
 """
 
 from typing import Protocol
@@ -16,20 +16,22 @@ class VersionHolder(Protocol):
 
     @property
     def held(self) -> LineageVersion:
-        """Version held."""
+        """The version that the replica holds."""
         ...
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the engine's memory is given away."""
+        """Whether the engine has released its GPU memory."""
         ...
 
 
 class ServiceState:
-    """Written by run_follower.py, read by the HTTP routes, all on one event loop.
+    """Tells why the replica does not generate.
+
+    run_follower.py writes it and the HTTP routes read it, on one event loop.
 
     Args:
-        weights: Says which policy version is held.
+        weights: Tells which policy version is held.
     """
 
     def __init__(self, weights: VersionHolder) -> None:
@@ -40,19 +42,19 @@ class ServiceState:
 
     @property
     def is_starting(self) -> bool:
-        """Whether this process is not even able to wait for a run yet."""
+        """Whether vLLM is still being imported, so that this process cannot even wait for a run yet."""
         return self._phase == _STARTING
 
     def wait_for(self, phase: str, *, detail: str = "") -> None:
-        """Note what generation waits for before it can serve a run. ``phase`` is public, ``detail`` is not."""
+        """Set what the replica waits for before it can serve a run. ``phase`` is public, ``detail`` is not."""
         self._phase, self._detail = phase, detail
 
     def serve(self) -> None:
-        """Note that an engine serves the current run; from now on only weights can be missing."""
+        """Note that an engine serves the current run. From now on only weights can be missing."""
         self._phase, self._detail = None, ""
 
     def why_not_ready(self) -> str | None:
-        """Return the phase while no prompts are taken, None if they are. A hold during a push does not count."""
+        """Return the phase, or None if the replica takes prompts. Decoding that is held for a push counts as ready."""
         if self._phase is not None:
             return self._phase
         if self._weights.is_asleep:
@@ -60,7 +62,7 @@ class ServiceState:
         return None if self._weights.held.satisfies(self.required_version) else "waiting for weights"
 
     def why_policy_closed(self) -> str | None:
-        """Return why the policy cannot answer requests, with details; one that lags behind can."""
+        """Return why the policy cannot answer requests, with details, or None. An outdated policy can answer."""
         if self._phase is not None:
             return f"{self._phase}: {self._detail}" if self._detail else self._phase
         if self._weights.held.policy_version < 0:

@@ -1,4 +1,4 @@
-"""What the generator reads from its environment, once, at its entry point."""
+"""The generator's settings, read from the environment once, at the entry point."""
 
 import json
 import socket
@@ -64,11 +64,11 @@ class GeneratorSettings(ServiceSettings):
 
     @property
     def name(self) -> str:
-        """Stable name of this replica, under which it finds its unfinished work again."""
+        """Stable name of this replica. After a restart it finds its unfinished work under this name."""
         return self.replica_id or replica_name()
 
     def url(self, port: int) -> str:
-        """Return where the trainer reaches this replica, which listens on ``port``."""
+        """Return the URL at which the trainer reaches this replica, which listens on ``port``."""
         if self.advertise_url:
             return self.advertise_url
         return f"{self.scheme}://{socket.gethostname() if self.host in _EVERY_ADDRESS else self.host}:{port}"

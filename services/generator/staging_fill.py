@@ -1,10 +1,10 @@
-"""Brings staging memory to the version that a begin body announces: everything, or what changed, over any transport.
+"""Brings staging memory to the version that a begin body announces, with full parameters or deltas, over any transport.
 
-    stream, full    chunks of parameters     --> in place of what is there
-    stream, delta   chunks of deltas, uint8  --> applied to what is there, which must be what the trainer compared with
+    stream, full    chunks of parameters     --> overwrite the staged parameters
+    stream, delta   chunks of deltas, uint8  --> applied to the staged parameters, which must be the delta's base
     disk            files (disk_reader.py)   --> either
 
-What is staged is of no use after an error: some of it may be new.
+After an error the staged parameters are unusable, because some of them may be new.
 """
 
 from collections.abc import Sequence
@@ -31,17 +31,17 @@ def fill(
     """Receive a version.
 
     Args:
-        staged: Where to; of ``specs``.
-        wire: Where from.
+        staged: Staging memory for ``specs``.
+        wire: The wire to receive from.
         specs: The parameters, in the order of the begin body.
-        what: Of the begin body: ``timeout_s``, and ``sizes``, ``base_checksum`` or ``place`` where it has them.
-        held: Checksum of what is staged; None if that is nothing whole.
-        buffer_bytes: Size after which a chunk is cut.
+        what: Fields of the begin body: ``timeout_s``, and ``sizes``, ``base_checksum`` or ``place`` if it has them.
+        held: Checksum of the staged parameters; None if they are not complete.
+        buffer_bytes: Size in bytes after which a chunk ends.
 
     Raises:
         PushError: A file is missing or damaged.
-        RuntimeError: The time is up, the trainer gave up, or its delta is to something else than what is staged.
-        ValueError: A parameter or a delta is not what was announced.
+        RuntimeError: The time is up, the trainer gave up, or the base of its delta is not what is staged.
+        ValueError: A parameter or a delta differs from the announcement.
     """
     timeout_s = float(what["timeout_s"])
     if isinstance(wire, DiskReader):

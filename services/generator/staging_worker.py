@@ -1,4 +1,4 @@
-"""vLLM's worker, extended by what a push needs of it: ``worker_extension_cls`` of the engine's arguments.
+"""Extends vLLM's worker by the methods that a push needs: ``worker_extension_cls`` of the engine's arguments.
 
 vLLM adds this class to the bases of its own worker, without calling any constructor.
 """
@@ -19,7 +19,9 @@ class StagingWorker:
     """The methods that ``collective_rpc`` can call."""
 
     def headrace_push(self, move: str, arguments: dict[str, Any], report_to: Sequence[Any] | None = None) -> Any:
-        """Make one move of worker_transfer.WorkerTransfer; report its course if it is one that takes time."""
+        """Make one move of worker_transfer.WorkerTransfer. If ``report_to`` is given, report the progress of the move
+        there.
+        """
         if move not in _MOVES:
             raise ValueError(f"a push has no move {move}")
         transfer = _transfer_of(self)
@@ -28,13 +30,14 @@ class StagingWorker:
         return getattr(transfer, move)(**arguments)
 
     def headrace_make_ready(self) -> None:
-        """Make what vLLM 0.32 makes in a warm-up alone, and without a GPU it warms up only a few kinds of engines.
+        """Make the buffers that vLLM 0.32 makes only in a warm-up; without a GPU it warms up only a few kinds of
+        engines.
 
-        A pipeline's second worker and those after it receive the first one's activations into it.
+        All workers of a pipeline but the first receive the previous worker's activations into these buffers.
         """
         from vllm.distributed.parallel_state import get_pp_group
 
-        runner: Any = getattr(self, "model_runner")  # noqa: B009  of vLLM's worker, which this class is mixed into
+        runner: Any = getattr(self, "model_runner")  # noqa: B009  an attribute of vLLM's worker
         if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
             runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
                 batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM as the receiving end of a push sees it; receiving_engine.py says what each call means."""
+"""Implements receiving_engine.py with vLLM's AsyncLLM."""
 
 import itertools
 from collections.abc import Awaitable, Sequence
@@ -20,7 +20,7 @@ class VllmReceivingEngine:
 
     Args:
         client: AsyncLLM.
-        adapter: What it serves adapters of; None if whole models arrive.
+        adapter: Spec of the adapters that it serves; None if whole models arrive.
     """
 
     def __init__(self, client: Any, adapter: AdapterSpec | None = None) -> None:
@@ -36,7 +36,7 @@ class VllmReceivingEngine:
 
         if not current_platform.is_cuda():
             return ("gloo", "disk")
-        # Several workers are on several GPUs, and the trainer is on one of them at most.
+        # Several workers use several GPUs, and the trainer is on at most one GPU.
         return ("nccl", "ipc", "gloo", "disk") if self.num_workers == 1 else ("nccl", "gloo", "disk")
 
     @property
@@ -55,7 +55,8 @@ class VllmReceivingEngine:
     async def call_workers(self, move: str, **arguments: Any) -> list[Any]:  # noqa: D102
         report_to = self._reports.begin() if move in _JOBS else None
         rpc: tuple[Any, ...] = ("collective_rpc", "headrace_push", None, (move, arguments, report_to), {})
-        # Not AsyncLLM.collective_rpc: of several data-parallel engines, that returns what the first one says.
+        # Not AsyncLLM.collective_rpc, which returns only the first engine's answers if there are several data-parallel
+        # engines.
         engines: list[list[Any]] = await self._client.engine_core.call_utility_all_async(*rpc)
         return [answer for workers in engines for answer in workers]
 
@@ -77,12 +78,12 @@ class VllmReceivingEngine:
 
     @property
     def is_asleep(self) -> bool:  # noqa: D102
-        # Of the engine, which outlives this object.
+        # Stored on the client, because the engine outlives this object.
         return bool(getattr(self._client, _ASLEEP, False))
 
     async def sleep(self) -> None:  # noqa: D102
-        # A push brings all weights, and nothing but a push wakes the engine: there is nothing to save, unless what is
-        # pushed are adapters and the weights are their base.
+        # Only a push wakes the engine, and it brings all weights, so there is nothing to save (level 2). If adapters
+        # are pushed, their base must be saved (level 1).
         level = 2 if self.adapter is None else 1
         setattr(self._client, _ASLEEP, True)
         await self._client.sleep(level=level, mode="keep")
@@ -123,7 +124,7 @@ class VllmReceivingEngine:
             try:
                 return [_prompt_logprobs(await _final(queue), token_ids) for queue in queues.values()]
             finally:
-                # Of requests that have ended vLLM knows nothing, and says nothing.
+                # vLLM ignores requests that have already ended.
                 await self._client.abort(list(queues))
 
         return answers()
@@ -137,7 +138,7 @@ async def _final(queue: Any) -> Any:
 
 
 def _prompt_logprobs(output: Any, token_ids: Sequence[int]) -> list[float]:
-    """Return the logprob of every token of the prompt but the first, which nothing predicts."""
+    """Return the logprob of every token of the prompt except the first, which has none."""
     if output.prompt_logprobs is None:
         raise PushError("the engine gave the probe up")
     return [

@@ -6,18 +6,18 @@
                                                               v                     v
                                      spoiled: held, in no communicator, until a later epoch's commit
 
-What is received is kept aside, so a push that fails before it is loaded has touched nothing: the old weights are served
-on under their old name, also when the trainer died in the middle. Weights that were loaded by halves, or whose probe
-failed, are never served: nothing but a later complete push resumes decoding then. Until the probe was compared,
-output_gate.py keeps what the new weights sample. Bodies of an older epoch, or of another run, are refused.
+Received weights are staged, so a push that fails before loading has changed nothing: the old weights continue to be
+served under their old version, even if the trainer died in the middle. Weights that were loaded only partly, or whose
+probe failed, are never served. Only a later complete push resumes decoding then. Until the probe has been compared,
+output_gate.py holds back what the new weights sample. Bodies of an older epoch or of another run are refused.
 
-Without staging (``push_staging: none``) decoding is held from begin on, and every failure spoils.
+Without staging (``push_staging: none``) decoding is held from begin on, and every failure spoils the weights.
 
-This module knows who may ask for what, and when; what each move does to the weights is weight_swap.py's. The moves of a
-run are made one after the other, and end with it: whoever waits for one is told that the run has ended.
+This module decides which request is allowed at which time; weight_swap.py carries out each move on the weights. The
+moves of a run are made one after the other and end with the run. A request that waits for its turn then fails.
 
-Every call into the engine has a deadline. A worker that is stuck in one cannot be recalled: ``fatal`` is set then, and
-the process is expected to end and be started again.
+Every call into the engine has a deadline. A worker that is stuck in a call cannot be recalled. ``fatal`` is then set,
+and the process is expected to end and be restarted.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ _ReplyT = TypeVar("_ReplyT")
 
 
 class ConflictError(PushError):
-    """The body is of another run, of an older epoch, or out of turn."""
+    """The body is for another run, for an older epoch, or out of turn."""
 
 
 @dataclass(eq=False)
@@ -65,23 +65,23 @@ class _Serving:
     swap: WeightSwap
     engine_id: str = field(default_factory=lambda: uuid4().hex)
     newest_epoch: int = 0
-    """That was seen, in a join or an abort."""
+    """Newest epoch seen in a join or an abort."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     moves: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
-    """Under way, or waiting for their turn."""
+    """Moves that are in progress or wait for their turn."""
 
 
 class WeightReceiver:
-    """What this replica holds, and the four moves of a push.
+    """The weights that this replica holds, and the moves of a push.
 
     Args:
         replica_id: This replica's stable name.
-        weight_roots: Where weights may be read from, if they come by disk; anywhere if left out.
-        grace_s: How long past its deadline the engine may take before it counts as stuck.
+        weight_roots: Directories from which weights may be read, if they come by disk; None allows all.
+        grace_s: How far a call may exceed its deadline before the engine counts as stuck, in seconds.
 
     Attributes:
         fatal: Set when the engine is stuck and the process must end.
-        fatal_reason: Why, as a sentence.
+        fatal_reason: The reason, as a sentence.
     """
 
     def __init__(self, *, replica_id: str, weight_roots: FileRoots | None = None, grace_s: float = 10.0) -> None:
@@ -96,12 +96,12 @@ class WeightReceiver:
 
     @property
     def policy_version(self) -> int:
-        """Version read back from the engine; -1 if it holds none of this run's."""
+        """Version that was read back from the engine; -1 if it holds no weights of this run."""
         return self.held.policy_version
 
     @property
     def held(self) -> LineageVersion:
-        """That version, and whose it is. The old one until the new one was read back, and decoding goes on."""
+        """That version with its incarnation. It changes when the new version was read back and decoding resumes."""
         return NO_WEIGHTS if self._serving is None else self._serving.swap.held
 
     @property
@@ -111,12 +111,12 @@ class WeightReceiver:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the engine's memory is given away until the next push."""
+        """Whether the engine has released its memory until the next push."""
         return self._serving is not None and self._serving.swap.engine.is_asleep
 
     @property
     def outputs(self) -> OutputGate:
-        """What the engine samples goes out through it."""
+        """The gate that everything the engine samples must pass."""
         return self._outputs
 
     def attach(
@@ -137,7 +137,7 @@ class WeightReceiver:
             replica_id=self._replica_id,
             engine=guarded,
             outputs=self._outputs,
-            # Adapters are small, and vLLM loads them from files: they are always kept aside.
+            # Adapters are small, and vLLM loads them from files, so they are always staged.
             is_staged=push_staging == "memory" or has_adapters,
             has_adapters=has_adapters,
             on_change=self._notify,
@@ -146,26 +146,26 @@ class WeightReceiver:
         self._notify()
 
     def detach(self) -> None:
-        """Receive no more; the engine is about to go, or to serve another run. Moves under way are given up."""
+        """Stop receiving, because the engine will be stopped or serve another run. Moves in progress are given up."""
         serving = self._end_serving()
         if serving is not None:
             serving.swap.engine.close()
         self._notify()
 
     def is_open(self, required: LineageVersion) -> bool:
-        """Return whether prompts may be taken: weights of this run are held, and none older than ``required``.
+        """Return whether prompts may be taken: weights of this run are held, and they are not older than ``required``.
 
-        What a trainer pushed that was superseded since is older than all that its successor pushes.
+        Weights of an earlier incarnation of the trainer are older than all weights of its successor.
         """
         return not self.is_held and self.held.satisfies(required)
 
     async def wait_open(self, required: LineageVersion) -> None:
-        """Wait until ``is_open(required)``. A push may take long to come, so the caller sets the deadline."""
+        """Wait until ``is_open(required)``. The caller sets the deadline, because the next push may be far off."""
         while not self.is_open(required):
             await self._changed.wait()
 
     def info(self) -> ReplicaInfo:
-        """Return what this replica is and holds."""
+        """Return the description of this replica and of the weights that it holds."""
         serving = self._serving
         if serving is None:
             return ReplicaInfo(
@@ -182,7 +182,7 @@ class WeightReceiver:
                 is_held=False,
             )
         swap, engine = serving.swap, serving.swap.engine
-        has_wire = engine.transports != ["simulated"]  # else nobody asks, and torch is heavy
+        has_wire = engine.transports != ["simulated"]  # not needed for simulated pushes, and importing torch is slow
         return ReplicaInfo(
             replica_id=self._replica_id,
             run_id=serving.run_id,
@@ -203,12 +203,12 @@ class WeightReceiver:
         )
 
     async def join(self, body: JoinRequest) -> ReplicaInfo:
-        """Have all workers enter a new communicator. Decoding goes on.
+        """Have all workers enter a new communicator. Decoding continues.
 
         Raises:
-            ConflictError: Another run, an epoch that is not newer, or versions that cannot talk to each other.
-            PushError: The rendezvous failed, or weights may not be read from where the body says.
-            UnavailableError: No engine, it is stuck, or the run ended.
+            ConflictError: Another run, an epoch that is not newer, or incompatible releases of torch or NCCL.
+            PushError: The rendezvous failed, or weights may not be read from the directory in the body.
+            UnavailableError: The engine is missing or stuck, or the run ended.
         """
         self._check_run(body)
         if body.weight_dir is not None and self._weight_roots is not None:
@@ -229,12 +229,13 @@ class WeightReceiver:
         return await self._in_turn(body, move)
 
     async def begin(self, body: BeginRequest) -> ReplicaInfo:
-        """Start to receive; returns once the parameters are known to be the model's. Without staging, hold first.
+        """Start to receive. Returns once the parameters are known to be the model's. Without staging, hold decoding
+        first.
 
         Raises:
-            ConflictError: Another run or epoch, or a push is under way.
-            PushError: The engine could not be held, or what is announced is not what the model consists of.
-            UnavailableError: No engine, it is stuck, or the run ended.
+            ConflictError: Another run or epoch, or a push is in progress.
+            PushError: The engine could not be held, or the announced parameters do not match the model's.
+            UnavailableError: The engine is missing or stuck, or the run ended.
         """
 
         async def move(serving: _Serving) -> ReplicaInfo:
@@ -249,12 +250,12 @@ class WeightReceiver:
         return await self._in_turn(body, move)
 
     async def commit(self, body: CommitRequest) -> CommitReply:
-        """Wait for the last byte, compare the checksum, load, read the version back, go on, and score the probe.
+        """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
 
         Raises:
             ConflictError: Another run or epoch, or that version is not being received.
-            PushError: The update failed; see the diagram for what that leaves.
-            UnavailableError: No engine, it is stuck, or the run ended.
+            PushError: The update failed; the diagram above shows the resulting state.
+            UnavailableError: The engine is missing or stuck, or the run ended.
         """
 
         async def move(serving: _Serving) -> CommitReply:
@@ -272,7 +273,7 @@ class WeightReceiver:
         Raises:
             ConflictError: Another run, or an older epoch.
             PushError: The engine did not leave the communicator.
-            UnavailableError: No engine, it is stuck, or the run ended.
+            UnavailableError: The engine is missing or stuck, or the run ended.
         """
 
         async def move(serving: _Serving) -> ReplicaInfo:
@@ -285,12 +286,12 @@ class WeightReceiver:
         return await self._in_turn(body, move)
 
     async def sleep(self, body: SleepRequest) -> ReplicaInfo:
-        """Hold decoding, and give the engine's GPU memory away until the next push.
+        """Hold decoding, and release the engine's GPU memory until the next push.
 
         Raises:
-            ConflictError: Another run or epoch, or a push is under way.
-            PushError: This engine cannot.
-            UnavailableError: No engine, it is stuck, or the run ended.
+            ConflictError: Another run or epoch, or a push is in progress.
+            PushError: This engine cannot sleep.
+            UnavailableError: The engine is missing or stuck, or the run ended.
         """
 
         async def move(serving: _Serving) -> ReplicaInfo:
@@ -303,11 +304,11 @@ class WeightReceiver:
         return await self._in_turn(body, move)
 
     async def _in_turn(self, body: _Body, move: Callable[[_Serving], Coroutine[Any, Any, _ReplyT]]) -> _ReplyT:
-        """Make a move once those before it have ended.
+        """Make a move after the earlier ones have ended.
 
         Raises:
             ConflictError: Another run.
-            UnavailableError: No engine, it is stuck, or the run ended in the middle.
+            UnavailableError: The engine is missing or stuck, or the run ended before the move did.
         """
         serving = self._check_run(body)
 
@@ -320,7 +321,7 @@ class WeightReceiver:
         serving.moves.add(task)
         task.add_done_callback(serving.moves.discard)
         try:
-            # Not awaited itself: that detach cancels it is not to cancel who asked.
+            # Not awaited directly: when detach cancels the task, the caller must not be cancelled.
             await asyncio.wait({task})
         finally:
             task.cancel()

@@ -1,9 +1,9 @@
-"""The weight push over HTTP: bodies of shared/control.py in, ``WeightReceiver`` behind.
+"""The weight push over HTTP: bodies of shared/control.py, answered by ``WeightReceiver``.
 
     409  another run, an older epoch, out of turn        422  malformed
     503  no engine yet, or the update failed
 
-Only the trainer calls these; the door in front of the application asks for the internal key.
+Only the trainer calls these routes. They need the internal key, which is checked in front of the application.
 """
 
 from collections.abc import Callable, Coroutine

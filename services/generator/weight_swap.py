@@ -1,15 +1,14 @@
-"""What one run's engine holds, and how an update replaces it; weight_receiver.py says who may ask for which step.
+"""The weights of one run's engine, and how an update replaces them; weight_receiver.py decides which step is allowed.
 
-    begin --> receiving --> commit: hold --> load, read back --> resume --> probe compared --> what is sampled goes out
+    begin --> receiving --> commit: hold --> load, read back --> resume --> probe compared --> outputs are released
                   |                  |             |                             |
                   | fails, or leave  | fails       | fails                       | fails
                   v                  v             v                             v
         the old weights are        spoiled: held, without weights, until a later update is complete
         served on
 
-During all of it the version is the old one until the new one was read back: ``is_held`` says all there is to say of a
-push. An object of this class ends with its run. Calls that are still under way then are cancelled, and whatever they
-come to changes nothing of the next run's.
+``held`` is the old version until the new one was read back; during the push only ``is_held`` changes. An object of this
+class ends with its run. Calls in progress are then cancelled, and their results cannot affect the next run.
 """
 
 import asyncio
@@ -39,9 +38,9 @@ class Update:
     body: BeginRequest
     begun_at: float
     directory: Path | None
-    """Where adapters go."""
+    """Directory for adapters; None if whole models arrive."""
     closing: ExitStack
-    """Removes it."""
+    """Removes the directory."""
     receiving: "asyncio.Task[str | None] | None" = None
     failure: str = ""
     received_at: float = 0.0
@@ -52,19 +51,19 @@ class WeightSwap:
     """The weights of one run in one engine.
 
     Args:
-        replica_id: Of this replica.
-        engine: Receives and loads.
-        outputs: What the engine samples goes out through it.
-        is_staged: Whether bytes are kept aside while they arrive; if not, decoding is held meanwhile.
-        has_adapters: Whether what arrives are adapters.
-        on_change: Told when ``held`` or ``is_held`` has changed.
+        replica_id: This replica's stable name.
+        engine: Receives and loads weights.
+        outputs: The gate that everything the engine samples must pass.
+        is_staged: Whether arriving weights are staged. If not, decoding is held while they arrive.
+        has_adapters: Whether adapters arrive, instead of whole models.
+        on_change: Called when ``held`` or ``is_held`` has changed.
 
     Attributes:
-        epoch: Communicator epoch it belongs to; 0 is none.
-        held: Weights of this run, as read back from the engine.
+        epoch: Current communicator epoch; 0 means none.
+        held: Version of this run's weights, as read back from the engine.
         is_held: Whether decoding is held.
-        staged_checksum: Of the full set kept aside; None if there is none.
-        update: The one that is under way.
+        staged_checksum: Checksum of the staged weights; None if they are not complete.
+        update: The update in progress, or None.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class WeightSwap:
         self._on_change = on_change
 
     def end(self) -> None:
-        """Drop what is under way; what was sampled, and nobody has verified, goes out to nobody."""
+        """Give up the update in progress. Outputs of weights that were not verified are refused."""
         if self.update is not None:
             if self.update.receiving is not None:
                 self.update.receiving.cancel()
@@ -101,16 +100,16 @@ class WeightSwap:
     async def enter(self, body: JoinRequest) -> None:
         """Have all workers enter a new communicator."""
         await self.leave("a newer epoch began")
-        # Whatever run it was for: the workers may still be in the communicator of one that has ended.
+        # Regardless of the run: the workers may still be in the communicator of a run that has ended.
         await self.engine.leave()
         await self.engine.enter(body)
         self.epoch = body.epoch
 
     async def begin(self, body: BeginRequest) -> None:
-        """Begin to receive; without staging, hold first.
+        """Begin to receive. Without staging, hold decoding first.
 
         Raises:
-            PushError: The engine could not be held, or what is announced is not what the model consists of.
+            PushError: The engine could not be held, or the announced parameters do not match the model's.
         """
         closing = ExitStack()
         directory = closing.enter_context(adapter_directory()) if self._has_adapters else None
@@ -127,10 +126,10 @@ class WeightSwap:
         update.receiving = asyncio.create_task(self._receive(update), name="receive weights")
 
     async def commit(self, update: Update, receiving: "asyncio.Task[str | None]", body: CommitRequest) -> CommitReply:
-        """Wait for the last byte, compare the checksum, load, read the version back, go on, and score the probe.
+        """Wait for the last byte, compare the checksum, load, read the version back, resume, and score the probe.
 
         Raises:
-            PushError: The update failed; see the diagram for what that leaves.
+            PushError: The update failed; the diagram above shows the resulting state.
         """
         deadline = time.monotonic() + body.timeout_s
         await asyncio.wait({receiving})
@@ -146,7 +145,8 @@ class WeightSwap:
             left_s = max(deadline - loading_at, 0.0)
             await self.engine.load(version, directory=update.directory, timeout_s=left_s)
             load_s = time.monotonic() - loading_at
-            # Queued before decoding goes on: it is then in the first step, whoever else waits for a place.
+            # Queued before decoding resumes, so that the probe is in the first step, even if other requests wait for a
+            # place.
             answer = None if body.probe is None else await self.engine.submit_probe(body.probe.token_ids)
             try:
                 await self.engine.resume()
@@ -173,10 +173,10 @@ class WeightSwap:
         )
 
     async def sleep(self) -> None:
-        """Hold decoding, and give the engine's GPU memory away.
+        """Hold decoding, and release the engine's GPU memory.
 
         Raises:
-            PushError: This engine cannot.
+            PushError: This engine cannot sleep.
         """
         if self.engine.is_asleep:
             return
@@ -190,7 +190,7 @@ class WeightSwap:
             raise
 
     async def leave(self, reason: str) -> None:
-        """Leave the communicator and any update. If decoding is held for it, the weights are spoiled."""
+        """Leave the communicator and give up the update. If decoding is held for it, the weights are spoiled."""
         update = self.update
         if update is not None:
             log.warning("giving up policy version %d: %s", update.body.policy_version, reason)
@@ -202,12 +202,12 @@ class WeightSwap:
             await self.engine.leave()
         if update is not None:
             if update.receiving is not None:
-                # The workers have left, so this ends now.
+                # The workers have left, so this task ends now.
                 await asyncio.wait({update.receiving})
             self._forget(update)
 
     async def _hold(self, update: Update) -> float:
-        """Hold decoding, if that is not done, and return since when it is."""
+        """Hold decoding unless it is held already, and return the time at which the hold began."""
         if update.held_at is None:
             update.held_at = time.monotonic()
             self.is_held = True
@@ -219,7 +219,7 @@ class WeightSwap:
     async def _verify(
         self, body: CommitRequest, answer: "asyncio.Task[list[list[float]]] | None"
     ) -> tuple[float | None, str | None]:
-        """Let out what the version just loaded samples, if the probe is what the trainer says."""
+        """Open the output gate if the loaded version's probe agrees with the trainer's; otherwise refuse it."""
         difference, failure = None, None
         if body.probe is not None and answer is not None:
             difference, failure = await compare(self.engine, body.probe, answer)
@@ -230,7 +230,7 @@ class WeightSwap:
         return difference, failure
 
     async def _refuse(self, reason: str) -> None:
-        """Take the version out of service, with all that it has sampled."""
+        """Take the version out of service, and refuse everything that it has sampled."""
         log.error("%s; decoding is held until a later push is complete", reason)
         self.held, self.is_held = NO_WEIGHTS, True
         self._on_change()
@@ -250,14 +250,15 @@ class WeightSwap:
         self.staged_checksum = arrived if self._is_staged else None
 
     async def _receive(self, update: Update) -> str | None:
-        """Return the checksum of what arrived, once everything is there; or note why it is not."""
+        """Return the checksum of the received weights, or record the failure in ``update`` and return None."""
         try:
             checksum = await self.engine.received(update.body)
         except HeadraceError as error:
             log.warning("%s; the old weights are served on" if update.held_at is None else "%s", error)
             update.failure = str(error)
             if not self.engine.is_stuck:
-                # The trainer would otherwise wait for us to take the next chunk, and hold everybody until its deadline.
+                # Otherwise the trainer would wait for us to take the next chunk, and hold up all replicas until its
+                # deadline.
                 self.epoch = 0
                 with contextlib.suppress(HeadraceError):
                     await self.engine.leave()

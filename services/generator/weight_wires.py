@@ -1,8 +1,8 @@
-"""Ways for a worker to get weights from the trainer: one communicator epoch is one wire.
+"""The wires over which a worker receives weights from the trainer. Each communicator epoch is one wire.
 
     open_wire (blocks until every rank is there) --> receive_chunks, receive_chunks, ... --> leave
 
-All of it happens in a thread of the worker (worker_transfer.py); ``leave`` alone may come from another.
+All of this runs in a thread of the worker (worker_transfer.py), except ``leave``, which other threads may call.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,15 +24,15 @@ class Wire(Protocol):
     def receive_chunks(
         self, specs: Iterable[Spec], *, buffer_bytes: int, timeout_s: float
     ) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """Yield the named parameters of each chunk as it arrives, valid until the next one is asked for.
+        """Yield the named parameters of each chunk as it arrives. They are valid until the next chunk is requested.
 
         Raises:
-            RuntimeError: ``timeout_s`` for all of it has passed, or the trainer gave up.
+            RuntimeError: The whole transfer took longer than ``timeout_s``, or the trainer gave up.
         """
         ...
 
     def leave(self) -> None:
-        """Close our connections: whoever waits for us, or waits here for others, gets an error."""
+        """Close this worker's connections. Ranks that wait for it, and calls that wait here, fail with an error."""
         ...
 
 
@@ -40,12 +40,12 @@ def open_wire(where: dict[str, Any], *, rank: int, device: torch.device) -> Wire
     """Enter the trainer's communicator; blocks until every rank is there.
 
     Args:
-        where: What receiving_engine.py says of the join body, its transport first.
-        rank: Of this worker among those of its replica.
-        device: Where the engine computes.
+        where: Fields of the join body, including ``transport``.
+        rank: This worker's rank within its replica.
+        device: Device on which the engine computes.
 
     Raises:
-        RuntimeError: Not all came in time, or the trainer gave up.
+        RuntimeError: Not all ranks came in time, or the trainer gave up.
     """
     if where["transport"] == "nccl":
         from services.generator.nccl_wire import NcclWire

@@ -1,9 +1,10 @@
-"""What vLLM's workers on this machine say of their part in a push, without a call through the engine.
+"""Progress reports of vLLM's workers on this machine during a push, without a call through the engine.
 
-    worker's thread --datagram--> socket of the generator process --> how far every worker is
+    worker's thread --datagram--> socket of the generator process --> progress of every worker
 
-A call through the engine is answered between two decode steps, and a push that asked its way through would wait for one
-each time. Reports may get lost, and come from no worker on another machine: whoever has not heard of all workers asks.
+A call through the engine is answered only between two decode steps, and asking that way would cost a push one such wait
+for every question. Reports may get lost, and workers on other machines send none. If a report is missing, the caller
+asks through the engine.
 """
 
 import asyncio
@@ -20,12 +21,12 @@ _LOST_S = 0.5
 
 
 class Progress(NamedTuple):
-    """How far a worker is; a plain tuple on vLLM's wire.
+    """Progress of one worker; a plain tuple on vLLM's wire.
 
     Attributes:
-        phase: What it is doing.
-        failure: Why its last job failed, None if it did not.
-        checksum: Of the complete set that it received last, None if there is none.
+        phase: The current phase of the worker.
+        failure: Why its last job failed; None if it did not fail.
+        checksum: Checksum of the last complete set that it received; None before the first.
     """
 
     phase: str
@@ -37,15 +38,15 @@ class ReportTo(NamedTuple):
     """Where a worker reports; a plain tuple on vLLM's wire.
 
     Attributes:
-        path: Of the socket.
-        job: Number of what it was asked to do.
+        path: Path of the socket.
+        job: Number of the job that is reported on.
     """
 
     path: str
     job: int
 
     def send(self, rank: int, progress: Progress) -> None:
-        """Report. Nobody may be listening, and nobody is waited for."""
+        """Send a report, without waiting and without an error if no process listens."""
         failure = progress.failure and progress.failure[:_MAX_FAILURE_CHARACTERS]
         report = json.dumps([self.job, rank, progress.phase, failure, progress.checksum]).encode()
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
@@ -53,10 +54,10 @@ class ReportTo(NamedTuple):
 
 
 class WorkerReports:
-    """The listening end; made and closed on the event loop.
+    """The listening end; created and closed on the event loop.
 
     Args:
-        num_workers: How many report.
+        num_workers: Number of workers that report.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -73,16 +74,17 @@ class WorkerReports:
         self._loop.add_reader(self._socket.fileno(), self._read)
 
     def begin(self) -> ReportTo:
-        """Return where to report what is about to be asked of the workers, and forget earlier reports."""
+        """Return where workers report on the job that comes next, and forget earlier reports."""
         self._job += 1
         self._heard = {}
         return ReportTo(self._path, self._job)
 
     async def wait(self, timeout_s: float) -> list[Progress] | None:
-        """Wait for news of this job, and return the last report of every worker; None if there was no such news.
+        """Wait for new reports on this job, and return every worker's latest one; None if they did not come in time.
 
         Args:
-            timeout_s: How long to wait for workers that may never report. Those that do are given longer.
+            timeout_s: Time to wait for workers that may never report, in seconds. Once all have reported, it is at
+                least 0.5 s.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(timeout_s, _LOST_S) if self._is_complete else timeout_s):
@@ -98,7 +100,7 @@ class WorkerReports:
         return len(self._heard) == self._num_workers
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         self._directory.cleanup()

@@ -1,4 +1,4 @@
-"""What a vLLM worker does in a push: receive in a thread of its own, load between two steps of the engine.
+"""A vLLM worker's part in a push: receive in a separate thread, load between two steps of the engine.
 
     main loop:  enter -----> receive ----------> load (nothing is decoded) ----> decode with the new weights
                   |             |                  ^
@@ -6,9 +6,9 @@
                               fill the staging  ---+   checksum
                               memory
 
-The main loop answers ``progress`` and goes on decoding meanwhile, so nothing that blocks, neither a rendezvous nor a
-trainer that stops sending, keeps the engine from its work. Without staging the thread loads what comes at once into the
-model, and it is for the caller to hold decoding first.
+Meanwhile the main loop answers ``progress`` and continues to decode. A blocking rendezvous, or a trainer that stops
+sending, does not stop the engine. Without staging, the thread loads arriving weights into the model at once, and the
+caller must hold decoding first.
 """
 
 import contextlib
@@ -34,16 +34,16 @@ ENTERING, CHECKING, RECEIVING, IDLE = "entering", "checking", "receiving", "idle
 
 
 class WorkerTransfer:
-    """One worker's part in the pushes of its engine's life. Every method returns at once, but for ``load``.
+    """One worker's part in the pushes of its engine's life. Every method except ``load`` returns at once.
 
     Args:
         model: The worker's shard of the model.
-        vllm_config: Of the engine.
-        device: Where it computes.
-        rank: Of this worker among those of its replica.
+        vllm_config: Config of the engine.
+        device: Device on which the worker computes.
+        rank: This worker's rank within its replica.
 
     Attributes:
-        report_to: Who wants to hear of the next job's course.
+        report_to: Address to which progress of the next job is reported; None if it is not reported.
     """
 
     def __init__(self, *, model: Any, vllm_config: Any, device: torch.device, rank: int) -> None:
@@ -64,7 +64,7 @@ class WorkerTransfer:
         self._stream: Any = None
 
     def enter(self, where: dict[str, Any]) -> None:
-        """Begin to enter a communicator, in place of the one this worker may be in."""
+        """Begin to enter a communicator, and leave the current one, if any."""
 
         def job() -> None:
             wire = open_wire(where, rank=self._rank, device=self._device)
@@ -78,9 +78,9 @@ class WorkerTransfer:
         self._start(ENTERING, job)
 
     def receive(self, what: dict[str, Any]) -> None:
-        """Begin to receive what the begin body announced, with ``staging`` and ``adapter``.
+        """Begin to receive the parameters of the begin body, to which ``staging`` and ``adapter`` were added.
 
-        ``adapter`` is where adapters go, and what they are; None if these are whole models.
+        ``adapter`` holds the directory and the PEFT config of adapters; None if whole models arrive.
         """
         specs: list[Spec] = [
             (name, getattr(torch, dtype_name), shape)
@@ -103,24 +103,24 @@ class WorkerTransfer:
         self._start(CHECKING, job)
 
     def progress(self) -> Progress:
-        """Return how far the thread is."""
+        """Return the progress of the thread."""
         return Progress(self._phase, self._failure, self._checksum)
 
     def leave(self) -> None:
-        """Leave the communicator; a job under way then fails, and what is staged by halves is forgotten."""
+        """Leave the communicator. A job in progress then fails."""
         self._is_given_up = True
         self._close_wire()
 
     def forget(self) -> None:
-        """Forget what was received: it is not what the trainer sent."""
+        """Discard the received weights, which differ from what the trainer sent."""
         self._staged = self._checksum = self._direct = None
 
     def load(self) -> None:
-        """Put everything that was received into the model. Nothing may be decoded meanwhile.
+        """Load all received weights into the model. Decoding must be held.
 
         Raises:
-            RuntimeError: There is nothing complete.
-            ValueError: It is not the whole model.
+            RuntimeError: The received weights are not complete.
+            ValueError: The weights are not the whole model.
         """
         if self._phase != IDLE:
             raise RuntimeError("weights are still being received")
@@ -142,7 +142,7 @@ class WorkerTransfer:
     def _receive_aside(self, specs: list[Spec], what: dict[str, Any], *, held: str | None) -> None:
         staged = self._staged
         if staged is None or not staged.is_for(specs):
-            self._staged = held = None  # before there are two
+            self._staged = held = None  # free the old copy before allocating another
             staged = StagedWeights(specs, device=staging_device(specs, self._device))
             self._staged = staged
         fill(staged, self._entered(), specs, what, held=held, buffer_bytes=self._buffer_bytes)
@@ -155,7 +155,7 @@ class WorkerTransfer:
         self._staged = None
         reload = CheckedReload(self._model, self._vllm_config.model_config)
         reload.start()
-        # vLLM keeps what it is given until a layer is whole, and a chunk may end in the middle of one.
+        # vLLM keeps these tensors until a layer is complete, and a chunk may end within a layer. So each is copied.
         digests: list[tuple[str, bytes]] = []
         for chunk in wire.receive_chunks(specs, buffer_bytes=self._buffer_bytes, timeout_s=timeout_s):
             for name, tensor in chunk:
@@ -188,7 +188,7 @@ class WorkerTransfer:
             try:
                 with torch.no_grad(), self._own_stream():
                     job()
-            except Exception as error:  # noqa: BLE001  handed to whoever asks for the progress, whatever it is
+            except Exception as error:  # noqa: BLE001  reported as progress, whatever it is
                 self._failure = str(error) or type(error).__name__
             finally:
                 self._enter_phase(IDLE)
@@ -207,13 +207,13 @@ class WorkerTransfer:
 
     @contextlib.contextmanager
     def _own_stream(self) -> Generator[None]:
-        """On a GPU, do what the block does beside what the engine does, and wait for it in the end."""
+        """On a GPU, run the block on a stream beside the engine's, and wait for the stream at the end."""
         if self._device.type != "cuda":
             yield
             return
         cuda.set_device(self._device)
         if self._stream is None:
-            # One for all jobs: memory that was freed on a stream is kept for that stream.
+            # One stream for all jobs, because memory that was freed on a stream is kept for that stream.
             self._stream = cuda.Stream(self._device)
         with cuda.stream(self._stream):
             yield
