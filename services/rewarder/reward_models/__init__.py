@@ -1,1 +1,1 @@
-"""Reward models: sequence classifiers of Hugging Face, each in a process of its own."""
+"""Reward models: Hugging Face sequence classifiers, each in its own process."""

@@ -1,4 +1,4 @@
-"""What the process of a reward model is at, and when that has taken too long."""
+"""The current work of a reward model's process, and the time when that work has taken too long."""
 
 import time
 from collections.abc import Iterable
@@ -8,7 +8,13 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Activity:
-    """Work on these calls, on none of them while the model is loaded; ``ends_at`` is by the monotonic clock."""
+    """Work on some calls, or on no call while the model is being loaded.
+
+    Args:
+        ids: The calls' ids.
+        limit_s: Longest time for this work, in seconds.
+        ends_at: End of that time, by the monotonic clock in seconds.
+    """
 
     ids: frozenset[int]
     limit_s: float
@@ -16,9 +22,9 @@ class Activity:
 
     @classmethod
     def begun(cls, limit_s: float, ids: Iterable[int] = ()) -> Self:
-        """Return what begins now and may take ``limit_s``."""
+        """Return work that begins now and may take ``limit_s`` seconds."""
         return cls(frozenset(ids), limit_s, time.monotonic() + limit_s)
 
     def left_s(self) -> float:
-        """Return how long it may still take."""
+        """Return the seconds left until the limit."""
         return max(0.0, self.ends_at - time.monotonic())

@@ -1,11 +1,11 @@
-"""Which texts go through the model together: pure.
+"""Decides which texts go through the model together. Pure.
 
     lane A: [call, call] --+
     lane B: [call] --------+--> a round: whole calls, lanes in turn --> passes: by length, longest first
     lane C: [call, call] --+
 
-A pass is padded to its longest text, so texts of like length go together. A round is bounded: who comes during one
-waits for a few passes, not for all that is queued.
+A pass is padded to its longest text, so texts of similar length go together. A round has a size limit: a call that
+arrives during a round waits for a few passes, not for all queued calls.
 """
 
 from collections import deque
@@ -18,9 +18,9 @@ def next_round(lanes: dict[str, deque[int]], num_tokens: Mapping[int, int], *, m
     """Take the calls of the next round out of ``lanes`` and return them.
 
     Args:
-        lanes: The ids of waiting calls, by lane. Lanes that had their turn go to the end, empty ones go.
-        num_tokens: Of each waiting call.
-        max_batch_tokens: Of one pass; a round has at most as many as PASSES_A_ROUND of them, or is one call.
+        lanes: The ids of waiting calls, by lane. A lane that had its turn moves to the end. An empty lane is removed.
+        num_tokens: The number of tokens of each waiting call.
+        max_batch_tokens: Most tokens in a pass. A round has at most PASSES_A_ROUND times as many, or one call.
     """
     taken: list[int] = []
     total = 0
@@ -38,9 +38,9 @@ def next_round(lanes: dict[str, deque[int]], num_tokens: Mapping[int, int], *, m
 
 
 def passes(lengths: Sequence[int], *, max_batch_tokens: int) -> list[list[int]]:
-    """Return indices into ``lengths``, pass by pass, longest first.
+    """Return the passes as lists of indices into ``lengths``, longest texts first.
 
-    A pass has at most ``max_batch_tokens`` with padding, or one text.
+    A pass has at most ``max_batch_tokens`` tokens including padding, or one text.
     """
     found: list[list[int]] = []
     longest = 0

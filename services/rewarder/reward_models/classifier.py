@@ -1,9 +1,13 @@
-"""One reward model in memory: texts from prompts and completions, tokens from texts, one number from each.
+"""A reward model in memory: makes texts of prompts and completions, tokenizes them, and computes one reward per text.
 
-The computation is that of TRL 1.16's GRPOTrainer. Text is prompt and completion joined, or for conversations the chat
-template of the model's tokenizer over both, without a generation prompt; no special tokens are added; padding is on the
-right; the reward is the one logit at the last token that is not padding. What TRL would do to a model that is none of
-the kind is refused instead: a head that is not in the checkpoint would be random numbers.
+The computation is that of TRL 1.16's GRPOTrainer:
+
+* The text is the prompt followed by the completion. For conversations it is the chat template of the model's tokenizer
+  applied to both, without a generation prompt.
+* No special tokens are added, and padding is on the right.
+* The reward is the only logit, at the last token that is not padding.
+
+Unlike TRL, this module refuses a model whose classification head is not in the checkpoint: the head would be random.
 """
 
 import math
@@ -24,11 +28,11 @@ _POSITIONS = ("position_embeddings", "embed_positions", "wpe")
 _MAX_LENGTH_UNKNOWN = 1_000_000_000
 
 Encoding = dict[str, list[int]]
-"""What the tokenizer made of one text: ``input_ids``, ``attention_mask``, and whatever else the model takes."""
+"""The tokenizer's output for one text: ``input_ids``, ``attention_mask``, and other inputs of the model."""
 
 
 def be_quiet() -> None:
-    """Have transformers say nothing but errors in this process."""
+    """Make transformers log only errors in this process, and show no progress bars."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
@@ -37,16 +41,16 @@ class Classifier:
     """A sequence classifier with one label, and its tokenizer."""
 
     def __init__(self, directory: Path, *, name: str, device: str, dtype: str) -> None:
-        """Load it.
+        """Load the model and its tokenizer.
 
         Raises:
-            UserError: It is no reward model, or does not fit; the message says why.
+            UserError: They cannot be loaded, or are not a reward model. The message says why.
         """
         self.device = _device(device)
         self._model = _load_model(directory, name, dtype).to(self.device).eval()
         self._tokenizer: Any = _load_tokenizer(directory, name)
         text_config = self._model.config.get_text_config()
-        # The logit is that of the last token that is not padding, so both must agree on what padding is.
+        # The model finds the last token that is not padding, so it must use the tokenizer's padding token.
         text_config.pad_token_id = self._tokenizer.pad_token_id
         text_config.use_cache = False
         self._vocabulary_size: int = self._model.get_input_embeddings().num_embeddings
@@ -57,7 +61,7 @@ class Classifier:
     def encode(
         self, prompts: Sequence[Prompt], completions: Sequence[Completion], template_kwargs: dict[str, Any]
     ) -> list[Encoding | Verdict]:
-        """Return for each completion its tokens, or why it has none that the model can score."""
+        """Return the tokens of each completion's text, or an error verdict if the model cannot score it."""
         pairs = zip(prompts, completions, strict=True)
         texts = [self._text(prompt, completion, template_kwargs) for prompt, completion in pairs]
         usable = [text for text in texts if isinstance(text, str)]
@@ -65,7 +69,7 @@ class Classifier:
         return [next(encodings) if isinstance(text, str) else text for text in texts]
 
     def score(self, encodings: Sequence[Encoding]) -> list[Verdict]:
-        """Return one verdict a text, all in one forward pass, or in several if memory does not do for one.
+        """Return one verdict per text. Uses one forward pass, or several if the memory is not enough for one.
 
         Raises:
             RuntimeError: The model failed.
@@ -73,7 +77,7 @@ class Classifier:
         try:
             values = self._forward(encodings)
         except torch.OutOfMemoryError:
-            values = None  # no more is done in here: the error's frames hold the tensors of the pass that failed
+            values = None  # retry outside the except block: the error's frames hold the tensors of the failed pass
         if values is None and len(encodings) > 1:
             half = len(encodings) // 2
             return [*self.score(encodings[:half]), *self.score(encodings[half:])]
@@ -113,7 +117,7 @@ class Classifier:
         return [self._why_not(row["input_ids"]) or row for row in rows]
 
     def _why_not(self, ids: list[int]) -> Verdict | None:
-        """Return why these tokens cannot be scored: on a GPU an index out of bounds ends the whole process."""
+        """Return an error verdict if these tokens cannot be scored. On a GPU, a bad index ends the whole process."""
         if not ids:
             return Verdict("error", None, "prompt and completion are empty: there is no token to score")
         if self._max_tokens is not None and len(ids) > self._max_tokens:
@@ -132,7 +136,7 @@ def _device(wanted: str) -> str:
 
 
 def _load_model(directory: Path, name: str, dtype: str) -> Any:
-    auto_model: Any = AutoModelForSequenceClassification  # partly untyped, like the tokenizer's below
+    auto_model: Any = AutoModelForSequenceClassification  # partly untyped, like AutoTokenizer below
     try:
         loaded: Any = auto_model.from_pretrained(
             directory,
@@ -141,7 +145,7 @@ def _load_model(directory: Path, name: str, dtype: str) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # to say which below
+            ignore_mismatched_sizes=True,  # so that the errors below can name them
             output_loading_info=True,
         )
     except Exception as error:
@@ -178,7 +182,7 @@ def _load_tokenizer(directory: Path, name: str) -> Any:
 
 
 def _max_tokens(model: Any, tokenizer: Any) -> int | None:
-    """Return how many tokens fit a table of learned positions; None for a model without one, which takes any number."""
+    """Return the most tokens that fit the table of learned positions; None for a model without such a table."""
     tables = [
         module
         for name, module in model.named_modules()

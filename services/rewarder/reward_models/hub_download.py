@@ -1,8 +1,8 @@
-"""Brings a reward model's files from the Hugging Face hub into the local cache: the config first, then what it needs.
+"""Downloads a reward model from the Hugging Face hub into the local cache: the configs first, then the other files.
 
     config.json and the like --check_config--> weights and tokenizer --> a directory, named by its commit
 
-Only files that are data are fetched: no pickle, no Python.
+Only data files are fetched: no pickle, no Python.
 """
 
 from pathlib import Path
@@ -24,16 +24,16 @@ _CONFIGS = ["config.json", "tokenizer_config.json", "adapter_config.json"]
 
 
 def fetch_config(model_id: str, revision: str | None) -> Path:
-    """Return a directory with the model's configs; its name is the commit.
+    """Return a directory with the model's configs. The directory's name is the commit.
 
     Raises:
-        UserError: They cannot be had; the message says why, and what to do.
+        UserError: The configs cannot be fetched. The message says why, and what to do.
     """
     return _fetch(model_id, revision, _CONFIGS)
 
 
 def fetch_all(model_id: str, commit: str) -> Path:
-    """Return a directory with all files of that commit that a model may be loaded from; raises UserError."""
+    """Return a directory with all files of this commit that a model needs; raises UserError."""
     return _fetch(model_id, commit, list(FILES_TO_FETCH))
 
 

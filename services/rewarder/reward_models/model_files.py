@@ -1,8 +1,8 @@
-"""The files of a reward model: which are needed, which are refused, and what version they are. No torch.
+"""Checks the files of a reward model and computes their version. Does not import torch.
 
-Code of the model's own (``auto_map``) is refused, as the generator and the trainer refuse it: each service repeats
-these few lines, because services share only what crosses a process boundary. Weights are read from safetensors alone:
-the other formats are pickle, which runs code too.
+A model with its own Python code (``auto_map``) is refused, as in the generator and the trainer. Each service repeats
+these few lines, because services share only what crosses a process boundary. Weights are read only from safetensors:
+the other formats are pickle, which can run code too.
 """
 
 import hashlib
@@ -14,21 +14,21 @@ from typing import Any, cast
 from shared.errors import UserError
 
 FILES_TO_FETCH = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-"""Of a model on the hub: no pickle, no Python."""
+"""The files of a model, on the hub or in a directory: no pickle, no Python."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "spm.model")
 _WITH_AUTO_MAP = ("config.json", "tokenizer_config.json")
 _MAX_JSON_BYTES = 8 * 1024 * 1024
 _CHUNK_BYTES = 4 * 1024 * 1024
 
 Fingerprint = tuple[tuple[str, int, int], ...]
-"""Name, size and modification time (ns) of each file: cheap, and different when the directory was changed."""
+"""Name, size in bytes and modification time in ns of each file. It is cheap, and differs when a file has changed."""
 
 
 def check_config(directory: Path, *, name: str) -> str:
     """Return the architecture that a model's ``config.json`` names.
 
     Raises:
-        UserError: It is no reward model that can be loaded.
+        UserError: The directory does not have a reward model that can be loaded.
     """
     if (directory / "adapter_config.json").is_file():
         raise UserError(f"{name} is an adapter (adapter_config.json); merge it into its base model and save that")
@@ -52,7 +52,7 @@ def check_config(directory: Path, *, name: str) -> str:
 
 
 def check_files(directory: Path, *, name: str) -> None:
-    """Raise UserError unless weights and tokenizer are there."""
+    """Raise UserError unless the weights and the tokenizer exist."""
     if not any(directory.glob("*.safetensors")):
         others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
         if others:
@@ -72,7 +72,7 @@ def fingerprint(directory: Path) -> Fingerprint:
 
 
 def content_hash(directory: Path) -> str:
-    """Return the sha256 of names and contents of the directory's files; raises OSError. Reads all of them."""
+    """Return the SHA-256 of the names and contents of the model's files; raises OSError. Reads all of the files."""
     whole = hashlib.sha256()
     for path in _files(directory):
         digest = hashlib.sha256()

@@ -1,15 +1,15 @@
-"""What the service and the process of a reward model say to each other over their socket: msgpack, never pickle.
+"""The messages between the service and the process of a reward model, over a socket: msgpack, never pickle.
 
     service                                  model process
        Load ------------------------->
-       <------------------------------ Described     its config was read and will do
-       <------------------------------ Loaded, or LoadFailed with a sentence, and the process ends
+       <------------------------------ Described     its config is accepted
+       <------------------------------ Loaded, or LoadFailed with the reason, and the process ends
        Score, Score, Cancel --------->               any number at any time, also before it is loaded
-       <------------------------------ Working       on these calls from now on
+       <------------------------------ Working       works on these calls from now on
        <------------------------------ Passed        one forward pass is done
        <------------------------------ Scored        one call is answered
 
-Frames are those of worker_frames.py: four bytes of length, big-endian, and that many bytes of msgpack.
+Frames are those of worker_frames.py: four bytes of length, big-endian, then msgpack of this length.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from shared.messages import Prompt
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """Load a model: ``source`` is a directory or an id on the hub; ``device`` and ``dtype`` may be ``auto``."""
+    """Load a model. ``source`` is a directory or an id on the hub. ``device`` and ``dtype`` may be ``auto``."""
 
     source: str
     revision: str | None
@@ -33,7 +33,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """Score each prompt with its completion; ``lane`` is who takes turns with others."""
+    """Score each prompt with its completion. Calls of different lanes take turns."""
 
     id: Count
     lane: str
@@ -43,20 +43,20 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for this call any more."""
+    """Drop this call, because its caller no longer waits for the answer."""
 
     id: Count
 
 
 class Described(msgspec.Struct, frozen=True, tag=True):
-    """The model's config will do; its weights are loaded next. ``revision`` is the commit, of a model on the hub."""
+    """The config is accepted, and the weights are loaded next. ``revision`` is the commit of a model on the hub."""
 
     architecture: str
     revision: str | None
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Ready. ``version`` is the first digits of the commit, or of the sha256 of the directory's files."""
+    """The model is ready. ``version`` is the first digits of the commit, or of the directory's content hash."""
 
     architecture: str
     version: str
@@ -65,20 +65,23 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """It cannot be loaded; ``detail`` says why, and what to do."""
+    """The model cannot be loaded. ``detail`` says why, and what to do."""
 
     detail: str
 
 
 class Working(msgspec.Struct, frozen=True, tag=True):
-    """From now on at work for these calls, for none if empty; with ``is_scoring`` their deadlines run."""
+    """The process works on these calls from now on, or is idle if ``ids`` is empty.
+
+    With ``is_scoring``, the deadlines of the calls start.
+    """
 
     ids: list[Count]
     is_scoring: bool
 
 
 class Passed(msgspec.Struct, frozen=True, tag=True):
-    """One forward pass: its texts, their tokens, the tokens with padding, and its time."""
+    """One forward pass: its number of texts, of tokens without and with padding, and its time."""
 
     num_texts: Count
     num_tokens: Count
@@ -87,7 +90,7 @@ class Passed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Scored(msgspec.Struct, frozen=True, tag=True):
-    """One verdict a completion."""
+    """The answer to one call: one verdict per completion."""
 
     id: Count
     verdicts: list[Verdict]
@@ -101,10 +104,10 @@ _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def decode_request(data: bytes) -> Request:
-    """Return the request in a frame; raises msgspec.DecodeError if there is none."""
+    """Return the request in a frame; raises msgspec.DecodeError if it is not valid."""
     return decode_frame(_request_decoder, data)
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Return the reply in a frame; raises msgspec.DecodeError if there is none."""
+    """Return the reply in a frame; raises msgspec.DecodeError if it is not valid."""
     return decode_frame(_reply_decoder, data)

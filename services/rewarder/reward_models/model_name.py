@@ -1,4 +1,4 @@
-"""Which reward names are models, and where the model is: a directory, or the Hugging Face hub."""
+"""Decides which reward names are models, and finds the model: a directory, or an id on the Hugging Face hub."""
 
 import re
 from pathlib import Path
@@ -16,27 +16,27 @@ _MAX_CHARACTERS = 300
 
 
 class ModelPlace(msgspec.Struct, frozen=True):
-    """Where a model is: ``source`` is an absolute directory, or an id on the hub at ``revision`` (main if None)."""
+    """The place of a model. ``source`` is an absolute directory, or an id on the hub at ``revision`` (main if None)."""
 
     source: str
     revision: str | None = None
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is on this machine."""
+        """Whether the model is a directory on this machine."""
         return self.source.startswith("/")
 
 
 def is_reward_model(name: str) -> bool:
-    """Whether ``name`` is taken for a model: it has a slash, as no function and no endpoint has."""
+    """Return whether ``name`` means a model: it has a slash, and names of functions and endpoints do not."""
     return "/" in name
 
 
 def model_place(name: str, roots: FileRoots) -> ModelPlace:
-    """Return where the model called ``name`` is; one on this machine lies below the roots.
+    """Return the place of the model called ``name``.
 
     Raises:
-        UserError: It can be nowhere; the message says what a name looks like.
+        UserError: The name is not valid, or the directory does not exist or is outside the roots.
     """
     if name.startswith("/") and len(name) <= _MAX_CHARACTERS:
         roots.require(name, field="reward_funcs", whole=True)

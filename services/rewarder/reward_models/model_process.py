@@ -1,7 +1,7 @@
-"""The service's end of a model's process: start it, exchange frames with it, kill it with all it has spawned.
+"""The service's side of a model's process: starts it, exchanges frames with it, and kills it with all its children.
 
-The process is started from scratch: it alone imports torch, and a GPU cannot be used in a fork. It gets nothing of the
-service's settings but what the first frame says, so no key of headrace's is in its environment.
+The process is not forked from the service: only it imports torch, and a GPU cannot be used in a fork. It gets only the
+settings in the first frame. The HEADRACE_* variables, and so all of headrace's keys, are not in its environment.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class ModelDiedError(Exception):
 
 
 class ModelProcess:
-    """Made by ``start``, ended by ``kill``."""
+    """The process of one model. ``start`` makes it and ``kill`` ends it."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -45,7 +45,7 @@ class ModelProcess:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                "-P",  # a folder called `services` where the rewarder was started must not win over ours
+                "-P",  # otherwise a folder called `services` in the working directory would be imported instead of ours
                 "-m",
                 _MODULE,
                 stdin=theirs.fileno(),
@@ -69,11 +69,11 @@ class ModelProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, for logs."""
+        """The process id, for logs."""
         return self._process.pid
 
     def send(self, request: Request) -> None:
-        """Send a frame, without waiting until it is read; what cannot be sent any more is noticed by ``receive``."""
+        """Send a frame without waiting. Errors are ignored here, because ``receive`` then raises ModelDiedError."""
         body = msgspec.msgpack.encode(request)
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write(HEADER.pack(len(body)) + body)
@@ -90,9 +90,9 @@ class ModelProcess:
         return reply
 
     async def kill(self) -> int:
-        """SIGKILL it unless it has ended, and return its exit code, negative if a signal ended it.
+        """Kill the process unless it has ended, and return its exit code, negative if a signal ended it.
 
-        Whoever is cancelled meanwhile is so only when it has ended.
+        If cancelled, wait for the end of the process first.
         """
         ending = asyncio.create_task(self._end(), name="end of a reward model's process")
         try:
@@ -105,7 +105,7 @@ class ModelProcess:
         self._writer.transport.abort()
         if self._process.returncode is None:
             with contextlib.suppress(TimeoutError):
-                # Ended by itself, it has an exit code of its own, which says more than ours.
+                # If it is ending by itself, its own exit code says more than that of our SIGKILL.
                 async with asyncio.timeout(0.2):
                     await self._process.wait()
         if self._process.returncode is None:

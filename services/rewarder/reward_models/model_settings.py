@@ -1,4 +1,4 @@
-"""How reward models are loaded and asked."""
+"""Settings of reward models."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from shared.file_roots import FileRoots, default_roots
 
 
 class ModelSettings(msgspec.Struct, frozen=True):
-    """How models are loaded and asked; times in seconds."""
+    """How models are loaded and called. Times are in seconds."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -16,6 +16,6 @@ class ModelSettings(msgspec.Struct, frozen=True):
     queue_timeout_s: float = 300.0
     check_timeout_s: float = 15.0
     roots: FileRoots = FileRoots(default_roots(), "HEADRACE_DATA_ROOTS")
-    """Below which models on this machine lie."""
+    """Directories that models on this machine must be in."""
     min_hang_s: float = 10.0
-    """No process is killed that was at one thing for less: a short deadline is not worth loading a model again."""
+    """A process is killed only after this long on one piece of work: loading a model again costs more than waiting."""

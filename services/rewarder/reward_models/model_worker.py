@@ -1,9 +1,9 @@
 """The process of one reward model: ``python -m services.rewarder.reward_models.model_worker``, its socket on stdin.
 
-    frames --> waiting calls, tokenised --> a round of calls --> passes, by length --> one answer a call
+    frames --> waiting calls, tokenised --> a round of calls --> passes, by length --> one answer per call
 
-Between two passes it looks whether calls came or were cancelled. It is expendable: the service kills it when it hangs,
-and it ends by itself when the service is gone.
+Between two passes it reads new calls and cancellations. The service kills this process when it hangs, and the process
+ends by itself when the service is gone.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from services.rewarder.worker_frames import receive_frame, send_frame
 from shared.errors import UserError
 from shared.logs import configure_logging
 
-if TYPE_CHECKING:  # a model that is refused for its files is refused without torch
+if TYPE_CHECKING:  # imports torch, which is not needed to refuse a model for its files
     from services.rewarder.reward_models.classifier import Classifier, Encoding
 
 log = logging.getLogger("services.rewarder.reward_models.model_worker")
@@ -60,12 +60,12 @@ class _Waiting:
         self.verdicts: list[Verdict | None] = [item if isinstance(item, Verdict) else None for item in encodings]
 
     def num_tokens(self) -> int:
-        """Return the tokens of all its texts."""
+        """Return the number of tokens of all its texts."""
         return sum(len(item["input_ids"]) for item in self.encodings if not isinstance(item, Verdict))
 
 
 class _GoneError(Exception):
-    """The service has closed the socket, or shall start another process."""
+    """The process must end: the service has closed the socket, or the GPU no longer works."""
 
 
 class ModelWorker:
@@ -81,7 +81,7 @@ class ModelWorker:
         self._selector.register(channel, selectors.EVENT_READ)
 
     def run(self) -> NoReturn:
-        """Serve until the service is gone, or the device no longer works."""
+        """Serve until the service is gone or the GPU no longer works."""
         while True:
             self._take_in(wait=not self._calls)
             num_tokens = {id_: call.num_tokens() for id_, call in self._calls.items()}
@@ -91,7 +91,7 @@ class ModelWorker:
                 self._send(Working([], is_scoring=False))
 
     def _take_in(self, *, wait: bool) -> None:
-        """Read what has come; with ``wait``, until something has."""
+        """Read all frames that have arrived. With ``wait``, block until a call to score has arrived."""
         while self._selector.select(None if wait else 0):
             frame = receive_frame(self._channel)
             if frame is None:
@@ -107,7 +107,7 @@ class ModelWorker:
         self._send(Working([request.id], is_scoring=False))
         try:
             encodings = self._model.encode(request.prompts, request.completions, request.chat_template_kwargs)
-        except Exception as error:  # noqa: BLE001  a tokenizer is not ours; a text that it fails on must not end all
+        except Exception as error:  # noqa: BLE001  a tokenizer may raise anything; a bad text must not end the process
             self._send(Scored(request.id, everyone(len(request.completions), "error", _of_tokenizer(error))))
             return
         self._calls[request.id] = _Waiting(request, encodings)
@@ -142,7 +142,7 @@ class ModelWorker:
         failure: Exception | None = None
         try:
             verdicts = self._model.score([encoding for _, _, encoding in texts])
-        except Exception as error:  # noqa: BLE001  a model is not ours; what it cannot compute is no reason to end
+        except Exception as error:  # noqa: BLE001  a model may raise anything; on a CPU the next pass can still work
             log.warning("the reward model failed: %s\n%s", describe(error), users_trace(error))
             failure = error
             verdicts = everyone(len(texts), "error", f"the model failed: {describe(error)}")
@@ -153,7 +153,7 @@ class ModelWorker:
         for id_ in ids:
             self._answer_if_done(id_)
         if failure is not None and self._model.device != "cpu":
-            raise _GoneError  # after an error on a GPU nothing there can be used; the service starts another process
+            raise _GoneError  # after an error the GPU may be unusable in this process; the service starts another one
 
     def _answer_if_done(self, id_: int) -> None:
         verdicts = [verdict for verdict in self._calls[id_].verdicts if verdict is not None]
@@ -166,10 +166,10 @@ class ModelWorker:
 
 
 def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
-    """Return the model that ``request`` asks for, and say on ``channel`` when its config was found to do.
+    """Load the requested model. Send Described on ``channel`` when its config is accepted.
 
     Raises:
-        UserError: It cannot be loaded.
+        UserError: The model cannot be loaded.
     """
     name = request.source
     if name.startswith("/"):
@@ -199,7 +199,7 @@ def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
 
 
 def main() -> int:
-    """Load the model that the service names and serve it, until the service is gone."""
+    """Load the model that the service asks for, and serve it until the service is gone."""
     channel = socket.socket(fileno=os.dup(0))
     _set_up()
     with contextlib.suppress(_GoneError):
@@ -219,7 +219,7 @@ def _load_and_serve(channel: socket.socket) -> None:
         return
     except _GoneError:
         raise
-    except Exception as error:  # noqa: BLE001  libraries that read a model raise anything; each is a reason to show
+    except Exception as error:  # noqa: BLE001  libraries may raise anything; the user sees the reason
         log.warning("%s cannot be loaded\n%s", request.source, users_trace(error))
         _send(channel, LoadFailed(f"{request.source} cannot be loaded: {describe(error)}"))
         return
@@ -233,7 +233,7 @@ def _set_up() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    with open(os.devnull) as nothing:  # what libraries find as their stdin
+    with open(os.devnull) as nothing:  # the stdin that libraries see instead of the socket
         os.dup2(nothing.fileno(), 0)
     configure_logging("warning")
 

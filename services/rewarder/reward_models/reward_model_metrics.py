@@ -1,4 +1,4 @@
-"""What reward models count, for Prometheus."""
+"""Prometheus metrics of reward models."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -9,7 +9,7 @@ _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class RewardModelMetrics:
-    """``model`` labels hold the names of models that were loaded, so they are bounded."""
+    """The metrics. The label ``model`` has only names of loaded models, so its number of values is bounded."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.forward_seconds = Histogram(

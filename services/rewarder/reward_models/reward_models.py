@@ -1,8 +1,8 @@
-"""Reward models by name: which are loaded, and which one makes room for another.
+"""Keeps reward models by name, loads them, and unloads one when another needs its place.
 
-A model is loaded at a check or when it is first called, and stays until another one needs its place: of those that
-nobody waits for and no run of this rewarder uses, the one that was not used for longest goes. If there is none, the
-call is an overload, and a check is refused.
+A model is loaded at a check or at its first call. It stays until another model needs its place. The model to unload is
+the least recently used one that no call waits for and no run of this rewarder uses. If there is no such model, the call
+is an overload, and a check is refused.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from shared.errors import UserError
 
 _NEEDED = ("torch", "transformers", "safetensors")
 _MAX_REMEMBERED = 64
-"""Of models that could not be loaded."""
+"""Most models without a process to remember, such as models that could not be loaded."""
 
 
 class RewardModels:
-    """A RewardSource of Hugging Face sequence classifiers.
+    """The RewardSource of Hugging Face sequence classifiers.
 
     Args:
-        settings: How they are loaded and asked.
-        metrics: Counts.
+        settings: How models are loaded and called.
+        metrics: Receives the counts.
         in_use: Returns the reward names of the runs that are served now.
     """
 
@@ -56,7 +56,7 @@ class RewardModels:
         return name in self._models and self._models[name].described is not None
 
     async def inspect(self, name: str) -> Inspected | Refused:
-        """Load the model, and say what it is; a directory that was changed is loaded anew."""
+        """Load the model and describe it. A directory that has changed is loaded again."""
         self._num_checks += 1
         try:
             self._checking.add(name)
@@ -67,7 +67,7 @@ class RewardModels:
         except RewardFailure as failure:
             return Refused(failure.detail)
         finally:
-            # Models that are checked together will be used together: none makes room for another.
+            # Models that are checked together will be used together, so none of them is unloaded for another.
             self._num_checks -= 1
             if not self._num_checks:
                 self._checking.clear()
@@ -77,7 +77,7 @@ class RewardModels:
         return Inspected("reward-model", _summary(model), version=version)
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """See RewardSource. The deadline runs from when the model begins with the call."""
+        """See RewardSource. The deadline starts when the model begins to score the call."""
         try:
             model = await self._model(name)
         except UserError as error:
@@ -85,13 +85,13 @@ class RewardModels:
         return await model.call(call, timeout_s=timeout_s, lane=lane)
 
     async def close(self) -> None:
-        """End every model's process, and start none from now on."""
+        """End all processes, and refuse to start new ones."""
         self._is_closed = True
         models, self._models = list(self._models.values()), {}
         await asyncio.gather(*(model.close() for model in models))
 
     def listed(self) -> dict[str, tuple[str, str]]:
-        """Return summary and version of each model that is loaded, by name."""
+        """Return the summary and version of each loaded model, by name."""
         return {
             name: (_summary(model), model.loaded.version)
             for name, model in self._models.items()
@@ -99,11 +99,11 @@ class RewardModels:
         }
 
     async def _model(self, name: str, *, anew_if_changed: bool = False) -> ServedModel:
-        """Return the model, having made room for it.
+        """Return the model, after making room for it.
 
         Raises:
-            UserError: It can be nowhere, or this rewarder has no torch.
-            RewardFailure: There is no room, or the rewarder stops.
+            UserError: The name is not valid, or torch, transformers or safetensors is not installed.
+            RewardFailure: There is no room, the model's files have changed during calls, or the rewarder is stopping.
         """
         known = self._models.get(name)
         if known is None or anew_if_changed or (not known.is_up and known.recent_failure() is None):
@@ -111,7 +111,7 @@ class RewardModels:
         if self._is_closed:
             raise RewardFailure("error", "the rewarder is stopping")
         model = self._models.pop(name)
-        self._models[name] = model  # at the end: used last
+        self._models[name] = model  # the end of the dict is the most recently used
         return model
 
     async def _make(self, name: str, place: ModelPlace, *, anew_if_changed: bool) -> None:

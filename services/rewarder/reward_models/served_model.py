@@ -1,12 +1,14 @@
-"""One reward model: its calls, and the process that answers them, replaced when it hangs or dies.
+"""One reward model: its calls, and the process that answers them. Replaces the process when it hangs or dies.
 
     call --> waiting for the model --> queued in its process --> scored     --> answer
-               load_timeout_s            queue_timeout_s           timeout_s     timeout: of this call alone
+               load_timeout_s            queue_timeout_s           timeout_s     timeout: only of this call
 
-A deadline runs from when the model begins with a call. A call that misses it is a timeout, and the others that are
-scored together with it go on. Only when the model has been at one thing for longer than the longest deadline of all the
-calls it is at, its process is killed; calls that it was not at go to the next one. Where a process dies, so do
-the calls it was at, once: the second time they are errors, for one of them may be the cause.
+The deadline of a call starts when the model begins to score it. A call that misses its deadline is a timeout, and calls
+scored in the same pass continue. The process is killed when one pass takes longer than the longest deadline of its
+calls. These calls are timeouts then, and other calls go to the next process.
+
+If the process dies by itself, the next process scores its calls again. If that process dies too, the calls that both
+were working on are errors, because one of them may be the cause.
 """
 
 import asyncio
@@ -43,11 +45,11 @@ from services.rewarder.worker_pool import RewardFailure
 log = logging.getLogger(__name__)
 
 _RETRY_LOAD_AFTER_S = 30.0
-"""A model that could not be loaded is not tried again sooner, unless somebody asks for a check."""
+"""Seconds until loading is tried again after a failure. A check tries again at once."""
 
 
 class ServedModel:
-    """A model that is loaded when it is first asked, and again after its process has ended."""
+    """A model that is loaded at its first call or check, and loaded again after its process has ended."""
 
     def __init__(self, name: str, place: ModelPlace, settings: ModelSettings, metrics: RewardModelMetrics) -> None:
         self.name = name
@@ -69,31 +71,31 @@ class ServedModel:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a caller waits for an answer."""
         return bool(self._calls)
 
     @property
     def is_up(self) -> bool:
-        """Whether it has a process, or is getting one."""
+        """Whether the model has a process or is starting one."""
         return self._serving is not None and not self._serving.done()
 
     @property
     def loaded(self) -> Loaded | None:
-        """What is loaded, None while nothing is."""
+        """The loaded model's description, or None while it is not loaded."""
         return self._loaded
 
     @property
     def described(self) -> Described | None:
-        """What its config says, None until it was read."""
+        """The description from the model's config, or None until the config was read."""
         return self._described
 
     @property
     def pid(self) -> int | None:
-        """Of its process, if there is one; for logs."""
+        """The id of the model's process, or None without a process; for logs."""
         return None if self._process is None else self._process.pid
 
     async def call(self, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """Return the model's answer and the seconds it took; see RewardSource."""
+        """Return the model's answer and the seconds that it took; see RewardSource."""
         score = Score(next(self._ids), lane, call.prompts, call.completions, call.chat_template_kwargs)
         waiting = WaitingCall(score, timeout_s=timeout_s)
         self._longest_timeout_s = max(self._longest_timeout_s, timeout_s)
@@ -113,12 +115,15 @@ class ServedModel:
         finally:
             del self._calls[score.id]
             if waiting.answer.done():
-                waiting.answer.exception()  # it is seen by now, or nobody wants it any more
+                waiting.answer.exception()  # marks it as retrieved, in case the caller was cancelled
             elif self._process is not None:
                 self._process.send(Cancel(score.id))
 
     async def check(self, *, timeout_s: float) -> str | None:
-        """Load it if it is not; return why it cannot be, or None once it is loaded or its config was found to do."""
+        """Load the model if it is not loaded. Return the reason why it cannot be loaded, or None.
+
+        None means that the model is loaded, or that its config was accepted within ``timeout_s`` seconds.
+        """
         if self._failure is not None and self._serving is not None:
             await asyncio.wait({self._serving})  # the process that failed is still being ended
         self._failure = None
@@ -132,7 +137,7 @@ class ServedModel:
         return None if self._failure is None else self._failure[0]
 
     async def close(self) -> None:
-        """End the process; calls that wait are errors."""
+        """End the process. Waiting calls fail with an error."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
@@ -140,7 +145,7 @@ class ServedModel:
             call.fail("error", "the reward model was unloaded")
 
     def recent_failure(self) -> str | None:
-        """Return why it could not be loaded a moment ago: it is not tried again at every call."""
+        """Return why loading failed a short while ago, or None. Until then, calls fail without a new try."""
         if self._failure is not None and time.monotonic() - self._failure[1] >= _RETRY_LOAD_AFTER_S:
             self._failure = None
         return None if self._failure is None else self._failure[0]
@@ -150,7 +155,7 @@ class ServedModel:
             return
         loaded = asyncio.create_task(self._until(lambda: self._loaded is not None), name=f"wait for {self.name}")
         try:
-            # The process is given load_timeout_s and killed after it, so this wait ends too.
+            # A process that is not loaded within load_timeout_s is killed, so this wait ends too.
             futures: set[asyncio.Future[Any]] = {loaded, call.answer}
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -158,12 +163,13 @@ class ServedModel:
 
     def _ensure_serving(self) -> None:
         if not self.is_up:
-            nobodys = contextvars.Context()  # it outlives the group that asks first, and shall not log in its name
+            # An empty context: the task outlives the first call, and its log lines must not name that call's group.
+            nobodys = contextvars.Context()
             self._serving = asyncio.create_task(self._serve(), name=f"reward model {self.name}", context=nobodys)
             self._serving.add_done_callback(self._say_why_it_ended, context=nobodys)
 
     def _say_why_it_ended(self, serving: "asyncio.Task[None]") -> None:
-        """Leave no call waiting when talking to the process failed in a way that nobody foresaw."""
+        """Fail all waiting calls if the task that talks to the process ended with an unexpected error."""
         error = None if serving.cancelled() else serving.exception()
         if error is None:
             return
@@ -174,7 +180,7 @@ class ServedModel:
             call.fail("error", detail)
 
     async def _serve(self) -> None:
-        """Have a process up until it ends with nobody waiting, or cannot be loaded."""
+        """Keep a process running, and replace it while calls wait. Return if loading fails or no call waits."""
         while True:
             await self._serve_one_process()
             if self._failure is not None:
@@ -216,7 +222,7 @@ class ServedModel:
             self._blame(activity, is_hung=reason == "timeout", how=describe_exit(exit_code), was_up=is_up)
 
     async def _converse(self, process: ModelProcess) -> str:
-        """Take replies until the process is of no more use, and return why: ``timeout``, ``died`` or ``failed``."""
+        """Handle replies until the process must end. Return the reason: ``timeout``, ``died`` or ``failed``."""
         while True:
             try:
                 async with asyncio.timeout_at(self._patience()):
@@ -236,7 +242,7 @@ class ServedModel:
     def _handle(self, reply: Reply) -> None:
         if isinstance(reply, Described):
             self._described = reply
-            self._revision = reply.revision  # a process that replaces this one loads the same commit
+            self._revision = reply.revision  # a later process loads the same commit
         elif isinstance(reply, Loaded):
             log.info("reward model %s is loaded by process %s: %s", self.name, self.pid, reply)
             self._loaded, self._activity, self._has_died_loading = reply, None, False
@@ -269,7 +275,7 @@ class ServedModel:
         call.answer.set_result(Answer(scored.verdicts, version=self._loaded.version))
 
     def _blame(self, activity: Activity | None, *, is_hung: bool, how: str, was_up: bool) -> None:
-        """Say of each call that the process was at what became of it, or of the model that it cannot be loaded."""
+        """Handle the end of a process: fail or mark the calls it worked on, or record that loading failed."""
         if not was_up:
             self._blame_loading(is_hung=is_hung, how=how)
             return

@@ -1,4 +1,4 @@
-"""One call of a reward model that waits for its answer."""
+"""A call of a reward model that waits for its answer."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from shared.messages import Outcome
 
 
 class WaitingCall:
-    """Made and awaited by the caller; begun, answered or failed by whoever talks to the model's process."""
+    """A call that its caller makes and awaits, and that ServedModel's task begins, answers or fails."""
 
     def __init__(self, score: Score, *, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -23,30 +23,30 @@ class WaitingCall:
         self._has_seen_a_death = False
 
     def begin(self) -> None:
-        """Note that the model is at this call: its deadline runs from now."""
+        """Record that the model begins to score this call. Its deadline starts now."""
         if not self.begun.done():
             self.begun.set_result(time.monotonic())
 
     def fail(self, outcome: Outcome, detail: str) -> None:
-        """Say that there is no answer, unless there is one."""
+        """End the call with a failure, unless it has an answer already."""
         if not self.answer.done():
             seconds = time.monotonic() - self.begun.result() if self.begun.done() else 0.0
             self.answer.set_exception(RewardFailure(outcome, detail, seconds=seconds))
 
     def note_death(self, how: str) -> None:
-        """Note that a process died while it was at this call: an error, if it is the second."""
+        """Record that a process died while it worked on this call. At the second death, the call fails."""
         if self._has_seen_a_death:
             self.fail("error", f"the model's process died twice while it scored this: {how}")
         self._has_seen_a_death = True
 
     def requeue(self) -> None:
-        """Note that another process will begin with this call: until it does, no deadline runs."""
+        """Record that another process will score this call. No deadline runs until that process begins."""
         requeued, loop = self._requeued, asyncio.get_running_loop()
         self.begun, self._requeued = loop.create_future(), loop.create_future()
         requeued.set_result(None)
 
     async def answered(self, *, queue_timeout_s: float) -> tuple[Answer, float] | None:
-        """Return the answer and the seconds it took; None if the call was requeued meanwhile.
+        """Return the answer and the seconds that it took, or None if the call was requeued meanwhile.
 
         Raises:
             RewardFailure: The model did not begin in time, did not end in time, or failed.
