@@ -12,7 +12,7 @@ EXIT_STOPPED, EXIT_CRASHED, EXIT_USER_ERROR = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM; return the exit code: 0 asked to stop, 1 start me again, 2 a setting is wrong."""
+    """Run until SIGTERM. Return the exit code: 0 stopped on request, 1 crashed (restart it), 2 a setting is wrong."""
     argparse.ArgumentParser(
         prog="python -m services.rewarder",
         description="Scores completed groups with the reward functions of their run. Settings: HEADRACE_REDIS_URL, "
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log_lines(log, error)
         return EXIT_USER_ERROR
     hide_secrets(os.environ)
-    close_to_others()  # before there is a worker
+    close_to_others()  # before the first worker starts
     configure_logging(settings.log_level, log_format=settings.log_format)
 
     from services.rewarder.service import RewarderService

@@ -1,13 +1,13 @@
-"""The rewarder's HTTP side: look at reward functions, check them before a run starts, score a batch now.
+"""The rewarder's HTTP API: list reward functions, check them before a run starts, and score a batch now.
 
-    /v1/rewards              what there is, and endpoints: endpoints/routes.py
-    POST /v1/rewards/check   can these be called, and what do they need?
-    POST /v1/score           outcomes and weighted sums for a batch
+    /v1/rewards              reward functions and endpoints: endpoints/routes.py
+    POST /v1/rewards/check   tests whether functions can be called, and returns the columns they need
+    POST /v1/score           returns outcomes and weighted sums for a batch
     GET  /v1/about           releases and GPUs: shared/about.py
-    GET  /livez, /readyz     open, without data
+    GET  /livez, /readyz     need no key, carry no data
 
-Runs need none of this but the check at submit: their groups come and go over streams. Errors are RFC 9457 problem+json
-and never repeat what was sent.
+Runs use only the check, when they are submitted. Their groups travel over streams. Errors are RFC 9457 problem+json and
+never repeat the request's content.
 """
 
 import asyncio
@@ -51,15 +51,15 @@ from shared.messages import RewardOutcome
 _MAX_ERRORS = 100
 _ROWS_AT_ONCE = 16
 _MAX_FIELDS = 100
-"""Of a body; no route has as many, and each that it does not know would be a mistake to tell."""
+"""Most fields of a body. No route has as many, and each unknown field would be reported as a mistake."""
 NotReady = Callable[[], Awaitable[str | None]]
-"""Answers why the service is not ready, or None."""
+"""Returns the reason why the service is not ready, or None if it is."""
 
 
 def build_app(
     scorer: Scorer, *, endpoints: Endpoints, why_not_ready: NotReady, listed: Listed = list, replica_id: str = ""
 ) -> FastAPI:
-    """Return the application, to be wrapped in HttpGuard."""
+    """Return the application. The caller wraps it in HttpGuard."""
     app = FastAPI(title="headrace rewarder", version="1", summary="Scores completions with TRL's reward functions")
     app.router.route_class = _JsonRoute
     app.add_exception_handler(BodyError, _body_error)
@@ -123,7 +123,7 @@ def build_app(
         ]
         await asyncio.sleep(0)
         outcomes = await scorer.score(body.call(), functions, timeout_s=body.timeout_s, lane=HTTP_LANE)
-        # There may be a quarter of a million outcomes.
+        # In a thread, because there may be a quarter of a million outcomes.
         return _ScoreReply(await asyncio.to_thread(_score_reply, outcomes))
 
     add_reward_routes(app, endpoints, busy=busy, listed=listed)
@@ -135,7 +135,7 @@ def _document(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 class _ScoreReply(StreamingResponse):
-    """A ScoreReply, of which there may be 50 MB: sent in pieces, each of which takes the event loop no time."""
+    """Sends a ScoreReply, which may have 50 MB, in pieces that are too small to block the event loop."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         super().__init__(_each(pieces), media_type="application/json")
@@ -148,9 +148,9 @@ async def _each(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
 
 
 def _score_reply(outcomes: list[tuple[RewardOutcome, ...]]) -> list[bytes]:
-    """Return a ScoreReply as pieces of JSON, and let go of the outcomes, one row after the other.
+    """Return a ScoreReply as pieces of JSON. Removes each row from ``outcomes`` once it is encoded.
 
-    In a thread: other threads have their turn between two rows.
+    Runs in a thread. Other threads can run between two rows.
     """
     pieces, rewards = list[bytes](), list[float | None]()
     outcomes.reverse()
@@ -168,7 +168,7 @@ def _score_reply(outcomes: list[tuple[RewardOutcome, ...]]) -> list[bytes]:
 
 
 class _JsonRequest(Request):
-    """Its body is decoded once, by the rules of every service."""
+    """A request whose body is decoded once, by the same rules as in the other services."""
 
     _decoded: Any = None
 
@@ -186,7 +186,7 @@ class _JsonRequest(Request):
 
 
 class _JsonRoute(APIRoute):
-    """A route whose body, if it has one, is JSON and says so."""
+    """A route that accepts only bodies declared as JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -196,7 +196,7 @@ class _JsonRoute(APIRoute):
                 return await handler(request)
             json_request = _JsonRequest(request.scope, request.receive)
             await json_request.decode()
-            await asyncio.sleep(0)  # others have their turn between decoding and checking
+            await asyncio.sleep(0)  # lets other tasks run between decoding and validation
             return await handler(json_request)
 
         return handle
@@ -206,7 +206,7 @@ class UnknownRewardsError(UserError):
     """Some reward functions cannot be used.
 
     Args:
-        refused: Why, by name.
+        refused: The reason for each refused name.
     """
 
     def __init__(self, refused: dict[str, str]) -> None:
@@ -240,7 +240,7 @@ async def _invalid_body(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _client_gone(_request: Request, _error: Exception) -> JSONResponse:
-    """Answer nobody: without an answer it would be in the log as a failure of ours."""
+    """Return a reply that no client reads. Without it, the disconnect would be logged as an error of the rewarder."""
     return problem_reply(400, "Incomplete body", "The connection was closed before the body was whole.")
 
 
@@ -263,7 +263,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> str:
-    """Return the methods that a path has, each of which is a route of its own."""
+    """Return the methods of a path. Each of them is a separate route."""
     routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
     path = next((route.path for route in routes if route.path_regex.fullmatch(request.scope["path"])), None)
     return ", ".join(sorted(method for route in routes if route.path == path for method in route.methods))

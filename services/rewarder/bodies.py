@@ -1,4 +1,4 @@
-"""Bodies of the rewarder's HTTP routes: strict, no unknown keys, no nesting without end."""
+"""Request and response bodies of the rewarder's HTTP routes: strict types, no unknown keys, limited nesting."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Self, cast
@@ -21,7 +21,7 @@ MAX_WEIGHT = 1e6
 
 
 class Body(BaseModel):
-    """What every body has in common."""
+    """The base class of all bodies."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -30,7 +30,7 @@ KWARGS_MEANING = "Extra keyword arguments by reward function, as in a run"
 
 
 class CheckRequest(Body):
-    """Which reward functions to look at, and what they will be given."""
+    """The reward functions to check, and their extra keyword arguments."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"reward_funcs": ["accuracy_reward"]}]})
 
@@ -61,7 +61,7 @@ class RewardFunctions(Body):
 
 
 class RewardFunctionPage(RewardFunctions):
-    """A page of them: what is built in, what is in force here, endpoints; each by name."""
+    """A page of reward functions: built-ins, then functions in force here, then endpoints; each kind sorted by name."""
 
     next_cursor: str | None = Field(description=NEXT_MEANING)
 
@@ -77,11 +77,11 @@ Text = str | Annotated[list[ChatMessage], Field(fail_fast=True)]
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=np.iinfo(ID_DTYPE).min, le=np.iinfo(ID_DTYPE).max)]], Field(fail_fast=True)
 ]
-"""Of what can be long, the first mistake is told: a list of millions of them would hold up every other request."""
+"""``fail_fast`` in long lists reports only the first mistake: reporting millions would block all other requests."""
 
 
 class Rows(Body):
-    """Completions to score. Every list has one entry a completion."""
+    """Completions to score. Every list has one entry per completion."""
 
     prompts: list[Text] = Field(min_length=1, max_length=MAX_COMPLETIONS)
     completions: list[Text] = Field(max_length=MAX_COMPLETIONS)
@@ -138,7 +138,7 @@ class Rows(Body):
 
 
 def refuse_deep_nesting(found: dict[str, Any]) -> None:
-    """Raise ValueError if lists and objects are in one another deeper than anybody means."""
+    """Raise ValueError if lists and objects are nested deeper than ``MAX_DEPTH``."""
     level: list[object] = [found]
     for _ in range(MAX_DEPTH + 1):
         level = [item for node in level for item in _parts(node) if isinstance(item, dict | list)]
@@ -157,7 +157,7 @@ def _plain(text: Text) -> str | list[dict[str, str]]:
 
 
 class ScoreRequest(Rows):
-    """Completions to score now, and what with."""
+    """Completions to score now, and the reward functions to score them with."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -197,12 +197,12 @@ class ScoreRequest(Rows):
         return msgspec.structs.replace(super().call(), reward_kwargs=self.reward_kwargs)
 
     def weights(self) -> list[float]:
-        """Return one weight a function."""
+        """Return one weight per function."""
         return [1.0] * len(self.reward_funcs) if self.reward_weights is None else self.reward_weights
 
 
 class OutcomeBody(Body):
-    """What one function said of one completion; only ``scored`` carries a value."""
+    """The outcome of one function for one completion. Only ``scored`` has a value."""
 
     name: str
     outcome: Outcome
@@ -215,13 +215,13 @@ class OutcomeBody(Body):
 
 
 class ScoreReply(Body):
-    """For each completion its outcomes, and their weighted sum: null if a function failed or none applies."""
+    """The outcomes of each completion, and their weighted sum: null if a function failed or no function applies."""
 
     outcomes: list[list[OutcomeBody]]
     rewards: list[float | None]
 
 
 class Health(Body):
-    """Carries no data."""
+    """The status, without further data."""
 
     status: str

@@ -1,4 +1,4 @@
-"""The options of built-in rewards: what ``reward_kwargs`` may say of each, checked before anything is called."""
+"""The options of built-in rewards, and the checks of ``reward_kwargs`` against them before a function is called."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ Kind = Literal["a whole number", "a number", "text", "true or false", "a list of
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """One option of a built-in reward.
 
     Args:
-        kind: In words.
-        at_least: Of a number.
-        at_most: Of a number.
-        choices: All that it can be, if that is known.
-        may_be_empty: Of text, and of each in a list.
+        kind: The type, in the words of the error message.
+        at_least: Smallest number, inclusive.
+        at_most: Largest number, inclusive.
+        choices: All allowed texts; any text if empty.
+        may_be_empty: Whether a text, or a list and the texts in it, may be empty.
     """
 
     kind: Kind
@@ -28,7 +28,7 @@ class Option:
     may_be_empty: bool = True
 
     def why_not(self, value: object) -> str | None:
-        """Return what it must be, and is not; None if it is."""
+        """Return the requirement that ``value`` does not meet, beginning with "must"; None if it meets all."""
         if not self._is_of_kind(value):
             return f"must be {self.kind}"
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -60,7 +60,7 @@ class Option:
 
 
 def why_not_options(options: Mapping[str, Option], kwargs: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with these arguments, a sentence that begins with a verb; None if nothing is."""
+    """Return the problem with these arguments, as a sentence that begins with a verb; None if there is none."""
     for name, value in kwargs.items():
         option = options.get(name)
         if option is None:

@@ -1,6 +1,6 @@
-"""The reward functions that need no code of the user's, under the names of TRL and open-r1 where they have one.
+"""The table of built-in reward functions, with the names that TRL and open-r1 use where they have the same function.
 
-This table is light: what a function needs is imported when a worker first needs it.
+Importing this module is cheap: a function and its dependencies are imported when a worker first needs them.
 """
 
 import importlib
@@ -19,14 +19,14 @@ _GOLD = (("solution", "answer"),)
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """One built-in.
+    """One built-in reward function.
 
     Args:
         place: ``module:function`` in the package built_ins.
         summary: One line for people.
-        columns: Of each inner tuple the dataset needs one column, unless ``reward_kwargs`` has it.
-        options: What ``reward_kwargs`` may say.
-        check: ``module:function`` that looks closer at the options, and at what the function needs.
+        columns: The dataset needs one column from each inner tuple, unless ``reward_kwargs`` has it.
+        options: The options that ``reward_kwargs`` may set.
+        check: ``module:function`` of a further check of the options and of what the function needs, such as a sandbox.
     """
 
     place: str
@@ -36,19 +36,19 @@ class BuiltIn:
     check: str | None = None
 
     def load(self) -> RewardFunction:
-        """Return the function; imports."""
+        """Import and return the function."""
         return _imported(self.place)
 
     def not_from_columns(self) -> frozenset[str]:
-        """Return the options that no column of the same name stands in for."""
+        """Return the options that are never read from a column of the same name."""
         return frozenset(self.options) - {name for choice in self.columns for name in choice}
 
     def why_not(self, kwargs: Mapping[str, Any]) -> str | None:
-        """Return what is plainly wrong with these options, None if nothing is; imports nothing."""
+        """Return the problem with these options, or None. Checks only their types and ranges, and imports nothing."""
         return why_not_options(self.options, kwargs)
 
     def why_not_usable(self, kwargs: Mapping[str, Any]) -> str | None:
-        """Return why it cannot be used with these options, None if it can; imports, and may take a second."""
+        """Return the reason why it cannot be used with these options, or None. Imports modules: may take a second."""
         why_not = self.why_not(kwargs)
         if why_not is None and self.check is not None:
             check: Callable[[Mapping[str, Any]], str | None] = _imported(self.check)
@@ -143,7 +143,7 @@ def _imported(place: str) -> Callable[..., Any]:
 
 
 def built_in(name: str) -> BuiltIn | None:
-    """Return the built-in of that name, or None."""
+    """Return the built-in of this name or alias, or None."""
     return BUILT_INS.get(ALIASES.get(name, name))
 
 

@@ -1,10 +1,10 @@
-"""Starts reward workers through multiprocessing's fork server, and says how they ended.
+"""Starts reward workers through multiprocessing's fork server, and describes how they ended.
 
     start --> fork server, which has math-verify loaded --> worker: about 10 ms
-                 killed:        the start fails, the next one makes another
-                 stands still:  killed after a minute, and so as above
+                 killed:  the start fails, and the next start makes a new fork server
+                 hangs:   killed after a minute, then as above
 
-Workers end with their fork server (PR_SET_PDEATHSIG). Nobody is then left who could say how one of them ended.
+Workers end with their fork server (PR_SET_PDEATHSIG). Their exit codes are lost then.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ PRELOAD = ["services.rewarder.reward_worker", "services.rewarder.built_ins.accur
 _START_TIMEOUT_S = 60.0
 _JOIN_TIMEOUT_S = 5.0
 _UNKNOWN = 255
-"""What multiprocessing makes of an exit code that it could not read."""
+"""The exit code that multiprocessing returns if it could not read one."""
 _NOBODY_KNOWS = "it ended, and nobody could say how"
 # Process.start reads the exit codes of all ended processes. An exit code can be read once: a second reader gets 255.
 _exit_codes = threading.Lock()
 
 
 class WorkerStartError(Exception):
-    """No worker could be started; another try may do better."""
+    """No worker could be started. Another try may succeed."""
 
 
 class StartedWorker:
-    """A process that the fork server has made."""
+    """A process that the fork server has started."""
 
     def __init__(self, process: ForkServerProcess, server_pid: int | None) -> None:
         self._process = process
@@ -46,24 +46,24 @@ class StartedWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, which leads a session of its own once it has set itself up."""
+        """The process id. The process leads its own session once it has set itself up."""
         return self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether its end is known."""
+        """Whether the process has ended."""
         return bool(wait([self._process.sentinel], timeout=0))
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end, blocking; return whether it came."""
+        """Block until the process ends or ``timeout_s`` seconds have passed; return whether it has ended."""
         return bool(wait([self._process.sentinel], timeout_s))
 
     def how_it_ended(self) -> str:
-        """Return how it ended, to follow "its worker process died:"; waits a few seconds for the end, blocking."""
+        """Return text that continues "its worker process died:". Blocks for a few seconds until the process ends."""
         if not self.wait(_JOIN_TIMEOUT_S):
             return "it does not end, not even when killed"
         if not _exit_codes.acquire(timeout=_JOIN_TIMEOUT_S):
-            return _NOBODY_KNOWS  # somebody waits for a fork server that stands still
+            return _NOBODY_KNOWS  # another thread holds the lock, waiting for a fork server that hangs
         try:
             exit_code = self._process.exitcode
             if exit_code is not None:
@@ -78,7 +78,7 @@ class StartedWorker:
 
 
 def start(channel: socket.socket, limits: Limits) -> "Future[StartedWorker]":
-    """Start a worker with this end of its socket, in a thread that nobody has to wait for.
+    """Start a worker with its end of the socket, in a daemon thread that does not keep the process alive.
 
     The future's exception is a WorkerStartError.
     """
@@ -88,7 +88,7 @@ def start(channel: socket.socket, limits: Limits) -> "Future[StartedWorker]":
     def start_it() -> None:
         try:
             started.set_result(_start(channel, limits))
-        except BaseException as error:  # noqa: BLE001  whatever it is, whoever waits raises it
+        except BaseException as error:  # noqa: BLE001  raised again where the future is awaited
             started.set_exception(error)
         finally:
             channel.close()
@@ -102,7 +102,7 @@ def start(channel: socket.socket, limits: Limits) -> "Future[StartedWorker]":
 
 
 def end_fork_server() -> None:
-    """Kill the fork server, and with it all workers; the next start makes another."""
+    """Kill the fork server, and with it all workers. The next start makes a new fork server."""
     pid = _server_pid()
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -110,7 +110,7 @@ def end_fork_server() -> None:
 
 
 def describe_exit(exit_code: int) -> str:
-    """Return what an exit code says, to follow "its worker process died:"."""
+    """Describe an exit code, as text that continues "its worker process died:"."""
     if exit_code >= 0:
         return f"it ended with exit status {exit_code}"
     name = signal_name(-exit_code)
@@ -160,12 +160,12 @@ def _server_pid() -> int | None:
 
 
 def _is_running(pid: int | None) -> bool:
-    """Whether the process is there and has not ended; True where nobody can say."""
+    """Return whether the process exists and has not ended; True if that is not known."""
     return pid is None or not Path("/proc/self/stat").exists() or state_of(pid) not in ("", "Z")
 
 
 def state_of(pid: int) -> str:
-    """Return the state of a process, in /proc's letters; empty if it is not there, or there is no /proc."""
+    """Return the state of a process, as its letter in /proc; empty if the process or /proc does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except OSError:

@@ -1,12 +1,12 @@
-"""Whether a function that stands in a reward module is that module's, or was only imported there.
+"""Decides whether a function in a reward module belongs to this module or was only imported there.
 
-    from os import system               os's: a key would be a shell
-    from .formats import think_format   of another module that reward functions may come from: fine
-    brevity = make_brevity(0.5)         made here, whoever wrote make_brevity: fine
-    quick = functools.partial(system)   os's, in a wrapper
+    from os import system               belongs to os: refused, a key would be a shell
+    from .formats import think_format   from another module that reward functions may come from: allowed
+    brevity = make_brevity(0.5)         made here, even if make_brevity is a library's: allowed
+    quick = functools.partial(system)   belongs to os, in a wrapper: refused
 
-What a module imports is its author's tool, and nothing that whoever has a key may call. An author who wants it to be a
-reward function names it in the module's ``__all__``.
+A key must not allow its owner to call everything that a reward module imports. To allow an imported function as a
+reward function, the module's author adds its name to ``__all__``.
 """
 
 import functools
@@ -19,11 +19,11 @@ from services.rewarder.reward_places import RewardPlaces
 
 _MAX_WRAPPERS = 16
 _C_FUNCTIONS = frozenset({"_ctypes", "_cffi_backend"})
-"""Modules of what stands for a function of a library in C, such as ``ctypes.CDLL(None).system``."""
+"""Modules whose types wrap functions of C libraries, such as ``ctypes.CDLL(None).system``."""
 
 
 def foreign_home(name: str, module: ModuleType, places: RewardPlaces) -> str | None:
-    """Return the module or package that ``name`` in ``module`` was only imported from, None if it may be called."""
+    """Return where ``name`` was imported from, such as a module, or None if it may be called as a reward function."""
     exported: Any = getattr(module, "__all__", None)
     if isinstance(exported, (list, tuple)) and name in cast("list[object]", exported):
         return None
@@ -56,7 +56,8 @@ def _foreign_function(function: FunctionType, places: RewardPlaces, depth: int) 
         return None
     if isinstance(home, str) and "<locals>" not in function.__code__.co_qualname:
         return home
-    # Made by a call of a library's function: a decorator, or a factory. Its code's name, as wraps() changes its own.
+    # It was made by calling a library's function: a decorator or a factory. The check above uses the code's qualified
+    # name, because functools.wraps changes the function's own.
     wrapped: Callable[..., Any] | None = getattr(function, "__wrapped__", None)
     if wrapped is not None:
         return _foreign(wrapped, places, depth + 1)
@@ -73,7 +74,7 @@ def _may_come_from(module: object, places: RewardPlaces) -> bool:
 
 
 def _library_with(value: object, places: RewardPlaces) -> str | None:
-    """Return the module outside of the reward places in which a name stands for this very object."""
+    """Return a module outside the reward places that has this very object under some name, or None."""
     for name, module in list(sys.modules.items()):
         contents = getattr(module, "__dict__", {})
         if any(found is value for found in list(contents.values())) and not _may_come_from(name, places):

@@ -1,9 +1,9 @@
-"""Turns ``package.module:function`` into the function, or into a sentence that says why not.
+"""Loads the function named ``package.module:function``, or raises an error that says why not.
 
-    name --is it one?--> module --reward_places.py--> imported --function_home.py--> function
+    name --valid?--> module --reward_places.py--> imported --function_home.py--> function
 
-Importing runs the user's code, which may hang, crash or exit: it happens in a worker process first, and in the
-service itself only for an async function that a worker has imported before.
+Importing runs the user's code, which may hang, crash or exit. Therefore a worker process imports it first. The service
+imports only async functions, after a worker has imported them.
 """
 
 import importlib
@@ -40,11 +40,11 @@ def load_function(name: str, *, places: RewardPlaces, sources: Sources | None = 
 
     Args:
         name: ``package.module:function``, or a built-in.
-        places: Where it may come from.
-        sources: The version of its module; as the files are now if left out.
+        places: The places that reward functions may come from.
+        sources: The version of the function's module; the current files if left out.
 
     Raises:
-        UserError: There is none; the message says what to do.
+        UserError: The function cannot be loaded. The message says what to do.
     """
     check_name(name)
     known = built_in(name)
@@ -60,10 +60,10 @@ def load_function(name: str, *, places: RewardPlaces, sources: Sources | None = 
 
 
 def read_function(name: str, *, places: RewardPlaces) -> tuple[RewardFunction, Sources | None]:
-    """Return the function as its files are now, and the version that they are; for a process that has none of them yet.
+    """Return the function from the current files, and their version. The process must not have imported them yet.
 
     Raises:
-        UserError: There is none; the message says what to do.
+        UserError: The function cannot be loaded. The message says what to do.
     """
     check_name(name)
     if built_in(name) is not None:
@@ -77,7 +77,7 @@ def read_function(name: str, *, places: RewardPlaces) -> tuple[RewardFunction, S
 
 
 def _extend_path(places: RewardPlaces) -> None:
-    # After everything that is importable already: a user's file never shadows a library, or us.
+    # At the end of sys.path, so that a user's file never shadows a library or headrace.
     sys.path.extend(directory for directory in places.directories if directory not in sys.path)
 
 
@@ -131,6 +131,6 @@ def _no_such_function(module: ModuleType, attribute: str) -> str:
 
 def _where(error: Exception) -> str:
     if isinstance(error, SyntaxError):
-        return ""  # its message names file and line
+        return ""  # its message has the file and line
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

@@ -1,7 +1,7 @@
-"""What a reward function can be given, and what of it it looks at.
+"""Finds the arguments that a reward function accepts, and those that it may read.
 
-Most reward functions take any keyword argument and look at none, ``def reward(completions, **kwargs)``, as TRL asks for
-the ``**kwargs``. What they do not look at need not be made.
+Most reward functions accept any keyword argument, because TRL requires ``**kwargs``, but read none of them:
+``def reward(completions, **kwargs)``. Arguments that a function does not read need not be computed.
 """
 
 import dis
@@ -17,12 +17,12 @@ _SEES_ALL = frozenset(
         "stack", "trace", "f_locals", "f_back", "tb_frame", "gi_frame", "cr_frame", "ag_frame",
     }
 )  # fmt: skip
-"""By these, code gets at its own variables."""
+"""Names through which code can read its own local variables."""
 _WRITES = frozenset({"STORE_FAST", "DELETE_FAST"})
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Return its parameters; None for some C functions, which have none to show."""
+    """Return the parameters of ``function``; None for some C functions, which have no signature."""
     try:
         return _known_parameters(function)
     except TypeError:  # it cannot be hashed
@@ -38,7 +38,7 @@ def _known_parameters(function: Callable[..., Any]) -> list[inspect.Parameter] |
 
 
 def required(parameters: list[inspect.Parameter]) -> list[str]:
-    """Return the names of those that must be given."""
+    """Return the names of the parameters without a default."""
     return [
         parameter.name
         for parameter in parameters
@@ -48,12 +48,12 @@ def required(parameters: list[inspect.Parameter]) -> list[str]:
 
 
 def takes_any(parameters: list[inspect.Parameter]) -> bool:
-    """Whether there is a ``**kwargs`` among them."""
+    """Return whether there is a ``**kwargs`` among the parameters."""
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def may_see(name: str, function: Callable[..., Any]) -> bool:
-    """Whether ``function`` could notice that it is not given this argument."""
+    """Return whether ``function`` may read the argument ``name``."""
     parameters = parameters_of(function)
     if parameters is None or any(parameter.name == name for parameter in parameters):
         return True
@@ -61,9 +61,9 @@ def may_see(name: str, function: Callable[..., Any]) -> bool:
 
 
 def may_read_keywords(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` may look at what its ``**kwargs`` hold; True of all but plain functions and methods.
+    """Return whether ``function`` may read its ``**kwargs``. True for everything but plain functions and methods.
 
-    What others do that it calls, and that look at their caller's variables, is not seen.
+    Does not detect functions that ``function`` calls and that inspect their caller's variables.
     """
     if isinstance(function, MethodType):
         function = function.__func__
@@ -80,12 +80,12 @@ def _may_read_keywords(code: CodeType) -> bool:
         return True
     return any(
         instruction.argval == keywords or (isinstance(instruction.argval, tuple) and keywords in instruction.argval)
-        for instruction in dis.get_instructions(code)  # some are of two variables
+        for instruction in dis.get_instructions(code)  # some instructions name two variables
         if "FAST" in instruction.opname and instruction.opname not in _WRITES
     )
 
 
 def _sees_all(code: CodeType) -> bool:
-    """Whether this, or a function or comprehension inside, has one of these names."""
+    """Return whether the code, or a function or comprehension inside it, uses a name of ``_SEES_ALL``."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return not _SEES_ALL.isdisjoint(code.co_names) or any(map(_sees_all, inner))

@@ -1,6 +1,7 @@
-"""Imports modules of reward functions in processes made for that, and says what their functions are.
+"""Imports reward modules in separate processes, and describes their functions.
 
-Importing is running somebody's code: nothing of it stays in the service, or in a worker that others wait for.
+Importing a module runs the user's code, so each import has a new process that ends afterwards. Nothing of the module
+stays in the service or in a worker that other calls wait for.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from services.rewarder.worker_process import WorkerDiedError, WorkerProcess
 
 
 class Inspections:
-    """A bounded number of them at a time; one place is kept for those that somebody waits for.
+    """Runs a limited number of inspections at a time. Background inspections leave one place free for the others.
 
     Args:
-        limits: Of each process.
-        num_at_once: At least two.
+        limits: The limits of each process.
+        num_at_once: Most inspections at a time, at least two.
     """
 
     def __init__(self, limits: Limits, *, num_at_once: int) -> None:
@@ -37,14 +38,14 @@ class Inspections:
         kwargs: Mapping[str, Any] | None = None,
         in_background: bool = False,
     ) -> Inspected | Refused:
-        """Import the function's module in a process made for it, in this version or as its files are now.
+        """Import the function's module in a new process and describe the function, or return why it is refused.
 
         Args:
-            function: Its name.
-            timeout_s: Deadline of all of it: waiting until few enough others are imported, the process, the import.
-            sources: The version.
-            kwargs: What it would be given. The columns in the answer are those that it needs without.
-            in_background: Nobody waits for this: it leaves room for those that somebody waits for.
+            function: The function's name.
+            timeout_s: Limit for everything together, in seconds: the wait for a place, the process and the import.
+            sources: The version of the module; the current files if left out.
+            kwargs: The keyword arguments of ``reward_kwargs`` to check. The required columns do not depend on them.
+            in_background: Whether no caller waits for the result. One place is kept free for other inspections.
         """
         module = function.partition(":")[0]
         shown_s = f"{round(timeout_s, 1):g}"
@@ -66,7 +67,10 @@ class Inspections:
         return reply
 
     async def _ask_new_process(self, request: Inspect) -> Reply:
-        """Ask, and once more if the process could not be started or died: it may have been somebody else's doing."""
+        """Send the request to a new process. Try a second time if the process does not start or dies.
+
+        The first failure may have another cause than the module.
+        """
         module = request.function.partition(":")[0]
         refused = Refused("")
         for _ in range(2):

@@ -1,8 +1,9 @@
-"""Runs users' async reward functions, each call a task of its own under a deadline, on the event loop of its module.
+"""Runs users' async reward functions on the event loop of their module. Each call is a task with a deadline.
 
-A call that does not end when it is cancelled is left behind, so that it holds up nobody. An async function that blocks
-(``time.sleep``, heavy computation) holds up those of its module alone, until their deadlines (module_loops.py). But
-Python's own lock is everyone's: C code that keeps it, such as a runaway regular expression, holds up the service.
+A call that does not end when it is cancelled is abandoned, so that it delays no other call. An async function that
+blocks (``time.sleep``, heavy computation) delays only functions of its own module, until their deadlines
+(module_loops.py). But all threads share Python's global interpreter lock: C code that keeps it, such as a runaway
+regular expression, blocks the whole service.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from shared.errors import UserError
 
 
 class LoopFunctions:
-    """The async functions that were imported into this process; a worker has imported each of them before."""
+    """The async functions that are imported into this process. A worker has imported each of them before."""
 
     def __init__(self, *, places: RewardPlaces, import_timeout_s: float) -> None:
         self._places = places
@@ -48,12 +49,12 @@ class LoopFunctions:
     async def call(
         self, name: str, call: RewardCall, *, timeout_s: float, sources: Sources | None
     ) -> tuple[Answer, float]:
-        """Run one async reward function; return its answer and the seconds it ran.
+        """Run an async reward function; return its answer and the seconds that it ran.
 
         ``sources`` is the version of its module.
 
         Raises:
-            RewardFailure: It cannot be imported, or its deadline passed.
+            RewardFailure: The function cannot be imported, its deadline passed, or it cancelled itself.
         """
         function = await self._function(name, sources)
         loop = self._loops.of(name.partition(":")[0])
@@ -67,12 +68,12 @@ class LoopFunctions:
         return answer, seconds
 
     def forget(self, module: str) -> None:
-        """Let go of the functions of a module that has a new version; calls under way go on with them."""
+        """Forget the functions of a module that has a new version. Calls under way continue with the old ones."""
         self._let_go(module)
         self._loops.forget(module)
 
     async def close(self) -> bool:
-        """Cancel what is left, again and again for a second; return whether all of it has ended."""
+        """Cancel all tasks, repeatedly for a second; return whether all of them have ended."""
         for importing in self._imports.values():
             importing.cancel()
         await asyncio.gather(*self._imports.values(), return_exceptions=True)
@@ -83,7 +84,7 @@ class LoopFunctions:
             del self._functions[known]
 
     def _import_anew(self, module: str) -> None:
-        """Have its functions imported again: clients and locks in its global variables belong to the loop before."""
+        """Mark a module to be imported again: clients and locks in its global variables belong to its old loop."""
         self._let_go(module)
         self._to_import_anew.add(module)
 
@@ -96,7 +97,7 @@ class LoopFunctions:
             importing = asyncio.create_task(self._import(name, sources), name=f"import of reward {name}")
             self._imports[key] = importing
             importing.add_done_callback(lambda done: self._keep(key, done))
-        # A call that is cancelled leaves the import to others, which goes on in its thread in any case.
+        # A cancelled call does not cancel the import, which other calls may need and which a thread cannot stop.
         return await asyncio.shield(self._imports[key])
 
     def _keep(self, key: tuple[str, str], importing: "asyncio.Task[RewardFunction]") -> None:
@@ -108,7 +109,7 @@ class LoopFunctions:
         module = name.partition(":")[0]
         async with self._importing:
             if module in self._overdue and not self._overdue[module].done():
-                # It holds Python's lock of the module: whoever imports that, in any version, would wait for it, too.
+                # The old import holds Python's lock of the module, so importing any version of it would wait too.
                 detail = f"importing {module} took longer than {self._import_timeout_s:g} s and has not ended since"
                 raise RewardFailure("timeout", f"{detail}; mend what it waits for, or start the rewarder again")
             loading = self._start_loading(name, sources)
@@ -124,7 +125,7 @@ class LoopFunctions:
                 raise RewardFailure("error", str(error)) from error
 
     def _start_loading(self, name: str, sources: Sources | None) -> "Future[RewardFunction]":
-        """Load it in a thread of its own: one that hangs takes no thread from others and does not keep the process."""
+        """Load the function in its own daemon thread. If it hangs, it blocks neither other threads nor the exit."""
         module = name.partition(":")[0]
         if sources is not None and module in self._to_import_anew:
             forget_imported(sources)

@@ -1,10 +1,10 @@
-"""An event loop in a thread of its own, on which the async functions of one of the user's modules run.
+"""An event loop in its own thread, which runs the async functions of one user module.
 
-    service's loop --> inbox  --one wake-up for all that is in it--> a task for each call
-                   <-- outbox <-one wake-up for all that is in it--- its answer
+    service's loop --> inbox  --one wake-up for all its calls---> a task for each call
+                   <-- outbox <-one wake-up for all its answers-- its answer
 
-Who blocks this loop blocks no other. The service sees how long it has been blocked without asking it, and keeps the
-deadlines itself. What the loop is given up for, and when, is module_loops.py's business.
+A function that blocks this loop blocks no other loop. The service can see how long the loop has been blocked without
+its help, and enforces the deadlines itself. module_loops.py decides when a loop is given up.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ Work = Callable[[], Coroutine[Any, Any, Answer]]
 
 
 class NoAnswer(enum.Enum):
-    """Why a call ended without one."""
+    """Why a call ended without an answer."""
 
     LATE = "its deadline passed"
     CANCELLED = "it cancelled itself"
@@ -50,7 +50,7 @@ class _Call:
         self.answer = answer
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[Answer] | None = None
-        self.is_over = False  # nobody waits for the answer
+        self.is_over = False  # True once no caller waits for the answer
 
     def end(self, answer: Answer | NoAnswer) -> None:
         if not self.answer.done():
@@ -62,7 +62,7 @@ class _Call:
 
 
 class _WatchedSelector(selectors.DefaultSelector):
-    """Knows since when the loop has been running callbacks, without waiting for anything in between."""
+    """Records when the loop began its current turn of callbacks."""
 
     turn_began_at: float | None = None
 
@@ -74,7 +74,7 @@ class _WatchedSelector(selectors.DefaultSelector):
 
 
 class ModuleLoop:
-    """The loop and its daemon thread, which begin at once. All but what begins with ``_`` is for the service's loop."""
+    """The loop and its daemon thread, which start at once. Public methods are for the service's loop only."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -92,22 +92,22 @@ class ModuleLoop:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread is there, blocked or not."""
+        """Whether the thread has not ended. It may be blocked."""
         return self._thread.is_alive()
 
     @property
     def turn_began_at(self) -> float | None:
-        """Since when, on the monotonic clock, it has run callbacks and looked at nothing else; None if it waits."""
+        """When the loop began its current turn of callbacks, on the monotonic clock; None if it waits for events."""
         return self._selector.turn_began_at
 
     async def run(self, name: str, work: Work, *, timeout_s: float) -> Answer | NoAnswer:
-        """Return the answer of ``work``, which is cancelled, and not waited for, once its deadline has passed."""
+        """Return the answer of ``work``. After ``timeout_s`` seconds, cancel it and return without waiting for it."""
         call = _Call(name, work, self._home.create_future())
         deadline = self._home.call_later(timeout_s, call.end, NoAnswer.LATE)
         self._inbox.append(call)
         if not self._is_woken:
             self._is_woken = True
-            self._home.call_soon(self._wake)  # for all that the service's loop has for it in this turn
+            self._home.call_soon(self._wake)  # once for all calls of this turn of the service's loop
         answer: Answer | NoAnswer = NoAnswer.LATE
         try:
             answer = await call.answer
@@ -119,7 +119,7 @@ class ModuleLoop:
         return answer
 
     def where(self) -> str:
-        """Return the function of the module that runs now, with file and line, or else what it has called."""
+        """Return the module's function that runs now, with file and line, or the innermost function if none does."""
         frame = innermost = self._frame()
         while frame is not None and frame.f_globals.get("__name__") != self.module:
             frame = frame.f_back
@@ -129,16 +129,16 @@ class ModuleLoop:
         return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
 
     def stack(self) -> str:
-        """Return what its thread does now, for the log."""
+        """Return the current stack of the thread, for the log."""
         return "".join(traceback.format_stack(self._frame(), limit=_STACK_FRAMES))
 
     def give_up(self) -> None:
-        """Have the thread end as soon as the loop turns and its calls have ended, if ever."""
+        """End the thread as soon as the loop is not blocked and its calls have ended, which may be never."""
         self._is_given_up = True
         self._post(self._end_if_given_up)
 
     async def close(self) -> None:
-        """Cancel all that is on it, again and again for a second, and wait for the thread, but not for ever."""
+        """Cancel all tasks, repeatedly for a second, and wait up to two seconds for the thread to end."""
         self._post(self._begin_to_end)
         await asyncio.to_thread(self._thread.join, 2 * _END_S)
 
@@ -163,7 +163,7 @@ class ModuleLoop:
             call, answer = self._outbox.popleft()
             call.end(answer)
 
-    # What follows runs in the thread.
+    # All methods below run in the thread.
 
     def _run(self) -> None:
         while not self._is_ended:

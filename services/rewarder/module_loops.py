@@ -1,9 +1,9 @@
-"""One event loop for each of the user's modules, and a new one for a module whose loop does not turn any more.
+"""Keeps one event loop for each user module, and gives a module a new loop when the old one is blocked.
 
-    deadline of a call passes --> a second later the loop is in the same turn --> given up: its thread is left behind,
+    deadline of a call passes --> a second later the loop is in the same turn --> given up: its thread is abandoned,
                                                                                   the next call gets a new loop
 
-A loop is the module's and not the function's, so that functions of one module can share a client.
+Each module has one loop, not each function, so that functions of one module can share a client.
 """
 
 import asyncio
@@ -17,30 +17,30 @@ from services.rewarder.worker_pool import RewardFailure
 log = logging.getLogger(__name__)
 
 _TURN_S = 1.0
-"""A loop that after a deadline is so long in the turn it was in does not turn."""
+"""A loop counts as blocked if it is still in the same turn this many seconds after a deadline."""
 _MAX_BLOCKED = 8
 _ADVICE = "a function that blocks should be a plain def"
 
 
 class ModuleLoops:
-    """The loops that are in use, and those that were given up.
+    """The loops in use, and the loops that were given up.
 
     Args:
-        on_given_up: Told the module.
+        on_given_up: Called with the module when its loop is given up.
     """
 
     def __init__(self, on_given_up: Callable[[str], None]) -> None:
         self._on_given_up = on_given_up
         self._loops: dict[str, ModuleLoop] = {}
         self._blocked: dict[str, list[ModuleLoop]] = {}
-        self._left_behind: list[ModuleLoop] = []  # by former versions, or not ended when they were closed
+        self._left_behind: list[ModuleLoop] = []  # blocked by older versions, or closed and not ended
         self._doubted: dict[ModuleLoop, asyncio.TimerHandle] = {}
 
     def of(self, module: str) -> ModuleLoop:
         """Return the module's loop.
 
         Raises:
-            RewardFailure: It has blocked too many.
+            RewardFailure: The module has blocked too many loops.
         """
         loop = self._loops.get(module)
         if loop is not None:
@@ -56,7 +56,7 @@ class ModuleLoops:
         return loop
 
     def why_late(self, loop: ModuleLoop, timeout_s: float) -> str:
-        """Return why a call to which this happened just now got no answer, and see to it that the loop turns."""
+        """Return why a call has just missed its deadline. If the loop may be blocked, check it again in a second."""
         began_at = loop.turn_began_at
         if began_at is None:
             return f"took longer than {timeout_s:g} s and was cancelled"
@@ -72,11 +72,11 @@ class ModuleLoops:
         )
 
     def forget(self, module: str) -> None:
-        """Let a new version of the module begin without what the one before has blocked."""
+        """Stop counting the loops that older versions of the module have blocked."""
         self._left_behind = [loop for loop in (*self._left_behind, *self._blocked.pop(module, ())) if loop.is_alive]
 
     async def close(self) -> bool:
-        """Cancel all that is left; return whether it has ended. Nobody waits for a loop that was given up."""
+        """Cancel all tasks; return whether all threads have ended. Does not wait for loops that were given up."""
         for look in self._doubted.values():
             look.cancel()
         self._doubted.clear()

@@ -1,12 +1,14 @@
-"""The Python files that a reward function is made of, as they were at one moment, and importing from that memory.
+"""Keeps the Python files of a reward function in memory as a snapshot, and imports modules from the snapshot.
 
-    files on disk --recorded by a process made for it--> Sources --used by any process, at any time--> the same modules
+    files on disk --recorded by a separate process--> Sources --used by any process, at any time--> the same modules
 
-A version is a snapshot: the function's own module, and all modules of HEADRACE_REWARD_PATH that are imported with it or
-named in an ``import`` of one of its files. What is written to the disk later, or half-written, or deleted, does not
-reach those who import a snapshot, so no worker mixes two versions of a file. In the service itself, where async
-functions run, the version used last is in force for imports at call time. A module whose name is put together when a
-function is called (``importlib.import_module(name)``) is in no version, nor are libraries: both come from the disk.
+A version is a snapshot of the function's own module and of all modules of HEADRACE_REWARD_PATH that are imported with
+it or named in an ``import`` in one of its files. Later changes on disk, such as half-written or deleted files, do not
+affect imports from a snapshot, so no worker mixes two versions of a file.
+
+In the service itself, where async functions run, imports at call time use the version that was used last. Two kinds of
+modules are in no version and always come from the disk: libraries, and modules whose name is computed at call time
+(``importlib.import_module(name)``).
 """
 
 import ast
@@ -32,7 +34,7 @@ MAX_SOURCE_BYTES = 16 * 1024 * 1024
 
 
 class SourceFile(msgspec.Struct, frozen=True):
-    """One module: its dotted name, its file, and what was in it."""
+    """One module: its dotted name, the path of its file, and the file's content."""
 
     module: str
     path: str
@@ -40,14 +42,14 @@ class SourceFile(msgspec.Struct, frozen=True):
     code: bytes
 
     def sha256(self) -> str:
-        """Return the hash of what was in the file."""
+        """Return the hash of the file's content."""
         return hashlib.sha256(self.code).hexdigest()
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """One version of ``module``: its own file first, then those of what it imports from the reward path.
+    """One version of ``module``: its own file first, then the files that it imports from the reward path.
 
-    ``version`` is the first digits of the sha256 of its file, or if there are several, of the list of their hashes.
+    ``version`` is the first digits of the SHA-256 of its file. With several files, it is that of the list of hashes.
     """
 
     module: str
@@ -56,12 +58,12 @@ class Sources(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Name of this version among those of all modules."""
+        """The module and its version, unique among all modules."""
         return f"{self.module}:{self.version}"
 
 
 def version_of(files: Sequence[SourceFile]) -> str:
-    """Return the version that these files make."""
+    """Return the version of these files."""
     if len(files) == 1:
         return files[0].sha256()[:VERSION_CHARACTERS]
     listed = "".join(f"{file.module} {file.sha256()}\n" for file in sorted(files, key=lambda file: file.module))
@@ -69,7 +71,7 @@ def version_of(files: Sequence[SourceFile]) -> str:
 
 
 class _MemoryLoader(importlib.abc.InspectLoader):
-    """Loads one module from memory: no bytecode of an older file, and no newer file, takes its place."""
+    """Loads one module from memory, and so ignores cached bytecode and newer files on disk."""
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file
@@ -85,7 +87,7 @@ class _MemoryLoader(importlib.abc.InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         source = self.get_source(module.__name__)
-        # So that a stack trace shows the lines that ran, and not those that are in the file now.
+        # Stack traces then show the lines that ran, not the current lines of the file.
         linecache.cache[self.file.path] = (len(source), None, source.splitlines(keepends=True), self.file.path)
         exec(self.get_code(module.__name__), vars(module))
 
@@ -98,18 +100,18 @@ class _MemoryLoader(importlib.abc.InspectLoader):
 
 
 class SourceFinder(importlib.abc.MetaPathFinder):
-    """Finds modules in memory; while recording, takes those of the reward path into memory first."""
+    """Finds modules in memory. While recording, it first reads modules of the reward path into memory."""
 
     def __init__(self) -> None:
         self._files: dict[str, SourceFile] = {}
-        self._used: dict[str, str] = {}  # by module: the version of it that was imported last
+        self._used: dict[str, str] = {}  # by module: the key of the version that was used last
         self._chosen: dict[str, ModuleSpec] = {}
         self._recording: tuple[str, RewardPlaces, dict[str, SourceFile]] | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See importlib: None means that the next finder is asked."""
+        """See importlib. Return None to let the next finder look for the module."""
         if self._recording is not None:
             file = self._record(fullname, path, *self._recording)
         else:
@@ -117,12 +119,12 @@ class SourceFinder(importlib.abc.MetaPathFinder):
         return self._chosen.get(fullname) if file is None else _MemoryLoader(file).spec()
 
     def choose(self, specs: Mapping[str, ModuleSpec]) -> None:
-        """Have these modules, where no version of them is in memory, imported from there and from nowhere else."""
+        """Import these modules only with these specs, unless a version of them is in memory."""
         self._chosen |= specs
 
     @contextlib.contextmanager
     def recording(self, module: str, places: RewardPlaces) -> Generator[dict[str, SourceFile]]:
-        """Yield what is filled with ``module`` and the modules of the reward path as they are imported."""
+        """Yield a dict that collects ``module`` and the modules of the reward path as they are imported."""
         recorded: dict[str, SourceFile] = {}
         self._recording = (module, places, recorded)
         try:
@@ -131,9 +133,9 @@ class SourceFinder(importlib.abc.MetaPathFinder):
             self._recording = None
 
     def use(self, sources: Sources) -> None:
-        """Have the modules of this version imported next; those of another version are forgotten.
+        """Make later imports use this version of its modules, and forget other versions of them.
 
-        All of them together: a module that stayed would still hold what it has imported.
+        All its modules are forgotten together: a module that stayed would still refer to the old ones.
         """
         is_same = self._used.get(sources.module) == sources.key
         if is_same and all(self._files.get(file.module) == file for file in sources.files):
@@ -164,7 +166,7 @@ class SourceFinder(importlib.abc.MetaPathFinder):
 
 
 def forget_imported(sources: Sources) -> None:
-    """Have the modules of this version imported anew, as it has them."""
+    """Forget the imported modules of this version, so that they are imported again."""
     for file in sources.files:
         _forget(file.module)
 
@@ -183,14 +185,14 @@ _finder = SourceFinder()
 
 
 def finder() -> SourceFinder:
-    """Return this process's finder, which is asked before all others."""
+    """Return this process's finder. Python asks it before all other finders."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     return _finder
 
 
 def is_on_disk(files: Iterable[SourceFile]) -> bool:
-    """Whether the files hold what was read from them."""
+    """Return whether the files on disk still have the recorded content."""
     try:
         return all(Path(file.path).read_bytes() == file.code for file in files)
     except OSError:
@@ -198,10 +200,10 @@ def is_on_disk(files: Iterable[SourceFile]) -> bool:
 
 
 def complete(module: str, recorded: Mapping[str, SourceFile], places: RewardPlaces) -> Sources:
-    """Return the version of ``module`` that was recorded, with what it imports only when its functions are called.
+    """Return the recorded version of ``module``, plus the modules that it imports only when its functions are called.
 
     Raises:
-        UserError: The files are too large to be kept.
+        UserError: The files together are too large to keep, or one of them cannot be read.
     """
     files = dict(recorded)
     unread = list(files.values())
@@ -225,13 +227,13 @@ def _find(module: str, places: RewardPlaces) -> Path | None:
         return None
     spec = PathFinder.find_spec(top)
     if spec is None or (spec.origin is not None and not places.holds(top, spec.origin)):
-        return None  # a library, which comes first
+        return None  # a library, which Python finds before the reward path
     candidates = (path for directory in places.directories for path in reversed(places_of(module, directory)))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def _imports(file: SourceFile) -> Iterator[str]:
-    """Yield every module that a file may import, anywhere in it: also names that are no modules."""
+    """Yield every module that a file may import, anywhere in it. Some of the names may not be modules."""
     try:
         tree = ast.parse(file.code)
     except (SyntaxError, ValueError, RecursionError):

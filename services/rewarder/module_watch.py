@@ -1,10 +1,10 @@
-"""Watches the files of the reward modules in force, and has edited ones taken in: a look every second or so.
+"""Watches the files of the reward modules in force, and reloads edited modules. Looks about once per second.
 
-    mtime or size differs --> the same at two looks: nobody is writing --> contents differ --> imports in a new process?
+    mtime or size differs --> the same at two looks: writing has ended --> contents differ --> imports in a new process?
                                                                               yes: in force, under a new version
                                                                               no:  the old version stays, with a warning
 
-Files of HEADRACE_REWARD_PATH alone are watched. One that has vanished is waited for: editors rename.
+Only files of HEADRACE_REWARD_PATH are watched. A missing file is waited for, because editors rename files when saving.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ _FIRST_RETRY_S = 10.0
 _LAST_RETRY_S = 300.0
 
 _State = tuple[tuple[str, int, int, int] | None, ...]
-"""Path, inode, size and modification time (ns) of each file, None for one that is not there."""
+"""Path, inode, size in bytes and modification time in ns of each file, None for a missing file."""
 
 
 class ModuleWatch:
-    """Looks at files until it is cancelled.
+    """Looks at the files of reward modules until it is cancelled.
 
     Args:
-        functions: Whose modules are watched.
-        places: Files of its directories are watched.
-        every_s: Between two looks.
+        functions: The functions whose modules are watched.
+        places: The directories whose files are watched.
+        every_s: Time between two looks, in seconds.
     """
 
     def __init__(self, functions: PythonFunctions, *, places: RewardPlaces, every_s: float) -> None:
@@ -40,12 +40,12 @@ class ModuleWatch:
         self._places = places
         self._every_s = every_s
         self._last: dict[str, _State] = {}
-        self._handled: dict[str, tuple[_State, str]] = {}  # what was looked at, and the version then in force
-        self._retries: dict[str, tuple[float, float]] = {}  # by module: when, and how long it waited for that
+        self._handled: dict[str, tuple[_State, str]] = {}  # by module: the last handled state, and the version in force
+        self._retries: dict[str, tuple[float, float]] = {}  # by module: the time of the next try, and the wait for it
         self._looks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look again and again; a module whose edit takes long to be imported holds up no other."""
+        """Look at all modules repeatedly. A module that takes long to import does not delay the others."""
         try:
             while True:
                 await asyncio.sleep(self._every_s)
@@ -58,7 +58,7 @@ class ModuleWatch:
             await asyncio.gather(*looks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Look at all modules once, take in what has been edited, and return when that is done."""
+        """Look at all modules once, and return when the edited ones have been handled."""
         self._begin_looks()
         await asyncio.gather(*self._looks.values())
 
@@ -87,7 +87,7 @@ class ModuleWatch:
         elif await self._functions.reload(module):
             self._retries.pop(module, None)
         else:
-            # What it lacks may come without any of its own files being touched: a module that it imports now.
+            # A later import may succeed without a change of these files, once a missing module that it imports exists.
             _, waited_s = self._retries.get(module, (0.0, 0.0))
             wait_s = min(_LAST_RETRY_S, max(_FIRST_RETRY_S, 2 * waited_s))
             self._retries[module] = (time.monotonic() + wait_s, wait_s)

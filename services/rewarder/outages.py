@@ -1,9 +1,9 @@
-"""Says when a reward function goes out of order and when it is back, and not each failure in between.
+"""Logs when a reward function stops working and when it works again, but not each failure in between.
 
     works --_CALLS failed in a row--> out of order --_CALLS worked in a row--> works
 
-As many calls for the way back as for the way out: a function that fails now and then, or works now and then, says so
-once and not with every turn. Endpoints have a breaker instead (endpoints/breaker.py), which also leaves them alone.
+Both directions need the same number of calls, so a function that fails or works only sometimes is logged once and not
+at every change. Endpoints have a breaker instead (endpoints/breaker.py), which also stops the calls to them.
 """
 
 import logging
@@ -20,14 +20,14 @@ _CALLS = 5
 class _Standing:
     is_out: bool = False
     num_failed: int = 0
-    """Of an outage, or of what may become one."""
+    """Failed calls of the current outage, or of a sequence that may become one."""
     failed_since_s: float = 0.0
     num_in_a_row: int = 0
-    """Calls that speak against what is said of it now."""
+    """Calls in a row that contradict the current state."""
 
 
 class Outages:
-    """Of Python functions, by name; ``clock`` is monotonic."""
+    """The outages of Python functions, by name. ``clock`` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class Outages:
             log.warning("reward %s failed %d times in a row: %s", name, _CALLS, why)
 
     def worked(self, name: str) -> None:
-        """Count a call that said something of a completion."""
+        """Count a call that did not fail for every completion."""
         standing = self._standings.get(name)
         if standing is None:
             return

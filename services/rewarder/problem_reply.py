@@ -1,4 +1,4 @@
-"""Answers with a problem (RFC 9457), as every route of the rewarder does when it has no other answer."""
+"""Makes error replies as problem+json (RFC 9457), for all routes of the rewarder."""
 
 from typing import Any
 
@@ -9,5 +9,5 @@ from shared.http_guard import problem
 
 
 def problem_reply(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
-    """Return the reply; ``more`` are further fields of its body."""
+    """Return the reply. ``more`` has further fields of its body."""
     return JSONResponse(problem(status, title, detail, **more), status_code=status, media_type=PROBLEM_JSON)

@@ -1,12 +1,12 @@
-"""Reward functions in Python, built in or the user's: what each of them is, and where it is called.
+"""Inspects and calls reward functions in Python, both built-ins and the user's.
 
     async function  -> the event loop of its module, under a deadline
     sync function   -> a worker, under a deadline
     built-in        -> a worker, under a deadline
 
-A module has one version at a time, which is kept in memory (module_sources.py): that of its files when it was imported
-for the first time, at the last check, or at the last edit that imports (module_watch.py). All functions of one group
-are called in the same version; a call that has begun ends in the version it began with.
+A module has one version at a time, kept in memory (module_sources.py). It is read from the files at the first import,
+at a check, or after an edit that can be imported (module_watch.py). All functions of one group use the same version. A
+call ends in the version that it began with.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ from shared.errors import HeadraceError
 log = logging.getLogger(__name__)
 
 _IN_USE_FOR_S = 600.0
-"""So long after its last call a function is still needed: an edit that takes it away is not taken in."""
+"""Seconds after its last call that a function counts as in use. An edit that removes a function in use is refused."""
 
 
 @dataclass
 class ModuleVersion:
-    """A version of a module, and those of its functions that were asked for; ``sources`` is None without a file."""
+    """A version of a module, and its functions that were inspected. ``sources`` is None for a module without a file."""
 
     sources: Sources | None
     functions: dict[str, Inspected] = field(default_factory=dict[str, Inspected])
@@ -48,7 +48,7 @@ _pinned: ContextVar[dict[str, ModuleVersion] | None] = ContextVar("reward module
 
 
 class PythonFunctions:
-    """A RewardSource that knows every name: what no other one knows is a function, or a mistake."""
+    """The RewardSource of Python functions. It is asked last and knows every name: other names are mistakes."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class PythonFunctions:
 
     @contextlib.contextmanager
     def one_version(self) -> Generator[None]:
-        """Have all calls that are begun inside use the same version of a module."""
+        """Make all calls that begin in this block use the same version of a module."""
         token = _pinned.set({})
         try:
             yield
@@ -96,7 +96,7 @@ class PythonFunctions:
         return built_in(name) is not None or (version is not None and name in version.functions)
 
     def listed(self) -> list[tuple[str, Inspected, str, str]]:
-        """Return name, description, version and warning of each function of the user's that was found."""
+        """Return name, description, version and warning of each user function that was found."""
         return [
             (name, inspected, _version(version), self._warnings.get(module, ""))
             for module, version in self._modules.items()
@@ -104,9 +104,9 @@ class PythonFunctions:
         ]
 
     async def inspect(self, name: str, kwargs: Mapping[str, Any] | None = None) -> Inspected | Refused:
-        """Import it as its files are now, to be called with these; the next call to a changed one runs the new code.
+        """Import a function from its current files, and check it against ``kwargs``. Later calls run the new code.
 
-        A change is refused that takes a function away which a run uses.
+        An edit that removes a function that a run uses is refused.
         """
         module = _module_of(name)
         give_up_at = time.monotonic() + self._check_timeout_s
@@ -131,7 +131,7 @@ class PythonFunctions:
         return Refused(f"the files of {module} are being changed; try again when they are saved")
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """See RewardSource. The deadline runs from when the function is called."""
+        """See RewardSource. The deadline starts when the function is called."""
         inspected, version = await self._what_is(name)
         self._called_at[name] = time.monotonic()
         sources = None if version is None else version.sources
@@ -150,9 +150,9 @@ class PythonFunctions:
         return msgspec.structs.replace(answer, version=_version(version)), seconds
 
     async def reload(self, module: str) -> bool:
-        """Put the module in force as its files are now, if it and the functions in use import; return whether it is.
+        """Put the module's current files in force if they and the functions in use can be imported.
 
-        If they do not, the version before stays, with a warning.
+        Otherwise the old version stays, with a warning. Return whether a new version is in force.
         """
         before = self._modules[module]
         usable, refused = await self._inspect_all(before.functions, self._import_timeout_s, in_background=True)
@@ -164,11 +164,11 @@ class PythonFunctions:
             return False
         versions = {_key(what.sources) for what in usable.values()}
         if len(versions) > 1:
-            return False  # it was changed between two of them: the next look sees it
+            return False  # the files were changed between two inspections; the next look handles the change
         return await self._put_in_force(module, before, ModuleVersion(next(iter(usable.values())).sources, usable))
 
     def warn(self, module: str, why: str) -> None:
-        """Say, in the log and in what is listed, that an edit is not in force."""
+        """Report in the log and in the list of functions that an edit is not in force."""
         version = _version(self._modules[module])
         warning = f"an edit of {module} is not in force, version {version} still is: {why}"
         if self._warnings.get(module) != warning:
@@ -176,11 +176,11 @@ class PythonFunctions:
             log.warning("%s", warning)
 
     def take_back_warning(self, module: str) -> None:
-        """Say no longer that an edit is not in force."""
+        """Remove the module's warning from the list of functions."""
         self._warnings.pop(module, None)
 
     async def close(self) -> None:
-        """Cancel what is being inspected."""
+        """Cancel the inspections under way."""
         tasks: list[asyncio.Task[Any]] = list(self._inspecting.values())
         for task in tasks:
             task.cancel()
@@ -196,9 +196,9 @@ class PythonFunctions:
         return was_called or name in self._in_use()
 
     async def _put_in_force(self, module: str, before: ModuleVersion | None, version: ModuleVersion) -> bool:
-        """Put ``version`` in force in the place of ``before``; return whether it is.
+        """Replace the version ``before`` by ``version``; return whether ``version`` is in force.
 
-        It is not if the files were changed since it was read, or another version was put in force.
+        It is not if the files have changed since it was read, or if another version was put in force meanwhile.
         """
         if version.sources is not None and not await asyncio.to_thread(is_on_disk, version.sources.files):
             return False
@@ -217,9 +217,9 @@ class PythonFunctions:
         return True
 
     async def _what_is(self, name: str) -> tuple[Inspected, ModuleVersion | None]:
-        """Return what ``name`` is in the version that this group uses.
+        """Return the description of ``name`` in the version that this group uses.
 
-        A worker is asked once, however many groups wait for it.
+        The function is inspected once, even if many groups wait for it.
         """
         if built_in(name) is not None:
             return Inspected("built-in"), None
@@ -252,8 +252,8 @@ class PythonFunctions:
     async def _inspect_all(
         self, names: Collection[str], timeout_s: float, *, sources: Sources | None = None, in_background: bool = False
     ) -> tuple[dict[str, Inspected], dict[str, str]]:
-        """Return what each of these is, and why others cannot be used."""
-        names = list(names)  # more may be found meanwhile
+        """Return the descriptions of the usable functions, and the reasons why the others cannot be used."""
+        names = list(names)  # a copy, because functions may be added meanwhile
         found = await asyncio.gather(
             *(self._inspect(name, timeout_s, sources=sources, in_background=in_background) for name in names)
         )
@@ -280,7 +280,7 @@ class PythonFunctions:
 
 
 def _without_columns_of(kwargs: Mapping[str, Any] | None, inspected: Inspected) -> Inspected:
-    """Return it without the columns that these keyword arguments stand in for."""
+    """Return the description without the columns that these keyword arguments replace."""
     given = frozenset(kwargs or {})
     needed = [columns for columns in inspected.required_columns if not given.intersection(columns)]
     return msgspec.structs.replace(inspected, required_columns=needed)
@@ -295,5 +295,5 @@ def _key(sources: Sources | None) -> str:
 
 
 def _version(version: ModuleVersion | None) -> str:
-    """Return the version as outcomes carry it: empty for what comes with headrace, or has no file."""
+    """Return the version for outcomes: empty for built-ins and for modules without a file."""
     return "" if version is None or version.sources is None else version.sources.version

@@ -1,7 +1,7 @@
-"""How much of one reward function an operator allows: calls at a time, calls a minute, tokens a minute.
+"""The operator's limits for reward functions: calls at a time, calls per minute, tokens per minute.
 
-What waits for its turn (turnstile.py) is bounded by the queue timeout, after which the call is an ``overload``; the
-function's own deadline does not run meanwhile.
+A call waits for its turn (turnstile.py) up to the queue timeout, and is an ``overload`` after that. The function's own
+deadline does not run during this wait.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from shared.errors import UserError
 
 
 class CallLimits(BaseModel):
-    """The limits of one function; what is left out is not limited."""
+    """The limits of one function. None is no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,12 +31,12 @@ class CallLimits(BaseModel):
 
 
 class FunctionLimits:
-    """The limits of all functions that have some.
+    """The limits of all functions that have limits.
 
     Args:
-        limits: By the function's name.
-        queue_timeout_s: Longest wait.
-        metrics: Counts who waits.
+        limits: The limits by the function's name.
+        queue_timeout_s: Longest wait of a call, in seconds.
+        metrics: Receives the number of waiting calls.
     """
 
     def __init__(self, limits: Mapping[str, CallLimits], *, queue_timeout_s: float, metrics: RewarderMetrics) -> None:
@@ -52,7 +52,7 @@ class FunctionLimits:
         self._metrics = metrics
 
     def turn(self, name: str, call: RewardCall, *, lane: str) -> AbstractAsyncContextManager[None]:
-        """Wait until ``call`` is allowed; the body is the call. Raises RewardFailure: ``overload``."""
+        """Wait until ``call`` is allowed, and make the call in the block; raises RewardFailure (``overload``)."""
         turnstile = self._turnstiles.get(name)
         return contextlib.nullcontext() if turnstile is None else self._turn(turnstile, call, lane=lane)
 
@@ -70,10 +70,10 @@ class FunctionLimits:
 
 
 def check_names(limits: Mapping[str, CallLimits]) -> None:
-    """Refuse a limit that would hold for nobody.
+    """Refuse a limit that would apply to no function.
 
     Raises:
-        ValueError: A name is that of no built-in reward and of no function in Python.
+        ValueError: A name is neither a built-in reward nor of the form ``package.module:function``.
     """
     for name in limits:
         try:
@@ -85,10 +85,10 @@ def check_names(limits: Mapping[str, CallLimits]) -> None:
 
 
 def read_limits(raw: object) -> object:
-    """Return limits by function name from their JSON text; anything else is left to pydantic.
+    """Return limits by function name from JSON text. A value that is not text is returned unchanged, for pydantic.
 
     Raises:
-        ValueError: The text is no JSON.
+        ValueError: The text is not JSON.
     """
     if not isinstance(raw, str):
         return raw

@@ -1,11 +1,11 @@
-"""Bounds what comes over HTTP: so many requests are worked on at a time, a few more wait, the others come back later.
+"""Limits HTTP requests: some are handled at a time, some wait, and the rest get a 429 with Retry-After.
 
     request --> [in flight: <= max_inflight] --> application
                 [waiting:   <= max_queued] --> its client hangs up: forgotten
                 429, Retry-After
 
-Pure ASGI, in front of the routes that cost something. Of the body of a request that waits a piece is read, to see
-whether somebody still wants the answer, and no more: what waits takes no memory to speak of.
+Pure ASGI, in front of the expensive routes. About 64 KiB at most of the body of a waiting request are read, to notice
+when its client hangs up. Waiting requests therefore need little memory.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ class RequestQueue:
 
     Args:
         app: The application.
-        max_inflight: Requests at a time.
-        max_queued: Requests that may wait.
-        queue_timeout_s: Longest wait; then 429 too.
-        metrics: Counts who waits.
+        max_inflight: Most requests handled at a time.
+        max_queued: Most requests that wait.
+        queue_timeout_s: Longest wait in seconds, then the reply is a 429 too.
+        metrics: Receives the number of waiting requests.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RequestQueue:
         self._mean_s = 1.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request in, now or later, or answer it here."""
+        """Pass the request on, now or after a wait, or answer it with a 429."""
         if scope["type"] != "http" or not BOUNDED_PATHS.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
@@ -68,7 +68,7 @@ class RequestQueue:
             await self._serve(scope, receive_again, send)
 
     async def _turn(self, receive: Receive, received: deque[Message]) -> bool:
-        """Wait for the turn of a request; return False, without a turn, if its client does not wait as long.
+        """Wait for the turn of a request. Return False, without a turn, if its client hangs up meanwhile.
 
         Raises:
             TurnedAwayError: See Turnstile.enter.
@@ -111,14 +111,14 @@ class RequestQueue:
         await reply(send, body, extra=[(b"retry-after", str(retry_after_s).encode())])
 
     def _retry_after_s(self) -> int:
-        """Return about how long those that are here will take."""
+        """Return about how many seconds the requests that are handled or wait will take, from 1 to 60."""
         num_present = self._turnstile.num_in_flight + self._turnstile.num_queued
         seconds = self._mean_s * num_present / self._max_inflight
         return max(1, min(_LONGEST_RETRY_AFTER_S, math.ceil(seconds)))
 
 
 async def _client_leaves(receive: Receive, received: deque[Message]) -> None:
-    """Return when the client has hung up; what it sent before is kept, up to a limit, and no more is asked for."""
+    """Return when the client has hung up. Reads messages into ``received``, and stops reading at a limit."""
     num_bytes = 0
     while num_bytes < _MAX_READ_AHEAD_BYTES:
         message = await receive()

@@ -1,10 +1,10 @@
-"""What a reward function is called with, and what its answer means.
+"""The arguments of a reward function, and the meaning of its answer.
 
-    RewardCall --arguments_for--> f(prompts=, completions=, ...) --judge--> one Verdict a completion
+    RewardCall --arguments_for--> f(prompts=, completions=, ...) --judge--> one Verdict per completion
 
-The signature is TRL's: every dataset column is a list with one entry a completion, ``trainer_state`` has the progress,
-``log_extra`` and ``log_metric`` may be called. A function without ``**kwargs`` gets only what it names. An answer that
-is no finite number is never turned into one: it becomes an outcome that says what was wrong.
+The signature is TRL's. Every dataset column is a list with one entry per completion. ``trainer_state`` has the
+progress, and ``log_extra`` and ``log_metric`` may be called. A function without ``**kwargs`` gets only the arguments
+that it names. An answer that is not a finite number becomes an outcome that says what was wrong, never a number.
 """
 
 import copy
@@ -31,9 +31,9 @@ RewardFunction = Callable[..., Any]
 MAX_DETAIL_CHARS = 300
 
 NOT_COLUMNS = frozenset({"prompt", "completion", "completion_ids"})
-"""Columns that TRL does not pass on, because the call has them under these or similar names."""
+"""Columns that TRL does not pass on, because the call has arguments with these or similar names."""
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, AbstractSet)
-"""They can be iterated over, but hold no rewards, or in no order."""
+"""Types that can be iterated over but cannot be a list of rewards. Sets, for example, do not have an order."""
 _GIVEN = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 
 
@@ -43,19 +43,19 @@ def text_of(completion: Completion) -> str:
 
 
 class TrainerState(msgspec.Struct, frozen=True):
-    """Where training stands, under the names of transformers' TrainerState."""
+    """The progress of training, with the names of transformers' TrainerState."""
 
     global_step: int = 0
     max_steps: int = 0
 
 
 class RewardCall(msgspec.Struct, frozen=True):
-    """One call for all completions at once; every list has one entry a completion.
+    """One call for all completions at once. Every list has one entry per completion.
 
-    It belongs to the function that is called, which may do with it what it likes, but for the arguments by function.
+    The called function owns the prompts, completions and columns, and may change them.
 
-    ``completion_ids`` are packed (arrays.py) until somebody looks at them: few functions do, and there can be 100,000.
-    ``group_id`` and ``policy_version``, that of the group's oldest token, are null outside of runs.
+    ``completion_ids`` stay packed (arrays.py) until a function reads them: few functions do, and there can be 100,000.
+    ``policy_version`` is the version of the group's oldest token. It and ``group_id`` are None outside of runs.
     """
 
     prompts: list[Prompt]
@@ -71,12 +71,12 @@ class RewardCall(msgspec.Struct, frozen=True):
     """Extra keyword arguments, by function."""
 
     def completion_id_lists(self) -> list[list[int]] | None:
-        """Return the token ids of each completion, in lists that are the caller's own."""
+        """Return the token ids of each completion, in new lists."""
         return None if self.completion_ids is None else [unpack_ids(ids).tolist() for ids in self.completion_ids]
 
 
 def require_sendable(call: RewardCall) -> None:
-    """Raise UserError if a call holds what msgpack, in which it goes to workers, cannot carry."""
+    """Raise UserError if a call cannot be encoded as msgpack, which workers receive it in."""
     try:
         msgspec.msgpack.encode(call)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -84,7 +84,7 @@ def require_sendable(call: RewardCall) -> None:
 
 
 def own_copy(call: RewardCall) -> RewardCall:
-    """Return a copy for one more function."""
+    """Return a copy of a call, for one more function."""
     columns: dict[str, list[Any]] = msgspec.msgpack.decode(msgspec.msgpack.encode(call.columns))
     return msgspec.structs.replace(
         call,
@@ -100,7 +100,7 @@ def own_text(text: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """What one function said of one completion. Only ``scored`` carries a value."""
+    """The outcome of one function for one completion. Only ``scored`` has a value."""
 
     outcome: Outcome
     value: Finite | None = None
@@ -109,14 +109,14 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
 
 def answers_all(verdicts: Sequence[Verdict], num_completions: int) -> bool:
-    """Whether there is one verdict a completion, with a value if and only if it is ``scored``."""
+    """Return whether there is one verdict per completion, with a value if and only if it is ``scored``."""
     return len(verdicts) == num_completions and all(
         (verdict.outcome == "scored") == (verdict.value is not None) for verdict in verdicts
     )
 
 
 class CallError(Exception):
-    """The function cannot be called with what there is; the message says what is missing."""
+    """The function cannot be called with the given rows. The message says what is missing."""
 
 
 def arguments_for(
@@ -131,15 +131,15 @@ def arguments_for(
     """Return the keyword arguments for ``function``.
 
     Args:
-        function: To be called.
-        call: What there is.
-        name: Under which ``reward_kwargs`` has arguments for it.
-        is_built_in: Whether it is ours, and may be told more than TRL tells a function.
-        options: Arguments that no column stands in for.
-        may_be_given: Arguments that ``reward_kwargs`` may have; any if left out.
+        function: The function to call.
+        call: The rows to score.
+        name: The function's name in ``reward_kwargs``.
+        is_built_in: Whether the function is a built-in, which gets more arguments than TRL passes.
+        options: Arguments that are never taken from a column.
+        may_be_given: Arguments that ``reward_kwargs`` may have; all arguments if None.
 
     Raises:
-        CallError: It requires an argument that there is not, or ``reward_kwargs`` has one that it cannot be given.
+        CallError: A required argument is missing, or ``reward_kwargs`` has an argument that the function does not take.
     """
     kwargs = copy.deepcopy(call.reward_kwargs.get(name, {}))
     offered = {column: values for column, values in call.columns.items() if column not in NOT_COLUMNS}
@@ -185,7 +185,7 @@ def arguments_for(
 
 
 def refused_kwargs(function: RewardFunction, kwargs: Mapping[str, Any]) -> str | None:
-    """Return why ``function`` cannot be given these keyword arguments; None if it can."""
+    """Return the reason why ``function`` does not take these keyword arguments, or None if it does."""
     parameters = parameters_of(function)
     if parameters is None or takes_any(parameters):
         return None
@@ -204,14 +204,14 @@ def required_columns(function: RewardFunction) -> list[str]:
 
 
 def is_async(function: RewardFunction) -> bool:
-    """Whether calling ``function`` gives an awaitable."""
+    """Return whether calling ``function`` returns an awaitable."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def judge(returned: object, num_completions: int, *, is_built_in: bool = False) -> list[Verdict]:
-    """Return one verdict a completion for what a function returned, whatever that is.
+    """Return one verdict per completion for any value that a function returned.
 
-    A built-in, which knows better than a number, may return verdicts itself.
+    A built-in may return verdicts itself.
     """
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
@@ -234,7 +234,7 @@ def everyone(num_completions: int, outcome: Outcome, detail: str) -> list[Verdic
 
 
 def describe(error: BaseException) -> str:
-    """Return type and message of an exception in user code."""
+    """Return the type and message of an exception in user code."""
     try:
         message = str(error)
     except Exception:  # noqa: BLE001  user code: __str__ may do anything
@@ -243,14 +243,14 @@ def describe(error: BaseException) -> str:
 
 
 def users_trace(error: BaseException) -> str:
-    """Return the stack trace below our own frame, for the log."""
+    """Return the stack trace without our own frame, for the log."""
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     text = "".join(traceback.format_exception(type(error), error, frames, limit=-8))
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def printable(text: str) -> str:
-    """Return ``text`` short enough to travel, without what UTF-8 cannot carry."""
+    """Return at most ``MAX_DETAIL_CHARS`` characters of ``text``. Escapes characters that UTF-8 cannot encode."""
     return _at_most(MAX_DETAIL_CHARS, text).encode("utf-8", "backslashreplace").decode()
 
 
@@ -282,4 +282,4 @@ def _quoted(names: list[str]) -> str:
 
 
 def _accept(*_arguments: object, **_more: object) -> None:
-    """Stand in for TRL's ``log_extra`` and ``log_metric``: they may be called, and nothing is kept yet."""
+    """Replace TRL's ``log_extra`` and ``log_metric``. They may be called, but nothing is stored yet."""

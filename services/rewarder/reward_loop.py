@@ -1,11 +1,11 @@
-"""Reads completed groups of every run that is served, scores them, and hands them on.
+"""Reads completed groups of all served runs, scores them, and publishes them.
 
     completions --> [in flight: <= max_inflight_groups a run] --> scored
                       every function of the run at once, each under reward_timeout_s
 
-A slow group holds up no other: each is a task of its own. A group is acked in the same step that publishes its
-scores, so a rewarder that dies loses none, and a group that was scored twice is published once. Malformed entries are
-buried. A run that waits for its turn has no groups, and costs nothing.
+Each group is a separate task, so a slow group does not delay others. A group is acked in the same step that publishes
+its scores, so a rewarder that dies loses no group, and a group that was scored twice is published once. Malformed
+entries are buried. A run that waits for its turn has no groups and costs nothing.
 """
 
 import asyncio
@@ -43,27 +43,27 @@ from shared.streams import Delivery, StreamConsumer, settle
 log = logging.getLogger(__name__)
 
 _BLOCK_S = 0.5
-"""Of one read; shorter than the drain after SIGTERM."""
+"""Longest wait of one read. It is shorter than the drain after SIGTERM."""
 _MAX_READ = 32
-"""Groups in one reply: they are decoded while the next ones come."""
+"""Most groups in one read, so that they are decoded while the next ones arrive."""
 
 
 class _Slots:
-    """How many more groups may be read; one reader asks."""
+    """Counts how many more groups may be read. For a single reader."""
 
     def __init__(self, count: int) -> None:
         self._num_free = count
         self._freed = asyncio.Event()
 
     async def some(self) -> int:
-        """Wait until there is one; return how many there are."""
+        """Wait until a slot is free; return the number of free slots."""
         while self._num_free == 0:
             self._freed.clear()
             await self._freed.wait()
         return self._num_free
 
     def hold_until_done(self, task: "asyncio.Task[None]") -> None:
-        """Take a slot for as long as ``task`` takes."""
+        """Take a slot until ``task`` is done."""
         self._num_free -= 1
         task.add_done_callback(self._free)
 
@@ -73,17 +73,17 @@ class _Slots:
 
 
 class RewardLoop:
-    """Scores the groups of every run that is running or paused until it is told to stop.
+    """Scores the groups of every run that is running or paused, until ``stop`` is called.
 
     Args:
-        redis: Ready, with headrace's functions.
-        scorer: Asks the reward functions.
-        replica_id: Name of this replica; stable across restarts, so that it finds its own pending entries.
-        max_inflight_groups: Of one run.
-        poll_every_s: How often to look for runs.
-        drain_s: How long running groups may finish after ``stop``.
-        redis_patience_s: How long Redis may be away after it lost a run.
-        metrics: Counts.
+        redis: A Redis connection that is ready, with headrace's functions loaded.
+        scorer: Calls the reward functions.
+        replica_id: Name of this replica. It is stable across restarts, so that the replica finds its pending entries.
+        max_inflight_groups: Most groups of one run scored at a time.
+        poll_every_s: Time between two looks for runs, in seconds.
+        drain_s: Time for groups in flight to finish after ``stop``, in seconds.
+        redis_patience_s: How long to wait for Redis after it lost a run, in seconds.
+        metrics: Receives the counts.
     """
 
     def __init__(
@@ -115,14 +115,14 @@ class RewardLoop:
         return {name for names in self._reward_names.values() for name in names}
 
     def stop(self) -> None:
-        """Read no more; ``run`` returns once running groups are done or the drain time is over."""
+        """Stop reading groups. ``run`` returns once the groups in flight are done or the drain time is over."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve runs as they come and go.
+        """Serve all runs until ``stop`` is called.
 
         Raises:
-            UnavailableError: Redis stayed away.
+            UnavailableError: Redis did not come back in time.
         """
         store = RunStore(self._redis)
         serving: dict[str, asyncio.Task[None]] = {}
@@ -141,7 +141,7 @@ class RewardLoop:
         for run_id in serving.keys() - {record.run_id for record in served}:
             log.info("run %s is over", run_id, extra={"run_id": run_id})
             await _cancel(serving.pop(run_id))
-        # Also of runs that ended by themselves, because Redis lost them.
+        # Also for runs whose task ended by itself because Redis lost them.
         for run_id in (self._states.keys() | self._reward_names.keys()) - {record.run_id for record in served}:
             self._states.pop(run_id, None)
             self._reward_names.pop(run_id, None)
@@ -240,7 +240,7 @@ class RewardLoop:
 
 
 def _call_without_rows(config: RunConfig) -> RewardCall:
-    """Return what of every call of the run comes from its configuration, and not off a stream."""
+    """Return a call with only the parts from the run's configuration, to check them before the first group."""
     return RewardCall(
         [], [], {}, chat_template_kwargs=config.chat_template_kwargs or {}, reward_kwargs=config.reward_kwargs
     )
@@ -254,9 +254,9 @@ def call_for(
     chat_template_kwargs: dict[str, Any] | None = None,
     reward_kwargs: RewardKwargs | None = None,
 ) -> RewardCall:
-    """Return what every reward function of the run is called with for this group, in TRL's shape.
+    """Return the call for all reward functions of the run with this group, in TRL's shape.
 
-    It shares nothing that can be changed with the group, but for the arguments that come from the configuration.
+    It shares no mutable object with the group. The arguments from the configuration are not copied.
     """
     prompt = group.prompt
     is_conversational = not isinstance(prompt.prompt, str)
@@ -285,7 +285,7 @@ def _own_values(value: object, count: int) -> list[Any]:
 
 
 def with_rewards(group: CompletedGroup, outcomes: list[tuple[RewardOutcome, ...]], *, by: str) -> ScoredGroup:
-    """Return the group with one outcome a function on every rollout."""
+    """Return the group with one outcome per function on every rollout."""
     rollouts = tuple(
         msgspec.structs.replace(rollout, rewards=rewards)
         for rollout, rewards in zip(group.rollouts, outcomes, strict=True)

@@ -1,12 +1,12 @@
-"""Where reward functions may come from: directories of the operator's, and packages that the operator names.
+"""Decides where reward functions may come from: the operator's directories, and packages that the operator names.
 
     module --specs--> in HEADRACE_REWARD_MODULES?   imported as Python finds it
                       in HEADRACE_REWARD_PATH?      the file found there, and no other of that name
                       else                          refused
 
-Whoever has a key may name any module, and importing one runs it. So this is decided by looking at files only, before
-anything is imported. The standard library, installed packages and headrace's own are not in a reward path, whatever
-lies there: a file of their name is refused too, and so is a link that leads out.
+A user with a key may name any module, and importing a module runs it. Therefore the decision is made before any import,
+by looking only at files. A file in a reward path is refused if it has the name of a standard library module, an
+installed package or a headrace package, or if it is a link that leads out of the path.
 """
 
 import os
@@ -38,34 +38,34 @@ _LOADERS = (
 
 
 class RewardPlaces(msgspec.Struct, frozen=True):
-    """Where reward functions may come from.
+    """The places that reward functions may come from.
 
     Args:
-        directories: Of HEADRACE_REWARD_PATH, absolute.
-        packages: Of HEADRACE_REWARD_MODULES: modules by their dotted names, each with all below it.
+        directories: The directories of HEADRACE_REWARD_PATH, absolute.
+        packages: The dotted names of HEADRACE_REWARD_MODULES. Each includes all its submodules.
     """
 
     directories: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
     def names(self, module: str) -> bool:
-        """Whether the operator has named the module, or a package that it is in."""
+        """Return whether the operator has named the module, or a package that contains it."""
         return any(module == package or module.startswith(f"{package}.") for package in self.packages)
 
     def holds(self, module: str, path: str) -> bool:
-        """Whether the module's file lies where its name says below one of the directories, and is not ours.
+        """Return whether ``path`` is where ``module`` belongs in one of the directories, and is not headrace's.
 
-        A virtual environment that lies there too is not in the reward path: its modules have other names.
+        Files of a virtual environment inside a directory do not count, because their paths do not match their names.
         """
         if module.partition(".")[0] in _OURS:
             return False
         return any(Path(path) in places_of(module, directory) for directory in self.directories)
 
     def specs(self, module: str) -> Mapping[str, ModuleSpec]:
-        """Return what is to be imported for the module and the packages it is in; nothing if the operator named it.
+        """Return the specs to import for the module and its packages; an empty mapping if the operator named it.
 
         Raises:
-            UserError: Reward functions may not come from there; nothing has been imported.
+            UserError: Reward functions may not come from this module. Nothing has been imported.
         """
         if self.names(module):
             return {}
@@ -121,10 +121,10 @@ class RewardPlaces(msgspec.Struct, frozen=True):
 
 
 def parse_modules(text: str) -> tuple[str, ...]:
-    """Return the modules that HEADRACE_REWARD_MODULES names, separated by commas.
+    """Return the modules in HEADRACE_REWARD_MODULES, which are separated by commas.
 
     Raises:
-        ValueError: One of them is no module's name, or part of Python itself.
+        ValueError: A name is not a module name, or is part of Python's standard library.
     """
     names = tuple(name for name in (part.strip() for part in text.split(",")) if name)
     for name in names:
@@ -139,18 +139,18 @@ def parse_modules(text: str) -> tuple[str, ...]:
 
 
 def is_reserved(top: str) -> bool:
-    """Whether no module of a reward path may have this name, because Python's library or headrace has it."""
+    """Return whether a reward module must not have this name, because Python or headrace uses it."""
     return top in sys.stdlib_module_names or top in sys.builtin_module_names or top in _OURS
 
 
 def places_of(module: str, directory: str) -> tuple[Path, Path]:
-    """Return where the source of a module would be below a directory: as a file, and as a package."""
+    """Return the paths that a module's source may have in a directory: as a file, and as a package."""
     stem = Path(directory, *module.split("."))
     return stem.parent / f"{stem.name}.py", stem / "__init__.py"
 
 
 def _find(name: str, places: Iterable[str]) -> ModuleSpec | None:
-    """Return what Python would import for ``name`` from these directories; a finder of its own has no cache."""
+    """Return the spec that Python would import for ``name`` from these directories. A new finder has no stale cache."""
     portions: list[str] = []
     for place in places:
         found = FileFinder(place, *_LOADERS).find_spec(name)
@@ -166,7 +166,7 @@ def _find(name: str, places: Iterable[str]) -> ModuleSpec | None:
 
 
 def _hidden_by(spec: ModuleSpec, directories: Sequence[str]) -> str | None:
-    """Return the library that Python takes for a module of this name, None if there is none."""
+    """Return the library that Python would import instead of this module, or None."""
     own = {os.path.realpath(directory) for directory in directories}
     others = [place for place in sys.path if os.path.realpath(place) not in own]
     known = getattr(sys.modules.get(spec.name), "__spec__", None)

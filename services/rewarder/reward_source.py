@@ -1,4 +1,4 @@
-"""What the scorer needs of whatever answers for a reward name, beside Python functions: endpoints, reward models."""
+"""The interface between the scorer and the sources of rewards: Python functions, endpoints, reward models."""
 
 from typing import Protocol
 
@@ -7,30 +7,30 @@ from services.rewarder.worker_frames import Answer, Inspected, Refused
 
 
 class RewardSource(Protocol):
-    """Reward functions of one kind."""
+    """The reward functions of one kind."""
 
     async def knows(self, name: str) -> bool:
-        """Return whether ``name`` is one of these. Asked for every call: it must be quick."""
+        """Return whether this source handles ``name``. It must be quick, because it is called for every score."""
         ...
 
     def exists(self, name: str) -> bool:
-        """Return whether ``name`` was found to be there: only such names are labels of metrics."""
+        """Return whether ``name`` is known to exist. Only such names become labels of metrics."""
         ...
 
     async def inspect(self, name: str) -> Inspected | Refused:
-        """Return what ``name`` is, or why it cannot be used."""
+        """Return a description of ``name``, or the reason why it cannot be used."""
         ...
 
     async def call(self, name: str, call: RewardCall, *, timeout_s: float, lane: str) -> tuple[Answer, float]:
-        """Return one verdict a completion, and the seconds it took.
+        """Return one verdict per completion, and the seconds that it took.
 
         Args:
-            name: One that this source knows.
-            call: Not to be changed: other functions are called with it at the same time.
-            timeout_s: Deadline of the work; waiting for a turn at what is scarce has its own.
-            lane: The run, or the HTTP routes; lanes take turns at what is scarce.
+            name: A name that this source knows.
+            call: The rows to score. The source may change the prompts, completions and columns.
+            timeout_s: Deadline of the work itself, in seconds. The wait for a turn has a limit of its own.
+            lane: The run's id or the name of the HTTP lane. Lanes take turns.
 
         Raises:
-            RewardFailure: There is no answer; the outcome says why.
+            RewardFailure: There is no answer. Its outcome says why.
         """
         ...

@@ -1,8 +1,8 @@
 """The process that runs synchronous reward functions, one call at a time, in its main thread.
 
-It is forked from a server that holds nothing but imports, and it is expendable: the service kills it when a deadline
-passes, and whatever it was doing, whatever it has spawned, goes with it. Nothing that user code does goes unnoticed:
-exceptions of every kind become verdicts, a crash or an exit closes the socket.
+It is forked from a server that has only done imports. The service kills it when a deadline passes, with all processes
+that user code has started. No failure of user code is lost: every exception becomes verdicts, and a crash or an exit
+closes the socket.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ _SPARE_CPU_S = 5
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a worker may use, where reward modules may come from, and where generated code runs."""
+    """The limits of a worker, the places that reward modules may come from, and the sandbox for generated code."""
 
     memory_bytes: int
     open_files: int
@@ -80,13 +80,13 @@ def main(channel: socket.socket, limits: Limits) -> None:
             _send(channel, _inspect(request, limits))
         else:
             _serve(channel, request, limits, loaded, versions)
-        signal.alarm(0)  # an alarm that user code left behind would hit the next call
-    # Threads that user code left behind must not keep the process.
+        signal.alarm(0)  # an alarm left by user code would hit the next call
+    # Threads left by user code must not keep the process alive.
     os._exit(0)
 
 
 def _set_up(limits: Limits) -> None:
-    os.setsid()  # one signal then reaches whatever user code has spawned; and Ctrl-C reaches the service alone
+    os.setsid()  # one signal can then kill all processes that user code starts, and Ctrl-C reaches only the service
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     give_up_tracing()
@@ -102,8 +102,8 @@ def _set_up(limits: Limits) -> None:
 def _let_go_of_the_fork_server() -> None:
     """Close our copy of the pipe whose end of file tells the fork server that the service is gone.
 
-    Every child inherits it. With a copy in a hung worker the fork server would outlive a killed service, and the hung
-    worker with it, because only the fork server's end makes the kernel kill the workers (PR_SET_PDEATHSIG).
+    Every child inherits it. A copy in a hung worker would keep the fork server alive after the service was killed. The
+    hung worker would stay too, because the kernel kills the workers only when the fork server ends (PR_SET_PDEATHSIG).
     """
     state = getattr(forkserver, "_forkserver")  # noqa: B009  private, so not for type checkers
     if state._forkserver_alive_fd is not None:  # noqa: SLF001
@@ -119,7 +119,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _limit_cpu(timeout_s: float) -> None:
-    """Bound the processor time of what comes next, should the service not be there to watch its deadline."""
+    """Limit the processor time of the next step, in case the service is gone and cannot enforce the deadline."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     budget_s = timeout_s * (os.cpu_count() or 1) + _SPARE_CPU_S
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -209,12 +209,12 @@ def _call(name: str, function: RewardFunction, call: RewardCall, limits: Limits)
         return judge(returned, num_completions, is_built_in=known is not None), ""
     except CallError as error:
         return everyone(num_completions, "error", str(error)), ""
-    except BaseException as error:  # noqa: BLE001  user code: math-verify's own timeout is no Exception either
+    except BaseException as error:  # noqa: BLE001  user code; math-verify's own timeout is not an Exception either
         return everyone(num_completions, "error", _describe(error, limits)), users_trace(error)
 
 
 def _describe(error: BaseException, limits: Limits) -> str:
-    """Return type and message of an exception in user code, and the limit if memory was what it lacked."""
+    """Return the type and message of an exception in user code, and for a MemoryError also the limit."""
     if not isinstance(error, MemoryError):
         return describe(error)
     memory_mib = limits.memory_bytes // 2**20

@@ -1,4 +1,4 @@
-"""What the rewarder counts, for Prometheus. One process, one registry."""
+"""Prometheus metrics of the rewarder. One process has one registry."""
 
 import contextlib
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ RETRY_REASONS = ("connection", "429", "502", "503", "504")
 
 
 class RewarderMetrics:
-    """Made once by the entry point; ``function`` labels hold names that exist, so they are bounded."""
+    """The metrics, made once per process. The label ``function`` has only names that exist, so it is bounded."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
@@ -90,7 +90,7 @@ class RewarderMetrics:
         )
 
     def observe_values(self, function: str, values: Iterable[float]) -> None:
-        """Take in what a function scored."""
+        """Add values that a function scored to its mean and standard deviation."""
         drift = self._drifts.setdefault(function, ValueDrift())
         for value in values:
             drift.add(value)
@@ -98,15 +98,15 @@ class RewarderMetrics:
         self.value_std.labels(function).set(drift.std)
 
     def name_replica(self, replica_id: str) -> None:
-        """Say whose metrics these are: an address means nothing to people."""
+        """Publish the replica's name, which people recognise better than an address."""
         self._replica.labels(replica_id).set(1)
 
     def watch_keys(self, keyring: Keyring) -> None:
-        """Show whether the keys file is broken, whenever somebody looks."""
+        """Publish at each scrape whether the keys file is broken."""
         self._keys_file_broken.set_function(keyring.is_file_broken)
 
     def forget_endpoint(self, name: str) -> None:
-        """Show an endpoint no more that was deleted."""
+        """Remove the metrics of a deleted endpoint."""
         self._drifts.pop(name, None)
         by_name = (self.endpoint_in_flight, self.endpoint_queued, self.endpoint_breaker)
         for metric in (*by_name, self.in_flight, self.value_mean, self.value_std):
@@ -124,5 +124,5 @@ def _remove(metric: Counter | Gauge | Histogram, *labels: str) -> None:
 
 
 def lane_kind(lane: str) -> str:
-    """Return what a lane is: a run, the HTTP routes, or the self-test. Run ids would be labels without end."""
+    """Return the kind of a lane: ``run``, ``http`` or ``self-test``. Run ids as labels would not be bounded."""
     return lane if lane in (HTTP_LANE, SELF_TEST_LANE) else "run"

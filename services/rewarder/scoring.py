@@ -1,10 +1,10 @@
-"""Asks every reward function about every completion, all functions at the same time.
+"""Calls all reward functions at the same time, each with all completions.
 
     gather( Python function -> python_functions.py
-            another source  -> reward_source.py    )   -> for each completion one outcome a function
+            another source  -> reward_source.py    )   -> for each completion one outcome per function
 
-One awaitable a function, and none of them raises: a function that fails, hangs or returns nonsense costs its own
-outcomes and nobody else's, and never becomes a zero.
+Each function is one awaitable, and none of them raises. A function that fails, hangs or returns an invalid value
+affects only its own outcomes, and a failure never becomes a zero.
 """
 
 import asyncio
@@ -27,24 +27,24 @@ log = logging.getLogger(__name__)
 
 _TAKES_NO_KWARGS = "is no Python function and takes no reward_kwargs; leave its entry out"
 _MAX_TRACES = 1000
-"""Traces are logged once for each distinct failure; the memory of which is forgotten at this size."""
+"""Each distinct failure is logged once, with its trace. The set of logged failures is cleared at this size."""
 
 
 @dataclass(frozen=True)
 class WeightedFunction:
-    """A reward function by name, and what its reward counts in the sum the trainer makes."""
+    """A reward function by name, and the weight of its reward in the trainer's sum."""
 
     name: str
     weight: float = 1.0
 
 
 class Scorer:
-    """Knows who answers for each reward function, and asks.
+    """Finds the source of each reward function, and calls it.
 
     Args:
-        functions: Answers for every name that no source knows.
-        metrics: Counts.
-        sources: Asked in this order.
+        functions: The source of every name that ``sources`` do not know.
+        metrics: Receives the counts.
+        sources: Further sources, asked in this order.
     """
 
     def __init__(
@@ -65,34 +65,34 @@ class Scorer:
         lane: str,
         is_known_to_be_sendable: bool = False,
     ) -> list[tuple[RewardOutcome, ...]]:
-        """Return for each completion one outcome a function, in the order of ``functions``.
+        """Return for each completion one outcome per function, in the order of ``functions``.
 
         Args:
-            call: What is scored.
-            functions: By what.
-            timeout_s: Deadline of each function.
-            lane: The run, or the HTTP routes.
-            is_known_to_be_sendable: Whether ``call`` came off a stream, or ``require_sendable`` was asked.
+            call: The rows to score.
+            functions: The functions to score them with.
+            timeout_s: Deadline of each function, in seconds.
+            lane: The run's id or the name of the HTTP lane.
+            is_known_to_be_sendable: Whether ``call`` came from a stream or has passed ``require_sendable``.
 
         Raises:
-            UserError: The call holds what msgpack cannot carry.
+            UserError: The call cannot be encoded as msgpack.
         """
         if not is_known_to_be_sendable:
             require_sendable(call)
-        # Each but the last takes a copy of its own when its task begins, which is before the last one's does.
+        # All functions but the last copy the call when their task begins. The last task begins last and needs no copy.
         asked = [
             self._ask(function, call, timeout_s=timeout_s, lane=lane, copies=number < len(functions))
             for number, function in enumerate(functions, 1)
         ]
         with self._functions.one_version():
-            # One needs no task of its own.
+            # A single function needs no task.
             by_function = [await asked[0]] if len(asked) == 1 else await asyncio.gather(*asked)
         return list(zip(*by_function, strict=True))
 
     async def check(
         self, names: Sequence[str], reward_kwargs: Mapping[str, Mapping[str, Any]] | None = None
     ) -> dict[str, Inspected | Refused]:
-        """Return what each of these is, or why it cannot be used; Python functions as their files are now."""
+        """Return a description of each name, or the reason why it cannot be used. Reads the current Python files."""
 
         async def inspect(name: str) -> Inspected | Refused:
             source = await self._source_of(name)
@@ -155,11 +155,11 @@ class Scorer:
         return answer, seconds
 
     def _label(self, source: RewardSource, name: str) -> str:
-        """Return the name if it is one that exists, which bounds how many labels there are."""
+        """Return the name if it exists, else ``unknown``, so that the number of labels is bounded."""
         return name if source.exists(name) else "unknown"
 
     def _notice(self, name: str, verdicts: Sequence[Verdict]) -> None:
-        """Have the outages of a Python function told; a call that found no worker free says nothing about it."""
+        """Record whether a call of a Python function worked. An overload says nothing about the function."""
         if not all(is_failure(verdict.outcome) for verdict in verdicts):
             self._outages.worked(name)
         elif verdicts and verdicts[0].outcome != "overload":
@@ -186,7 +186,7 @@ class Scorer:
 
 
 def weighted_sum(outcomes: Sequence[RewardOutcome]) -> float | None:
-    """Return the weighted sum of what was scored; None if a function failed, none applies, or no float holds it."""
+    """Return the weighted sum of the scored values; None if a function failed, none applies, or the sum overflows."""
     if any(is_failure(outcome.outcome) for outcome in outcomes):
         return None
     values = [outcome.weight * outcome.value for outcome in outcomes if outcome.value is not None]

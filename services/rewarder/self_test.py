@@ -1,4 +1,4 @@
-"""Before a rewarder judges anybody's answers, it judges two whose rewards are known."""
+"""Scores two answers with known rewards, before the rewarder scores any run."""
 
 from services.rewarder.reward_call import RewardCall
 from services.rewarder.rewarder_metrics import SELF_TEST_LANE
@@ -9,11 +9,11 @@ _TIMEOUT_S = 60.0
 
 
 async def self_test(scorer: Scorer) -> None:
-    """Have one right and one wrong answer verified.
+    """Score one right and one wrong answer with ``accuracy_reward``.
 
     Raises:
-        UserError: They were judged wrongly.
-        UnavailableError: There was no answer.
+        UserError: The rewards are wrong.
+        UnavailableError: The answers were not scored.
     """
     call = RewardCall(
         prompts=["1/2?"] * 2, completions=[r"\boxed{\frac{1}{2}}", r"\boxed{2}"], columns={"solution": ["0.5"] * 2}

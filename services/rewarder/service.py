@@ -49,11 +49,11 @@ log = logging.getLogger(__name__)
 _HTTP_SHUTDOWN_S = 5
 _PING_TIMEOUT_S = 1.0
 _GC_EVERY_ALLOCATIONS = 200_000
-"""More allocations than releases; of garbage it would be some 40 MB."""
+"""Python collects garbage when allocations exceed releases by this number. As garbage, they would take about 40 MB."""
 
 
 class RewarderService:
-    """Everything of one rewarder process."""
+    """One rewarder process with all its parts."""
 
     def __init__(self, settings: RewarderSettings) -> None:
         self._settings = settings
@@ -116,7 +116,7 @@ class RewarderService:
 
         Raises:
             UserError: A port is taken, or Redis, the keys file or the certificate cannot be used.
-            UnavailableError: Redis stayed away, or no reward worker could be started for a minute.
+            UnavailableError: Redis did not answer in time, or no reward worker could be started for a minute.
         """
         keyring, certificate = self._settings.keyring(), self._settings.certificate()
         self._metrics.watch_keys(keyring)
@@ -151,7 +151,7 @@ class RewarderService:
         http.result()
 
     def guarded(self, keyring: Keyring, limits: HttpLimits) -> App:
-        """Return the application behind its door."""
+        """Return the application behind the request queue, access control and HTTP limits."""
         app = build_app(
             self._scorer,
             endpoints=self._endpoints,
@@ -174,7 +174,7 @@ class RewarderService:
         await self._redis.aclose()
 
     async def let_go(self) -> bool:
-        """Cancel what users' async functions left behind; return False if one of them refuses to end."""
+        """Cancel the remaining tasks of users' async functions; return False if one of them does not end."""
         return await self._loop_functions.close()
 
     async def _work(self) -> None:
@@ -191,7 +191,7 @@ class RewarderService:
                 await self._models.close()
 
     async def _score(self, beside: asyncio.TaskGroup) -> None:
-        # Its verdicts are on nobody's dashboard.
+        # With separate metrics, so that the self-test does not appear on dashboards.
         await self_test(Scorer(self._functions, metrics=RewarderMetrics()))
         await take_back(self._redis, "rewarder", self._replica_id, run_id=None)
         self._starting = None
@@ -220,7 +220,7 @@ class RewarderService:
         await asyncio.gather(work, return_exceptions=True)
 
     async def _say_why_it_ended(self, work: "asyncio.Task[None]") -> None:
-        """Leave the reason of a failure where people who look at a run find it."""
+        """Write the reason of a failure to Redis, where people who look at a run can see it."""
         failure = None if work.cancelled() else work.exception()
         while isinstance(failure, BaseExceptionGroup):
             failure = cast("BaseExceptionGroup[BaseException]", failure).exceptions[0]
@@ -229,7 +229,7 @@ class RewarderService:
             await refuse(self._redis, "rewarder", self._replica_id, f"it ended, saying: {reason}", run_id=None)
 
     def _listed(self) -> list[RewardFunctionInfo]:
-        """Return what this rewarder knows beside the built-in functions."""
+        """Return the user functions and reward models that this rewarder knows."""
         functions = [
             RewardFunctionInfo(
                 name=name,
@@ -262,10 +262,10 @@ class RewarderService:
 
 
 def _collect_seldom() -> None:
-    """Have Python look for reference cycles less often, and never again among what is there for good.
+    """Make Python look for reference cycles less often, and never among the objects that exist now.
 
-    A thousand groups in flight are a hundred thousand lists and tuples that are all in use: to look through them again
-    and again took 40% of the processor time of scoring them with a reward that waits.
+    A thousand groups in flight are a hundred thousand lists and tuples, all in use. Searching them repeatedly took 40%
+    of the processor time of scoring them with a reward that waits.
     """
     gc.collect()
     gc.freeze()

@@ -18,7 +18,7 @@ MIB = 1024 * 1024
 
 
 class SandboxSettings(BaseSettings):
-    """Where generated code runs."""
+    """The sandbox for generated code."""
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_", extra="forbid", frozen=True)
 
@@ -28,12 +28,12 @@ class SandboxSettings(BaseSettings):
     sandbox_image: str = Field(default=DEFAULT_IMAGE, description="Image with python3 for generated code in docker")
 
     def choice_for(self, num_workers: int) -> SandboxChoice:
-        """Return the sandbox of each of so many workers."""
+        """Return the sandbox of each worker when there are ``num_workers``."""
         return SandboxChoice(self.sandbox, self.bwrap, self.sandbox_python, self.sandbox_image, num_workers)
 
 
 class RewarderSettings(SandboxSettings, ServiceSettings):
-    """What the rewarder needs besides what all services share."""
+    """The rewarder's own settings, in addition to the settings of all services."""
 
     takes_internal_key: ClassVar[bool] = False
 
@@ -86,7 +86,7 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
     reward_max_answer_bytes: int = Field(default=MIB, ge=1024, description="Longer answers of endpoints: `invalid`")
 
     def outbound_rules(self) -> OutboundRules:
-        """Return where reward endpoints may be; raises ValueError."""
+        """Return the rules for URLs of reward endpoints; raises ValueError."""
         return OutboundRules(
             hosts=parse_hosts(self.reward_allowed_hosts),
             networks=parse_networks(self.reward_allowed_networks),
@@ -113,7 +113,7 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         return limits
 
     def reward_places(self) -> RewardPlaces:
-        """Return where reward functions may come from."""
+        """Return the places that reward functions may come from."""
         return RewardPlaces(tuple(map(str, self.reward_path)), parse_modules(self.reward_modules))
 
     def sandbox_choice(self) -> SandboxChoice:
@@ -139,7 +139,7 @@ class RewarderSettings(SandboxSettings, ServiceSettings):
         try:
             if path is not None:
                 ssl.create_default_context(cafile=str(path))
-        except OSError as error:  # SSLError is one
+        except OSError as error:  # SSLError is an OSError
             raise ValueError(f"{path} holds no certificates that can be read") from error
         return path
 

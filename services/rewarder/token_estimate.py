@@ -1,14 +1,14 @@
-"""About how many tokens a call holds, for limits by the minute; the rewarder has no tokenizer."""
+"""Estimates the tokens of a call for limits per minute, because the rewarder does not have a tokenizer."""
 
 from services.rewarder.reward_call import RewardCall
 from shared.arrays import ID_DTYPE
 
 CHARACTERS_PER_TOKEN = 4
-"""Where token ids are not known."""
+"""Used for text without token ids."""
 
 
 def num_tokens(call: RewardCall) -> int:
-    """Return about how many tokens a call holds: prompts and completions, at four characters each without ids."""
+    """Return the estimated tokens of prompts and completions, with four characters per token where ids are missing."""
     characters = sum(map(_num_characters, call.prompts))
     if call.completion_ids is None:
         characters += sum(map(_num_characters, call.completions))

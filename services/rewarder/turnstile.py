@@ -1,11 +1,11 @@
-"""Lets calls of one function, or requests to one endpoint, through: so many at a time, so many a minute, lanes in turn.
+"""Limits calls of one function, or requests to one endpoint: how many at a time, and how many per minute.
 
     lane A: [request, request] --+
     lane B: [request] -----------+--> free slot, and room in the last minute? --> goes out --> leaves
     lane C: [request] -----------+    lanes take turns                            a retry counts, too
 
-The minute is a window that slides: of no 60 seconds do more than the limit go out. A request with more tokens than the
-limit goes out when nothing else did for a minute. A retry waits for its room in the minute as well, inside.
+At most the allowed number of requests start in any window of 60 seconds. A request with more tokens than the limit
+starts when no other request has started for a minute. A retry keeps its slot, but waits for room in the minute too.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ WINDOW_S = 60.0
 
 
 class TurnedAwayError(Exception):
-    """Too many wait, or this one has waited too long; the message says which."""
+    """Too many requests wait, or this one has waited too long. The message says which."""
 
 
 class WaitedTooLongError(TurnedAwayError):
-    """It waited, and its turn did not come."""
+    """The request waited, but its turn did not come in time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +32,14 @@ class _Waiter:
 
 
 class Turnstile:
-    """Of one function or endpoint, or of all requests that come over HTTP.
+    """The limits of one function or endpoint, or of all requests over HTTP. None is no limit.
 
     Args:
-        max_concurrency: Requests at a time; None is no limit.
-        max_queued: Requests that wait; the next is turned away. None is no limit.
-        requests_per_minute: None is no limit.
-        tokens_per_minute: None is no limit.
-        queue_timeout_s: Longest wait.
+        max_concurrency: Most requests at a time.
+        max_queued: Most waiting requests. A further one is turned away.
+        requests_per_minute: Most requests that start in any 60 seconds.
+        tokens_per_minute: Most tokens of the requests that start in any 60 seconds.
+        queue_timeout_s: Longest wait, in seconds.
         now: Monotonic clock, in seconds.
     """
 
@@ -67,10 +67,11 @@ class Turnstile:
         self.num_queued = 0
 
     async def enter(self, *, lane: str, tokens: int) -> None:
-        """Wait for the turn of a request; ``leave`` must follow.
+        """Wait for the turn of a request. The caller must call ``leave`` afterwards.
 
         Raises:
-            TurnedAwayError: Too many wait, or, a WaitedTooLongError, it has waited too long.
+            WaitedTooLongError: The request has waited too long.
+            TurnedAwayError: Too many requests wait already.
         """
         is_full = self._max_queued is not None and self.num_queued >= self._max_queued
         if is_full and (self._lanes or not self._has_room(tokens)):
@@ -93,15 +94,15 @@ class Turnstile:
             raise
 
     def leave(self) -> None:
-        """Give the slot back."""
+        """Free the slot of a request."""
         self.num_in_flight -= 1
         self._let_through()
 
     async def retry(self, tokens: int, *, within_s: float) -> None:
-        """Wait until one more request of who is inside fits into the minute; those that wait outside, wait longer.
+        """Wait until one more request of a caller that has a slot fits into the minute. Other callers then wait longer.
 
         Raises:
-            WaitedTooLongError: It would take longer than ``within_s``.
+            WaitedTooLongError: The wait would be longer than ``within_s`` seconds.
         """
         give_up_at = self._now() + within_s
         while (wait_s := self._wait_s(tokens)) > 0:
@@ -121,7 +122,7 @@ class Turnstile:
             del self._lanes[lane]
             if queue:
                 self._lanes[lane] = queue  # at the end: the lanes take turns
-            if waiter.admitted.done():  # cancelled, and its task has not run since
+            if waiter.admitted.done():  # cancelled, but its task has not run yet to withdraw it
                 continue
             self.num_in_flight += 1
             self._count(waiter.tokens)
@@ -142,7 +143,7 @@ class Turnstile:
         return has_place and self._wait_s(tokens) <= 0
 
     def _wait_s(self, tokens: int) -> float:
-        """Return how long until the last minute has room for one more request of ``tokens``."""
+        """Return the seconds until the last minute has room for one more request of ``tokens``."""
         now = self._now()
         while self._sent and self._sent[0][0] <= now - WINDOW_S:
             self._tokens_sent -= self._sent.popleft()[1]

@@ -1,4 +1,4 @@
-"""What to write instead of a field that a body does not have."""
+"""Makes the error message for an unknown field of a body, with the nearest known name."""
 
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -9,11 +9,11 @@ from shared.near_name import nearest
 
 
 def no_such_field(body: object, location: Sequence[int | str]) -> str:
-    """Return the sentence for a field that is not there.
+    """Return the error message for an unknown field.
 
     Args:
         body: The annotation of the body.
-        location: Of the field in it, as pydantic says it.
+        location: The field's location in the body, as reported by pydantic.
     """
     known = _fields(body, location[:-1])
     near = nearest(str(location[-1]), known) if location else None

@@ -1,15 +1,15 @@
-"""What the service and a reward worker say to each other over their socket: msgpack, never pickle.
+"""The messages between the service and a reward worker, over a socket: msgpack, never pickle.
 
     service                                  worker
        <------------------------------ Ready         limits are set, waiting
        Task ------------------------->               import the function's module (import deadline)
        <------------------------------ Started       the function's own deadline begins here
        <------------------------------ Answer
-    or, in a worker made for it:
+    or, in a separate worker:
        Inspect ---------------------->
-       <------------------------------ Inspected, or Refused with a sentence
+       <------------------------------ Inspected, or Refused with the reason
 
-A frame is four bytes of length, big-endian, and that many bytes of msgpack.
+A frame is four bytes of length, big-endian, then msgpack of this length.
 """
 
 import socket
@@ -31,9 +31,9 @@ Kind = Literal["built-in", "sync", "async", "endpoint", "reward-model"]
 class Task(msgspec.Struct, frozen=True, tag=True):
     """Call ``function`` with ``call``, an encoded RewardCall.
 
-    ``timeout_s`` bounds its processor time, ``import_timeout_s`` that of importing its module.
-    ``version`` is the key of the version of its module, as the file is if empty; ``sources`` is that version, unless
-    this worker was given it before.
+    The worker limits its processor time with ``timeout_s``, and that of importing its module with ``import_timeout_s``.
+    ``version`` is the key of the module's version; if empty, the current file is used. ``sources`` is this version, or
+    None if this worker has received it before.
     """
 
     function: str
@@ -45,9 +45,9 @@ class Task(msgspec.Struct, frozen=True, tag=True):
 
 
 class Inspect(msgspec.Struct, frozen=True, tag=True):
-    """Say what ``function`` is, and whether it can be given these keyword arguments.
+    """Describe ``function``, and check that it takes these keyword arguments.
 
-    It is looked at in this version of its module, or as its files are now.
+    ``sources`` is the version of its module; if None, the current files are used.
     """
 
     function: str
@@ -56,7 +56,7 @@ class Inspect(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Waiting for work."""
+    """The worker waits for work."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +64,11 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, tag=True):
-    """One verdict a completion; ``trace`` is for the log if the function raised, ``version`` of what answered."""
+    """One verdict per completion.
+
+    ``trace`` is the stack trace for the log if the function raised. ``version`` is the version of the function,
+    endpoint or model.
+    """
 
     verdicts: list[Verdict]
     trace: str = ""
@@ -72,7 +76,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 
 
 class Inspected(msgspec.Struct, frozen=True, tag=True):
-    """What a function is; of each inner list in ``required_columns`` the dataset needs one column.
+    """The description of a function. The dataset needs one column from each inner list of ``required_columns``.
 
     ``sources`` is the version of a Python function's module.
     """
@@ -85,7 +89,7 @@ class Inspected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """There is no such function; ``detail`` says what to do."""
+    """The function cannot be used. ``detail`` says why, and what to do."""
 
     detail: str
 
@@ -99,21 +103,21 @@ _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def decode_request(data: bytes) -> Request:
-    """Return the request in a frame; raises msgspec.DecodeError if there is none."""
+    """Return the request in a frame; raises msgspec.DecodeError if it is not valid."""
     return decode_frame(_request_decoder, data)
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Return the reply in a frame; raises msgspec.DecodeError if there is none."""
+    """Return the reply in a frame; raises msgspec.DecodeError if it is not valid."""
     return decode_frame(_reply_decoder, data)
 
 
 def decode_frame(decoder: "msgspec.msgpack.Decoder[_FrameT]", data: bytes) -> _FrameT:
-    """Return what is in a frame.
+    """Return the message in a frame.
 
     Raises:
-        msgspec.DecodeError: It cannot be read, for whatever reason: text that is no UTF-8 and nesting without an end
-            have errors of their own, and user code can reach the socket.
+        msgspec.DecodeError: The frame is not valid. This includes text that is not UTF-8 and endless nesting, which
+            msgspec reports with other errors. User code can reach the socket and send such frames.
     """
     try:
         return decoder.decode(data)
@@ -122,12 +126,12 @@ def decode_frame(decoder: "msgspec.msgpack.Decoder[_FrameT]", data: bytes) -> _F
 
 
 def send_frame(channel: socket.socket, body: bytes) -> None:
-    """Send one frame, blocking."""
+    """Send one frame. Blocks."""
     channel.sendall(HEADER.pack(len(body)) + body)
 
 
 def receive_frame(channel: socket.socket) -> bytes | None:
-    """Return the next frame, blocking; None when the other side is gone."""
+    """Return the next frame, or None when the other side is gone. Blocks."""
     header = _receive_exactly(channel, HEADER.size)
     return None if header is None else _receive_exactly(channel, int(HEADER.unpack(header)[0]))
 

@@ -1,12 +1,12 @@
-"""Shares a few warm reward workers among many callers, and replaces those that had to be killed.
+"""Shares a few warm reward workers among many callers, and replaces workers that were killed.
 
     lane A: [call, call, call] --+
     lane B: [call] --------------+--> next free worker --> started --> answered        --> free again
     lane C: [call, call] --------+    lanes take turns            +--> deadline, crash --> killed and replaced
 
-A lane is a run, or the HTTP routes: one with many or slow calls makes the others wait for a worker, not for its queue.
-A function's deadline does not run while it queues, nor while its module is imported; each of those has its own. A call
-whose worker died is made once more: nobody knows whose doing it was.
+A lane is a run, or the HTTP routes. If a lane has many or slow calls, the others wait for a free worker, but not for
+its whole queue. A function's deadline does not run while the call waits or while its module is imported: both have
+limits of their own. A call whose worker died is tried once more, because the cause is not known.
 """
 
 import asyncio
@@ -32,20 +32,23 @@ log = logging.getLogger(__name__)
 
 _RESTART_PAUSE_S = _LOOK_EVERY_S = 1.0
 _GIVE_UP_AFTER_S, _GIVE_UP_AFTER_FAILURES = 60.0, 2
-"""Without any worker. Somebody else may have more luck: a new process of the service, on another machine perhaps."""
+"""Seconds and failed starts without any worker after which the service ends.
+
+A new process of the service, perhaps on another machine, may be able to start workers.
+"""
 _CLOSE_PATIENCE_S = 5.0
 _MAX_SAID = 1000
 _MAX_DEATHS = 2
-"""Of workers at one call. One may have been killed for whatever reason; then it is the call's doing."""
+"""Workers that may die on one call. The first death may have another cause; after the second, the call is blamed."""
 
 
-class RewardFailure(Exception):  # noqa: N818  not an error of ours: it is what the function's outcome will be
+class RewardFailure(Exception):  # noqa: N818  becomes the function's outcome, not an error of the service
     """The call gave no answer.
 
     Args:
-        outcome: Anything but ``scored``.
-        detail: One sentence.
-        seconds: How long it was worked on, waiting for a turn not included.
+        outcome: Any outcome except ``scored``.
+        detail: The reason, in one sentence.
+        seconds: Time spent on the call, without waiting for a turn.
     """
 
     def __init__(self, outcome: Outcome, detail: str, *, seconds: float = 0.0) -> None:
@@ -54,11 +57,11 @@ class RewardFailure(Exception):  # noqa: N818  not an error of ours: it is what 
         self.detail = detail
         self.seconds = seconds
         self.version = ""
-        """Of what gave no answer, as in ``Answer``; set by who knows it."""
+        """The version of the function, as in ``Answer``. Set by the caller that knows it."""
 
 
 class _DiedOfItError(Exception):
-    """A worker died while it was at a call."""
+    """A worker died during a call."""
 
     def __init__(self, how: str, seconds: float) -> None:
         super().__init__(how)
@@ -67,7 +70,7 @@ class _DiedOfItError(Exception):
 
 
 class WorkerPool:
-    """``num_workers`` processes for synchronous reward functions; an async context manager."""
+    """``num_workers`` processes for synchronous reward functions. Use it as an async context manager."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class WorkerPool:
         self._generation = 0
         self._is_closing = False
         self.inspections = Inspections(limits, num_at_once=max(2, num_workers))
-        """Of what a worker would import; they have processes of their own."""
+        """Inspections of functions that workers would import. They run in separate processes."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -110,15 +113,15 @@ class WorkerPool:
 
     @property
     def num_alive(self) -> int:
-        """Workers that are up, busy or idle."""
+        """The number of workers that are running, busy or idle."""
         return sum(not worker.is_gone for worker in self._alive)
 
     async def watch(self) -> NoReturn:
-        """Replace workers that die while they are idle, until no work can be done any more.
+        """Replace workers that die while they are idle. Runs until replacing workers fails for good.
 
         Raises:
             UnavailableError: No worker could be started for a minute.
-            BaseException: What nobody foresaw.
+            BaseException: An unexpected error of a background task.
         """
         while self._failure is None:
             for worker in [worker for worker in self._idle if worker.is_gone]:
@@ -140,13 +143,13 @@ class WorkerPool:
         timeout_s: float,
         sources: Sources | None = None,
     ) -> tuple[Answer, float]:
-        """Run one reward function in a worker; return its answer and the seconds it ran.
+        """Run a reward function in a worker; return its answer and the seconds that it ran.
 
-        ``sources`` is the version of its module. A worker that has imported another version of one of its files is
+        ``sources`` is the version of its module. A worker that was given another version of one of these files is
         replaced first.
 
         Raises:
-            RewardFailure: No worker got free, a deadline passed, or worker after worker died.
+            RewardFailure: No worker became free in time, a deadline passed, or two workers died.
         """
         died: list[_DiedOfItError] = []
         while len(died) < _MAX_DEATHS:
@@ -185,14 +188,14 @@ class WorkerPool:
         except RewardFailure as failure:
             await self._discard(worker, reason=failure.outcome)
             raise
-        except BaseException:  # cancelled: the run is over, and nobody will ever take the answer
+        except BaseException:  # cancelled: the run is over, and the answer is not needed
             self._in_background(self._discard(worker, reason="cancelled"))
             raise
         self._release(worker)
         return answer, seconds
 
     def renew(self) -> None:
-        """Replace every worker once it is free, so that changed modules are imported anew."""
+        """Replace every worker once it is free, so that changed modules are imported again."""
         self._generation += 1
         idle, self._idle = self._idle, deque()
         for worker in idle:
@@ -250,7 +253,7 @@ class WorkerPool:
             queue = self._waiting.pop(lane)
             waiter = queue.popleft()
             if queue:
-                self._waiting[lane] = queue  # at the end: the lanes take turns
+                self._waiting[lane] = queue  # at the end, so that lanes take turns
             if not waiter.done():
                 waiter.set_result(worker)
                 return
@@ -300,7 +303,7 @@ class WorkerPool:
         task.add_done_callback(self._look_at)
 
     def _look_at(self, task: asyncio.Task[object]) -> None:
-        """Have ``watch`` raise what work in the background raised: nobody else looks at it."""
+        """Pass the exception of a background task to ``watch``, which raises it."""
         self._replacing.discard(task)
         failure = None if task.cancelled() else task.exception()
         if failure is not None and self._failure is None:
@@ -313,12 +316,12 @@ class WorkerPool:
         while self._replacing:
             _, waiting = await asyncio.wait(self._replacing, timeout=_CLOSE_PATIENCE_S)
             if waiting:
-                end_fork_server()  # it stands still, and somebody waits for it
+                end_fork_server()  # it hangs, and the remaining tasks wait for it
         self._alive.clear()
         self._idle.clear()
 
 
 def _require_not_stopped(worker: WorkerProcess) -> None:
-    """Raise WorkerDiedError if a worker that missed its deadline did so because somebody has stopped it."""
+    """Raise WorkerDiedError if a worker missed its deadline because it is stopped (SIGSTOP)."""
     if worker.is_stopped:
         raise WorkerDiedError("it was stopped (SIGSTOP) past its deadline, and killed")

@@ -1,6 +1,6 @@
-"""The service's end of one reward worker: start it, talk to it under deadlines, kill it.
+"""The service's side of a reward worker: starts it, exchanges frames with it, and kills it.
 
-Started by a fork server that has math-verify loaded: about 10 ms. Killing takes the worker's whole session with it.
+A fork server that has math-verify loaded starts the worker in about 10 ms. Killing it kills its whole session.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from services.rewarder.worker_frames import (
 
 _SET_UP_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
-"""From the end of a worker's socket to its own."""
+"""Seconds that a worker may take to end after it has closed its socket."""
 
 
 class WorkerDiedError(Exception):
-    """The worker is of no more use.
+    """The worker cannot be used any more.
 
     Args:
-        why: What it did, to follow "its worker process died:". Empty if it closed its socket because it crashed, exited
-            or was killed: then ``kill`` says which.
+        why: The reason, as text that continues "its worker process died:". Empty if the worker crashed, exited or was
+            killed, and so closed its socket; then ``kill`` returns the reason.
     """
 
     def __init__(self, why: str = "") -> None:
@@ -45,7 +45,7 @@ class WorkerDiedError(Exception):
 
 
 class WorkerProcess:
-    """One worker. Made by ``start``, ended by ``kill``; one conversation at a time."""
+    """A worker process. ``start`` makes it and ``kill`` ends it. It handles one request at a time."""
 
     def __init__(self, process: StartedWorker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._process = process
@@ -84,15 +84,15 @@ class WorkerProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped the process (SIGSTOP), which says nothing of what it was doing."""
+        """Whether the process is stopped (SIGSTOP). A missed deadline is then not the fault of the call."""
         return self._process.pid is not None and fork_server.state_of(self._process.pid) in ("T", "t")
 
     def has_other_versions(self, sources: Sources) -> bool:
-        """Whether the worker was given another version of one of these files."""
+        """Return whether the worker was given another version of one of these files."""
         return any(self._files.get(file.module, file) != file for file in sources.files)
 
     def give(self, sources: Sources) -> Sources | None:
-        """Return what has to be sent so that the worker has this version: None if it has it."""
+        """Return the version to send to the worker, or None if the worker has it already."""
         if sources.key in self._versions:
             return None
         self._versions.add(sources.key)
@@ -117,14 +117,14 @@ class WorkerProcess:
             reply: Reply = decode_reply(await self._reader.readexactly(num_bytes))
         except (asyncio.IncompleteReadError, OSError) as error:
             raise WorkerDiedError from error
-        except msgspec.DecodeError as error:  # user code can reach the socket, and what is sent there
+        except msgspec.DecodeError as error:  # user code can reach the socket and write to it
             raise WorkerDiedError("it said what cannot be read, and was killed") from error
         return reply
 
     async def kill(self) -> str:
-        """SIGKILL the worker and what it has spawned; return how it ended. May be called again.
+        """Kill the worker and all its children; return how it ended. May be called more than once.
 
-        Whoever is cancelled meanwhile is so only when it has ended.
+        If cancelled, wait for the end of the worker first.
         """
         if self._ending is None:
             self._ending = asyncio.create_task(self._end(), name="end of a reward worker")
@@ -137,15 +137,18 @@ class WorkerProcess:
     async def _end(self) -> str:
         lingers = False
         if self.is_gone and not self._process.has_ended:
-            # It is about to end by itself, and that says more than our signal would.
+            # It is about to end by itself, and its own exit code says more than that of our signal.
             lingers = not await asyncio.to_thread(self._process.wait, _LINGER_S)
         self._writer.transport.abort()
         pid = self._process.pid
         if pid is not None:
             has_ended = self._process.has_ended
             try:
-                os.killpg(pid, signal.SIGKILL)  # what it has spawned may be there still when it has ended by itself
-            except (ProcessLookupError, PermissionError):  # it has not made its session yet, or nothing is left
+                os.killpg(pid, signal.SIGKILL)  # its children may still run even if the worker has ended by itself
+            except (
+                ProcessLookupError,
+                PermissionError,
+            ):  # it does not lead its session yet, or nothing is left to kill
                 if not has_ended:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -164,6 +167,6 @@ async def _connect_new_process(limits: Limits) -> tuple[StartedWorker, asyncio.S
         process = await asyncio.wrap_future(fork_server.start(theirs, limits))
         reader, writer = await asyncio.open_connection(sock=ours)
     except BaseException:
-        ours.close()  # a worker that starts nevertheless reads the end of the file and ends
+        ours.close()  # if the worker starts anyway, it reads the end of file and ends
         raise
     return process, reader, writer
