@@ -145,10 +145,7 @@ class WorkerProcess:
             has_ended = self._process.has_ended
             try:
                 os.killpg(pid, signal.SIGKILL)  # its children may still run even if the worker has ended by itself
-            except (
-                ProcessLookupError,
-                PermissionError,
-            ):  # it does not lead its session yet, or nothing is left to kill
+            except (ProcessLookupError, PermissionError):  # it does not lead its session yet, or all have ended
                 if not has_ended:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

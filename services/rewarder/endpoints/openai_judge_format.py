@@ -153,7 +153,7 @@ def _from_text(content: str, options: JudgeOptions) -> float:
 
 
 def _from_json(content: str) -> tuple[float, dict[str, float], str]:
-    """Return the score, all numbers in the answer by name, and the reasoning."""
+    """Return the score, the named numbers in the answer, and the reasoning."""
     fenced = _FENCED.match(content)
     try:
         found = parse_json(content if fenced is None else fenced[1], what="the judge's answer")

@@ -1,7 +1,7 @@
 """Holds the sandbox of this process, and tests whether it works.
 
 The test runs a program in the sandbox, because an engine can be installed and answer and still run nothing. The result
-is cached: 300 s if the sandbox works, 10 s if not.
+is cached for a while, and for a shorter time if the sandbox does not work.
 """
 
 import os

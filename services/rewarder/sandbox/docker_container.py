@@ -124,7 +124,7 @@ def container_options(program: str, limits: Limits) -> dict[str, Any]:
         "network_mode": "none",
         "ipc_mode": "none",
         "read_only": True,
-        # Set the owner too: otherwise the mount takes the owner of the directory that the engine creates for it.
+        # Set the owner, not only the mode: the mount takes the mode of the directory that the engine creates for it.
         "tmpfs": {SCRATCH: f"size={limits.scratch_bytes},uid={_USER},gid={_USER},mode=0700"},
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
