@@ -1,1 +1,1 @@
-"""Faults at random over the whole stack, judged by what a run leaves behind; `python -m benchmarks.chaos`."""
+"""Injects random faults into the whole stack, and judges what a run leaves behind; `python -m benchmarks.chaos`."""

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.chaos`: faults at random over a whole `headrace up`, and whether anything slipped.
+"""`python -m benchmarks.chaos`: injects random faults into a whole `headrace up`, and checks that nothing is lost.
 
-Prints progress, and at the end a table by victim and fault; writes one JSON file a seed. Exit status: 0, or 1 if a
-promise was broken, a run stood, or a process was left behind.
+Prints progress, and at the end a table by victim and fault. Writes one JSON file for each seed. Exits with 1 if a
+promise was broken, a run stalled, or a process was left behind; otherwise with 0.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _UNLIMITED = 1 << 30
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run what was asked for."""
+    """Run the trials, or add up earlier ones."""
     arguments = _parser().parse_args(argv)
     if arguments.table:
         print(table.tables(record.read_all(arguments.table)))
@@ -99,7 +99,7 @@ def _cells(only: list[str] | None, *, engine: str, own_disk: bool) -> list[tuple
 
 
 def _release() -> str:
-    """Return the release, with the commit where there is one."""
+    """Return the version, with the commit if there is one."""
     repository = Path(__file__).resolve().parents[2]
     command = ["git", "-C", str(repository), "rev-parse", "--short", "HEAD"]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -1,9 +1,9 @@
-"""Says where what a run left contradicts itself: pure functions over its history.
+"""Finds contradictions between the files that a run left behind: pure functions of its history.
 
 rollout log = its own arithmetic   each completion once, with the reward that its length earns, stamped in order
-metrics = rollout log              rewards, lengths and tokens of each step, counted anew from its rollouts
+metrics = rollout log              rewards, lengths and tokens of each step, recomputed from its rollouts
 data set                           in an epoch, no prompt is trained twice
-evaluations                        each that was due once, or counted as skipped; every prompt of it, once
+evaluations                        each due evaluation once, or counted as skipped; each of its prompts once
 run API = ledger                   steps, groups admitted, trained and dropped by reason
 """
 
@@ -21,11 +21,11 @@ _MAX_NAMED = 4
 
 
 def contradictions(history: RunHistory, *, ended_well: bool) -> list[str]:
-    """Return sentences; none if everything agrees.
+    """Return one sentence for each contradiction.
 
     Args:
-        history: Of the run.
-        ended_well: Whether it finished, or was stopped: then the run API knows all, and nothing is under way.
+        history: The run's history.
+        ended_well: Whether the run finished or was stopped. The run API is then complete, and nothing is in progress.
     """
     steps = {step: rows for step, rows in history.rollouts.items() if step <= history.ledger_step}
     metrics = {int(row["step"]): row for row in history.metrics if int(row["step"]) <= history.ledger_step}
@@ -68,12 +68,12 @@ def _disordered_stamps(steps: Mapping[int, Sequence[Row]]) -> Iterable[str]:
 def _wrong_metrics(
     metrics: Mapping[int, Row], steps: Mapping[int, Sequence[Row]], groups_per_step: int
 ) -> Iterable[str]:
-    """Count anew what each step says of its rollouts."""
+    """Recompute each step's metrics from its rollouts."""
     num_tokens = 0.0
     for step, row in sorted(metrics.items()):
         rollouts = steps.get(step, ())
         if not rollouts:
-            return  # that a step has no rollouts is reported already
+            return  # a step without rollouts is already reported
         lengths = [int(rollout["num_tokens"]) for rollout in rollouts]
         num_tokens += sum(lengths) + workload.PROMPT_TOKENS * len(rollouts)
         counted = {
@@ -90,7 +90,7 @@ def _wrong_metrics(
 
 
 def _wrong_counts(metrics: Mapping[int, Row], history: RunHistory) -> Iterable[str]:
-    """Compare the counts of groups in the metrics with each other, and the last with the ledger."""
+    """Compare the group counts of successive metrics with each other, and the last ones with the ledger."""
     in_order = [row for _, row in sorted(metrics.items())]
     for earlier, later in itertools.pairwise(in_order):
         for name in ("groups/admitted", "groups/dropped"):
@@ -111,7 +111,7 @@ def _wrong_counts(metrics: Mapping[int, Row], history: RunHistory) -> Iterable[s
 
 
 def _prompts_trained_twice(steps: Mapping[int, Sequence[Row]], num_prompts: int) -> Iterable[str]:
-    """Yield epochs in which a prompt was trained under two admission numbers."""
+    """Yield the epochs in which a prompt was trained under two admission numbers."""
     epochs: dict[int, dict[int, str]] = {}
     for _, row in _rows(steps):
         number = int(row["group_id"])

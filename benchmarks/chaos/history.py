@@ -1,11 +1,11 @@
-"""Reads what a run left behind: its directory, and what the run API said of it.
+"""Reads the files that a run left behind and its description from the run API.
 
-    checkpoints/step_*, model     the ledger, weights     rollouts/step_*.jsonl              what each step trained
+    checkpoints/step_*, model     the ledger, weights     rollouts/step_*.jsonl              rollouts of each step
     metrics.jsonl                 each step               evaluations.jsonl, evaluations/    each evaluation
-    GET /v1/runs/RUN              its end, its counts     pushes.jsonl                       each weight push
-    sightings                     where it stood, again and again
+    GET /v1/runs/RUN              status, counts          pushes.jsonl                       each weight push
+    sightings                     the run's progress, recorded again and again while it ran
 
-Nothing of the services is imported: what they wrote is read as anybody would read it.
+Does not import the services, but reads their files as any other program would.
 """
 
 import json
@@ -21,11 +21,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sighting:
-    """Where a run stood when the harness looked.
+    """The progress of a run at one moment.
 
     Attributes:
-        step: Of the newest line of its metrics.
-        saved_step: Of its newest checkpoint that nobody has damaged; 0 without one.
+        step: Step of the newest line of its metrics.
+        saved_step: Step of its newest undamaged checkpoint; 0 without one.
     """
 
     step: int
@@ -34,22 +34,22 @@ class Sighting:
 
 @dataclass(frozen=True)
 class RunHistory:
-    """One run.
+    """Everything that is known about one run.
 
     Attributes:
-        status: Of the run API.
-        ledger: Of the newest checkpoint; None without one.
-        ledger_step: Its step.
+        status: Status from the run API.
+        ledger: Ledger of the newest checkpoint; None without one.
+        ledger_step: Step of the newest checkpoint.
         metrics: Lines of metrics.jsonl.
         rollouts: Lines of the rollout log, by step.
         pushes: Lines of pushes.jsonl.
         evaluations: Lines of evaluations.jsonl.
-        evaluation_rollouts: What was sampled in them, by step.
-        num_prompts: Rows of the data set; of the evaluation set, num_eval_prompts.
-        progress: Counts of the run API.
-        was_stopped: Whether somebody asked for its end, so that nothing more was evaluated.
-        weight_problems: What is wrong with the newest checkpoint and the final model.
-        unreadable: Files, with the line, that are no JSON though nothing may be torn there.
+        evaluation_rollouts: Completions sampled in evaluations, by step.
+        num_prompts: Rows of the training data set. ``num_eval_prompts`` is the same for the evaluation set.
+        progress: Counts from the run API.
+        was_stopped: Whether a stop was requested, so that no further evaluation was made.
+        weight_problems: Problems of the newest checkpoint and the final model.
+        unreadable: Files and line numbers that are not JSON, in files that a crash must not damage.
     """
 
     run_id: str
@@ -76,12 +76,12 @@ class RunHistory:
 
 
 def read_history(run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[Sighting] = ()) -> RunHistory:
-    """Return what is known of a run.
+    """Return the history of a run.
 
     Args:
-        run: The run API's object.
-        run_dir: Its directory.
-        sightings: In the order of time.
+        run: The run's object from the run API.
+        run_dir: The run's directory.
+        sightings: Sightings in order of time.
     """
     config: Mapping[str, Any] = run["config"]
     newest = newest_checkpoint(run_dir)
@@ -105,7 +105,7 @@ def read_history(run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[S
         ledger_step=0 if newest is None else _number(newest),
         metrics=_lines(run_dir / "metrics.jsonl", unreadable),
         rollouts=rollouts,
-        pushes=_lines(run_dir / "pushes.jsonl", []),  # never cut back, so a crash may have torn a line
+        pushes=_lines(run_dir / "pushes.jsonl", []),  # never truncated, so a crash may have left half a line
         evaluations=_lines(run_dir / "evaluations.jsonl", unreadable),
         evaluation_rollouts=evaluation_rollouts,
         progress=run.get("progress", {}),
@@ -117,18 +117,18 @@ def read_history(run: Mapping[str, Any], run_dir: Path, *, sightings: Sequence[S
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint that has a name."""
+    """Return the newest checkpoint that has its final name."""
     return max((run_dir / "checkpoints").glob("step_*"), default=None)
 
 
 def saved_step(run_dir: Path, damaged: Collection[str]) -> int:
-    """Return the step of the newest checkpoint that is not one of the damaged ones; 0 without one."""
+    """Return the step of the newest checkpoint that is not damaged; 0 without one."""
     whole = [path for path in (run_dir / "checkpoints").glob("step_*") if path.name not in damaged]
     return max(map(_number, whole), default=0)
 
 
 def numbers(runs: Iterable[Sequence[int]]) -> list[int]:
-    """Return the numbers in the ledger's ``[first, last]`` runs."""
+    """Return the numbers in the ``[first, last]`` ranges of a ledger."""
     return [number for first, last in runs for number in range(first, last + 1)]
 
 

@@ -1,6 +1,6 @@
-"""Strikes one fault, and returns what heals it.
+"""Injects one fault, and returns how to heal it.
 
-inject(fault, site) --> Wound(at_s, heal)   or None: nobody there plays the victim now
+inject(fault, site) --> Wound(at_s, heal)   or None: the victim does not exist at the moment
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _BROKEN_BYTES = 32
 
 @dataclass(frozen=True)
 class Site:
-    """What faults strike."""
+    """The parts of the stack that faults strike."""
 
     stack: Stack
     disk: StateDisk
@@ -41,12 +41,12 @@ class Site:
 
 @dataclass(frozen=True)
 class Wound:
-    """A fault that struck.
+    """A fault that was injected.
 
     Attributes:
-        at_s: When, Unix seconds.
-        heal: Undoes what does not pass by itself; returns False to be called again.
-        note: What was done, for a person.
+        at_s: When it was injected, in Unix seconds.
+        heal: Undoes effects that do not end by themselves; returns False to be called again.
+        note: Description of the fault, for people.
     """
 
     at_s: float
@@ -55,7 +55,7 @@ class Wound:
 
 
 def inject(fault: Fault, site: Site) -> Wound | None:
-    """Strike; return None if the victim is not there."""
+    """Inject the fault; return None if the victim does not exist."""
     dice = random.Random(fault.dice)
     return _INJECTORS[fault.kind](fault, site, dice)
 
@@ -107,7 +107,7 @@ def _damaged_checkpoint(fault: Fault, site: Site, dice: random.Random) -> Wound 
     found = sorted((run.run_dir / "checkpoints").glob("step_*"))
     whole = [checkpoint for checkpoint in found if checkpoint.name not in run.damaged]
     files = sorted(path for path in whole[-1].rglob("*") if path.is_file()) if len(whole) > 1 else []
-    if not files:  # with no other to fall back on, the run would begin anew
+    if not files:  # without an older checkpoint, the run would start from the beginning
         send(rank, signal.SIGCONT)
         return None
     damaged = dice.choice(files)
@@ -122,7 +122,7 @@ def _cut_aof(_: Fault, site: Site, dice: random.Random) -> Wound | None:
 
 
 def _broken_aof(_: Fault, site: Site, dice: random.Random) -> Wound | None:
-    """Leave noise where the last sync ended, as a disk may that lost its power."""
+    """Append noise to the synced part of the file, as a disk may do when it loses power."""
 
     def break_it() -> str:
         power_loss.cut_aof(site.aof_sizes, _data(site), dice)
@@ -149,7 +149,7 @@ _INJECTORS: Mapping[str, Callable[[Fault, Site, random.Random], Wound | None]] =
 
 
 def _with_redis_dead(site: Site, dice: random.Random, work: Callable[[], str]) -> Wound | None:
-    """Do something to the files of a Redis that is stopped, then kill it, so that none runs on them meanwhile."""
+    """Stop Redis, change its files, and kill it, so that no Redis works with the files meanwhile."""
     server = _pick(schedule.REDIS, site, dice)
     if server is None or not send(server, signal.SIGSTOP):
         return None
@@ -178,7 +178,7 @@ def _nothing() -> bool:
 
 
 def _damage(path: Path, dice: random.Random) -> str:
-    """Do to a file what disks and people do."""
+    """Damage a file as disks and people do."""
     size = path.stat().st_size
     how = dice.choice(("flipped", "cut", "removed"))
     if how == "removed" or size == 0:
@@ -197,7 +197,7 @@ def _damage(path: Path, dice: random.Random) -> str:
 
 
 def _repair(stack: Stack) -> bool:
-    """Do what the launcher asks for."""
+    """Restart the launcher with the option that its error message recommends."""
     stack.restart_with("--repair-redis")
     return True
 

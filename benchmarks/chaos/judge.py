@@ -1,10 +1,10 @@
-"""Says which promises a run broke: a pure function over its history.
+"""Decides which promises a run broke: a pure function of its history.
 
 admitted = trained + dropped(reason)   at the end of a run, each number once
 rollout log = ledger                   written independently of each other: the same groups, each in one step
 staleness <= max_staleness             of every token that was trained
 versions rise                          in a completion, and from push to push of one incarnation
-no step is lost below a checkpoint     that was whole
+no step is lost below a checkpoint     unless that checkpoint was damaged
 nothing contradicts anything           agreement.py
 """
 
@@ -18,18 +18,18 @@ from benchmarks.chaos.agreement import contradictions
 from benchmarks.chaos.history import RunHistory, numbers
 
 _EPOCH_BITS = 20
-"""A push's epoch is the trainer's incarnation above so many bits (docs/weight-push.md)."""
+"""A push's epoch holds the trainer's incarnation above these lower bits (docs/weight-push.md)."""
 _MAX_NAMED = 8
 
 
 @dataclass
 class Verdict:
-    """What came of a run.
+    """The verdict on a run.
 
     Attributes:
-        lost: Admitted groups of which the ledger does not say what became of them.
-        twice: Groups that the weights hold twice, or that were trained and dropped.
-        broken: Sentences; empty if every promise was kept.
+        lost: Admitted groups that the ledger neither counts as trained nor as dropped.
+        twice: Groups that were trained twice, or both trained and dropped.
+        broken: One sentence for each broken promise; empty if all were kept.
     """
 
     run_id: str
@@ -45,11 +45,11 @@ class Verdict:
 
 
 def judge(history: RunHistory, *, has_ended: bool = True) -> Verdict:
-    """Return the verdict.
+    """Return the verdict on a run.
 
     Args:
-        history: Of the run.
-        has_ended: False for a run that was given up while it stood: its groups under way are not lost.
+        history: The run's history.
+        has_ended: False for a stalled run that was given up. Its unsettled groups do not count as lost.
     """
     verdict = Verdict(history.run_id, history.status)
     broken = verdict.broken
@@ -75,7 +75,7 @@ def judge(history: RunHistory, *, has_ended: bool = True) -> Verdict:
 
 
 def _judge_ledger(ledger: Mapping[str, Any], verdict: Verdict, *, must_be_settled: bool) -> set[int]:
-    """Account for every admission number; return those that were trained."""
+    """Account for every admission number, and return the numbers that were trained."""
     trained = numbers(ledger["trained"])
     dropped = {str(reason): numbers(runs) for reason, runs in ledger["dropped"].items()}
     admitted = int(ledger["admitted"])
@@ -92,7 +92,7 @@ def _judge_ledger(ledger: Mapping[str, Any], verdict: Verdict, *, must_be_settle
 
 
 def _judge_rollouts(history: RunHistory, trained: set[int], verdict: Verdict) -> None:
-    """Compare the rollout log with the ledger, as far as the checkpoint goes."""
+    """Compare the rollout log with the ledger, up to the newest checkpoint."""
     steps = {step: rows for step, rows in history.rollouts.items() if step <= history.ledger_step}
     groups = {step: {int(row["group_id"]) for row in rows} for step, rows in steps.items()}
     times = Counter(number for found in groups.values() for number in found)
@@ -110,7 +110,7 @@ def _judge_rollouts(history: RunHistory, trained: set[int], verdict: Verdict) ->
 
 
 def _judge_steps(history: RunHistory, verdict: Verdict) -> None:
-    """Each step of the surviving weights has one line of metrics, in order."""
+    """Check that each step up to the newest checkpoint has one line of metrics, in order."""
     steps = [int(row["step"]) for row in history.metrics]
     verdict.steps = max(steps, default=0)
     survived = [step for step in steps if step <= history.ledger_step]
@@ -121,7 +121,7 @@ def _judge_steps(history: RunHistory, verdict: Verdict) -> None:
 
 
 def _judge_staleness(history: RunHistory, verdict: Verdict) -> None:
-    """Compare with the bound what the metrics say, and what each rollout's own spans say."""
+    """Compare the bound with the staleness in the metrics and in the version spans of each rollout."""
     said = [int(row["staleness/max"]) for row in history.metrics if row.get("staleness/max") is not None]
     counted = [
         step - 1 - int(span[0])
@@ -135,7 +135,7 @@ def _judge_staleness(history: RunHistory, verdict: Verdict) -> None:
 
 
 def _falling_versions(history: RunHistory) -> Iterable[str]:
-    """Yield where a version falls: within a completion, or among the pushes of one incarnation."""
+    """Yield each place where a version falls: within a completion, or between pushes of one incarnation."""
     for step, rows in history.rollouts.items():
         for row in rows:
             versions = [(int(span[3]), int(span[0])) for span in row["policy_versions"]]
@@ -150,7 +150,7 @@ def _falling_versions(history: RunHistory) -> Iterable[str]:
 
 
 def _steps_lost_below_a_checkpoint(history: RunHistory) -> Iterable[str]:
-    """Yield where a run fell back further than to its newest checkpoint, unless that was damaged."""
+    """Yield each time that the run fell back below its newest undamaged checkpoint."""
     for earlier, later in itertools.pairwise(history.sightings):
         if later.step < earlier.saved_step:
             yield f"the run fell from step {earlier.step} to {later.step}, below its checkpoint {earlier.saved_step}"

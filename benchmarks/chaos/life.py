@@ -1,4 +1,4 @@
-"""One stack with its disk and the run it trains: kept up, looked at, and judged run by run.
+"""One stack with its disk and the current run: keeps the stack up, watches the run, and judges it at its end.
 
 no run --submit--> trains --ended--> judged --> no run --submit--> ...
 """
@@ -26,7 +26,7 @@ _TAIL_BYTES = 64 * 1024
 
 @dataclass
 class WatchedRun:
-    """The run that is trained now."""
+    """The run that is being trained."""
 
     run_id: str
     run_dir: Path
@@ -36,25 +36,25 @@ class WatchedRun:
     """Names of checkpoints that a fault has damaged."""
 
     def sight(self, step: int) -> None:
-        """Note where the run stands, if it has moved."""
+        """Record the run's progress if it has changed."""
         now = Sighting(step, saved_step(self.run_dir, self.damaged))
         if not self.sightings or self.sightings[-1] != now:
             self.sightings.append(now)
 
     def damage(self, checkpoint: str) -> None:
-        """Note that a checkpoint can no longer be relied on, before anybody falls back behind it."""
+        """Record that a checkpoint is damaged, before the run can fall back to an earlier one."""
         self.damaged.add(checkpoint)
         self.sight(self.sightings[-1].step if self.sightings else 0)
 
 
 class Life:
-    """From the start of a stack until the trial is over, or until its run stands.
+    """One stack, from its start until the trial is over or its run stalls.
 
     Args:
-        directory: Of all it leaves; made here.
+        directory: Directory for all files; created here.
         engine: workload.SIMULATED or workload.VLLM.
-        max_steps: Of each run.
-        own_disk: Whether the state directory gets a disk of its own.
+        max_steps: Optimizer steps of each run.
+        own_disk: Whether the state directory gets a separate disk.
         say: Prints a line.
     """
 
@@ -75,12 +75,12 @@ class Life:
         )
         self.run: WatchedRun | None = None
         self.stepped_at: list[float] = []
-        """When each training step was made, Unix seconds; those that a resume made again, too."""
+        """When each training step was made, in Unix seconds; includes steps that were repeated after a resume."""
         self.verdicts: list[Verdict] = []
         self._asked_at = 0.0
 
     def look(self) -> None:
-        """Keep the launcher up and a run going, and note the steps that were made."""
+        """Keep the launcher and a run going, and record new steps."""
         self.stack.supervise()
         if time.monotonic() - self._asked_at > _ASK_EVERY_S:
             self._asked_at = time.monotonic()
@@ -109,7 +109,9 @@ class Life:
         return self.run is None
 
     def give_up(self, evidence: Path) -> str:
-        """Judge a run that stands as it is, kill everything, and keep what a person needs; return the API's words."""
+        """Judge a stalled run, kill all processes, and keep the files for analysis; return what the run API says it
+        waits for.
+        """
         found = self._record()
         waits_for = "the run API does not answer" if found is None else str(found.get("waiting_for"))
         kill(self.stack.everybody())
@@ -154,7 +156,7 @@ class Life:
         if client is None:
             return
         try:
-            # A submit whose answer was lost has made a run all the same; the oldest one is the one that trains.
+            # A submit whose answer was lost has still created a run. The oldest run is the one in training.
             found = next((run for run in reversed(client.list()) if run["status"] not in ENDED), None)
             if found is None:
                 config = workload.run_config(self.directory, engine=self._engine, max_steps=self._max_steps)
@@ -167,7 +169,7 @@ class Life:
 
 
 def newest_steps(metrics: Path) -> list[tuple[int, float]]:
-    """Return (step, when) of the last lines of a run's metrics; a torn one is left out."""
+    """Return (step, time) of the last lines of a run's metrics, without incomplete lines."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))

@@ -1,10 +1,10 @@
-"""Takes from a state directory what a power cut may take: what no fsync has promised, and no more.
+"""Removes from a state directory only what a power cut may remove, which is data that no fsync has secured.
 
-    file of a service   cut to somewhere between what was synced last (fsync_witness) and what is there
-    Redis's file        cut to what it had up to 2 s ago: `appendfsync everysec` promises no more
+    file of a service   cut to a random size between the synced one (fsync_witness) and the current one
+    Redis's file        cut to a size that it had up to 2 s ago: `appendfsync everysec` promises no more
 
-The kernel writes back what is older than 30 s by itself, so such files stay. Names are taken to be on the disk: a file
-that was renamed without a sync keeps its new name, and may be empty.
+The kernel writes back data that is older than 30 s by itself, so such files stay as they are. File names are assumed to
+be on the disk: a file that was renamed without a sync keeps its new name, and may be empty.
 """
 
 import os
@@ -21,7 +21,7 @@ _EVERYSEC_S = 2.0
 
 
 class AofSizes:
-    """Remembers how large Redis's append-only files were in the last seconds; a context manager."""
+    """Records the sizes of Redis's append-only files over the last seconds; a context manager."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -38,7 +38,7 @@ class AofSizes:
         self._thread.join()
 
     def earlier(self, seconds: float) -> dict[Path, int]:
-        """Return the sizes so many seconds ago; of a file that was not there yet, none."""
+        """Return the sizes that the files had ``seconds`` ago, without files that did not exist then."""
         at = time.monotonic() - seconds
         nothing: dict[Path, int] = {}
         return next((sizes for seen_at, sizes in reversed(tuple(self._sizes)) if seen_at <= at), nothing)
@@ -58,21 +58,21 @@ class AofSizes:
 
 
 def cut_aof(sizes: AofSizes, directory: Path, dice: random.Random) -> int:
-    """Cut the newest append-only file back to what it was up to 2 s ago; return the bytes that vanished."""
+    """Cut the newest append-only file to a size that it had up to 2 s ago, and return the number of removed bytes."""
     files = sorted(directory.glob("*/*.incr.aof"))
     if not files:
         return 0
     newest = files[-1]
     size = newest.stat().st_size
     kept = sizes.earlier(dice.uniform(0, _EVERYSEC_S)).get(newest, size)
-    # Not at the end of a command: a disk knows no commands.
+    # The cut may be in the middle of a command: a disk knows nothing of commands.
     kept = min(size, kept + dice.randrange(0, max(1, size - kept)) if size > kept and dice.random() < 0.5 else kept)
     os.truncate(newest, kept)
     return size - kept
 
 
 def lose_unsynced(state: Path, witness: Path, dice: random.Random) -> list[str]:
-    """Cut the files of services back to anywhere between what was synced and what is there; return which were."""
+    """Cut the services' files to random sizes between the synced and the current one; return a note for each cut."""
     promised = _promised(witness)
     lost: list[str] = []
     for path in sorted(state.rglob("*")):

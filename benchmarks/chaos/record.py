@@ -1,4 +1,4 @@
-"""What a trial found, as it is written to a JSON file a seed and added up over seeds."""
+"""The results of a trial: written to a JSON file for each seed, and added up over seeds."""
 
 import dataclasses
 import json
@@ -12,12 +12,13 @@ from benchmarks.chaos.judge import Verdict
 
 @dataclass
 class FaultRecord:
-    """A fault that struck.
+    """A fault that was injected.
 
     Attributes:
-        recovery_s: From the fault to the training step that ended the longest pause between steps which followed it:
-            the next one, unless what was under way allowed a few more. None if none came.
-        stood: Whether no step came in time after everything was healed.
+        recovery_s: Seconds from the fault to the training step after the longest pause that followed. This is usually
+            the next step; it is a later one if work in progress allowed a few more steps first. None if no step
+            followed.
+        stood: Whether training did not continue in time after everything was healed.
     """
 
     victim: str
@@ -32,11 +33,11 @@ class FaultRecord:
 
 @dataclass
 class TrialRecord:
-    """All of one seed.
+    """The results of one seed.
 
     Attributes:
-        release: Of the code, with the commit.
-        loads: Load average of the machine, over a minute, before each strike.
+        release: Version of the code, with the commit.
+        loads: One-minute load average of the machine before each strike.
     """
 
     seed: int
@@ -52,16 +53,16 @@ class TrialRecord:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a promise was broken, something stood, or something was left behind."""
+        """Whether a promise was broken, a run stalled, or a process was left behind."""
         return bool(self.stood or self.orphans or any(verdict.broken for verdict in self.runs))
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the record as JSON."""
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> TrialRecord:
-    """Return what ``write`` wrote."""
+    """Return a record that ``write`` wrote."""
     data: dict[str, Any] = json.loads(path.read_text("utf-8"))
     data["faults"] = [FaultRecord(**fault) for fault in data["faults"]]
     data["runs"] = [Verdict(**run) for run in data["runs"]]
@@ -69,5 +70,5 @@ def read(path: Path) -> TrialRecord:
 
 
 def read_all(paths: Iterable[Path]) -> list[TrialRecord]:
-    """Return several, by seed."""
+    """Return several records, sorted by seed."""
     return sorted((read(path) for path in paths), key=lambda trial: trial.seed)

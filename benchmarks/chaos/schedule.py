@@ -1,9 +1,10 @@
-"""Says which faults strike, in which order: a pure function of the seed.
+"""Decides which faults strike in which order: a pure function of the seed.
 
     deck: every fault on every victim, once, shuffled --> strikes of one fault or two --> the next deck, shuffled anew
 
-Shuffled decks instead of independent draws: each cell of the table has had its turn before any has a second one. The
-second fault of a pair is the next of the deck, or the first once more, on whatever has taken the victim's place.
+Decks are shuffled instead of drawing faults independently, so that no cell of the table comes a second time before all
+others have come once. The second fault of a pair is the next of the deck. Or it is the first one again, on the process
+that has replaced the victim.
 """
 
 import random
@@ -29,15 +30,15 @@ CELLS = (
     (REDIS, CUT_AOF),
     (REDIS, BROKEN_AOF),
 )
-"""Every victim with every fault that it can suffer."""
+"""Every pair of a victim and a fault that it can suffer."""
 
 _HELD_S = {STOP: (0.2, 4.0), DISK_FULL: (1.0, 10.0), MAXMEMORY: (1.0, 8.0), BROKEN_AOF: (2.0, 5.0)}
 _HELD_LONG_S = {STOP: (17.0, 22.0), DISK_FULL: (90.0, 110.0), MAXMEMORY: (15.0, 25.0), BROKEN_AOF: (5.0, 10.0)}
-"""A stop outlasts a lease (15 s); a full disk outlasts five starts of a rank."""
+"""A long stop is longer than a lease (15 s); a long full disk outlasts five starts of a rank."""
 _LONG_SHARE = 0.15
 _PAIR_SHARE = 0.3
 _AGAIN_SHARE = 0.25
-"""Of the pairs."""
+"""Share of the pairs that repeat their first fault."""
 _PAUSE_S = (0.0, 1.5)
 _APART_S = (0.0, 3.0)
 
@@ -47,10 +48,10 @@ class Fault:
     """One fault.
 
     Attributes:
-        victim: One of PROCESSES, EVERYTHING or DISK.
-        kind: One of the faults above.
-        held_s: How long it lasts; 0 for one that strikes and is over.
-        dice: Seed of what the injector draws: which worker, which file, how many bytes.
+        victim: An element of PROCESSES, or EVERYTHING or DISK.
+        kind: The kind of fault, as named above.
+        held_s: How long it lasts, in seconds; 0 for a momentary fault.
+        dice: Random seed for the injector's choices: worker, file, number of bytes.
     """
 
     victim: str
@@ -68,10 +69,10 @@ class Strike:
     """Faults that strike together.
 
     Attributes:
-        number: From 1.
-        faults: One, or a pair.
-        pause_s: How long the stack trains undisturbed before it.
-        apart_s: Between the two of a pair.
+        number: Number of the strike, from 1.
+        faults: One fault, or a pair.
+        pause_s: Seconds that the stack trains undisturbed before the strike.
+        apart_s: Seconds between the two faults of a pair.
     """
 
     number: int
@@ -81,13 +82,13 @@ class Strike:
 
 
 def schedule(seed: int, cells: Sequence[tuple[str, str]] = CELLS) -> Iterator[Strike]:
-    """Yield strikes without an end.
+    """Yield an endless sequence of strikes.
 
     Args:
-        seed: All that they depend on, beside the cells.
-        cells: (victim, fault) that may be drawn.
+        seed: Determines the sequence, together with ``cells``.
+        cells: The (victim, fault) pairs to draw from.
     """
-    dice = random.Random(seed)  # not a secret
+    dice = random.Random(seed)  # not used for secrets
     number, hand = 0, list[tuple[str, str]]()
     while True:
         number += 1

@@ -1,6 +1,6 @@
-"""`headrace up` as a user's service manager runs it: started, and started again whenever it ends.
+"""Runs `headrace up` as a service manager does: starts it, and restarts it whenever it ends.
 
-Everything that faults hit is below one launcher, which is this process's child. Orphans come to this process.
+Everything that faults hit runs below one launcher, which is a child of this process. This process adopts orphans.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ WITNESS = "CHAOS_FSYNCS"
 
 
 class Stack:
-    """One launcher at a time on one state directory.
+    """One launcher at a time, on one state directory.
 
     Args:
-        state: Its state directory.
-        directory: Where it stands: reward modules are found there, and its output is ``up.log``.
-        generators: The arguments that say which generators it runs.
-        environment: Added to this process's.
-        witness: File of fsync_witness.
+        state: The state directory.
+        directory: Working directory of the launcher. It holds the reward modules and ``up.log``, the launcher's output.
+        generators: Arguments of `headrace up` that select the generators.
+        environment: Added to this process's environment.
+        witness: File to which fsync_witness writes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Stack:
         self._directory = directory
         path = os.pathsep.join([str(_REPOSITORY), str(Path(__file__).parent / "fsync_witness")])
         self._environment = {**os.environ, **environment, "PYTHONPATH": path, WITNESS: str(witness)}
-        # It ends with this process, whatever ends that.
+        # It ends with this process, for any reason.
         up = [sys.executable, "-m", "headrace", "up", "--state-dir", str(state.path), *generators]
         self._command = [*guarded_exec.guard(), *up]
         self._once: list[str] = []
@@ -61,7 +61,7 @@ class Stack:
         process_table.adopt_orphans()
 
     def supervise(self) -> None:
-        """Start the launcher if none runs; call it often."""
+        """Start the launcher if it is not running. Must be called often."""
         self._reap()
         if self._process is not None and self._process.poll() is None:
             return
@@ -77,25 +77,25 @@ class Stack:
         self._ended_at, self._once = None, []
 
     def restart_with(self, option: str) -> None:
-        """Have the launcher end; it is started again with an option of `headrace up`, this once."""
+        """Stop the launcher. It is started again with an additional option of `headrace up`, only this time."""
         self._once = [option]
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
     @property
     def launcher(self) -> int | None:
-        """The pid of a living launcher."""
+        """The pid of the launcher; None if it is not running."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def everybody(self) -> list[ProcessMark]:
-        """Return the launcher and all below it."""
+        """Return the launcher and all processes below it."""
         if self.launcher is None:
             return []
         own = process_table.mark(self.launcher)
         return [*([own] if own is not None else []), *process_table.descendants(self.launcher)]
 
     def client(self) -> HeadraceClient | None:
-        """Return a client of the run API, or None while nobody has said where it is."""
+        """Return a client of the run API, or None while its address is not known."""
         try:
             endpoint = self.state.endpoint()
             if endpoint is None:
@@ -114,7 +114,7 @@ class Stack:
         return self._client
 
     def end(self) -> None:
-        """End it as Ctrl-C does, and kill what does not end."""
+        """Stop the stack as Ctrl-C does, and kill what does not stop."""
         if self.launcher is not None and self._process is not None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -128,11 +128,11 @@ class Stack:
         self._reap()
 
     def said(self) -> list[str]:
-        """Return the launcher's words so far."""
+        """Return the launcher's output so far."""
         return self.log.read_text("utf-8", errors="replace").splitlines() if self.log.exists() else []
 
     def _reap(self) -> None:
-        """Take the exit statuses of orphans that were left to this process."""
+        """Reap orphans that this process has adopted."""
         known = None if self._process is None else self._process.pid
         with contextlib.suppress(OSError):
             for name in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
@@ -142,7 +142,7 @@ class Stack:
 
 
 def kill(processes: Sequence[ProcessMark]) -> None:
-    """Kill processes at the same moment, as far as nobody can see another one's end: stopped first, then killed."""
+    """Kill processes at the same time: stop all first, so that they hardly see each other end, then kill all."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
             send(process, number)
@@ -150,7 +150,7 @@ def kill(processes: Sequence[ProcessMark]) -> None:
 
 
 def send(process: ProcessMark, number: signal.Signals) -> bool:
-    """Send a signal to that very process; return whether it was there."""
+    """Send a signal to exactly this process; return whether it still existed."""
     if not process_table.is_alive(process):
         return False
     try:

@@ -1,7 +1,7 @@
-"""A disk of its own for the state directory, that can be full: a tmpfs in a mount namespace, without root.
+"""A separate disk for the state directory, which can be made full: a tmpfs in a mount namespace, without root.
 
-`enter` starts this program again inside `unshare`; there `mount` makes the disk, and it vanishes with the last process.
-Full is a file system as large as what is on it, so filling it takes no memory.
+`enter` restarts this program inside `unshare`. There, `StateDisk` mounts the disk, which vanishes with the last
+process. The disk is made full by shrinking the file system to its content, so filling it takes no memory.
 """
 
 import os
@@ -16,10 +16,10 @@ _TRIES = 20
 
 
 def enter(module: str, arguments: Sequence[str]) -> bool:
-    """Start this program again in a mount namespace, unless it runs in one; return whether it does.
+    """Restart this program in a mount namespace, unless it already runs in one.
 
     Returns:
-        False where the kernel does not let this user have one.
+        Whether the program runs in a namespace; False if the kernel does not allow this user to create one.
     """
     if _INSIDE in os.environ:
         return os.environ[_INSIDE] == "yes"
@@ -36,7 +36,7 @@ def enter(module: str, arguments: Sequence[str]) -> bool:
 
 
 class StateDisk:
-    """The disk at ``path``; ``is_own`` says whether it can be full."""
+    """The disk at ``path``; ``is_own`` tells whether it can be made full."""
 
     def __init__(self, path: Path, *, is_own: bool) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class StateDisk:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(path)], check=True)
 
     def fill(self) -> None:
-        """Leave no room: the next new page is an ENOSPC."""
+        """Leave no free space: the next new page fails with ENOSPC."""
         for _ in range(_TRIES):
             disk = os.statvfs(self.path)
             used_bytes = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
@@ -55,11 +55,11 @@ class StateDisk:
         raise RuntimeError(f"{self.path} grew faster than it could be filled")
 
     def free(self) -> None:
-        """Have room again."""
+        """Restore the free space."""
         self._resize(_SIZE)
 
     def close(self) -> None:
-        """Take the disk away."""
+        """Unmount the disk."""
         if self.is_own:
             subprocess.run(["umount", "--lazy", str(self.path)], check=False)
 

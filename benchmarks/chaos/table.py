@@ -1,4 +1,4 @@
-"""Makes the tables of a trial, and of many: what docs/reliability.md shows."""
+"""Formats the results of one or more trials as the tables in docs/reliability.md."""
 
 import statistics
 from collections import Counter
@@ -8,12 +8,12 @@ from benchmarks.chaos.record import FaultRecord, TrialRecord
 
 
 def tables(trials: Sequence[TrialRecord]) -> str:
-    """Return the sums, and a line for each victim and fault, as Markdown."""
+    """Return the totals, and a line for each victim and fault, as Markdown."""
     return f"{totals(trials)}\n\n{by_victim_and_fault(fault for trial in trials for fault in trial.faults)}"
 
 
 def totals(trials: Sequence[TrialRecord]) -> str:
-    """Return what was struck, and what became of the groups."""
+    """Return the totals over all trials, as a Markdown table."""
     runs = [run for trial in trials for run in trial.runs]
     faults = [fault for trial in trials for fault in trial.faults]
     dropped = Counter[str]()
@@ -43,7 +43,7 @@ def totals(trials: Sequence[TrialRecord]) -> str:
 
 
 def by_victim_and_fault(faults: Iterable[FaultRecord]) -> str:
-    """Return how long it took from each fault until the run trained again, lone faults and pairs apart."""
+    """Return how long training took to recover from each fault, separately for single faults and pairs."""
     cells: dict[tuple[str, str], list[FaultRecord]] = {}
     for fault in faults:
         cells.setdefault((fault.victim, fault.kind), []).append(fault)

@@ -1,9 +1,10 @@
-"""One seed: strikes, heals, and waits until training goes on.
+"""Runs one seed: strikes, heals, and waits until training continues.
 
-    strike --> heal --> (max_staleness + 2) more steps --> nobody left behind? --> the next strike
-                  +--> none for STAND_S: the run stands. Its files are kept for a person; a new stack goes on
+    strike --> heal --> (max_staleness + 2) more steps --> no orphans? --> the next strike
+                  +--> none for STAND_S: the run has stalled. Its files are kept for analysis; a new stack is started
 
-So many steps more cannot be made of the groups that were under way before: every service works again.
+Groups that were in progress before the strike are not enough for so many steps. So these steps show that every service
+works again.
 """
 
 import itertools
@@ -23,7 +24,8 @@ from benchmarks.chaos.stack import kill
 from headrace.state_dir import ProcessMark
 
 STAND_S = {workload.SIMULATED: 120.0, workload.VLLM: 300.0}
-"""A run stands if it makes no step for so long after its last fault has healed; a vLLM takes longer to start."""
+"""Seconds without a step, after the last fault has healed, until a run counts as stalled. vLLM takes longer to start.
+"""
 _STEPS_AFTER = workload.MAX_STALENESS + 2
 _VICTIM_PATIENCE_S = 15.0
 _ORPHAN_PATIENCE_S = 30.0
@@ -32,14 +34,14 @@ _LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a trial is, and on what.
+    """Length and setup of a trial.
 
     Attributes:
-        seconds: Strikes end after so long.
-        num_faults: Or after so many.
+        seconds: Strikes end after this time.
+        num_faults: Strikes end after this number of faults.
         stand_s: See STAND_S.
-        directory: Of the state, on a disk with room.
-        results: Where what stood is kept.
+        directory: Directory for the state, on a disk with enough room.
+        results: Directory for the files of stalled runs.
     """
 
     seed: int
@@ -55,15 +57,15 @@ class Plan:
 
 
 class _StandstillError(Exception):
-    """No step came in time."""
+    """No step was made in time."""
 
 
 class Trial:
     """Runs one seed.
 
     Args:
-        plan: What to do.
-        record: Filled while it runs.
+        plan: Length and setup of the trial.
+        record: Filled with the results during the trial.
         say: Prints a line.
     """
 
@@ -74,7 +76,7 @@ class Trial:
         self._reported: set[ProcessMark] = set()
 
     def run(self) -> None:
-        """Strike until the time or the faults are used up; whatever was started is gone then."""
+        """Strike until the time or the number of faults is used up. Stops everything that was started."""
         began_at = time.monotonic()
         strikes = schedule.schedule(self._plan.seed, self._plan.cells)
         number = 0
@@ -157,7 +159,7 @@ class Trial:
         self._look_for_orphans(life)
 
     def _inject(self, fault: Fault, life: Life, site: Site) -> Wound | None:
-        """Strike as soon as the victim is there."""
+        """Inject the fault as soon as its victim exists."""
         deadline = time.monotonic() + _VICTIM_PATIENCE_S
         while time.monotonic() < deadline:
             wound = injectors.inject(fault, site)
@@ -175,7 +177,7 @@ class Trial:
             time.sleep(min(_LOOK_EVERY_S, max(0.0, until - time.monotonic())))
 
     def _wait_for_steps(self, life: Life, *, since_s: float) -> None:
-        """Wait until so many steps were made that every service must have worked for them."""
+        """Wait for so many steps that every service must have contributed to them."""
         seen, deadline = 0, time.monotonic() + self._plan.stand_s
         while seen < _STEPS_AFTER:
             life.look()
@@ -187,7 +189,7 @@ class Trial:
             time.sleep(_LOOK_EVERY_S)
 
     def _look_for_orphans(self, life: Life | None) -> None:
-        """Give what a dead process left a while to end; note what does not."""
+        """Wait for orphans of dead processes to end, and report any that do not."""
         deadline = time.monotonic() + _ORPHAN_PATIENCE_S
         left: list[ProcessMark] = []
         while time.monotonic() < deadline:
@@ -208,10 +210,10 @@ class Trial:
 
 
 def recovery_s(at_s: float, stepped_at: Sequence[float]) -> float | None:
-    """Return the seconds from a fault to the step that ended the longest pause since; None without a step since.
+    """Return the seconds from a fault to the step after the longest pause since; None if no step followed.
 
     Args:
-        at_s: When it struck.
+        at_s: When the fault struck, in Unix seconds.
         stepped_at: When steps were made, in order.
     """
     since = [at_s, *(made_at_s for made_at_s in stepped_at if made_at_s > at_s)]

@@ -1,8 +1,8 @@
-"""Finds the processes of a running `headrace up`, by what stands on their command lines and whose children they are.
+"""Finds the processes of a running `headrace up` by their command lines and parents.
 
 harness -- launcher -- Redis
                    |-- trainer API -- rank
-                   |-- generator -- engine worker         (vLLM alone)
+                   |-- generator -- engine worker         (only with vLLM)
                    +-- rewarder -- fork server -- reward workers
 """
 
@@ -22,7 +22,7 @@ _SERVICES = {
 
 
 def find(victim: str, launcher: int) -> list[ProcessMark]:
-    """Return the processes that play this part below a launcher; none while there is none."""
+    """Return the processes below a launcher that have this role, perhaps none."""
     everybody = descendants(launcher)
     if victim == schedule.RANK:
         return [process for process in everybody if "services.trainer.rank" in _command(process)]
@@ -44,9 +44,9 @@ def find(victim: str, launcher: int) -> list[ProcessMark]:
 
 
 def orphans(harness: int, launcher: int | None) -> list[ProcessMark]:
-    """Return what runs below the harness and belongs to no living launcher, or to one as nobody's child any more.
+    """Return left-behind processes: those without a living launcher, or that their launcher has adopted.
 
-    The harness adopts what a dead launcher leaves, a launcher what a dead service leaves.
+    The harness adopts the children of a dead launcher. A launcher adopts the children of a dead service.
     """
     own = [] if launcher is None else [process.pid for process in descendants(launcher)]
     left = [process for process in descendants(harness) if process.pid not in {launcher, *own}]
@@ -57,7 +57,7 @@ def orphans(harness: int, launcher: int | None) -> list[ProcessMark]:
 
 
 def describe(process: ProcessMark) -> str:
-    """Return a process as a person would look for it."""
+    """Return the pid and the command line of a process."""
     return f"{process.pid} {' '.join(_command(process))[:160]}"
 
 

@@ -1,6 +1,6 @@
-"""Reads the weights that a run left as anybody would, and says what is wrong with them.
+"""Reads the weights that a run left, without the trainer's code, and lists their problems.
 
-checkpoint/manifest.json     every file has the size and the sum that stand there
+checkpoint/manifest.json     every file has the size and the checksum listed there
 checkpoint/model, optimizer  tensors load, and no number is infinite or NaN
 checkpoint/core_state.json   Adam has made as many steps as the checkpoint's name says
 model/                       the final model: the weights of that checkpoint, bit for bit
@@ -16,14 +16,14 @@ import numpy as np
 
 
 def weight_problems(run_dir: Path, checkpoint: Path, step: int) -> list[str]:
-    """Return sentences; none if all is well.
+    """Return one sentence for each problem.
 
     Args:
-        run_dir: Of the run; without a final model, none is looked at.
-        checkpoint: Its newest.
-        step: Of that checkpoint.
+        run_dir: The run's directory. If it has no final model, that check is skipped.
+        checkpoint: The run's newest checkpoint.
+        step: Step of that checkpoint.
     """
-    from safetensors import SafetensorError  # this module is imported where there is none, too
+    from safetensors import SafetensorError  # this module is also imported where safetensors is not installed
 
     try:
         problems = list(_unlike_manifest(checkpoint))

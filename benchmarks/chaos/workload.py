@@ -1,6 +1,6 @@
-"""The run that is struck: a tiny model, sixty prompts, two reward functions, short steps, evaluations.
+"""The run that faults strike: a tiny model, sixty prompts, two reward functions, short steps, evaluations.
 
-With simulated generators, weights travel over gloo for real and tokens are random; all else is as in any run.
+With simulated generators, weights are really sent over gloo, and tokens are random. Everything else is as in any run.
 """
 
 import itertools
@@ -14,7 +14,7 @@ MAX_STALENESS = 2
 GROUPS_PER_STEP = 4
 LENGTH_REWARD = "chaos_rewards:length"
 PROMPT_TOKENS = 4
-"""Of every prompt: a word, two letters, and a word."""
+"""Tokens of every prompt: a word, two letters, and a word."""
 _NUM_PROMPTS, _NUM_EVAL_PROMPTS = 60, 6
 _REWARDS = '''
 """One function in a reward worker, one on the rewarder's loop."""
@@ -34,12 +34,12 @@ _SIMULATION = {"TRANSPORT": "gloo", "SPEED_UP": "0.5", "COMPLETION_TOKENS": "12"
 
 
 def length_reward(num_tokens: int) -> float:
-    """Return what the first of the reward functions gives."""
+    """Return the value of the first reward function."""
     return float(num_tokens % 7)
 
 
 def prepare(directory: Path) -> None:
-    """Write model, data sets and reward functions."""
+    """Write the model, the data sets and the reward functions."""
     _write_model(directory / "model")
     pairs = itertools.product("abcdefghijkl", repeat=2)
     rows = [json.dumps({"prompt": f"reverse {first}{second} ="}) + "\n" for first, second in pairs]
@@ -49,7 +49,7 @@ def prepare(directory: Path) -> None:
 
 
 def run_config(directory: Path, *, engine: str, max_steps: int) -> dict[str, Any]:
-    """Return the run to submit."""
+    """Return the config of the run to submit."""
     config: dict[str, Any] = {
         "model": str(directory / "model"),
         "dataset_name": str(directory / "train.jsonl"),
@@ -65,16 +65,17 @@ def run_config(directory: Path, *, engine: str, max_steps: int) -> dict[str, Any
         "learning_rate": 1e-5,
         "push_timeout_s": 20.0,
     }
-    return config if engine == VLLM else {**config, "push_probe_tolerance": None}  # nothing computes a probe
+    # simulated generators cannot score probes
+    return config if engine == VLLM else {**config, "push_probe_tolerance": None}
 
 
 def generators(engine: str) -> list[str]:
-    """Return the arguments of `headrace up`."""
+    """Return the arguments of `headrace up` that select the generators."""
     return ["--generators", "1"] if engine == VLLM else ["--simulate", str(_NUM_SIMULATED)]
 
 
 def environment() -> Mapping[str, str]:
-    """Return what the services are told beside what `headrace up` tells them."""
+    """Return environment variables of the services, in addition to those set by `headrace up`."""
     return {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",

@@ -1,6 +1,6 @@
-"""Writes down what was synced to the disk, so that a power cut takes nothing that was promised.
+"""Records which files were synced to the disk, so that a simulated power cut loses no synced bytes.
 
-Python imports this by its name when its directory is in PYTHONPATH. Each line is device, inode, size.
+Python imports this module by its name if its directory is in PYTHONPATH. Each line is device, inode, size.
 """
 
 import os
