@@ -1,1 +1,1 @@
-"""Measurements that take minutes; none of them is a test. Each is run as ``python -m benchmarks.NAME``."""
+"""Measurements that take minutes. They are not tests. Run each with ``python -m benchmarks.NAME``."""

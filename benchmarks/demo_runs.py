@@ -1,9 +1,9 @@
-"""Runs the demo task with other settings, one run after the other, and keeps what came of each.
+"""Runs the demo task with different settings, one run after the other, and stores each result.
 
     settings of a run --> `headrace demo --set ...` (real services, its own process) --> DIRECTORY/LABEL/result.json
 
-All runs of a seed begin with the model that the first of them has warmed up. A result that is there already is not
-measured again, so that a benchmark of many runs can be cut short and taken up.
+All runs of a seed start with the model that the first run has warmed up. A stored result is not measured again, so a
+benchmark of many runs can be interrupted and continued.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _SMOOTH = 20
 
 @dataclass(frozen=True)
 class DemoRun:
-    """One run to make: how it is called in tables and as a directory, and what it changes."""
+    """One run: its label in tables and as a directory name, and the settings that it changes."""
 
     label: str
     settings: Mapping[str, Any]
@@ -32,27 +32,27 @@ class DemoRun:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What came of one."""
+    """The result of one run."""
 
     label: str
     settings: dict[str, Any]
     outcome: dict[str, Any]
-    """The last line of the demo."""
+    """The last line that the demo printed."""
     rewards: list[float]
     """Mean reward of each step."""
     failure: str = ""
-    """Why there is no outcome, if there is none."""
+    """Why the run has no outcome; empty if it has one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, directory: str) -> None:
-    """Add what every benchmark of demo runs takes."""
+    """Add the arguments that all benchmarks of demo runs share."""
     parser.add_argument("--seed", type=int, default=0, help="of every run (0)")
     parser.add_argument("--steps", type=int, help="optimizer steps of each run (the demo's)")
     parser.add_argument("--directory", type=Path, default=Path(directory), help=f"where results are kept ({directory})")
 
 
 def run_all(runs: Sequence[DemoRun], arguments: argparse.Namespace) -> list[DemoResult]:
-    """Make the runs that were not made yet, telling of each, and return the results of all."""
+    """Make the runs that have no stored result, print progress, and return all results."""
     results: list[DemoResult] = []
     for number, run in enumerate(runs, start=1):
         head = f"[{number}/{len(runs)}] {run.label}"
@@ -69,7 +69,7 @@ def run_all(runs: Sequence[DemoRun], arguments: argparse.Namespace) -> list[Demo
 
 
 def steps_to(result: DemoResult, reward: float) -> int | None:
-    """Return the first step at which the mean reward of the last twenty steps was ``reward``, or None."""
+    """Return the first step at which the mean reward of the last 20 steps reached ``reward``, or None."""
     for step in range(_SMOOTH, len(result.rewards) + 1):
         if sum(result.rewards[step - _SMOOTH : step]) / _SMOOTH >= reward:
             return step

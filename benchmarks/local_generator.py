@@ -1,8 +1,8 @@
-"""What benchmarks of generators stand on: a Redis, one real generator process, and a run for it to serve.
+"""Starts what generator benchmarks need: Redis, a real generator process, and a run for it to serve.
 
     redis_server --> generator --> begin_run --> a WeightSender's push --> prompts in, completions out
 
-Everything is on loopback, and gone when the context ends.
+Everything uses loopback and is stopped when its context ends.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from shared.run_store import RunStore
 
 KEY = "key of the benchmark"
 INCARNATION = 1
-"""Of the trainer that the benchmark plays."""
+"""Incarnation of the trainer that the benchmark takes the place of."""
 START_S = 600.0
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _PASSWORD = "bench"
@@ -44,14 +44,14 @@ class GeneratorProcess:
     log: Path
 
     def check(self) -> None:
-        """End the benchmark if it has ended."""
+        """Exit the benchmark if the generator process has ended."""
         if self.process.poll() is not None:
             raise SystemExit(f"the generator ended with {self.process.returncode}:\n{self.log.read_text()[-3000:]}")
 
 
 @contextlib.asynccontextmanager
 async def redis_server(directory: Path) -> AsyncGenerator[tuple[Redis, str]]:
-    """Run the server that `headrace up` runs, and yield a client and the URL."""
+    """Run the same Redis server as `headrace up`, and yield a client and the URL."""
     data = directory / "redis"
     data.mkdir(parents=True)
     port = HeldPort()
@@ -70,7 +70,7 @@ async def redis_server(directory: Path) -> AsyncGenerator[tuple[Redis, str]]:
 
 @contextlib.contextmanager
 def generator(directory: Path, *, redis_url: str, engine_args: Mapping[str, Any]) -> Generator[GeneratorProcess]:
-    """Start a generator as `headrace up` does, with further engine arguments; its model comes with the run."""
+    """Start a generator as `headrace up` does, with additional engine arguments. The run names its model."""
     environment = {
         **os.environ,
         "HEADRACE_REDIS_URL": redis_url,
@@ -89,9 +89,9 @@ def generator(directory: Path, *, redis_url: str, engine_args: Mapping[str, Any]
 
 
 def worker_placement() -> dict[str, str]:
-    """Return the variables by which `headrace up` puts vLLM's worker on cores of its own; none with a GPU.
+    """Return the variables by which `headrace up` places vLLM's worker on its own cores; none with a GPU.
 
-    What the environment already says is left as it is.
+    Variables that the environment already has are kept.
     """
     if cpu_placement.has_gpu(os.environ):
         return {}
@@ -102,7 +102,7 @@ def worker_placement() -> dict[str, str]:
 
 
 async def begin_run(redis: Redis, run_id: str, config: RunConfig) -> RunKeys:
-    """Make a run and point the generator at it."""
+    """Create a run and make it the current one."""
     store = RunStore(redis)
     await store.create(run_id, config, run_dir="none")
     await store.set_status(run_id, "running")
@@ -113,7 +113,7 @@ async def begin_run(redis: Redis, run_id: str, config: RunConfig) -> RunKeys:
 
 
 async def add_prompts(redis: Redis, keys: RunKeys, prompts: Sequence[Sequence[int]], *, first: int, size: int) -> None:
-    """Put prompt groups of ``size`` completions into the prompts stream, numbered from ``first`` on."""
+    """Add prompt groups of ``size`` completions to the prompts stream, numbered from ``first`` on."""
     pipeline = redis.pipeline(transaction=False)
     for number, prompt_ids in enumerate(prompts, first):
         group = PromptGroup(keys.run_id, f"{number:08d}", "prompt", pack_ids(prompt_ids), {}, size)
@@ -122,7 +122,7 @@ async def add_prompts(redis: Redis, keys: RunKeys, prompts: Sequence[Sequence[in
 
 
 async def until_pushed(sender: Any, weights: Any, running: GeneratorProcess) -> None:
-    """Push version 0 until the generator, which has its model to load first, holds it."""
+    """Push version 0 repeatedly until the generator, which must load its model first, holds it."""
     deadline = time.monotonic() + START_S
     while True:
         running.check()
@@ -138,7 +138,7 @@ async def until_pushed(sender: Any, weights: Any, running: GeneratorProcess) -> 
 def child(
     command: Sequence[str], log_path: Path, environment: Mapping[str, str]
 ) -> "Generator[subprocess.Popen[bytes]]":
-    """Run a process of the repository's, and end it with the context."""
+    """Run a command from the repository's root, and stop it when the context ends."""
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, env=environment, cwd=_REPOSITORY, stdout=log, stderr=log)
     try:
@@ -153,8 +153,8 @@ def child(
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of all that descend from it, since they began."""
-    psutil: Any = importlib.import_module("psutil")  # it has no types
+    """Return the CPU time that this process and all its descendants have used since they started, in seconds."""
+    psutil: Any = importlib.import_module("psutil")  # untyped
     own = psutil.Process()
     seconds = 0.0
     for process in [own, *own.children(recursive=True)]:
@@ -165,7 +165,7 @@ def cpu_seconds() -> float:
 
 
 def end_in_order() -> None:
-    """Have a SIGTERM end this process through its contexts, so that nothing it has started is left behind."""
+    """Make SIGTERM exit this process through its contexts, so that it stops everything that it has started."""
 
     def end(number: int, _: object) -> None:
         sys.exit(128 + number)

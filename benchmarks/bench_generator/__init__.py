@@ -1,1 +1,1 @@
-"""Tokens a second through the whole service, beside bare vLLM."""
+"""Measures tokens per second of the whole service against bare vLLM."""

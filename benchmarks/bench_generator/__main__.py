@@ -1,11 +1,11 @@
-"""Tokens a second from stream to stream beside bare vLLM: ``python -m benchmarks.bench_generator``.
+"""Tokens per second from stream to stream, compared with bare vLLM: ``python -m benchmarks.bench_generator``.
 
     same prompts, same lengths --> bare vLLM's AsyncLLM in this process ----+
                                --> prompts stream .. completions stream ----+--> in turn; medians of the ratios
 
-At 1, 8 and 64 groups of 8 completions in flight. Both engines have the same arguments, model, cores and processes, and
-are warm; one is idle while the other works. Both sides sample exactly the same number of tokens for each prompt, which
-is checked. The last line is one JSON object.
+Measured with 1, 8 and 64 groups of 8 completions in flight. Both engines have the same arguments, model, cores and
+processes, and are warm; one is idle while the other works. Both sides sample exactly the same number of tokens for each
+prompt, which is checked. The last line is one JSON object.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from services.generator.vllm_environment import is_cpu_build, set_environment
 from shared.run_config import RunConfig
 
 GROUPS = {1: 3, 8: 16, 64: 128}
-"""Groups in flight to groups in all."""
+"""Maps the number of groups in flight to the total number of groups."""
 
 
 @dataclass
 class Load:
-    """Seconds of rounds that were made in turn: by the clock, and of CPU time of all processes together."""
+    """Rounds that were measured in turn, in seconds: wall-clock time, and CPU time of all processes together."""
 
     num_tokens: list[int] = field(default_factory=list[int])
     bare_s: list[float] = field(default_factory=list[float])
@@ -45,20 +45,20 @@ class Load:
     service_cpu_s: list[float] = field(default_factory=list[float])
 
     def efficiency(self) -> float:
-        """Return the service's tokens a second over bare vLLM's, in the median pair."""
+        """Return the service's tokens per second divided by bare vLLM's, in the median pair."""
         return statistics.median(bare / ours for bare, ours in zip(self.bare_s, self.service_s, strict=True))
 
     def cpu_efficiency(self) -> float:
-        """Return bare vLLM's CPU time over the service's, in the median pair."""
+        """Return bare vLLM's CPU time divided by the service's, in the median pair."""
         return statistics.median(bare / ours for bare, ours in zip(self.bare_cpu_s, self.service_cpu_s, strict=True))
 
     def rate(self, seconds: list[float]) -> float:
-        """Return the median of tokens a second."""
+        """Return the median of tokens per second."""
         return statistics.median(tokens / s for tokens, s in zip(self.num_tokens, seconds, strict=True))
 
 
 def main() -> None:
-    """Measure, print, end with one line of JSON."""
+    """Measure, print, and end with one line of JSON."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.bench_generator", description="The generator's service and bare vLLM"
     )
@@ -104,7 +104,7 @@ async def measure(scratch: Path, *, loads: list[int], num_pairs: int, is_as_it_c
         "logits_processors": [end_at_length.NAME],
     }
     if has_cuda:
-        engine_args["gpu_memory_utilization"] = 0.4  # there are two
+        engine_args["gpu_memory_utilization"] = 0.4  # two engines share the GPU
     _describe(workload, has_cuda=has_cuda)
     config = run_config(model, workload, num_inflight=max(loads), has_cuda=has_cuda)
     bare = await asyncio.to_thread(BareVllm, config, engine_args, has_cuda=has_cuda, is_as_it_comes=is_as_it_comes)
@@ -167,7 +167,7 @@ async def _measure_load(
 
     config = run_config(model, workload, num_inflight=load, has_cuda=has_cuda)
     keys = await local_generator.begin_run(redis, f"run-{load}", config)
-    reader: Any = safetensors.torch  # its types are partial
+    reader: Any = safetensors.torch  # partly untyped
     weights: dict[str, Any] = reader.load_file(model / "model.safetensors")
     sender = WeightSender(
         redis, run_id=keys.run_id, internal_key=local_generator.KEY, transport="gloo", push_timeout_s=60.0,
@@ -200,7 +200,7 @@ async def _measure_load(
             f"efficiency {seconds['bare'] / seconds['service']:.3f}; CPU time {cpu_s['bare']:.2f} s and "
             f"{cpu_s['service']:.2f} s"
         )
-        if pair:  # the first warms both sides up
+        if pair:  # the first pair warms up both sides
             found.num_tokens.append(expected)
             found.bare_s.append(seconds["bare"])
             found.service_s.append(seconds["service"])

@@ -1,7 +1,7 @@
-"""A logits processor for vLLM that ends each completion at the length its prompt says, and not before.
+"""A logits processor for vLLM that ends each completion at the length that its prompt determines.
 
-It is an engine argument of both sides, and takes part in every step of both. With random weights nothing else makes
-completions end: end-of-sequence is one token of thousands.
+Both sides use it, in every step. With random weights completions would otherwise hardly ever end, because the
+vocabulary has thousands of other tokens.
 """
 
 import os
@@ -16,14 +16,14 @@ from benchmarks.bench_generator.workload import EOS, completion_lengths
 
 NAME = "benchmarks.bench_generator.end_at_length:EndAtLength"
 GROUP_SIZE, LONGEST = "BENCH_GENERATOR_GROUP_SIZE", "BENCH_GENERATOR_LONGEST"
-"""Environment variables: the completions of a prompt, and the tokens that one may have."""
+"""Environment variables: completions of a prompt, and maximum tokens of a completion."""
 
 
 class EndAtLength(LogitsProcessor):  # type: ignore[misc]  # vLLM's types are partial
-    """The k-th completion of a prompt that enters the engine gets the k-th of its lengths.
+    """Gives the k-th completion of a prompt that enters the engine the k-th of the prompt's lengths.
 
-    A completion that vLLM preempts would enter twice, and get another length: the KV cache must be large enough. The
-    benchmark compares the tokens in the end.
+    A completion that vLLM preempts would enter twice and get another length, so the KV cache must be large enough. The
+    benchmark compares the numbers of tokens at the end.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
@@ -34,15 +34,15 @@ class EndAtLength(LogitsProcessor):  # type: ignore[misc]  # vLLM's types are pa
         self._requests: dict[int, tuple[int, list[int]]] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """It is not."""
+        """Return False: this processor changes the argmax."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow what enters and leaves the batch."""
+        """Track the requests that enter and leave the batch."""
         process_dict_updates(self._requests, batch_update, self._enter)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Leave nothing but end-of-sequence to whoever is at its length, and everything else to the others."""
+        """Allow only end-of-sequence for requests that have reached their length, and forbid it for all others."""
         logits[:, EOS] = -torch.inf
         ending = [index for index, (length, sampled) in self._requests.items() if len(sampled) == length - 1]
         if ending:

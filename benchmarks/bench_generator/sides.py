@@ -1,6 +1,6 @@
-"""The two sides, each with an engine of its own, of which one is idle while the other works.
+"""The two sides. Each has its own engine, and one is idle while the other works.
 
-bare      prompts --------------------------------------> AsyncLLM.generate, N under way ---------> outputs
+bare      prompts --------------------------------------> AsyncLLM.generate, N at a time -----------> outputs
 service   prompts stream --> generation loop, N in flight --> engine --> whole groups --> completions stream
 """
 
@@ -20,20 +20,20 @@ from shared.run_config import RunConfig
 
 ROUND_TIMEOUT_S = 600.0
 _FOR_PUSHES = ("weight_transfer_config", "worker_extension_cls", "scheduling_policy")
-"""Engine arguments of the service that bare vLLM does without."""
+"""Engine arguments of the service that bare vLLM does not need."""
 
 
 class BareVllm:
-    """vLLM's own AsyncLLM in this process, as its OpenAI server has it.
+    """vLLM's own AsyncLLM in this process, as in its OpenAI server.
 
-    Not LLM, its blocking sibling: that takes a list and returns when the longest is done, so a fixed number of groups
-    cannot be kept in flight with it.
+    The blocking class LLM is not used: it takes a list and returns when the longest completion is done, so it cannot
+    keep a fixed number of groups in flight.
 
     Args:
-        config: Of the run that the service serves.
-        engine_args: Of the service's generator.
+        config: Config of the run that the service serves.
+        engine_args: Engine arguments of the service's generator.
         has_cuda: Whether vLLM runs on a GPU.
-        is_as_it_comes: Whether its processes are as vLLM has them without a GPU; else as ours (lone_worker.py).
+        is_as_it_comes: Without a GPU, whether to keep vLLM's own process layout instead of ours (lone_worker.py).
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BareVllm:
         self._count = 0
 
     async def complete(self, prompts: Sequence[Sequence[int]], *, num_inflight: int) -> tuple[float, int]:
-        """Return the seconds it took to complete all groups, and the tokens sampled."""
+        """Complete all groups; return the seconds that it took and the number of sampled tokens."""
         waiting = list(enumerate(prompts, self._count))
         self._count += len(waiting)
         waiting.reverse()
@@ -80,16 +80,16 @@ class BareVllm:
     def close(self) -> None:
         """Stop the engine."""
         self._client.shutdown()
-        del self._client  # its destructor does not work once Python is ending
+        del self._client  # its destructor fails while Python exits
 
 
 class Service:
-    """The generator process on one run, from stream to stream.
+    """The generator process with one run, from stream to stream.
 
     Args:
-        redis: Client of redis_connection.py.
-        keys: Of the run; its generator holds weights.
-        running: The process.
+        redis: Client made by redis_connection.py.
+        keys: Redis keys of the run; its generator must hold weights.
+        running: The generator process.
         group_size: Completions of a prompt.
     """
 
@@ -104,7 +104,7 @@ class Service:
         self._last_id = "0"
 
     async def complete(self, prompts: Sequence[Sequence[int]]) -> tuple[float, int]:
-        """Return the seconds from the first prompt written to the last group read, and the tokens sampled."""
+        """Return the seconds from writing the first prompt to reading the last group, and the number of tokens."""
         payloads: list[bytes] = []
         began_at = time.perf_counter()
         await local_generator.add_prompts(self._redis, self._keys, prompts, first=self._count, size=self._group_size)

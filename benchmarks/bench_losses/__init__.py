@@ -1,1 +1,1 @@
-"""Whether every loss type learns: the demo task with each of them."""
+"""Checks that every loss type learns the demo task."""

@@ -1,7 +1,8 @@
-"""``python -m benchmarks.bench_losses``: the demo task with each loss type, with the settings its paper recommends.
+"""``python -m benchmarks.bench_losses``: the demo task with each loss type, with the settings that its paper
+recommends.
 
-Prints a table of held-out accuracy before and after; the last line is one JSON object. Real services, about two and a
-half minutes a run on two cores.
+Prints a table of held-out accuracy before and after. The last line is one JSON object. Uses real services, and takes
+about two and a half minutes a run on two cores.
 """
 
 import argparse
@@ -23,11 +24,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "cispo": {"epsilon_high": 5.0},
     "sapo": {"epsilon_high": None},
 }
-"""What each changes of the demo's settings, besides loss_type; docs/algorithms.md has the papers."""
+"""Changes to the demo's settings for each loss type, besides loss_type; docs/algorithms.md lists the papers."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, and print; 1 unless every loss type learnt the task."""
+    """Measure and print. Return 1 unless every loss type learnt the task."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_losses", description=__doc__)
     add_arguments(parser, directory=".headrace/bench-losses")
     parser.add_argument("--loss-types", nargs="+", choices=sorted(SETTINGS), default=list(SETTINGS), metavar="NAME")

@@ -1,1 +1,1 @@
-"""What a weight push takes beside a bare broadcast of the same bytes."""
+"""Measures a weight push against a bare broadcast of the same bytes."""

@@ -1,12 +1,12 @@
-"""A weight push beside a bare broadcast of the same bytes: ``python -m benchmarks.bench_push``.
+"""A weight push compared with a bare broadcast of the same bytes: ``python -m benchmarks.bench_push``.
 
     trainer's policy --bare broadcast--> a process that does nothing else        } in turn, both while the generator's
                      --push-----------> a real generator, vLLM and all           } engine decodes
                      --AdamW step, delta encoding--> bytes that a delta has
 
-At three sizes of the model, in bfloat16 over gloo on loopback, which ``--wire`` makes as slow as a network. A push is
-all that happens: finding the fleet, checks of names, conversion, packing, checksums, staging, the swap and the probe.
-The last line is one JSON object.
+Measured for three sizes of the model, in bfloat16 over gloo on loopback, which ``--wire`` makes as slow as a network. A
+push is measured in full: finding the fleet, checks of names, conversion, packing, checksums, staging, the swap and the
+probe. The last line is one JSON object.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from shared.redis_connection import Redis
 from shared.run_config import RunConfig
 
 _AHEAD = 16
-"""Prompt groups that wait in the stream."""
+"""Number of prompt groups kept waiting in the stream."""
 _PARTS: dict[str, Callable[[PushResult], float]] = {
     "push": lambda push: push.total_s,
     "receive": lambda push: push.receive_s,
@@ -62,7 +62,7 @@ class Pairs:
     pushes: list[PushResult] = field(default_factory=list[PushResult])
 
     def over_broadcast(self, part: str) -> float:
-        """Return how many times as long as the broadcast a part of the push took, in the median pair."""
+        """Return the time of a part of the push divided by that of the broadcast, in the median pair."""
         return statistics.median(_PARTS[part](push) / bare for push, bare in zip(self.pushes, self.bare_s, strict=True))
 
     def standstill_share(self) -> float:
@@ -70,7 +70,7 @@ class Pairs:
         return statistics.median(push.standstill_s / push.total_s for push in self.pushes)
 
     def milliseconds(self) -> dict[str, float]:
-        """Return the medians of the broadcasts, and of the parts of the pushes."""
+        """Return the median times of the broadcasts and of each part of the pushes."""
         parts = {name: statistics.median(map(part, self.pushes)) for name, part in _PARTS.items()}
         return {
             name: round(1000 * seconds, 2)
@@ -79,7 +79,7 @@ class Pairs:
 
 
 def main() -> None:
-    """Measure, print, end with one line of JSON."""
+    """Measure, print, and end with one line of JSON."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.bench_push", description="A weight push and a bare broadcast of the same bytes"
     )
@@ -123,7 +123,7 @@ async def _pushes(scratch: Path, models: dict[str, Path], *, num_pairs: int) -> 
 
 
 async def _measure(directory: Path, model: Path, size: str, *, num_pairs: int) -> Pairs:
-    """Measure one size, with a generator of its own."""
+    """Measure one size, with its own generator."""
     workload = SIZES[size]
     config = make_config(model, workload)
     async with local_generator.redis_server(directory) as (redis, url):
@@ -163,7 +163,7 @@ async def _pairs(
                 f"  {size}, pair {pair} of {num_pairs}: broadcast {1000 * bare_s:.1f} ms, push "
                 f"{1000 * result.total_s:.1f} ms, of which standstill {1000 * result.standstill_s:.1f} ms"
             )
-            if pair:  # the first warms both up
+            if pair:  # the first pair warms up both
                 found.bare_s.append(bare_s)
                 found.pushes.append(result)
             await _until_decoding(redis, keys)
@@ -171,9 +171,9 @@ async def _pairs(
 
 
 async def _until_decoding(redis: Redis, keys: RunKeys) -> None:
-    """Wait for a group to end: the engine has then read again what the push had it forget, and decodes."""
+    """Wait until a group ends. The engine has then recomputed the cache that the push discarded, and decodes."""
     before = await redis.xlen(keys.completions)
-    while await redis.xlen(keys.completions) == before:  # noqa: ASYNC110  what is waited for is in Redis
+    while await redis.xlen(keys.completions) == before:  # noqa: ASYNC110  the condition is in Redis
         await asyncio.sleep(0.05)
 
 
@@ -233,7 +233,7 @@ def _print_table(measured: dict[str, Pairs]) -> None:
 
 @contextlib.contextmanager
 def _placed() -> Generator[None]:
-    """Run this process where `headrace up` runs the trainer's rank, off the cores of vLLM's worker."""
+    """Run this process on the cores on which `headrace up` runs the trainer's rank, away from vLLM's worker."""
     cores, placement = cpu_placement.available_cores(), local_generator.worker_placement()
     taken = {int(core) for core in placement.get(cpu_placement.WORKER_CORES, "").split(",") if core}
     before = torch.get_num_threads()

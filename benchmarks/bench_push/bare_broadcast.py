@@ -1,8 +1,8 @@
-"""The bare broadcast: torch's ProcessGroupGloo and two processes, and nothing else.
+"""The bare broadcast: only torch's ProcessGroupGloo and two processes.
 
-this process, rank 0   [chunks] --broadcast--> rank 1, the child: into fresh memory    then one all-reduce: it is there
+    this process, rank 0   [chunks] --broadcast--> rank 1, the child: into fresh memory    then one all-reduce: done
 
-The child runs where vLLM's worker runs, so that it is up against the same decoding as a generator that receives.
+The child runs on the cores of vLLM's worker, so that it competes with decoding as a receiving generator does.
 """
 
 import json
@@ -27,10 +27,10 @@ _ADDRESS = "127.0.0.1"
 
 
 class BareBroadcast:
-    """Rank 0, and the child.
+    """Rank 0 and the child process.
 
     Args:
-        chunks: One-dimensional uint8 tensors, packed as the push packs them.
+        chunks: One-dimensional uint8 tensors, packed as in a push.
     """
 
     def __init__(self, chunks: Sequence[torch.Tensor]) -> None:
@@ -43,7 +43,7 @@ class BareBroadcast:
         self._group = _group(self._store, rank=0)
 
     def __enter__(self) -> Self:
-        """Return it."""
+        """Return self."""
         return self
 
     def __exit__(
@@ -57,9 +57,9 @@ class BareBroadcast:
         self._child.wait()
 
     def seconds(self) -> float:
-        """Broadcast everything once. Blocks."""
+        """Broadcast everything once, and return the seconds that it took. Blocks."""
         _broadcast(self._group, torch.ones(1, dtype=torch.int64))
-        _meet(self._group)  # the child is in place
+        _meet(self._group)  # the child is ready
         began_at = time.perf_counter()
         for chunk in self._chunks:
             _broadcast(self._group, chunk)

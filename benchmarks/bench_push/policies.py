@@ -1,6 +1,6 @@
-"""The trainer's end: policies of three sizes, as the trainer holds them, and its optimizer steps.
+"""The trainer's side: policies of three sizes, as the trainer holds them, and its optimizer steps.
 
-Weights are float32, and are pushed in bfloat16; AdamW has the trainer's own settings.
+Weights are float32 and are pushed in bfloat16. AdamW has the trainer's own settings.
 """
 
 import math
@@ -23,7 +23,7 @@ SIZES = {
     "26M": Workload(512, 1536, 6, 8, 2, 16_384, 2, 4, 48, 256),
     "111M": Workload(768, 3072, 10, 12, 4, 32_000, 2, 4, 48, 256),
 }
-"""On a GPU too: what is compared are bytes that move, and their surroundings."""
+"""The same sizes are used on a GPU, because the benchmark compares transferred bytes and their overhead."""
 LEARNING_RATES = (1e-6, 1e-5)
 _SAMPLED_TOKENS = 24
 
@@ -48,13 +48,13 @@ def make_config(model: Path, workload: Workload, *, learning_rate: float = 1e-6,
 
 
 def make_policy(config: RunConfig) -> PolicyCore:
-    """Return the trainer's core."""
+    """Return the trainer's PolicyCore."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return PolicyCore(config, model_dir_or_id=config.model, total_steps=1000, device=device)
 
 
 def delta_shares(config: RunConfig, workload: Workload, *, num_steps: int) -> list[float]:
-    """Return, of each of some optimizer steps, the bytes of its delta over the bytes of all weights."""
+    """Return, for each optimizer step, the bytes of its delta divided by the bytes of all weights."""
     policy, sent = make_policy(config), SentWeights()
     announced = announce(policy.named_weights())
     sent.update(policy.named_weights(), announced, policy_version=0)
@@ -68,7 +68,9 @@ def delta_shares(config: RunConfig, workload: Workload, *, num_steps: int) -> li
 
 
 def _batches(policy: Any, workload: Workload, *, count: int) -> Iterator[list[TrainRow]]:
-    """Yield batches of random tokens with logprobs that the policy gives them about, and advantages of a group each."""
+    """Yield batches of random tokens, with approximately the policy's logprobs, and normalised advantages for each
+    group.
+    """
     rng = np.random.default_rng(0)
     for _ in range(count):
         rows: list[TrainRow] = []

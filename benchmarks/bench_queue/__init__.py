@@ -1,1 +1,1 @@
-"""What runs that wait for their turn take from the one that trains."""
+"""Measures how much queued runs slow down the run in training."""

@@ -1,9 +1,9 @@
-"""``python -m benchmarks.bench_queue``: the steps of a run, with and without 500 that wait beside it.
+"""``python -m benchmarks.bench_queue``: the step time of a run, with and without 500 queued runs.
 
-`headrace up` with a simulated generator trains the demo's model, with a real trainer, rewarder and Redis. Rounds take
-turns, so that a slow moment of the machine hits both: nobody waits; then so many runs do, written into Redis as a
-submit writes them. Prints the median time from one step to the next in each round, and both medians. The last line is
-one JSON object. Ends with 1 if a step takes more than ``--limit`` longer, or if a service was started again.
+`headrace up` with a simulated generator trains the demo's model, with a real trainer, rewarder and Redis. Each round
+measures with an empty queue and then with queued runs, which are written into Redis as a submit writes them. So a slow
+moment of the machine affects both. Prints the median step time of each round, and both medians. The last line is one
+JSON object. Exits with 1 if a step takes more than ``--limit`` longer, or if a service was restarted.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _READY_S = 300.0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, and print; returns the exit status."""
+    """Measure and print, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_queue", description=__doc__)
     parser.add_argument("--queued", type=int, default=500, help="runs that wait (500)")
     parser.add_argument("--rounds", type=int, default=5, help="of each (5)")
@@ -115,7 +115,7 @@ def _stack(directory: Path, state: StateDir) -> Generator[tuple[HeadraceClient, 
 
 
 async def _fill_queue(redis_url: str, config: dict[str, Any], directory: Path, *, count: int) -> None:
-    """Make so many runs wait for their turn, and no others."""
+    """Make exactly ``count`` runs wait in the queue."""
     redis = connect(redis_url)
     store, run_config = RunStore(redis), parse_run_config(config)
     for run_id in await store.lists.queued():
@@ -126,7 +126,7 @@ async def _fill_queue(redis_url: str, config: dict[str, Any], directory: Path, *
 
 
 def _processes(launcher: int) -> set[int]:
-    """Return the services and the rank; not the reward workers, which come and go."""
+    """Return the pids of the services and the rank, without reward workers, which come and go."""
     found: set[int] = set()
     for process in descendants(launcher):
         with contextlib.suppress(OSError):
@@ -137,7 +137,7 @@ def _processes(launcher: int) -> set[int]:
 
 
 def _wait_for_steps(log: Path, count: int) -> int:
-    """Return the newest step once ``count`` more than now are made."""
+    """Wait for ``count`` more steps, and return the newest step."""
     first = _newest_step(log)
     deadline = time.monotonic() + _READY_S
     while (step := _newest_step(log)) < first + count:

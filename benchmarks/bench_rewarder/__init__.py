@@ -1,1 +1,3 @@
-"""What the reward service costs, and what it never loses: concurrency, math-verify, hostile answers, a whole run."""
+"""Measures the cost of the reward service, and that it loses no score: concurrency, math-verify, hostile answers, a
+run.
+"""

@@ -1,12 +1,12 @@
-"""``python -m benchmarks.bench_rewarder``: what the reward service costs, and what it never loses.
+"""``python -m benchmarks.bench_rewarder``: the cost of the reward service, and scores that it must not lose.
 
-concurrent   1,000 groups whose reward takes a second, from the completions stream to the scored stream
-overhead     an instant reward for a group of 8, through the service and called directly
-math         answers a second through the workers, and in a plain process
-hostile      right answers among such that math-verify cannot judge: how many lose their score
-pipeline     the step time of a run with a reward of two seconds, and with an instant one
+    concurrent   1,000 groups whose reward takes a second, from the completions stream to the scored stream
+    overhead     an instant reward for a group of 8, through the service and called directly
+    math         answers per second through the workers, and in a plain process
+    hostile      right answers among answers that math-verify cannot judge: how many lose their score
+    pipeline     the step time of a run with a reward that takes two seconds, and with an instant one
 
-Medians over the rounds; both sides of a ratio in turn. The last line is one JSON object.
+Values are medians over the rounds. The two sides of a ratio take turns. The last line is one JSON object.
 """
 
 import argparse
@@ -27,7 +27,7 @@ GROUP_SIZE = 8
 
 
 def main() -> None:
-    """Measure, print, end with one line of JSON."""
+    """Measure, print, and end with one line of JSON."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.bench_rewarder", description="The reward service beside calling functions directly"
     )
@@ -136,7 +136,7 @@ async def _math(arguments: argparse.Namespace) -> dict[str, Any]:
                     f"math, round {number} of {arguments.rounds}: {pooled[-1]:.0f} answers/s by {num_workers} workers, "
                     f"{single[-1]:.0f} by a single process"
                 )
-    pairs = list(zip(pooled, single, strict=True))[1:]  # the first one warms up
+    pairs = list(zip(pooled, single, strict=True))[1:]  # the first round warms up
     return {
         "math_verify_workers": num_workers,
         "math_verify_per_s": round(statistics.median(rate for rate, _ in pairs)),

@@ -1,4 +1,4 @@
-"""Completed groups as a generator publishes them, and the math problems among them."""
+"""Makes completed groups as a generator publishes them, and math problems."""
 
 import random
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ PATHOLOGICAL = (
     r"\boxed{\int_0^1 e^{x^{x^{x}}} dx}",
     r"\boxed{123456789^{123456789}}",
 )
-"""Answers that take math-verify seconds, or would take for ever without a limit."""
+"""Answers that take math-verify seconds, or forever without a limit."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Problem:
 
 
 def encoded_groups(run_id: str, *, first: int, count: int, size: int) -> list[tuple[str, bytes]]:
-    """Return (group id, payload) of groups of ``size`` completions of 200 tokens each."""
+    """Return (group id, payload) of ``count`` groups of ``size`` completions with 200 tokens each."""
     rng = random.Random(first)
     found: list[tuple[str, bytes]] = []
     for number in range(first, first + count):
@@ -66,13 +66,13 @@ def encoded_groups(run_id: str, *, first: int, count: int, size: int) -> list[tu
 
 
 def math_problems(count: int, *, seed: int) -> list[Problem]:
-    """Return answers like those of a model: fractions, roots and numbers with words around them, every fourth wrong."""
+    """Return answers as a model gives them: fractions, roots and numbers within text. Every fourth is wrong."""
     rng = random.Random(seed)
     return [_math_problem(rng, is_right=number % 4 != 3) for number in range(count)]
 
 
 def hostile_problems(count: int, num_hostile: int, *, seed: int) -> list[Problem]:
-    """Return right answers, and among them evenly ``num_hostile`` that cannot be judged."""
+    """Return right answers, and evenly among them ``num_hostile`` answers that cannot be judged."""
     rng = random.Random(seed)
     places = {number * count // num_hostile: number for number in range(num_hostile)}
     return [

@@ -1,7 +1,7 @@
-"""math-verify through the rewarder's workers beside the same function in processes of its own.
+"""math-verify through the rewarder's workers, compared with the same function in one plain process.
 
 workers of the pool <-- groups of 8 -- Scorer          in turn with
-as many plain processes, one after the other: the rate of a single one
+a single plain process, which calls the function directly
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 @contextlib.asynccontextmanager
 async def scorer(num_workers: int) -> AsyncGenerator[Scorer]:
-    """Start workers as the rewarder does."""
+    """Start reward workers as the rewarder does."""
     settings = RewarderSettings.model_construct()
     metrics = RewarderMetrics()
     loop_functions = LoopFunctions(places=RewardPlaces(), import_timeout_s=settings.import_timeout_s)
@@ -56,7 +56,7 @@ async def scorer(num_workers: int) -> AsyncGenerator[Scorer]:
 
 
 async def pool_rate(using: Scorer, problems: Sequence[Problem], *, group_size: int) -> float:
-    """Return answers a second; all groups are there at once. Ends the program if one is judged wrong."""
+    """Return answers per second, with all groups submitted at once. Exits if an answer is judged wrong."""
     began_at = time.perf_counter()
     values = await judge(using, problems, group_size=group_size)
     seconds = time.perf_counter() - began_at
@@ -71,7 +71,7 @@ async def pool_rate(using: Scorer, problems: Sequence[Problem], *, group_size: i
 
 
 async def judge(using: Scorer, problems: Sequence[Problem], *, group_size: int) -> list[float | None]:
-    """Return the value of each answer, None where there is none."""
+    """Return the value of each answer; None if it has no score."""
     groups = [problems[start : start + group_size] for start in range(0, len(problems), group_size)]
     outcomes = await asyncio.gather(
         *(
@@ -89,7 +89,7 @@ class SingleProcess:
         self._process = process
 
     def rate(self, problems: Sequence[Problem], *, group_size: int) -> float:
-        """Return answers a second."""
+        """Return answers per second."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         rows = [[problem.solution, problem.completion] for problem in problems]
@@ -103,7 +103,7 @@ class SingleProcess:
 
 @contextlib.contextmanager
 def single_process() -> Generator[SingleProcess]:
-    """Start it, and end it with the context."""
+    """Start the process, and kill it when the context ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.bench_rewarder.single_process"],
         cwd=_REPOSITORY,

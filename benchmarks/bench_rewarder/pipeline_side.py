@@ -1,7 +1,8 @@
-"""A whole run whose reward takes two seconds beside the same run with an instant one.
+"""A whole run whose reward takes two seconds, compared with the same run with an instant reward.
 
-`headrace up --simulate` with a real trainer on the demo's small model: generators are simulated and set the pace, and
-staleness leaves room for groups that are being scored. Step times are those of metrics, after the first steps.
+Runs `headrace up --simulate` with a real trainer on the demo's small model. The simulated generators set the pace, and
+the staleness bound leaves room for groups that are being scored. Step times come from the metrics, after the first
+steps.
 """
 
 import os
@@ -20,11 +21,11 @@ GROUPS_PER_STEP, NUM_GENERATIONS, MAX_COMPLETION_LENGTH = 8, 8, 48
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _MODULE = "benchmarks.bench_rewarder.rewards"
 _PACE = {"STEP_S": "0.05", "STEP_S_PER_SEQUENCE": "0", "MAX_NUM_SEQS": "16", "COMPLETION_TOKENS": "40"}
-"""Of a simulated replica: 2 groups at a time, 2 s or so each. Eight of them make a step of 8 groups in about 1.2 s."""
+"""Settings of a simulated replica: 2 groups at a time, about 2 s each. 8 replicas make a step of 8 groups in 1.2 s."""
 
 
 class PipelineSide:
-    """A directory with a model and a data set."""
+    """A directory with a model and a data set, for several runs."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -35,7 +36,7 @@ class PipelineSide:
         self._num_runs = 0
 
     def step_s(self, function: str, *, num_steps: int, num_warmup_steps: int) -> float:
-        """Return the mean seconds of a step of a run with this reward function, on services of its own."""
+        """Return the mean seconds of a step of a run with this reward function, with newly started services."""
         self._num_runs += 1
         state = StateDir(self._directory / f"state-{self._num_runs}")
         config: dict[str, Any] = {

@@ -5,14 +5,14 @@ from typing import Any
 
 
 async def one_second(completions: list[Any], **columns: Any) -> list[float]:
-    """Wait for a second, as for a judge."""
+    """Wait for a second, like a call to a judge."""
     del columns
     await asyncio.sleep(1.0)
     return [float(number) for number in range(len(completions))]
 
 
 async def two_seconds(completions: list[Any], **columns: Any) -> list[float]:
-    """Wait for two seconds, and say what `instant` says."""
+    """Wait for two seconds, and return the same scores as `instant`."""
     await asyncio.sleep(2.0)
     return await instant_async(completions, **columns)
 

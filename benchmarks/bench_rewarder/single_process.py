@@ -1,6 +1,6 @@
-"""``python -m benchmarks.bench_rewarder.single_process``: the accuracy function, called directly, on what stdin brings.
+"""``python -m benchmarks.bench_rewarder.single_process``: calls the accuracy function directly on problems from stdin.
 
-A line in is ``[group size, [[solution, completion], ...]]``; a line out is the seconds that all groups took.
+An input line is ``[group size, [[solution, completion], ...]]``. The output line is the seconds that all groups took.
 """
 
 import json
@@ -11,7 +11,7 @@ from services.rewarder.built_ins.accuracy import accuracy_reward
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Answer until stdin ends."""
     for line in sys.stdin:
         group_size, rows = json.loads(line)
         began_at = time.perf_counter()

@@ -1,8 +1,8 @@
-"""From the completions stream to the scored stream, through real rewarder processes and a real Redis.
+"""Measures from the completions stream to the scored stream, with real rewarder processes and a real Redis.
 
     this process --groups--> completions --> rewarders --> scored --> this process
 
-Times are those of the stream's own entry ids, which Redis writes: from the first group in to the last one out.
+Times come from the entry ids that Redis writes: from the first group in to the last group out.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _GROUPS_PER_WRITE = 50
 
 
 class StreamSide:
-    """Running rewarders, and runs for them. ``logs`` are theirs."""
+    """Running rewarders, and runs for them. ``logs`` are the rewarders' log files."""
 
     def __init__(self, redis: Redis, logs: Sequence[Path]) -> None:
         self._redis = redis
@@ -40,7 +40,7 @@ class StreamSide:
         self.num_rewarders = len(logs)
 
     async def concurrent_s(self, *, num_groups: int) -> float:
-        """Return the seconds in which so many groups went through, each scored by a reward of one second."""
+        """Return the seconds that ``num_groups`` groups took, each with a reward of one second."""
         keys = await self._begin(f"{_MODULE}:one_second")
         await self._send(keys, first=0, count=1)
         await self._until_scored(keys, 1)
@@ -51,7 +51,7 @@ class StreamSide:
         return (_milliseconds(last_id) - _milliseconds(entry_ids[0])) / 1000.0
 
     async def one_by_one_s(self, function: str, *, num_groups: int) -> list[float]:
-        """Return for each group the seconds from writing it to reading its scores, one group at a time."""
+        """Return the seconds from writing each group to reading its scores, one group at a time."""
         keys = await self._begin(f"{_MODULE}:{function}")
         seconds: list[float] = []
         last: Any = "0-0"
@@ -68,7 +68,7 @@ class StreamSide:
         return seconds[num_groups // 10 :]
 
     async def throughput_s(self, function: str, *, num_groups: int) -> float:
-        """Return the seconds a group takes when many are there at once."""
+        """Return the seconds per group when many groups arrive at once."""
         keys = await self._begin(f"{_MODULE}:{function}")
         await self._send(keys, first=0, count=20)
         await self._until_scored(keys, 20)
@@ -109,7 +109,7 @@ class StreamSide:
     async def _send(self, keys: RunKeys, *, first: int, count: int) -> list[bytes]:
         groups = encoded_groups(keys.run_id, first=first, count=count, size=GROUP_SIZE)
         entry_ids: list[bytes] = []
-        for start in range(0, count, _GROUPS_PER_WRITE):  # as fast as Redis takes them; it answers others in between
+        for start in range(0, count, _GROUPS_PER_WRITE):  # in parts, so that Redis can answer other clients in between
             pipeline = self._redis.pipeline(transaction=False)
             for group_id, payload in groups[start : start + _GROUPS_PER_WRITE]:
                 pipeline.xadd(keys.completions, {"group_id": group_id, "payload": payload})
@@ -135,7 +135,7 @@ class StreamSide:
 
 @contextlib.asynccontextmanager
 async def stream_side(directory: Path, *, num_rewarders: int) -> AsyncGenerator[StreamSide]:
-    """Run a Redis and rewarders that take any number of groups at a time."""
+    """Run a Redis, and rewarders without a practical limit on groups in flight."""
     async with local_generator.redis_server(directory) as (redis, url):
         environment = {
             **os.environ,
@@ -156,7 +156,7 @@ async def stream_side(directory: Path, *, num_rewarders: int) -> AsyncGenerator[
 
 
 def direct_s(num_calls: int) -> float:
-    """Return the median seconds of calling the instant function directly, for one group."""
+    """Return the median seconds of a direct call of the instant function for one group."""
     completions = ["a completion"] * GROUP_SIZE
     seconds: list[float] = []
     for _ in range(num_calls):
@@ -167,7 +167,7 @@ def direct_s(num_calls: int) -> float:
 
 
 async def direct_concurrent_s(num_groups: int) -> float:
-    """Return the seconds in which so many direct calls of the reward of one second end, made at once."""
+    """Return the seconds that ``num_groups`` concurrent direct calls of the one-second reward take."""
     completions = ["a completion"] * GROUP_SIZE
     began_at = time.perf_counter()
     await asyncio.gather(*(rewards.one_second(completions) for _ in range(num_groups)))

@@ -1,1 +1,1 @@
-"""How group rate, Redis memory and Redis CPU go with the number of generator replicas; the replicas are simulated."""
+"""Measures how group rate, Redis memory and Redis CPU grow with the number of simulated generator replicas."""

@@ -1,8 +1,8 @@
 """``python -m benchmarks.bench_simulated``: 1, 10, 50 and 200 simulated replicas on real streams.
 
-Prints a table of the group rate at the trainer, as a whole, per replica and as a share of what staleness and lengths
-alone would allow (bound.py), of what Redis held and of its CPU; medians over the rounds. The last line is one JSON
-object. Fleets take turns within a round, so that a slow moment of the machine hits all of them.
+Prints a table of medians over the rounds. It has the group rate at the trainer: in total, per replica, and as a share
+of the rate that staleness and lengths would allow without other costs (bound.py). It also has Redis's memory and CPU.
+The last line is one JSON object. Fleets take turns within a round, so that a slow moment of the machine affects all.
 """
 
 import argparse
@@ -24,11 +24,11 @@ _FIELDS = (
 
 
 _BOUND_STEPS, _BOUND_GROUPS = 20, 2000
-"""Of the calculation: at least so many steps, and that many groups or so."""
+"""Length of the calculation: at least this many steps, and about this many groups."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_simulated", description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 10, 50, 200], metavar="N")
     parser.add_argument("--rounds", type=int, default=3, help="medians are over these (3)")

@@ -1,10 +1,11 @@
-"""What staleness and lengths alone let a fleet do: the same replicas and the same rules, without anything in between.
+"""Computes the rate that staleness and lengths would allow: the same replicas and rules, without any other costs.
 
     admission rule --> the replica with the fewest groups --> [DecodeClock] --> batch rule --> next version
 
-Groups are drawn and decoded as simulated replicas do it, admitted and waited for by the trainer's own rules; messages,
-steps and pushes take no time. What a real fleet stays behind this is what streams, services and pushes cost; what this
-stays behind one replica times N is the price of the staleness bound: a batch waits for the longest of its groups.
+Groups are drawn and decoded as in simulated replicas, and admitted and awaited by the trainer's own rules. Messages,
+steps and pushes take no time. The gap between a real fleet and this bound is the cost of streams, services and pushes.
+The gap between this bound and N times a single replica is the cost of the staleness bound: a batch waits for its
+longest group.
 """
 
 import heapq
@@ -23,7 +24,7 @@ _ROUNDING = 1e-9
 
 
 def groups_per_s(load: Load, *, num_steps: int) -> float:
-    """Return the rate of arrivals at the trainer, in groups a second of the clock of the fleet, over so many steps."""
+    """Return the rate of arrivals at the trainer over ``num_steps`` steps, in groups per second of real time."""
     fleet = _Fleet(load)
     began_s, num_before = 0.0, 0
     for step in range(load.warmup_steps + num_steps):
@@ -41,7 +42,7 @@ class _Replica:
         self.num_left: dict[int, int] = {}
 
     def begin(self, number: int, load: Load) -> None:
-        """Start a group; call ``advance`` before."""
+        """Start a group; call ``advance`` first."""
         self.num_left[number] = load.num_generations
         for _ in range(load.num_generations):
             drawn = self.draws.completion(max_tokens=load.max_completion_length)
@@ -51,7 +52,7 @@ class _Replica:
             self.clock.submit(sequence)
 
     def advance(self, now_s: float) -> list[int]:
-        """Return the groups that are complete by now."""
+        """Return the groups that are complete at ``now_s``."""
         complete: list[int] = []
         for sequence in self.clock.advance(now_s):
             number = self.group_of.pop(sequence)
@@ -77,7 +78,7 @@ class _Fleet:
         self._events: list[tuple[float, int]] = []
 
     def make_step(self) -> None:
-        """Go on until a batch may be trained, and train it."""
+        """Continue until a batch may be trained, and train it."""
         self._admit()
         while not (batch := self._batch()):
             num_before = self.num_arrived
@@ -104,7 +105,7 @@ class _Fleet:
     def _go_on(self) -> None:
         at_s, index = heapq.heappop(self._events)
         if at_s != self._replicas[index].clock.next_event_s():
-            return  # something came between; that has an entry of its own
+            return  # the replica's next event has changed, and the new one has its own entry
         self.now_s = max(self.now_s, at_s + _ROUNDING)
         self._advance(index)
         self._look_again(index)

@@ -1,7 +1,7 @@
-"""One measurement: a Redis, a fleet of so many replicas, a scorer and the trainer's stand-in, for so many seconds.
+"""One measurement: a Redis, a fleet of replicas, a scorer and the trainer stand-in.
 
 Redis        its own process, as `headrace up` starts it
-replicas     one process of `python -m services.generator.simulated`, a lease, a consumer and weight routes for each
+replicas     one process of `python -m services.generator.simulated`; each has its lease, consumer, weight routes
 scorer       one process: a pass-through, or the real rewarder
 trainer      this process
 """
@@ -32,14 +32,15 @@ _START_S = 120.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of it.
+    """The results of one measurement.
 
     Attributes:
-        groups_per_s: That arrived at the stand-in; what it trains on comes in steps, and a window may cut one.
-        redis_peak_bytes: Most that Redis held in the measured seconds, above what an empty one holds.
-        redis_cpu_share: Of one core.
+        groups_per_s: Groups that arrived at the stand-in. Trained groups are not counted, because they come in steps,
+            and the measured time may cut a step.
+        redis_peak_bytes: Peak memory of Redis in the measured seconds, minus that of an empty Redis.
+        redis_cpu_share: Redis's CPU time, as a share of one core.
         group_bytes: Mean size of a scored group on the wire.
-        bound_groups: Groups that admission lets be unsettled.
+        bound_groups: Maximum number of unsettled groups that admission allows.
     """
 
     num_replicas: int
@@ -57,12 +58,12 @@ class Measured:
 
     @property
     def groups_per_replica_s(self) -> float:
-        """Groups a second and replica."""
+        """Groups per second for each replica."""
         return self.groups_per_s / self.num_replicas
 
 
 async def measure(load: Load, directory: Path) -> Measured:
-    """Run one measurement; everything that it starts is gone when it returns."""
+    """Run one measurement, and stop everything that it started."""
     config = load.config(directory)
     _write_model(directory / "model")
     async with local_generator.redis_server(directory) as (redis, url):
@@ -167,7 +168,7 @@ def _environment(load: Load, url: str) -> dict[str, str]:
 
 
 def _write_model(path: Path) -> None:
-    """Write all that a simulated replica reads of a model."""
+    """Write the only file of a model that a simulated replica reads."""
     path.mkdir(parents=True, exist_ok=True)
     config = {"vocab_size": 151_936, "eos_token_id": 151_645, "max_position_embeddings": 40_960}
     (path / "config.json").write_text(json.dumps(config))

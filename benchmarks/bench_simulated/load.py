@@ -1,4 +1,4 @@
-"""What is asked of a fleet of simulated replicas."""
+"""The load of a fleet of simulated replicas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,14 @@ from shared.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of a fleet.
+    """The load of a fleet.
 
     Attributes:
-        num_replicas: In one process.
-        groups_per_replica: In ``groups_per_step``; with ``max_staleness`` it bounds what is in flight.
-        seconds: Measured, after the warm-up.
-        warmup_steps: Steps of the stand-in before.
+        num_replicas: Number of replicas in one process.
+        groups_per_replica: Groups per replica in ``groups_per_step``. Together with ``max_staleness`` it bounds the
+            groups in flight.
+        seconds: Measured time after the warm-up, in seconds.
+        warmup_steps: Steps of the stand-in before the measurement.
         scorer: ``pass-through`` or ``rewarder``.
         simulation: HEADRACE_SIMULATED_* without the prefix.
     """

@@ -1,6 +1,6 @@
-"""``python -m benchmarks.bench_simulated.pass_through``: a rewarder that gives every completion a score at once.
+"""``python -m benchmarks.bench_simulated.pass_through``: a rewarder that scores every completion immediately.
 
-It reads, decodes, encodes and hands off as the real one does, and calls no reward function.
+It reads, decodes, encodes and hands off as the real rewarder does, and calls no reward function.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""The trainer without training: its admission, its choice of batches and its pushes, and steps that take no time.
+"""The trainer without training: its admission, its choice of batches and its pushes, with steps that take no time.
 
     Admission, AdmissionPace --> prompts ... scored --> ScoredGroups, BatchBuilder --> one version on --> WeightSender
 
-All of these are the trainer's own. What is left out is the model: weights are a few numbers, groups are settled as soon
-as they are chosen, and their entries are acked at once, as after a checkpoint.
+All of these are the trainer's own classes. Only the model is missing: the weights are a few numbers, groups are settled
+as soon as they are chosen, and their entries are acked at once, as after a checkpoint.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _WEIGHTS = {f"layer.{number}.weight": torch.zeros(16) for number in range(4)}
 
 @dataclass
 class Seen:
-    """What the stand-in has seen so far; counts only rise."""
+    """Counts of the stand-in so far; they never fall."""
 
     num_arrived: int = 0
     num_groups: int = 0
@@ -58,12 +58,12 @@ class _Row:
 
 class _Rows:
     def row_at(self, admission_number: int) -> _Row:
-        """Return a row that says its number."""
+        """Return a row that contains its number."""
         return _Row(f"prompt {admission_number}", {"solution": str(admission_number)})
 
 
 class _Encoder:
-    """As many token ids as a prompt of the run has."""
+    """Returns as many token ids as a prompt of the run has."""
 
     def __init__(self, num_tokens: int) -> None:
         self._ids = [1 + index % 1000 for index in range(num_tokens)]
@@ -78,11 +78,11 @@ class TrainerStandIn:
     """The consuming end of one run.
 
     Args:
-        redis: Client of redis_connection.py.
-        run_id: The run.
-        config: Of the run.
-        internal_key: Of the generators.
-        num_prompt_tokens: Length of every prompt.
+        redis: Client made by redis_connection.py.
+        run_id: The run's id.
+        config: Config of the run.
+        internal_key: Key of the generators' internal routes.
+        num_prompt_tokens: Length of every prompt, in tokens.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class TrainerStandIn:
         await self._redis.set(self._keys.epoch, 1)
         async with lease(self._redis, leases=self._keys.leases(TRAINERS), consumer=_NAME):
             try:
-                while not await self._sender.needs_push():  # noqa: ASYNC110  generators come up when they do
+                while not await self._sender.needs_push():  # noqa: ASYNC110  waits until a generator has started
                     await asyncio.sleep(0.2)
                 await self._push()
                 while True:
@@ -124,7 +124,7 @@ class TrainerStandIn:
                 await self._sender.close()
 
     async def _push_if_needed(self) -> None:
-        """Look after the fleet as often as the trainer does, which asks every replica what it holds."""
+        """Check the fleet as often as the trainer does, and push if a replica needs weights."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_S:
             return

@@ -1,1 +1,1 @@
-"""What staleness costs and buys, with and without correction: the demo task at several bounds."""
+"""Measures what staleness costs and gains, with and without correction: the demo task with several bounds."""

@@ -1,7 +1,7 @@
 """``python -m benchmarks.bench_staleness``: the demo task at max_staleness 0, 1, 4 and 8, with and without correction.
 
-Prints a table of final held-out accuracy, wall time and realised staleness; the last line is one JSON object. Real
-services, about two and a half minutes a run on two cores.
+Prints a table of final held-out accuracy, wall time and actual staleness. The last line is one JSON object. Uses real
+services, and takes about two and a half minutes a run on two cores.
 """
 
 import argparse
@@ -17,11 +17,11 @@ BOUNDS = (0, 1, 4, 8)
 _BEGIN, _END = "<!-- begin of the table", "<!-- end of the table -->"
 _FILLED = re.compile(rf"({_BEGIN}[^\n]*-->).*?{_END}", re.DOTALL)
 UNCORRECTED = {CORRECTION: False, "vllm_importance_sampling_mode": None, "vllm_importance_sampling_clip_max": None}
-"""The demo's own bounds of the weights go with the weights."""
+"""Without the correction, the demo's bounds of its weights are removed too."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, and print."""
+    """Measure and print. Return 1 if a run failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_staleness", description=__doc__)
     add_arguments(parser, directory=".headrace/bench-staleness")
     parser.add_argument(
@@ -68,7 +68,7 @@ def table(results: list[DemoResult]) -> str:
 
 
 def write_page(page: Path, filling: str) -> None:
-    """Put the table between the two marks of a page, and the picture of the page's name under it."""
+    """Write the table between the two marks of a page, with the picture of the same name below it."""
     text = page.read_text(encoding="utf-8")
     found = _FILLED.search(text)
     if found is None:
@@ -79,7 +79,7 @@ def write_page(page: Path, filling: str) -> None:
 
 
 def summary(result: DemoResult) -> dict[str, object]:
-    """Return one run for the last line."""
+    """Return one run's entry in the last line."""
     wanted = ("accuracy_before", "accuracy_after", "run_seconds", "steps", "staleness_mean", "staleness_max")
     return {
         "max_staleness": result.settings["max_staleness"],

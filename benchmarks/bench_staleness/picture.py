@@ -1,4 +1,4 @@
-"""Draws the rewards of the runs over their steps: one colour a bound, dashed without correction."""
+"""Draws the runs' rewards over their steps: one colour for each bound, dashed without correction."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ _SMOOTH = 10
 
 
 def draw(results: Sequence[DemoResult], png: Path) -> None:
-    """Write the picture; needs matplotlib, which the demo extra brings."""
+    """Write the picture. Needs matplotlib, which the demo extra installs."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,1 +1,1 @@
-"""Ours and TRL's trainer side by side: throughput and peak memory."""
+"""Compares our trainer with TRL's: throughput and peak memory."""

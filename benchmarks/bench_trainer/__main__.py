@@ -1,11 +1,12 @@
-"""Ours and TRL's trainer side by side: ``python -m benchmarks.bench_trainer``.
+"""Compares our trainer with TRL's: ``python -m benchmarks.bench_trainer``.
 
     model, batch --> TRL's step, our step, TRL's step, our step, ...  --> medians and ratios: real tokens a second
-                 --> one process a side                               --> peak memory
+                 --> one process for each side                        --> peak memory
 
-Same architecture and weights, same batch, same device, both with gradient checkpointing, in float32 on a CPU and
-bfloat16 on a GPU. TRL is measured with the batch size that is its best here, with and without the old-logprob forward
-pass that its correction for a vLLM engine costs; ours corrects in both. The last line is one JSON object.
+Both sides have the same architecture, weights, batch and device, and use gradient checkpointing. The dtype is float32
+on a CPU and bfloat16 on a GPU. TRL is measured with its fastest batch size here, with and without the old-logprob
+forward pass that its correction for a vLLM engine needs; our trainer corrects in both cases. The last line is one JSON
+object.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from services.trainer.policy.policy_core import PolicyCore
 
 TRIED_BATCH_SIZES = (4, 8, 16)
 GPU_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "4090": 165e12}
-"""Dense bfloat16, from NVIDIA's data sheets; for MFU."""
+"""Dense bfloat16 FLOP/s from NVIDIA's data sheets, to compute MFU."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class Pairs:
     ours: list[float]
 
     def ratio(self) -> float:
-        """Return how many times as fast ours is, in the median pair."""
+        """Return how many times as fast our step is, in the median pair."""
         return statistics.median(their / our for their, our in zip(self.theirs, self.ours, strict=True))
 
 
 def main() -> None:
-    """Measure, print, end with one line of JSON."""
+    """Measure, print, and end with one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_trainer", description="Ours and TRL's trainer")
     parser.add_argument("--pairs", type=int, default=5, help="measured pairs of steps (5)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of both sides")
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def throughput(scratch: Path, device: torch.device, *, num_pairs: int) -> dict[str, Any]:
-    """Measure steps in pairs, TRL's with and without its old-logprob pass."""
+    """Measure pairs of steps, with and without TRL's old-logprob pass."""
     workload = HALF_BILLION if device.type == "cuda" else SMALL
     model = save_model(workload, scratch / "model")
     rollouts = make_rollouts(workload)
@@ -111,9 +112,9 @@ def throughput(scratch: Path, device: torch.device, *, num_pairs: int) -> dict[s
             )
 
         their_losses = _trl(scratch, model, workload, rollouts, device, num_pairs + 1, best_size, corrects, our_turn)
-        if corrects:  # without, TRL's loss is another one
+        if corrects:  # without the correction, TRL computes another loss
             say(f"  loss of the first step: TRL {their_losses[0]:.6f}, ours {losses[0]:.6f}")
-        # The first pair warms both sides up.
+        # The first pair warms up both sides.
         by_mode[name] = Pairs(pairs.theirs[1:], pairs.ours[1:])
     print(f"\n{'training step':34} {'TRL s':>8} {'ours s':>8} {'TRL tok/s':>10} {'ours tok/s':>10} {'ratio':>6}")
     for name, pairs in by_mode.items():
@@ -132,7 +133,7 @@ def throughput(scratch: Path, device: torch.device, *, num_pairs: int) -> dict[s
         "trl_batch_size": best_size,
     }
     if (peak := _peak_flops(device)) is not None:
-        # 6 products a weight and token, and 2 more where activations are made again; attention left out.
+        # 6 products for each weight and token. Two more for recomputed activations, and attention, are not counted.
         results["mfu"] = round(6 * workload.num_parameters() * num_tokens / ours / peak, 4)
         print(f"MFU of ours, without recomputation and attention: {results['mfu']:.1%}")
     return results
@@ -175,7 +176,7 @@ def _trl(
 
 
 def memory(scratch: Path, device: torch.device, *, threads: int) -> dict[str, Any]:
-    """Measure the peak of each side in a process of its own, at 8k tokens a step and Qwen's vocabulary."""
+    """Measure the peak memory of each side in a separate process, with 8k tokens a step and Qwen's vocabulary."""
     workload = HALF_BILLION if device.type == "cuda" else WIDE
     model = save_model(workload, scratch / "wide")
     size = workload.num_parameters() / 1e6

@@ -1,7 +1,8 @@
-"""Peak memory of one side, in a process of its own: ``python -m benchmarks.bench_trainer.memory SIDE ...``.
+"""Peak memory of one side, in a separate process: ``python -m benchmarks.bench_trainer.memory SIDE ...``.
 
-One optimizer step that finds Adam's moments there, as every step but a run's first does. Prints one JSON object. On a
-CPU memory is the process's resident set, as the kernel counts it (VmHWM); on a GPU it is what torch allocated.
+Makes one optimizer step with Adam's moments already allocated, as in every step except a run's first. Prints one JSON
+object. On a CPU, memory is the process's resident set as counted by the kernel (VmHWM). On a GPU, it is what torch
+allocated.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def main() -> None:
         core = our_core(arguments.model, workload, device, max_tokens=arguments.max_tokens)
         loaded.append(_now_bytes(device))
         rows = our_rows(rollouts, workload.num_generations, workload.vocab_size)
-        our_step(core, rows[:1])  # makes the moments
+        our_step(core, rows[:1])  # allocates the moments
         our_step(core, rows)
     else:
         with tempfile.TemporaryDirectory() as output:

@@ -1,7 +1,8 @@
-"""The two trainers, each making whole optimizer steps on the same batch.
+"""The two trainers. Each makes whole optimizer steps on the same batch.
 
-TRL's is its real ``GRPOTrainer`` in its real loop. It is told through ``rollout_func`` what was sampled; the vLLM
-client, which would load an engine, is replaced by one that does nothing. Nothing else of it is changed.
+TRL's side is its real ``GRPOTrainer`` in its real loop. ``rollout_func`` gives it the sampled rollouts. Its vLLM
+client, which would load an engine, is replaced by a client that does nothing. Nothing else in TRL's training loop is
+changed.
 """
 
 import importlib
@@ -23,18 +24,18 @@ from shared.run_config import RunConfig
 
 
 class NoEngine:
-    """Stands where TRL would load vLLM."""
+    """Replaces TRL's vLLM client."""
 
     def __init__(self, **_: Any) -> None: ...
 
     def sync_weights(self) -> None:
-        """Nothing is sampled here."""
+        """Does nothing, because nothing is sampled."""
 
 
 def our_core(
     model: Path, workload: Workload, device: torch.device, *, max_tokens: int = 16_384, **options: Any
 ) -> PolicyCore:
-    """Return our trainer."""
+    """Return our trainer's PolicyCore."""
     config = RunConfig.model_validate(
         {
             "model": str(model),
@@ -52,7 +53,7 @@ def our_core(
 
 
 def our_rows(rollouts: list[Rollout], num_generations: int, vocab_size: int) -> list[TrainRow]:
-    """Return the batch as our trainer takes it, with TRL's advantages."""
+    """Return the batch in our trainer's format, with TRL's advantages."""
     rewards_PG = np.array([rollout.reward for rollout in rollouts]).reshape(-1, num_generations)
     std_P1 = rewards_PG.std(1, ddof=1, keepdims=True)
     advantages = ((rewards_PG - rewards_PG.mean(1, keepdims=True)) / (std_P1 + 1e-4)).reshape(-1)
@@ -88,20 +89,20 @@ def train_with_trl(
     before_training: Callable[[], None] | None = None,
     begins_with_moments: bool = False,
 ) -> list[float]:
-    """Let TRL's trainer make optimizer steps on the batch, call ``after_step(seconds)`` after each; return the losses.
+    """Make optimizer steps on the batch with TRL's trainer, and return the losses.
 
     Args:
-        model: Directory.
-        workload: Sizes.
+        model: Directory of the model.
+        workload: Sizes of the model and the batch.
         rollouts: The batch of each step.
-        num_steps: How many.
+        num_steps: Number of optimizer steps.
         batch_size: TRL's per_device_train_batch_size; gradients are accumulated over the batch.
         corrects: vllm_importance_sampling_correction, which costs a forward pass for old logprobs.
-        device: Where.
-        output: Directory for whatever TRL writes.
-        after_step: Called between steps; the time it takes counts nowhere.
+        device: Device to train on.
+        output: Directory for TRL's files.
+        after_step: Called after each step with the step's seconds; its own time is not counted.
         before_training: Called when everything is loaded.
-        begins_with_moments: Whether Adam's moments are made, by a step on gradients of 0, before the first step.
+        begins_with_moments: Whether to allocate Adam's moments before the first step, by a step on gradients of 0.
     """
     import_utils: Any = importlib.import_module("trl.import_utils")
     with mock.patch.object(import_utils, "is_vllm_available", return_value=False):
@@ -195,7 +196,7 @@ def train_with_trl(
 
 
 def _generator_logprobs(rollout: Rollout, vocab_size: int) -> Any:
-    """Return about what a random policy has: every token is equally likely."""
+    """Return approximately the logprobs of a random policy, for which every token is equally likely."""
     return np.full(len(rollout.completion_ids), -math.log(vocab_size), dtype=np.float32)
 
 

@@ -1,8 +1,7 @@
-"""What both sides are given: one architecture with random weights, and one batch of ragged rollouts.
+"""The input of both sides: one architecture with random weights, and one batch of rollouts of different lengths.
 
-Completion lengths are log-normal (median 0.22 of the longest allowed, sigma 0.8, cut at it), as those of reasoning
-models are: most are short, a few hit the limit. Prompts are uniform between a quarter of their longest and their
-longest.
+Completion lengths are log-normal (median 0.22 of the maximum, sigma 0.8, cut at the maximum), as with reasoning models:
+most are short, a few reach the limit. Prompt lengths are uniform between a quarter of the maximum and the maximum.
 """
 
 import math
@@ -35,11 +34,11 @@ class Workload:
 
     @property
     def num_rollouts(self) -> int:
-        """Rollouts in a step."""
+        """Number of rollouts in a step."""
         return self.num_prompts * self.num_generations
 
     def num_parameters(self) -> int:
-        """Weights of the model; its embeddings are tied."""
+        """Return the number of the model's weights; its embeddings are tied."""
         head_dim = self.hidden_size // self.num_heads
         attention = 2 * self.hidden_size * head_dim * (self.num_heads + self.num_kv_heads)
         layer = attention + 3 * self.hidden_size * self.intermediate_size
@@ -49,14 +48,14 @@ class Workload:
 SMALL = Workload(256, 1024, 4, 4, 2, 8_192, 4, 8, 96, 512)
 """For throughput on two CPU cores: 6 million weights, 32 rollouts."""
 WIDE = Workload(256, 1024, 2, 4, 2, 151_936, 5, 8, 96, 640)
-"""For memory: Qwen's vocabulary, and hardly anything else."""
+"""For memory: Qwen's vocabulary and a very small model otherwise."""
 HALF_BILLION = Workload(896, 4864, 24, 14, 2, 151_936, 16, 8, 512, 2048)
 """Qwen2.5-0.5B's shape, for a GPU."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion, as an engine and a reward function would hand it over."""
+    """One completion with its reward."""
 
     prompt_index: int
     prompt_ids: tuple[int, ...]
@@ -79,7 +78,7 @@ def make_rollouts(workload: Workload, *, seed: int = 0) -> list[Rollout]:
 
 
 def trimmed(rollouts: list[Rollout], *, num_tokens: int) -> list[Rollout]:
-    """Return rollouts whose lengths are scaled so that all of them together have about ``num_tokens``."""
+    """Return the rollouts with their lengths scaled so that they have about ``num_tokens`` together."""
     share = num_tokens / real_tokens(rollouts)
     return [
         Rollout(
@@ -93,12 +92,12 @@ def trimmed(rollouts: list[Rollout], *, num_tokens: int) -> list[Rollout]:
 
 
 def real_tokens(rollouts: list[Rollout]) -> int:
-    """Return tokens of prompts and completions, without any padding."""
+    """Return the number of tokens of prompts and completions, without padding."""
     return sum(len(rollout.prompt_ids) + len(rollout.completion_ids) for rollout in rollouts)
 
 
 def save_model(workload: Workload, directory: Path) -> Path:
-    """Write a Qwen2 with random weights, and a tokenizer with one word a token."""
+    """Write a Qwen2 model with random weights, and a tokenizer with one word for each token."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=workload.vocab_size,
