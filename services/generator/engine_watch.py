@@ -1,7 +1,7 @@
-"""Notices an engine that no longer works although its processes live: they were stopped, or they hang in a step.
+"""Detects an engine that no longer works although its processes live: it was stopped, or it hangs in a step.
 
-An engine hangs when it holds requests, decoding is not held for a push, and no step ends for ``hang_timeout_s``. Both
-times are counted in looks, so that a machine that slept has hung for no time at all.
+An engine hangs if it holds requests, decoding is not held for a push, and no step ends for ``hang_timeout_s``. Both
+times are counted in polls, so time during which the machine was suspended does not count.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ class WatchedEngine(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """The processes of the engine's cores."""
+        """Process ids of the engine's cores."""
         ...
 
     @property
     def num_unfinished(self) -> int:
-        """Requests in the engine."""
+        """Number of requests in the engine."""
         ...
 
     @property
     def num_steps(self) -> int:
-        """Steps that the engine has reported since its start."""
+        """Number of steps that the engine has reported since its start."""
         ...
 
 
@@ -33,8 +33,8 @@ class EngineWatch:
     """Watches one engine after the other.
 
     Args:
-        every_s: Seconds between two looks.
-        hang_timeout_s: Longest time that a step may take.
+        every_s: Seconds between two calls of ``look``.
+        hang_timeout_s: Longest time that a step may take, in seconds.
     """
 
     def __init__(self, *, every_s: float, hang_timeout_s: float) -> None:
@@ -45,7 +45,7 @@ class EngineWatch:
         self._silent_s = 0.0
 
     def look(self, engine: WatchedEngine, *, is_held: bool) -> str | None:
-        """Return why the engine has to be replaced, or None if it works or has nothing to do."""
+        """Return why the engine must be replaced, or None if it works or has nothing to do."""
         if self._stops.look(engine.pids):
             return "vLLM's engine was stopped for a minute, as by SIGSTOP, and generates nothing"
         has_work = engine.num_unfinished > 0 and not is_held

@@ -57,7 +57,10 @@ class SaltedLLM(AsyncLLM):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests in the engine, and those that vLLM has not registered yet: its first one asks the core something."""
+        """Number of requests in the engine, including those that vLLM has not registered yet.
+
+        The first request of an engine is registered only after a question to the engine core.
+        """
         return self._num_entering + self.get_num_unfinished_requests()
 
     async def pause_generation(self, *, mode: Any = "keep", clear_cache: bool = True) -> None:
