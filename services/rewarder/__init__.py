@@ -1,1 +1,1 @@
-"""Reward service: runs every reward function of a run concurrently and publishes scored groups."""
+"""The reward service: runs all reward functions of a run concurrently and publishes scored groups."""

@@ -44,7 +44,7 @@ class CheckRequest(Body):
 
 
 class RewardFunctionInfo(Body):
-    """One reward function."""
+    """The description of a reward function."""
 
     name: str
     kind: Kind
@@ -55,7 +55,7 @@ class RewardFunctionInfo(Body):
 
 
 class RewardFunctions(Body):
-    """Reward functions that exist, or were found."""
+    """A list of reward functions."""
 
     reward_funcs: list[RewardFunctionInfo]
 
@@ -126,7 +126,7 @@ class Rows(Body):
         return self
 
     def call(self) -> RewardCall:
-        """Return what reward functions are called with."""
+        """Return the call that reward functions get."""
         return RewardCall(
             prompts=[_plain(prompt) for prompt in self.prompts],
             completions=[_plain(completion) for completion in self.completions],
@@ -193,7 +193,7 @@ class ScoreRequest(Rows):
         return self
 
     def call(self) -> RewardCall:
-        """Return what reward functions are called with."""
+        """Return the call that reward functions get, with its ``reward_kwargs``."""
         return msgspec.structs.replace(super().call(), reward_kwargs=self.reward_kwargs)
 
     def weights(self) -> list[float]:

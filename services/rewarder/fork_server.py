@@ -29,7 +29,7 @@ _JOIN_TIMEOUT_S = 5.0
 _UNKNOWN = 255
 """The exit code that multiprocessing returns if it could not read one."""
 _NOBODY_KNOWS = "it ended, and nobody could say how"
-# Process.start reads the exit codes of all ended processes. An exit code can be read once: a second reader gets 255.
+# Process.start reads the exit codes of all ended processes. Each can be read only once: a second reader gets 255.
 _exit_codes = threading.Lock()
 
 

@@ -25,7 +25,7 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | Non
     """Return the parameters of ``function``; None for some C functions, which have no signature."""
     try:
         return _known_parameters(function)
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # the function is not hashable
         return _known_parameters.__wrapped__(function)
 
 

@@ -43,7 +43,7 @@ class LoopFunctions:
         self._to_import_anew: set[str] = set()
         self._imports: dict[tuple[str, str], asyncio.Task[RewardFunction]] = {}
         self._overdue: dict[str, Future[RewardFunction]] = {}  # by module
-        # Importing one module in several threads at once, each invalidating the finders' caches, can miss the file.
+        # Concurrent imports of one module in several threads invalidate the finders' caches and can miss the file.
         self._importing = asyncio.Lock()
 
     async def call(

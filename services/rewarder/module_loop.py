@@ -169,7 +169,7 @@ class ModuleLoop:
         while not self._is_ended:
             try:
                 self._loop.run_forever()
-            except BaseException as error:  # noqa: BLE001  user code: SystemExit of a task ends no loop
+            except BaseException as error:  # noqa: BLE001  user code: SystemExit in a task must not end the loop
                 log.warning("a task of reward module %s raised %s", self.module, type(error).__name__)
         self._loop.close()
 

@@ -157,7 +157,7 @@ class PythonFunctions:
         before = self._modules[module]
         usable, refused = await self._inspect_all(before.functions, self._import_timeout_s, in_background=True)
         if self._modules[module] is not before:
-            return True  # a check was faster
+            return True  # a check has put a new version in force meanwhile
         missed = [detail for name, detail in refused.items() if self._is_needed(name)]
         if missed or not usable:
             self.warn(module, (missed or list(refused.values()))[0])

@@ -198,7 +198,7 @@ def refused_kwargs(function: RewardFunction, kwargs: Mapping[str, Any]) -> str |
 
 
 def required_columns(function: RewardFunction) -> list[str]:
-    """Return the dataset columns without which ``function`` cannot be called."""
+    """Return the dataset columns that ``function`` requires."""
     parameters = parameters_of(function)
     return [] if parameters is None else [name for name in required(parameters) if name not in _GIVEN]
 
@@ -259,7 +259,7 @@ def _at_most(num_characters: int, text: str) -> str:
 
 
 def _judge_one(value: object) -> Verdict:
-    if type(value) is float and math.isfinite(value):  # nearly always
+    if type(value) is float and math.isfinite(value):  # the usual case
         return Verdict("scored", value)
     if value is None:
         return Verdict("not_applicable")

@@ -159,7 +159,7 @@ class RewardLoop:
             config = record.parsed_config()
             require_sendable(_call_without_rows(config))
         except UserError as error:
-            log.error("run %s is not scored: %s", record.run_id, error)  # noqa: TRY400  a sentence is enough
+            log.error("run %s is not scored: %s", record.run_id, error)  # noqa: TRY400  the message is enough
             await refuse(self._redis, "rewarder", self._replica_id, str(error), run_id=record.run_id)
             await self._stopping.wait()
             return
@@ -279,7 +279,7 @@ def call_for(
 
 
 def _own_values(value: object, count: int) -> list[Any]:
-    if value is None or isinstance(value, str | int | float):  # nearly always
+    if value is None or isinstance(value, str | int | float):  # the usual case
         return [value] * count
     return [copy.deepcopy(value) for _ in range(count)]
 

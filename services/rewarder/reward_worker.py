@@ -105,7 +105,7 @@ def _let_go_of_the_fork_server() -> None:
     Every child inherits it. A copy in a hung worker would keep the fork server alive after the service was killed. The
     hung worker would stay too, because the kernel kills the workers only when the fork server ends (PR_SET_PDEATHSIG).
     """
-    state = getattr(forkserver, "_forkserver")  # noqa: B009  private, so not for type checkers
+    state = getattr(forkserver, "_forkserver")  # noqa: B009  private: getattr hides it from type checkers
     if state._forkserver_alive_fd is not None:  # noqa: SLF001
         with contextlib.suppress(OSError):
             os.close(state._forkserver_alive_fd)  # noqa: SLF001

@@ -1,7 +1,7 @@
-"""One rewarder: HTTP, the worker pool and the reward loop, from start to SIGTERM.
+"""Runs one rewarder with its HTTP server, worker pool and reward loop, from start to SIGTERM.
 
-HTTP answers at once (/readyz says what is missing) --> Redis --> workers warm --> self-test --> runs are scored
-SIGTERM --> no more reads, running groups finish (drain_s) --> lease given back --> workers killed --> exit 0
+HTTP answers at once (/readyz reports what is missing) --> Redis --> workers warm --> self-test --> runs are scored
+SIGTERM --> no more reads, groups in flight finish (drain_s) --> lease released --> workers killed --> exit 0
 """
 
 import asyncio

@@ -121,7 +121,7 @@ class Turnstile:
             self.num_queued -= 1
             del self._lanes[lane]
             if queue:
-                self._lanes[lane] = queue  # at the end: the lanes take turns
+                self._lanes[lane] = queue  # at the end, so that lanes take turns
             if waiter.admitted.done():  # cancelled, but its task has not run yet to withdraw it
                 continue
             self.num_in_flight += 1

@@ -18,7 +18,7 @@ def repetition_penalty_reward(
     unit: str = "tokens",
     **_columns: object,
 ) -> list[float]:
-    """From 0 for a completion without repetition down to ``max_penalty``; 0 for one shorter than an n-gram."""
+    """From 0 for a completion without repetition down to ``max_penalty``; 0 if it is shorter than an n-gram."""
     sequences: Sequence[Sequence[Hashable]]
     if unit == "words":
         sequences = [text_of(completion).lower().split() for completion in completions]

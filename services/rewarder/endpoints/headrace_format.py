@@ -35,7 +35,7 @@ class HeadraceFormat:
         return []
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Refuse nothing."""
+        """Accept every call."""
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return a request with one item per completion."""

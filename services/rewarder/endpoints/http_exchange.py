@@ -156,7 +156,7 @@ def _reason(error: BaseException) -> str:
         cause = deeper
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {cause.verify_message}"
-    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:  # the resolver's are negative
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:  # the resolver's codes are negative
         return os.strerror(cause.errno)  # asyncio's own text has the address, which is not shown
     return str(error) or type(error).__name__
 

@@ -60,7 +60,7 @@ class OpenRlhfOptions(Body):
 
 
 class EndpointSpec(Body):
-    """A reward endpoint."""
+    """The specification of a reward endpoint."""
 
     url: str = Field(max_length=MAX_URL_CHARACTERS, description="https://, or http:// to a host the operator allows")
     wire_format: WireFormatName = Field(default="headrace", description="How requests and answers look")

@@ -32,7 +32,7 @@ class TrlFormat:
         return []
 
     def check(self, call: RewardCall, *, spec: EndpointSpec) -> None:
-        """Refuse nothing."""
+        """Accept every call."""
 
     def encode(self, call: RewardCall, *, spec: EndpointSpec, context: RequestContext) -> WireRequest:
         """Return a request with the keyword arguments of the function."""

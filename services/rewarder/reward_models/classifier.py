@@ -191,7 +191,7 @@ def _max_tokens(model: Any, tokenizer: Any) -> int | None:
     if not tables:
         return None
     usable = [
-        table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)  # as RoBERTa counts
+        table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)  # RoBERTa starts after it
         for table in tables
     ]
     says = getattr(model.config, "max_position_embeddings", None)

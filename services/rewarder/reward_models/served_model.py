@@ -125,7 +125,7 @@ class ServedModel:
         None means that the model is loaded, or that its config was accepted within ``timeout_s`` seconds.
         """
         if self._failure is not None and self._serving is not None:
-            await asyncio.wait({self._serving})  # the process that failed is still being ended
+            await asyncio.wait({self._serving})  # the failed process may not have ended yet
         self._failure = None
         self._ensure_serving()
         try:

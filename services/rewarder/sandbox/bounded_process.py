@@ -69,7 +69,7 @@ async def run_bounded(
         finally:
             for task in beside:
                 task.cancel()
-            getattr(process, "_transport").close()  # noqa: B009  private, and the one way to let go of a pipe
+            getattr(process, "_transport").close()  # noqa: B009  private, but the only way to close the pipes
             # A cancelled gather above has not waited. The process must end before the event loop is closed: a closed
             # loop is not notified of the end.
             with contextlib.suppress(TimeoutError):

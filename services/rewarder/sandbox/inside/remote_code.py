@@ -76,7 +76,7 @@ class RemoteObject:
     def __iter__(self) -> Iterator[Any]:
         iterator = self._ask("iter")
         while True:
-            few = iterator._ask("next")  # noqa: SLF001  of the same class
+            few = iterator._ask("next")  # noqa: SLF001  an object of this class
             if not few:
                 return
             yield few[0]
