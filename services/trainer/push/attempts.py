@@ -1,12 +1,13 @@
-"""Makes the attempts of one push: at most two, the second without whom the first has failed by.
+"""Makes the attempts of one push: retries once, without the replicas that caused the first attempt to fail.
 
     probe being computed --+
     join, begin -----------+--> broadcast --> not fenced off? --> commit
     disk: probe --> read, write --> join, begin -----------^
 
-Weights are read when the probe is there: with several training ranks both are collectives, and none of them may run
-beside the push's own. Over gloo a rank that is alone goes on computing it while it sends, and has it before the
-commits. Whatever ends an attempt before its commits, its members are told, and serve on what they hold.
+Weights are read after the probe is computed. With several training ranks both use collectives, which must not run
+beside each other or beside the push. Over gloo, a single rank goes on computing the probe while it sends, and finishes
+it before the commits. If an attempt fails before its commits, its members are told to abort and keep serving the
+weights they hold.
 """
 
 import asyncio
@@ -36,23 +37,23 @@ _ABORT_TIMEOUT_S = 5.0
 
 
 class Reconcile(Protocol):
-    """Asks who is there."""
+    """Asks all live replicas for their state."""
 
     async def __call__(self, *, without: Collection[str]) -> Fleet:
-        """Return the fleet without some replicas."""
+        """Return the fleet, except the replicas in ``without``."""
         ...
 
 
 class Attempts:
-    """Makes attempts of one incarnation of the trainer.
+    """Makes the attempts of one trainer incarnation.
 
     Args:
-        run_id: The run.
-        incarnation: This trainer's.
+        run_id: The run's id.
+        incarnation: This trainer's incarnation.
         epochs: Its communicators.
-        parcels: What it sends.
-        push_timeout_s: Deadline of one attempt.
-        reconcile: Asks who is there.
+        parcels: Prepares what is sent.
+        push_timeout_s: Deadline of one attempt, in seconds.
+        reconcile: Asks all live replicas for their state.
         check_not_fenced: Raises FencedError once a newer incarnation has taken over.
     """
 
@@ -84,19 +85,19 @@ class Attempts:
         *,
         deadline: float,
     ) -> None:
-        """Make attempts until one comes to its commits, or there were two; what became of them is in ``course``.
+        """Make at most two attempts, until one reaches its commits. ``course`` receives the results.
 
         Args:
-            course: Whom to push to.
+            course: The push: its replicas and its results.
             weights: Returns all parameters.
-            announced: What they are.
-            probing: The probe of these weights; None: nobody is asked.
-            deadline: Of the first attempt; the second has as long again.
+            announced: Their names, dtypes and shapes.
+            probing: The probe of these weights; None: nothing is probed.
+            deadline: Monotonic deadline of the first attempt. The second attempt has ``push_timeout_s``.
 
         Raises:
             FencedError: A newer incarnation of the trainer has taken over.
             StateLostError: Redis has forgotten this incarnation.
-            PushError: The weights are not what was announced, or have diverged.
+            PushError: The weights differ from the announcement, or have diverged.
             UnavailableError: The trainer is stuck.
         """
         for number in range(1, _NUM_ATTEMPTS + 1):
@@ -111,7 +112,7 @@ class Attempts:
                 if number == _NUM_ATTEMPTS:
                     course.failed = dict.fromkeys(course.lacking(), str(error)) | course.failed
                     return
-            except HeadraceError as error:  # fenced off, or our own weights are wrong: nobody is to wait for us
+            except HeadraceError as error:  # fenced off, or our own weights are wrong: release the members
                 await self._give_up(course.lacking(), str(error))
                 raise
             else:
@@ -130,10 +131,10 @@ class Attempts:
         *,
         deadline: float,
     ) -> None:
-        """Come to the commits of one epoch; whose fails is in the course.
+        """Run one attempt up to the commits. ``course`` records the commits that fail.
 
         Raises:
-            AttemptError: A step before them failed.
+            AttemptError: A step before the commits failed.
             FencedError: A newer incarnation has taken over.
         """
         ready, transport = course.fleet.ready, course.transport
@@ -141,7 +142,7 @@ class Attempts:
         if probing is not None and (is_asleep or self._parcels.reads_before_begin(transport)):
             await probing.result()
         if is_asleep:
-            # What the optimizer no longer uses, torch keeps; the engine is about to want it back.
+            # torch keeps memory that the optimizer no longer uses; the engine needs it when it wakes.
             torch.cuda.empty_cache()
         parcel = await self._parcels.prepare(
             weights,
@@ -173,12 +174,12 @@ class Attempts:
         if receiving.members:
             course.begun = parcel
             await receiving.begin(parcel)
-            # On a GPU a broadcast that nobody takes would hold up what else is to be computed there.
+            # On a GPU, a broadcast without receivers would block other work on that device.
             if probing is not None and not (transport == "gloo" and probing.may_go_on):
                 await probing.result()
             checksum = await receiving.broadcast(parcel) if communicator.is_streamed else parcel.checksum
             probe = None if probing is None else await probing.result()
-            # What a newer trainer has pushed, or is about to, must not be replaced by this.
+            # These weights must not replace a newer trainer's.
             await self._check_not_fenced()
             course.replies, failed = await receiving.commit(
                 policy_version=course.policy_version, checksum=checksum, probe=probe
@@ -192,20 +193,20 @@ class Attempts:
     async def _leave_out(
         self, course: PushCourse, failed: dict[str, str], *, aborted: dict[str, Member], reason: str
     ) -> None:
-        """Have members leave, and note who failed: the next attempt, or a later push, opens a new epoch."""
+        """Abort these members and record the failures. The next attempt, or a later push, opens a new epoch."""
         course.failed |= failed
         course.blamed |= failed.keys()
         for info in await self._give_up(aborted, reason):
-            # One that replied, or has staged what was sent, could read it. Files that can be read stay.
+            # A replica that replied, or has staged these weights, could read the files: they are good, and stay.
             is_read = course.begun is None or info.staged_checksum == course.begun.checksum
             if info.replica_id in failed and info.replica_id not in course.replies and not is_read:
                 self._parcels.distrust()
 
     async def _give_up(self, members: dict[str, Member], reason: str) -> Iterable[ReplicaInfo]:
-        """Have these members leave, and return what they say of themselves, as far as they answer."""
+        """Abort these members and return the state of each one that answers."""
         self._epochs.close()
         if not self._epochs.current:
-            return ()  # nobody has heard of this push
+            return ()  # no replica knows of this push yet
         body = AbortRequest(run_id=self._run_id, epoch=self._epochs.current, reason=reason[:500])
 
         async def abort(replica: Replica) -> ReplicaInfo | None:
@@ -219,6 +220,6 @@ class Attempts:
         return [info for info in answers if info is not None]
 
     def _is_held_by(self, info: ReplicaInfo, parcel: Parcel) -> bool:
-        """Return whether a replica serves just these weights, as ours, so that only others have to read them."""
+        """Return whether a replica already serves exactly these weights of this incarnation, and need not read them."""
         is_ours = (info.incarnation, info.policy_version) == (self._incarnation, parcel.policy_version)
         return is_ours and not info.is_held and parcel.checksum is not None and info.staged_checksum == parcel.checksum

@@ -1,9 +1,9 @@
-"""The sending end of one communicator epoch: rank 0, over gloo or over NCCL. ipc_communicator.py has the third.
+"""The sending end of one communicator epoch: rank 0, over gloo or NCCL. ipc_communicator.py has the third wire.
 
-    open (listens) --> rendezvous (blocks for the others) --> broadcast, broadcast, ... --> close
+    open (listens) --> rendezvous (waits for all other ranks) --> broadcast, broadcast, ... --> close
 
-Every method but the constructor and ``close`` blocks and is called off the event loop. ``close`` may be called from any
-thread at any time: whoever is blocked in this communicator, here or in a generator, then gets an error.
+Every method except the constructor and ``close`` blocks and is called off the event loop. ``close`` may be called from
+any thread at any time: every call blocked in this communicator, here or in a generator, then fails with an error.
 """
 
 import base64
@@ -24,52 +24,52 @@ from shared.weight_places import IpcBuffer
 c10d: Any = torch.distributed  # a binding to C++ without complete types
 _STORE_TIMEOUT_S = 30.0
 _FIRST_POLL_S, _LAST_POLL_S, _POLL_SHARE = 0.00005, 0.005, 0.02
-"""The longest pause between two looks, of the time waited so far."""
+"""The pause between two polls grows by this share of the time waited so far, up to the second value."""
 _abandoned: list[tuple[Any, Any]] = []
-"""Groups with an operation that will end at its own deadline; destroying one would wait for it."""
+"""Groups with an operation that ends at its own deadline. Destroying such a group would wait for the operation."""
 
 
 class Communicator(Protocol):
-    """What a push needs of a transport."""
+    """The interface of a transport that a push needs."""
 
     @property
     def is_streamed(self) -> bool:
-        """Whether weights go through ``broadcast``; else the generators find them where the begin body says."""
+        """Whether weights go through ``broadcast``. If not, the begin body says where the generators find them."""
         ...
 
     @property
     def port(self) -> int:
-        """Where the others find us, with the address."""
+        """Port at which the other ranks reach this one."""
         ...
 
     @property
     def nccl_unique_id(self) -> str | None:
-        """What the others need besides, for NCCL."""
+        """The unique id that the other ranks need for NCCL; None for other transports."""
         ...
 
     def export(self) -> IpcBuffer | None:
-        """Return the memory that one more worker is to map, for ipc."""
+        """Return a handle of the memory that one more worker maps, for ipc; None for other transports."""
         ...
 
     def rendezvous(self, *, world_size: int, timeout_s: float) -> None:
         """Wait until every rank has entered.
 
         Raises:
-            PushError: Some did not within ``timeout_s``, or the communicator was closed.
+            PushError: A rank did not enter within ``timeout_s``, or the communicator was closed.
         """
         ...
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """Send a uint8 tensor to all ranks. It may still be on its way when this returns, and must not change then.
+        """Send a uint8 tensor to all ranks. It may still be in transit on return, and must not change meanwhile.
 
         Raises:
-            PushError: It, or the one before, was not taken within ``timeout_s``, a rank died, or the communicator was
-                closed.
+            PushError: This chunk or the last one was not received within ``timeout_s``, a rank died, or the
+                communicator was closed.
         """
         ...
 
     def finish(self, *, timeout_s: float) -> None:
-        """Wait until the last broadcast was taken.
+        """Wait until the last broadcast was received.
 
         Raises:
             PushError: As in ``broadcast``.
@@ -77,12 +77,12 @@ class Communicator(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everybody, at once."""
+        """Release all ranks, at once."""
         ...
 
 
 class NoWire:
-    """For transports without a rendezvous: nothing is sent here, and there is nobody to let go of."""
+    """For transports without a rendezvous: sends nothing and has no ranks to release."""
 
     is_streamed = False
     port = 1
@@ -105,10 +105,10 @@ class NoWire:
 
 
 class GlooCommunicator:
-    """Rank 0 of a gloo group that nobody else in this process knows of.
+    """Rank 0 of a gloo group, separate from torch.distributed's default group.
 
     Args:
-        address: Local address that the generators can reach; store and connections are bound to it alone.
+        address: Local address that the generators can reach. Store and connections are bound only to it.
     """
 
     is_streamed = True
@@ -124,7 +124,7 @@ class GlooCommunicator:
             raise PushError(f"the communicator cannot be opened on {address}: {first_line(error)}") from error
         self._group: Any = None
         self._sending: tuple[Any, Any, str] | None = None
-        """The group, what it has not completed yet, and what that is."""
+        """The group, its unfinished operation, and the operation's name."""
         self._is_closed = False
 
     def export(self) -> None:
@@ -134,7 +134,8 @@ class GlooCommunicator:
         """See Communicator."""
         timeout = timedelta(seconds=timeout_s)
         try:
-            # A second connection to our own server: when close() drops the server, this one is cut and we wake up.
+            # A second connection to our own server: when close() drops the server, this connection is cut and we wake
+            # up.
             store = c10d.TCPStore(self._address, self.port, None, is_master=False, timeout=timeout)
             options = c10d.ProcessGroupGloo._Options()  # noqa: SLF001  the only name it has
             options._timeout = timeout  # noqa: SLF001
@@ -157,7 +158,7 @@ class GlooCommunicator:
         self._start(lambda group: group.broadcast([data], options), what="a broadcast")
 
     def finish(self, *, timeout_s: float) -> None:
-        """See Communicator. The deadline is the one that the broadcast has itself."""
+        """See Communicator. The deadline is the one given to the broadcast; ``timeout_s`` is not used."""
         sending, self._sending = self._sending, None
         if sending is None:
             if self._is_closed:
@@ -180,7 +181,7 @@ class GlooCommunicator:
             del group, work
 
     def confirm(self, *, timeout_s: float) -> None:
-        """Wait until every rank has called its own.
+        """Wait until every rank has called its own ``confirm``.
 
         Raises:
             PushError: As in ``broadcast``.
@@ -208,7 +209,7 @@ class GlooCommunicator:
         _abandoned[:] = [(g, w) for g, w in [*_abandoned, (group, work)] if not w.is_completed()]
 
     def close(self) -> None:
-        """Drop group and store: both close their sockets. Lifelines are connections to the store (gloo_wire.py)."""
+        """Drop group and store; both close their sockets. Lifelines are connections to the store (gloo_wire.py)."""
         self._is_closed = True
         sending, self._sending = self._sending, None
         if sending is not None:
@@ -220,11 +221,11 @@ class GlooCommunicator:
 class NcclCommunicator:
     """Rank 0 of an NCCL communicator on this thread's current device; the wire of vLLM's NCCL engine.
 
-    The unique id travels in the join body, over an authenticated route: it is all a stranger would need to enter.
+    The unique id is sent in the join body, over an authenticated route: anyone who has it can enter.
     """
 
     is_streamed = True
-    port = 1  # unused: NCCL opens a port of its own, and the unique id holds it
+    port = 1  # unused: NCCL opens a port of its own, and the unique id contains it
 
     def __init__(self) -> None:
         self._unique_id = unique_id()
@@ -234,7 +235,7 @@ class NcclCommunicator:
 
     @property
     def nccl_unique_id(self) -> str:
-        """Base64 of the 128 bytes others need to enter."""
+        """The 128 bytes that other ranks need to enter, in base64."""
         return base64.b64encode(self._unique_id).decode()
 
     def export(self) -> None:
@@ -246,7 +247,7 @@ class NcclCommunicator:
         with torch.cuda.device(self._device):
             comm = NcclComm(self._unique_id, world_size=world_size)
             self._comm = comm
-            if self._is_closed:  # before there was anything to abort
+            if self._is_closed:  # closed before the communicator existed
                 comm.abort()
                 raise PushError("the communicator was closed while it was formed")
             comm.wait(deadline=deadline, what="entering NCCL")
@@ -261,10 +262,10 @@ class NcclCommunicator:
             comm.broadcast(chunk.to(self._device), deadline=time.monotonic() + timeout_s)
 
     def finish(self, *, timeout_s: float) -> None:
-        """See Communicator. Nothing is on its way."""
+        """See Communicator. ``broadcast`` has already waited."""
 
     def close(self) -> None:
-        """Abort: NCCL then releases whoever it can reach."""
+        """Abort. NCCL then releases every rank it can reach."""
         self._is_closed = True
         if self._comm is not None:
             self._comm.abort()

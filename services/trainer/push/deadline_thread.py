@@ -1,6 +1,6 @@
 """Runs blocking work beside the event loop, under a deadline that also holds at shutdown.
 
-A thread cannot be killed. ``asyncio.to_thread`` would make the process wait for it at exit; a daemon thread is left
+A thread cannot be killed. ``asyncio.to_thread`` would make the process wait for it at exit. A daemon thread is left
 behind instead, which is right for work that only reads.
 """
 
@@ -17,7 +17,7 @@ async def in_thread(work: Callable[[], _ResultT], *, timeout_s: float, name: str
     """Return ``work()``.
 
     Raises:
-        TimeoutError: It was not done after ``timeout_s``; it may still be running, its result is dropped.
+        TimeoutError: It was not done after ``timeout_s``. It may still be running; its result is dropped.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_ResultT] = loop.create_future()
@@ -34,9 +34,9 @@ async def in_thread(work: Callable[[], _ResultT], *, timeout_s: float, name: str
         result, error = None, None
         try:
             result = work()
-        except BaseException as caught:  # noqa: BLE001  handed to the awaiting task, whatever it is
+        except BaseException as caught:  # noqa: BLE001  raised in the awaiting task
             error = caught
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is waiting any more
+        with contextlib.suppress(RuntimeError):  # the loop has closed: no task waits any more
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,6 +1,6 @@
-"""Writes down what changed in a parameter since it was sent last; shared/weight_delta.py has the form.
+"""Encodes what changed in a parameter since it was last sent, in the format of shared/weight_delta.py.
 
-Pure, in numpy: one pass compares, and what costs more touches the changed elements alone.
+Pure, in numpy: one pass compares all elements, and everything more expensive runs only on the changed ones.
 """
 
 from typing import Any
@@ -15,11 +15,11 @@ Integers = npt.NDArray[np.signedinteger[Any]]
 
 
 def encode_delta(before: Bytes, after: Bytes, *, item_bytes: int) -> bytes:
-    """Return the shortest of the forms that turn ``before`` into ``after``, bit for bit.
+    """Return the shortest encoding that turns ``before`` into ``after``, bit for bit.
 
     Args:
-        before: Contents that the receiver has; one-dimensional, contiguous.
-        after: Contents that it shall have; as long.
+        before: The receiver's current contents; one-dimensional, contiguous.
+        after: The new contents, of the same length.
         item_bytes: Size of an element: 1, 2, 4 or 8.
     """
     old, new = before.view(INTEGERS[item_bytes]), after.view(INTEGERS[item_bytes])
@@ -28,7 +28,8 @@ def encode_delta(before: Bytes, after: Bytes, *, item_bytes: int) -> bytes:
     if not num_changed:
         return Delta(Positions.NONE, Values.RAW, item_bytes, new.size, 0, b"", b"").to_bytes()
     bitmap_bytes = (new.size + 7) // 8
-    # The numbers of many positions take several times the room of the parameter: only those of few are made.
+    # An array of positions takes 8 bytes each. For many changes that is several times the parameter, so only few are
+    # listed.
     where = np.flatnonzero(changed) if num_changed <= bitmap_bytes else changed
     gaps = None if where is changed else _write_gaps(where, max_bytes=bitmap_bytes)
     positions_as = Positions.BITMAP if gaps is None else Positions.GAPS
@@ -40,7 +41,7 @@ def encode_delta(before: Bytes, after: Bytes, *, item_bytes: int) -> bytes:
 
 
 def _write_gaps(positions: npt.NDArray[np.intp], *, max_bytes: int) -> bytes | None:
-    """Return the gaps before the changed elements, or None if they take more bytes."""
+    """Return the gaps before the changed elements, or None if they take more than ``max_bytes``."""
     gaps = np.diff(positions, prepend=-1) - 1
     num_escapes = gaps // GAP_ESCAPE
     num_bytes = int(num_escapes.sum()) + gaps.size
@@ -52,9 +53,9 @@ def _write_gaps(positions: npt.NDArray[np.intp], *, max_bytes: int) -> bytes | N
 
 
 def _write_values(old: Integers, new: Integers) -> tuple[Values, bytes]:
-    """Write the changed elements as steps, unless they are too short, or too far apart, for that to be shorter."""
+    """Write the changed elements as steps if that is shorter, else as they are."""
     if new.itemsize > 1:
-        steps = new - old  # wraps around, and so does adding it again
+        steps = new - old  # wraps around, and adding it back wraps too
         is_near = (steps > STEP_ESCAPE) & (steps <= -STEP_ESCAPE - 1)
         far = new[~is_near]
         if steps.size + far.nbytes < new.nbytes:

@@ -1,13 +1,14 @@
-"""Writes versions of the weights where generators read them themselves: a transport without a rendezvous.
+"""Writes versions of the weights to storage that generators read themselves: a transport without a rendezvous.
 
     publish(parcel): files --> manifest, last --> place, for the begin body
-                     full ... delta, delta, delta, full ...     a chain is bounded, and shorter than a full version
+                     full ... delta, delta, delta, full ...     a chain is bounded, and smaller than a full version
 
-A version is published by its manifest: a trainer that dies before it leaves a directory that nobody reads, and the next
-one removes it. A version that is there is not written again, so a replica that joins late costs the trainer nothing.
-Names hold the trainer's incarnation: one that was superseded writes beside the others, and nothing points at it.
+The manifest publishes a version. A trainer that dies before writing it leaves a directory that no replica reads, and
+the next trainer removes it. A published version is not written again, so a replica that joins late costs the trainer
+nothing. Names contain the trainer's incarnation: a superseded trainer writes to directories of its own, which no
+manifest refers to.
 
-Blocks; called off the event loop, by one thread at a time.
+Blocks; call it off the event loop, from one thread at a time.
 """
 
 import logging
@@ -36,11 +37,11 @@ from shared.weight_store import WeightStore
 log = logging.getLogger(__name__)
 
 MAX_CHAIN = 16
-"""Deltas on one full version: a replica that joins late reads all of them."""
+"""Maximum number of deltas on one full version: a replica that joins late reads all of them."""
 FILE_BYTES = 1 << 30
-"""Size after which a file is cut; one is held in memory whole, here and in each generator."""
+"""Size after which a file is cut. A whole file is held in memory, here and in each generator."""
 _NUM_KEPT = 2
-"""Newest versions that stay readable: the one before is what a replica may still be reading when the next is there."""
+"""Newest versions that stay readable: a replica may still be reading the last version when the next is published."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,20 @@ class _Published:
     place: DiskPlace
     manifest: Manifest
     chain: tuple[str, ...]
-    """Directories that it takes to read it, the full version first and its own last."""
+    """Directories needed to read this version: the full version first, its own last."""
     num_delta_bytes: int
-    """Of the deltas in the chain."""
+    """Total size of the deltas in the chain."""
 
 
 class DiskWriter:
-    """The versions of one run that one incarnation of its trainer writes.
+    """Writes the versions of one run, for one incarnation of its trainer.
 
     Args:
         store: The run's directory.
-        run_id: The run.
-        incarnation: This trainer's.
+        run_id: The run's id.
+        incarnation: This trainer's incarnation.
         file_bytes: Size after which a file is cut.
-        max_chain: Deltas on one full version, at most.
+        max_chain: Maximum number of deltas on one full version.
     """
 
     def __init__(
@@ -80,18 +81,18 @@ class DiskWriter:
         self._max_chain = max_chain
         self._num_written = 0
         self._published: list[_Published] = []
-        """Newest last; of this incarnation."""
+        """This incarnation's versions, newest last."""
 
     def place_of(self, policy_version: int) -> DiskPlace | None:
-        """Return where a version is, if it is the newest that was written and nobody complained of it."""
+        """Return the place of a version if it is the newest one written and no replica failed to read it; else None."""
         newest = self._published[-1] if self._published else None
         return newest.place if newest is not None and newest.manifest.policy_version == policy_version else None
 
     def wants_full(self, parcel: Parcel) -> bool:
-        """Return whether a delta cannot be written after what is there, or should not.
+        """Return whether a full version must or should be written instead of this delta.
 
-        It should not when there are as many deltas already as a late replica may have to read, or when they would be
-        larger, all together, than the weights.
+        It must if the delta does not start from the newest version. It should if the chain already has ``max_chain``
+        deltas, or if the deltas together would be as large as the weights.
         """
         newest = self._published[-1] if self._published else None
         return parcel.encoding == "delta" and (
@@ -102,15 +103,15 @@ class DiskWriter:
         )
 
     def publish(self, parcel: Parcel) -> DiskPlace:
-        """Write a version whole, and return where it is.
+        """Write all files of a version, then its manifest, and return its place.
 
         Raises:
-            PushError: It cannot be written, or is a delta to something that is not there.
+            PushError: It cannot be written, or it is a delta whose base is not the newest version.
         """
         if self.wants_full(parcel) or parcel.checksum is None:
             raise PushError("the weights on disk do not fit the delta that was to be written; a full version is needed")
         newest = self._published[-1] if parcel.encoding == "delta" else None
-        # One that fails has no number: the next one of this policy version goes over its files, or they would pile up.
+        # A failed write does not use up the number: the next try overwrites its files, which would otherwise pile up.
         number = self._num_written + 1
         name = version_name(incarnation=self._incarnation, number=number, policy_version=parcel.policy_version)
         manifest = Manifest(
@@ -135,13 +136,13 @@ class DiskWriter:
         return place
 
     def distrust(self) -> None:
-        """Take it that what was published cannot be read: the next version is a full one, in a directory of its own."""
+        """Assume that the published versions cannot be read: the next one is full, in a directory of its own."""
         self._published = []
 
     def remove_old(self) -> None:
-        """Remove what the newest versions do not need: older ones, those of older incarnations, halves of a crash.
+        """Remove everything that the newest versions do not need, older incarnations and incomplete versions included.
 
-        What cannot be removed is told to the log and stays: it costs room, and nothing else.
+        A removal that fails is logged; the files only cost space.
         """
         if not self._published:
             return
@@ -149,7 +150,7 @@ class DiskWriter:
         needed = {name for published in self._published for name in published.chain}
         try:
             for name in self._store.names():
-                # One of a newer incarnation means that we are fenced off, and about to learn it.
+                # A newer incarnation's version means that we are fenced off, and about to learn it.
                 is_ours = is_version_name(name) and int(name[:8]) <= self._incarnation
                 if is_ours and name not in needed:
                     self._store.remove(name)
@@ -179,7 +180,7 @@ def _sizes(parcel: Parcel) -> Iterator[int]:
 
 
 def _cut(sizes: list[int], file_bytes: int) -> Iterator[int]:
-    """Yield how many tensors each file gets."""
+    """Yield the number of tensors in each file."""
     count, total = 0, 0
     for size in sizes:
         if count and total + size > file_bytes:

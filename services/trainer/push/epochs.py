@@ -1,9 +1,11 @@
-"""The communicator epochs of one incarnation of the trainer: which one stands, and who is in it.
+"""The communicator epochs of one trainer incarnation: which communicator is open, and which replicas are its members.
 
-    the members are the epoch's, over the same transport --> it stands      else --> closed, and a new one is opened
-    no wire: somebody came late --> joins the one that stands
+    same members, same transport                 --> keep the open communicator
+    anything else                                --> close it and open a new one
+    a transport without a wire, a late replica   --> it joins the open communicator
 
-Epochs are numbered within an incarnation and begin with it (lineage.py), so they rise across incarnations too.
+Epochs are numbered within an incarnation, and each number begins with the incarnation (lineage.py), so they rise across
+incarnations too.
 """
 
 from services.trainer.push.communicator import Communicator
@@ -15,19 +17,19 @@ from shared.errors import PushError
 from shared.lineage import epoch_of
 
 BUFFER_BYTES = 16 * 1024 * 1024
-"""Of a chunk over gloo: packing, sending and staging of three of them go on side by side, and such a piece of memory is
-used again where a larger one is fetched anew."""
+"""Chunk size over gloo. Three chunks are packed, sent and staged in parallel. Memory of this size is reused, while
+larger blocks are allocated anew."""
 _GPU_BUFFER_BYTES = 256 * 1024 * 1024
-"""Of a chunk between GPUs, where each costs a call and a wait."""
+"""Chunk size between GPUs, where each chunk costs a call and a wait."""
 
 
 class Epochs:
-    """The communicator that stands, if one does.
+    """Holds the open communicator, if there is one.
 
     Args:
-        incarnation: Of the trainer.
+        incarnation: The trainer's incarnation.
         bind_address: Address of this machine that the generators can reach.
-        buffer_bytes: Size after which a packed chunk is cut; None is what suits the transport.
+        buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.
 
     Attributes:
         current: Number of the newest epoch; 0 before the first.
@@ -46,21 +48,22 @@ class Epochs:
 
     @property
     def transport(self) -> Transport | None:
-        """Of the newest epoch that was opened; None before the first."""
+        """The transport of the newest epoch; None before the first."""
         return self._transport
 
     def enter(self, fleet: Fleet) -> tuple[Communicator, dict[str, Member]]:
-        """Return the communicator of a push, and who has to join it: nobody, everybody, or those who came late.
+        """Return the communicator of a push, and the replicas that have to join it: none, all, or only late ones.
 
-        A wire is of all its members, and a new one takes a new epoch. Without a wire, whoever is there stays.
+        A wire has a fixed set of members, so a new member needs a new epoch. Without a wire, a late replica joins the
+        current epoch and the other members stay.
 
         Raises:
-            AttemptError: A new one cannot be opened now.
+            AttemptError: A new communicator cannot be opened now.
         """
         outside = {name: member for name, member in fleet.ready.items() if member.info.epoch != self.current}
         communicator = self._communicator if self._transport == fleet.requirements.transport else None
         if communicator is not None and not communicator.is_streamed:
-            # One that has seen this epoch and left it would refuse to join it again.
+            # A replica that has left this epoch would refuse to join it again.
             if not outside.keys() & self._members:
                 self._members |= outside.keys()
                 return communicator, outside
@@ -69,11 +72,11 @@ class Epochs:
         return self._open(fleet), fleet.ready
 
     def chunk_bytes(self, transport: Transport) -> int:
-        """Return the size after which a chunk is cut."""
+        """Return the size after which a chunk is cut, in bytes."""
         return self._buffer_bytes or (_GPU_BUFFER_BYTES if transport in ("nccl", "ipc") else BUFFER_BYTES)
 
     def close(self) -> None:
-        """Close the communicator, which wakes whoever is blocked in it; the next push opens another one."""
+        """Close the communicator, which wakes every thread blocked in it. The next push opens a new one."""
         if self._communicator is not None:
             self._communicator.close()
         self._communicator = None

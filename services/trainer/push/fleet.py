@@ -1,7 +1,8 @@
-"""Which replicas take part in a push, over what, and why others do not. Pure.
+"""Decides which replicas take part in a push, over which transport, and why others do not. Pure.
 
-A replica that is loading its model, or still serves another run, is not a member *yet*; one that could never take part
-is refused with a sentence, before any rank enters a communicator: NCCL answers mixed versions with a crash or a hang.
+A replica that is loading its model, or still serves another run, is not a member *yet*. A replica that can never take
+part is refused with a sentence, before any rank enters a communicator: NCCL reacts to mixed versions with a crash or a
+hang.
 """
 
 from collections.abc import Sequence
@@ -13,11 +14,11 @@ from shared.run_options.pushing import WantedTransport
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the trainer's machine can do.
+    """Versions and devices of the trainer's machine.
 
     Attributes:
         nccl_version: None without CUDA.
-        device_uuid: Of the GPU of the first training rank; None without one.
+        device_uuid: UUID of the first training rank's GPU; None without a GPU.
     """
 
     torch_version: str
@@ -30,7 +31,7 @@ class Requirements:
     """What a member must have in common with the trainer.
 
     Attributes:
-        why_transport: A sentence on why it is this one.
+        why_transport: A sentence on why this transport was chosen.
     """
 
     run_id: str
@@ -48,7 +49,7 @@ def is_ready(info: ReplicaInfo, *, run_id: str) -> bool:
 
 
 def refusal(info: ReplicaInfo, required: Requirements) -> str | None:
-    """Return why a replica that is ready cannot take part, or None."""
+    """Return why a ready replica cannot take part, or None."""
     if required.transport not in info.transports:
         offered = ", ".join(info.transports) or "nothing"
         return (
@@ -79,9 +80,10 @@ def refusal(info: ReplicaInfo, required: Requirements) -> str | None:
 
 
 def choose_transport(wanted: WantedTransport, infos: Sequence[ReplicaInfo], own: Abilities) -> tuple[Transport, str]:
-    """Return what a push travels over, and a sentence on why.
+    """Return the transport of a push, and a sentence on why it was chosen.
 
-    Whoever cannot take part in it is refused afterwards, so what only some can do is not chosen.
+    Replicas that cannot take part in it are refused afterwards, so auto only chooses NCCL or ipc if all replicas
+    support it.
     """
     if wanted != "auto":
         return wanted, f"the run says weight_transport: {wanted}"
@@ -122,5 +124,5 @@ def rank_offsets(workers: dict[str, int]) -> tuple[dict[str, int], int]:
 
 
 def release(version: str) -> str:
-    """Return a version without its build, ``2.13.0`` of ``2.13.0+cpu``."""
+    """Return a version without its build: ``2.13.0`` for ``2.13.0+cpu``."""
     return version.partition("+")[0]

@@ -1,11 +1,11 @@
-"""The sending end on one GPU that trainer and generators share: weights are copied within its memory.
+"""The sending end on a GPU that trainer and generators share: weights are copied within its memory.
 
-    buffer of ours, exported --join body--> mapped by each worker
+    trainer's buffer, exported --join body--> mapped by each worker
     chunk --copy--> buffer --gloo: "n bytes are there"--> copied out by each worker --gloo: "taken"--> next piece
 
-NCCL refuses two ranks on one device. gloo carries a few bytes a piece, and with them the deadlines, the lifelines and
-the epochs that it has anyway. What is exported are the driver's handles as bytes and numbers (shared/weight_places.py);
-nothing is pickled, as torch's own way of handing CUDA memory to another process would.
+NCCL refuses two ranks on one device. gloo carries a few bytes for each piece, and brings the deadlines, lifelines and
+epochs that it already has. The driver's handles are exported as bytes and numbers (shared/weight_places.py). Nothing is
+pickled; torch's own way of sharing CUDA memory with another process would pickle them.
 """
 
 import base64
@@ -20,15 +20,15 @@ from shared.weight_places import IpcBuffer
 
 cuda: Any = torch.cuda  # partly untyped
 _buffers: dict[tuple[int, int], torch.Tensor] = {}
-"""(device, size) to the one buffer of this process: a replica that is killed never gives its mapping back, and memory
-that is exported once is not free again before all have."""
+"""(device, size) to the only buffer of this process. A killed replica never returns its mapping, and exported memory is
+not free again until every mapping is returned."""
 
 
 class IpcCommunicator:
     """Rank 0 of a gloo group, with a buffer on this thread's current device.
 
     Args:
-        address: As GlooCommunicator's.
+        address: As for GlooCommunicator.
         buffer_bytes: Size of the buffer, which stays allocated.
     """
 
@@ -46,7 +46,7 @@ class IpcCommunicator:
         return self._control.port
 
     def export(self) -> IpcBuffer:
-        """Return the handle of the buffer, for one process to map: torch counts who has given it back."""
+        """Return a handle of the buffer for one process to map. torch counts the mappings that were returned."""
         storage: Any = self._buffer.untyped_storage()
         _, handle, storage_bytes, offset_bytes, counter, counter_offset, event, needs_event = storage._share_cuda_()
         return IpcBuffer(
@@ -66,21 +66,21 @@ class IpcCommunicator:
         self._control.rendezvous(world_size=world_size, timeout_s=timeout_s)
 
     def broadcast(self, chunk: torch.Tensor, *, timeout_s: float) -> None:
-        """See Communicator. A chunk that is larger than the buffer goes through it in pieces."""
+        """See Communicator. A chunk that is larger than the buffer is sent in pieces."""
         deadline = time.monotonic() + timeout_s
         size = self._buffer.numel()
         for start in range(0, chunk.numel(), size):
             piece = chunk[start : start + size]
             with cuda.device(self._device):
                 self._buffer[: piece.numel()].copy_(piece)
-                # Other processes know nothing of our streams.
+                # Other processes do not see our streams.
                 cuda.current_stream().synchronize()
             message = torch.tensor([piece.numel()])
             self._control.broadcast(message.view(torch.uint8), timeout_s=deadline - time.monotonic())
             self._control.confirm(timeout_s=deadline - time.monotonic())
 
     def finish(self, *, timeout_s: float) -> None:
-        """See Communicator. Nothing is on its way."""
+        """See Communicator. ``broadcast`` has already waited."""
 
     def close(self) -> None:
         """See Communicator."""
@@ -88,12 +88,12 @@ class IpcCommunicator:
 
 
 def own_device_uuid() -> str | None:
-    """Return that of this thread's current GPU; None without one."""
+    """Return the UUID of this thread's current GPU; None without a GPU."""
     return device_uuid(torch.device("cuda", cuda.current_device())) if torch.cuda.is_available() else None
 
 
 def device_uuid(device: torch.device) -> str:
-    """Return the name by which every process knows a GPU, whatever number it has there."""
+    """Return a GPU's UUID, which is the same in every process; device numbers are not."""
     return str(cuda.get_device_properties(device).uuid).removeprefix("GPU-")
 
 

@@ -1,10 +1,10 @@
-"""A dozen functions of NCCL's C library, called on torch's own copy of it, without blocking for ever.
+"""A few functions of NCCL's C library, called on torch's own copy of it, without blocking forever.
 
     NcclComm(unique id) --> wait --> all_reduce, broadcast, ... --> abort
 
 ``torch.distributed`` can neither share a bare unique id with vLLM's communicator nor abort one rank of it. The
-communicator is non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once and its progress is polled up
-to a deadline, so a generator that never enters or dies in a broadcast costs a deadline and not the run.
+communicator is non-blocking (``ncclConfig_t.blocking = 0``): every call returns at once, and its progress is polled up
+to a deadline. A generator that never enters, or dies in a broadcast, costs a deadline and not the run.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _UINT8, _FLOAT32 = 1, 7
 _SUM = 0
 _POLL_S = 0.0005
 _CONFIG_MAGIC = 0xCAFEBEEF
-_CONFIG_VERSION = 21400  # NCCL 2.14: the first whose configuration has ``blocking``; later ones accept the shorter one
+_CONFIG_VERSION = 21400  # NCCL 2.14 added ``blocking``; later versions accept this shorter struct
 
 
 class _UniqueId(ctypes.Structure):
@@ -42,7 +42,7 @@ class _Config(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Return the NCCL that torch has loaded; a second one in the process would not find the first one's state."""
+    """Return the NCCL that torch has loaded. A second copy in the process would not have its state."""
     try:
         library = ctypes.CDLL("libnccl.so.2")
     except OSError as error:
@@ -72,7 +72,7 @@ def nccl_version() -> str | None:
 
 
 def unique_id() -> bytes:
-    """Return a fresh unique id; this process then listens for those who know it."""
+    """Return a new unique id. This process then listens for ranks that present it."""
     result = _UniqueId()
     _check(_library().ncclGetUniqueId(ctypes.byref(result)), "making a unique id")
     return bytes(result)
@@ -111,15 +111,15 @@ class NcclComm:
             time.sleep(_POLL_S)
 
     def all_reduce(self, tensor: torch.Tensor, *, deadline: float) -> None:
-        """Sum a float32 tensor in place over all ranks, and wait for it."""
+        """Sum a float32 tensor in place over all ranks, and wait until that is done."""
         self._run("ncclAllReduce", tensor, (_FLOAT32, _SUM), deadline=deadline)
 
     def broadcast(self, chunk: torch.Tensor, *, deadline: float) -> None:
-        """Send a uint8 tensor to all ranks, and wait for it."""
+        """Send a uint8 tensor to all ranks, and wait until that is done."""
         self._run("ncclBroadcast", chunk, (_UINT8, 0), deadline=deadline)
 
     def abort(self) -> None:
-        """Give up: whatever runs on this communicator ends with an error."""
+        """Abort every operation that runs on this communicator; each ends with an error."""
         with self._lock:
             if not self._is_aborted:
                 self._is_aborted = True

@@ -1,15 +1,15 @@
-"""Decides what a push sends: all weights or what changed in them, and for disk writes it where the generators read it.
+"""Decides whether a push sends all weights or only changes, and writes them to storage for the disk transport.
 
-    nothing to compare with, or nobody asked    --> straight from the weights, no copy kept
-    push_encoding: delta                        --> deltas, if every member has staged what they start from, else full
-    disk                                        --> deltas, as long as the chain allows; a late member reads the chain
-    disk, push_encoding: full, or adapters      --> all of a copy, which is compared with nothing
+    nothing to compare with, or no comparison wanted   --> straight from the weights, no copy kept
+    push_encoding: delta                               --> deltas if every member has staged their base, else full
+    disk                                               --> deltas while the chain is short; a late member reads it all
+    disk, push_encoding: full, or adapters             --> full, from a copy that is not compared
 
-``auto`` compares for disk alone. A comparison reads all weights and their copy once, at the speed of the host's memory:
-less than a disk or an object store takes for the bytes it saves, and more than NCCL, or gloo within a machine, takes
-for all of them. Over a slow network between machines ``delta`` is worth setting.
+``auto`` compares only for disk. A comparison reads all weights and their copy once, at the speed of host memory. For a
+disk or an object store, that is faster than writing the bytes it saves. NCCL, and gloo within a machine, send all
+weights in less time. Over a slow network between machines, ``delta`` is worth setting.
 
-Blocks; called off the event loop.
+Blocks; call it off the event loop.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ from shared.weight_store import StoreError, open_store
 
 
 class Outgoing:
-    """What one incarnation of a run's trainer has sent, as far as later pushes build on it.
+    """The weights that one incarnation of a run's trainer has sent, as far as later pushes build on them.
 
     Args:
-        run_id: The run.
-        encoding: ``push_encoding`` of the run.
-        weight_dir: ``weight_dir`` of the run; None unless its transport is disk.
+        run_id: The run's id.
+        encoding: The run's ``push_encoding``.
+        weight_dir: The run's ``weight_dir``; None unless its transport is disk.
 
     Attributes:
-        run_dir: Where the run's versions are written, for the join body.
-        has_old: Whether a version was written, or begun, since old ones were removed.
+        run_dir: Directory of the run's versions, sent in the join body.
+        has_old: Whether a version was written, or begun, since old ones were last removed.
     """
 
     def __init__(self, *, run_id: str, encoding: PushEncoding, weight_dir: str | None) -> None:
@@ -49,12 +49,12 @@ class Outgoing:
         self._sent = SentWeights()
         self._writer: DiskWriter | None = None
         self._turn = threading.Lock()
-        """Of whoever reads weights into the copy, writes a version, or removes old ones."""
+        """Held while weights are read into the copy, a version is written, or old versions are removed."""
         self._is_distrusted = False
         self.has_old = False
 
     def is_compared(self, transport: Transport) -> bool:
-        """Return whether weights that travel over ``transport`` are copied before they are sent."""
+        """Return whether weights for ``transport`` are copied before they are sent."""
         return transport == "disk" or (self._encoding == "delta" and transport in ("gloo", "nccl"))
 
     def prepare(
@@ -68,20 +68,20 @@ class Outgoing:
         deadline: float,
         given_up: threading.Event,
     ) -> Parcel:
-        """Return what to send. Afterwards the weights may be read again, but for disk they need not be.
+        """Return what to send. If the weights are copied (see ``is_compared``), they are not read again afterwards.
 
         Args:
             weights: Returns all parameters.
-            announced: What they are.
+            announced: Their names, dtypes and shapes.
             policy_version: Optimizer steps contained in them.
-            transport: What they travel over.
-            staged: Checksum of what each member has staged.
-            deadline: Monotonic time until which to wait for what was asked for before.
-            given_up: Set when nobody wants it any more: the weights are about to change.
+            transport: The transport of this attempt.
+            staged: The checksum that each member has staged.
+            deadline: Monotonic time until which to wait for earlier work.
+            given_up: Set when the result is no longer wanted: the weights are about to change.
 
         Raises:
-            PushError: The weights are not what was announced.
-            StoreError: It was given up, or what was asked for before is not done by the deadline.
+            PushError: The weights differ from the announcement.
+            StoreError: The work was given up, or earlier work was not done by the deadline.
         """
         if not self.is_compared(transport):
             return Parcel(policy_version, announced, "full", weights, announced.num_bytes)
@@ -92,7 +92,7 @@ class Outgoing:
             place = None if self._writer is None or transport != "disk" else self._writer.place_of(policy_version)
             if place is not None:
                 return Parcel(policy_version, announced, "full", _nothing, 0, checksum=self._sent.checksum, place=place)
-            if self._sent.policy_version == policy_version:  # read already, for an attempt that failed
+            if self._sent.policy_version == policy_version:  # already read, for an attempt that failed
                 parcel = self._sent.full()
             else:
                 parcel = self._sent.update(
@@ -109,16 +109,16 @@ class Outgoing:
         return parcel
 
     def write(self, parcel: Parcel, *, incarnation: int, deadline: float) -> Parcel:
-        """Write a parcel to disk, unless it is there, and return it with its place.
+        """Write a parcel to disk, unless it is there already, and return it with its place.
 
         Args:
-            parcel: What ``prepare`` returned.
-            incarnation: This trainer's.
+            parcel: The result of ``prepare``.
+            incarnation: This trainer's incarnation.
             deadline: See ``prepare``.
 
         Raises:
             StoreError: It cannot be written now.
-            UserError: ``weight_dir`` needs a package that is not here.
+            UserError: ``weight_dir`` needs a package that is not installed.
         """
         if parcel.place is not None:
             return parcel
@@ -134,7 +134,7 @@ class Outgoing:
             return replace(parcel, place=writer.publish(parcel))
 
     def remove_old(self, *, deadline: float) -> None:
-        """Remove what the newest versions on disk do not need.
+        """Remove files that the newest versions on disk do not need.
 
         Raises:
             StoreError: See ``prepare``.
@@ -145,12 +145,12 @@ class Outgoing:
                 self._writer.remove_old()
 
     def wait_until_idle(self, *, deadline: float) -> None:
-        """Return when nothing is read, written or removed here any more, or at the deadline."""
+        """Wait until no read, write or removal is under way here, or until the deadline."""
         with contextlib.suppress(StoreError), self._own_turn(deadline=deadline):
             return
 
     def distrust(self) -> None:
-        """Take note that some member could not read what is on disk: the next version is written anew, and whole."""
+        """Record that a member could not read what is on disk: the next version is full, in a new directory."""
         self._is_distrusted = True
 
     @contextlib.contextmanager

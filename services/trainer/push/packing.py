@@ -2,8 +2,9 @@
 
     (name, tensor), (name, tensor), ...  -->  uint8 chunk, uint8 chunk, ...
 
-A chunk ends with the parameter that takes it past ``buffer_bytes``: vLLM's rule. The receivers cut the same stream from
-the announced names, dtypes and shapes, so what is sent is checked against that: one difference would be a hang.
+A chunk ends with the parameter that makes it larger than ``buffer_bytes``: vLLM's rule. The receivers cut the same
+stream from the announced names, dtypes and shapes, so the weights are checked against the announcement while they are
+sent. A single difference would cause a hang.
 """
 
 import math
@@ -21,16 +22,16 @@ Weights = Callable[[], NamedTensors]
 
 @runtime_checkable
 class DescribedWeights(Protocol):
-    """Weights that cost something to read, as sharded ones do, and can say beforehand what they will be."""
+    """Weights that are expensive to read, such as sharded ones, and can be described without reading them."""
 
     def described(self) -> NamedTensors:
-        """Return names with tensors of the same dtypes and shapes; their content is never looked at."""
+        """Return names with tensors of the same dtypes and shapes; their contents are not used."""
         ...
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """Names, dtypes and shapes of everything one push sends, in order."""
+    """Names, dtypes and shapes of everything that one push sends, in order."""
 
     names: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
@@ -38,25 +39,25 @@ class Announcement:
 
     @property
     def dtype_names(self) -> list[str]:
-        """Dtypes as they are written on the wire, ``float32``."""
+        """Dtypes as written on the wire, such as ``float32``."""
         return [str(dtype).removeprefix("torch.") for dtype in self.dtypes]
 
     @property
     def num_bytes(self) -> int:
-        """Size of all parameters."""
+        """Size of all parameters, in bytes."""
         return sum(math.prod(shape) * dtype.itemsize for dtype, shape in zip(self.dtypes, self.shapes, strict=True))
 
 
 def described(weights: Weights) -> NamedTensors:
-    """Return what there is to announce of ``weights``: a description where there is one, else the weights."""
+    """Return the description of ``weights`` if they have one, else the weights."""
     return weights.described() if isinstance(weights, DescribedWeights) else weights()
 
 
 def announce(weights: NamedTensors) -> Announcement:
-    """Describe ``weights``, and keep none of them. Iterating may convert every tensor, so this takes its time.
+    """Describe ``weights`` without keeping them. Iterating may convert every tensor, so this is slow.
 
     Raises:
-        PushError: There are none, or a name comes twice.
+        PushError: ``weights`` is empty, or a name occurs twice.
     """
     found = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in weights]
     names = tuple(name for name, _, _ in found)
@@ -81,10 +82,10 @@ def difference(before: Announcement, now: Announcement) -> str | None:
 
 
 def pack(weights: NamedTensors, announced: Announcement, *, buffer_bytes: int) -> Iterator[torch.Tensor]:
-    """Yield the chunks of ``weights``, each a fresh one-dimensional uint8 tensor.
+    """Yield the chunks of ``weights``, each a new one-dimensional uint8 tensor.
 
     Raises:
-        PushError: ``weights`` are not what was announced.
+        PushError: ``weights`` differ from the announcement.
     """
     parts: list[torch.Tensor] = []
     size = 0
@@ -100,10 +101,10 @@ def pack(weights: NamedTensors, announced: Announcement, *, buffer_bytes: int) -
 
 
 def checked(weights: NamedTensors, announced: Announcement) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield ``weights``, as long as they are what was announced.
+    """Yield ``weights`` while they agree with the announcement.
 
     Raises:
-        PushError: They are not.
+        PushError: They differ from it.
     """
     index = 0
     for name, tensor in weights:

@@ -1,4 +1,4 @@
-"""What one push sends, once it is decided whether that is all weights or what changed in them."""
+"""What one push sends: all weights, or only what changed in them."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from shared.weight_places import DiskPlace
 
 @dataclass(frozen=True)
 class Parcel:
-    """One version of the weights, ready to be sent, and what the bodies of the push say of it.
+    """One version of the weights, ready to be sent, with the fields of the push's HTTP bodies.
 
     Attributes:
         policy_version: Optimizer steps contained in it.
         announced: All parameters, as the generators hold them.
-        encoding: Whether ``tensors`` are the parameters, or a delta for each of them.
-        tensors: Returns what travels, by the names of ``announced`` and in its order; deltas are uint8.
-        num_bytes: What travels, in all; for disk, what was written.
-        sizes: For a delta: bytes of each.
-        base_checksum: For a delta: of the set it starts from.
-        checksum: Of the whole set; None if it is computed while the weights are sent.
-        place: For disk: where it was written. Nothing is streamed then.
+        encoding: Whether ``tensors`` are parameters ("full") or a delta for each parameter ("delta").
+        tensors: Returns the tensors to send, with the names of ``announced`` and in its order. Deltas are uint8.
+        num_bytes: Total size of ``tensors``; for disk, of what was written.
+        sizes: For deltas: size of each, in bytes; else None.
+        base_checksum: For deltas: checksum of the full set they start from.
+        checksum: Checksum of the full set; None if it is computed while the weights are sent.
+        place: For disk: the directory it was written to. Nothing is streamed then.
     """
 
     policy_version: int
@@ -37,7 +37,7 @@ class Parcel:
 
     @property
     def travelling(self) -> Announcement:
-        """What is on the wire: the parameters, or uint8 tensors of their deltas."""
+        """What is on the wire: the parameters, or their deltas as uint8 tensors."""
         if self.sizes is None:
             return self.announced
         names = self.announced.names

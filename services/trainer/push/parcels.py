@@ -1,8 +1,8 @@
-"""Outgoing's work beside the event loop, each piece of it under the deadline of the push attempt it is for.
+"""Runs Outgoing's blocking work in threads, each call under the deadline of its push attempt.
 
-A thread cannot be killed. One that reads weights when its deadline passes is told, and ends at the next parameter: they
-are about to change. One that writes files or removes them works on copies, and may end later, while whoever wants to
-read or write after it waits for its turn.
+A thread cannot be killed. When the deadline passes while a thread reads weights, it is asked to stop, and ends at the
+next parameter, because the weights are about to change. A thread that writes or removes files works on copies and may
+go on after the deadline. Later reads and writes wait until it has ended.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ _ResultT = TypeVar("_ResultT")
 
 
 class Parcels:
-    """What is sent, made in threads.
+    """Prepares, writes and removes the weights of each push, in threads.
 
     Args:
-        outgoing: Makes it.
+        outgoing: Does the blocking work.
     """
 
     def __init__(self, outgoing: Outgoing) -> None:
@@ -36,11 +36,11 @@ class Parcels:
 
     @property
     def run_dir(self) -> str | None:
-        """For disk: where versions are written."""
+        """The directory of the run's versions; None unless the transport is disk."""
         return self._outgoing.run_dir
 
     def reads_before_begin(self, transport: Transport) -> bool:
-        """Return whether ``prepare`` reads the weights, rather than the broadcast."""
+        """Return whether ``prepare`` reads the weights; if not, the broadcast does."""
         return self._outgoing.is_compared(transport)
 
     async def prepare(
@@ -53,11 +53,11 @@ class Parcels:
         staged: Collection[str | None],
         deadline: float,
     ) -> Parcel:
-        """See Outgoing.
+        """Return what to send. See ``Outgoing.prepare``.
 
         Raises:
-            AttemptError: It was not done by the deadline, or what was asked for before is not done yet.
-            PushError: The weights are not what was announced.
+            AttemptError: The reading, or earlier work, was not done by the deadline.
+            PushError: The weights differ from the announcement.
         """
         given_up = threading.Event()
 
@@ -83,11 +83,11 @@ class Parcels:
             given_up.set()
 
     async def write(self, parcel: Parcel, *, incarnation: int, deadline: float) -> Parcel:
-        """See Outgoing.
+        """Write a parcel to disk and return it with its place. See ``Outgoing.write``.
 
         Raises:
-            AttemptError: It was not done by the deadline, or cannot be done.
-            UserError: ``weight_dir`` needs a package that is not here.
+            AttemptError: The parcel was not written by the deadline, or cannot be written.
+            UserError: ``weight_dir`` needs a package that is not installed.
         """
         return await self._under(
             lambda: self._outgoing.write(parcel, incarnation=incarnation, deadline=deadline),
@@ -96,14 +96,17 @@ class Parcels:
         )
 
     async def remove_old(self, *, deadline: float) -> None:
-        """Remove versions that nobody needs, if one was written since. What takes longer goes on beside the run."""
+        """Remove versions that are no longer needed, if a version was written since.
+
+        Work past the deadline goes on in its thread, beside the run.
+        """
         if self._outgoing.has_old:
             with contextlib.suppress(AttemptError):
                 work = partial(self._outgoing.remove_old, deadline=deadline)
                 await self._under(work, deadline=deadline, what="removing old weights")
 
     def distrust(self) -> None:
-        """Take note that somebody could not read what was written: the next version is written in full."""
+        """Record that a replica could not read what was written: the next version is written in full."""
         self._outgoing.distrust()
 
     async def _under(self, work: Callable[[], _ResultT], *, deadline: float, what: str) -> _ResultT:

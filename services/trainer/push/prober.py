@@ -1,10 +1,11 @@
-"""What the generators must say of a short prompt after a push, if they hold the pushed weights.
+"""Computes the logprobs of a short prompt that generators must reproduce if they hold the pushed weights.
 
     trainer's weights --logprobs of a prompt--> commit body --> the engine's logprobs of it --> verified, or out
 
-It finds weights that were transferred well and loaded wrong: a layer left out, a head that stayed old, shards in the
-wrong places. Two versions one small optimizer step apart are closer than the tolerance has to be, so a replica that
-kept a part of the version before is found when that part is far off, as after a resumption or a late join.
+The probe finds weights that were transferred correctly and loaded wrongly: a missing layer, an output head that was not
+updated, shards in the wrong places. Two versions one small optimizer step apart differ by less than the tolerance. A
+replica that kept a part of the last version is therefore only found when that part is far off, as after a resumption or
+a late join.
 """
 
 import asyncio
@@ -20,13 +21,13 @@ MAX_TOKENS = 32
 Tolerance = float | Literal["auto"] | None
 
 _OF_DTYPE = {"float32": 0.05, "bfloat16": 1.0}
-"""Nats. Between vLLM and transformers it was at most 1.3e-5 in float32 and 0.19 in bfloat16, with a small model; wrong
-weights are off by several."""
+"""Tolerance in nats. With a small model, vLLM and transformers differed by at most 1.3e-5 in float32 and 0.19 in
+bfloat16. Wrong weights differ by several nats."""
 _QUANTISED = 4.0
 
 
 def tolerance_of(tolerance: Tolerance, *, dtype: str, is_quantised: bool) -> float | None:
-    """Return the largest difference of a logprob, in nats, that is put down to arithmetic; None: no probe is made."""
+    """Return the largest logprob difference, in nats, that rounding explains; None turns the probe off."""
     if tolerance != "auto":
         return tolerance
     return _QUANTISED if is_quantised else _OF_DTYPE[dtype]
@@ -37,11 +38,11 @@ class Prober:
 
     Args:
         logprobs: Returns the logprob of every token but the first at temperature 1, under the trainer's weights. With
-            several ranks all of them take part.
-        token_ids: The prompt.
+            several ranks, all of them take part.
+        token_ids: The prompt; tokens after the first ``MAX_TOKENS`` are ignored.
         tolerance: See `tolerance_of`.
-        is_alone: Whether one rank computes it, and has all weights: they may be sent meanwhile. The collectives of
-            several would run beside the push's own.
+        is_alone: Whether a single rank has all weights and computes the probe. Then the weights may be sent meanwhile.
+            With several ranks, the probe's collectives would run beside the push's own.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class Prober:
         self._tolerance = tolerance
 
     def probe(self, *, timeout_s: float) -> Probe:
-        """Return the probe of the weights as they are now. Blocks: called off the event loop.
+        """Return the probe of the current weights. Blocks: call it off the event loop.
 
         Raises:
-            PushError: Under the trainer's own weights a logprob is not a finite number.
+            PushError: A logprob is not finite under the trainer's own weights.
         """
         logprobs = [float(logprob) for logprob in self._logprobs(self._token_ids)]
         if not all(map(math.isfinite, logprobs)):
@@ -80,12 +81,12 @@ class Prober:
 class StartedProbe:
     """A probe that is computed while replicas join and get ready.
 
-    Nobody reads weights before ``result``, unless it ``may_go_on`` beside that; and nobody changes them before
-    ``ended``.
+    The weights must not be read before ``result`` returns, unless ``may_go_on`` is true. They must not change before
+    ``ended`` returns.
 
     Args:
-        prober: Makes it.
-        timeout_s: Deadline; the generators' answer has half of it.
+        prober: Makes the probe.
+        timeout_s: Deadline of the computation, in seconds. The generators have half of it to answer.
     """
 
     def __init__(self, prober: Prober, *, timeout_s: float) -> None:
@@ -97,11 +98,11 @@ class StartedProbe:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether it is being computed still, and weights may be read and sent from the host meanwhile."""
+        """Whether the probe is still being computed and may go on while the weights are read and sent from the host."""
         return self._is_alone and not self._task.done()
 
     async def result(self) -> Probe:
-        """Wait for it.
+        """Wait for the probe and return it.
 
         Raises:
             PushError: The weights have diverged.
@@ -116,5 +117,5 @@ class StartedProbe:
             ) from error
 
     async def ended(self) -> None:
-        """Wait until nothing is computed any more, whatever came of it."""
+        """Wait until the computation has ended, successfully or not."""
         await asyncio.gather(self._task, return_exceptions=True)

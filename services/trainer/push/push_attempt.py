@@ -1,12 +1,15 @@
-"""One try to bring a set of weights to the members of one communicator epoch, under one deadline.
+"""One attempt to bring a set of weights to the members of one communicator epoch, under one deadline.
 
     join all + own rendezvous --> begin all --> broadcast --> commit all
 
-Calls to members run side by side. When a join or a begin fails, or has not ended shortly before the deadline, the
-communicator is closed, so that whoever is blocked in it comes back, and the others get a moment to answer: their own
-deadlines began when the body reached them, and gloo's anew with each peer that came. To blame is who was gone before
-that; else who stays silent after it (of several: roll_call.py); else who was the first to say that it broke. A commit
-is each member's own affair: those that hold the new version hold it, whatever becomes of the others.
+Members are called concurrently. If a join or a begin fails, or has not ended shortly before the deadline, the
+communicator is closed. That wakes every member blocked in it, and the members get a moment to answer. The moment is
+needed because their own deadlines began when the body reached them, and gloo's deadline starts anew with each peer that
+arrives.
+
+The replicas to blame are chosen in this order: a replica that was unreachable before the close; a replica that stays
+silent after it (of several: roll_call.py); the first replica that reported the failure. Commits are independent: a
+member that holds the new version keeps it, even if others fail.
 """
 
 import asyncio
@@ -27,10 +30,10 @@ from shared.control import BeginRequest, CommitReply, CommitRequest, JoinRequest
 from shared.errors import HeadraceError, PushError, UnavailableError
 
 SETTLE_S = 3.0
-"""How long a step that has failed is waited for, so that everybody has let go, and has said what happened."""
+"""How long to wait after a failed step, so that every member has left the communicator and reported its error."""
 _WATCH_EVERY_S = 1.0
 _ANSWER_S = 1.0
-"""Members get this much less time than we wait for them, so that their own account of a failure arrives."""
+"""Members get this much less time than we wait for them, so that their own error messages arrive."""
 _OURSELVES = ""
 _ResultT = TypeVar("_ResultT")
 
@@ -40,7 +43,7 @@ class AttemptError(PushError):
 
     Args:
         message: What happened.
-        blamed: Replica to reason: those the next attempt does without. Empty if nobody stands out.
+        blamed: Replica to reason: the replicas that the next attempt leaves out. Empty if no replica stands out.
     """
 
     def __init__(self, message: str, *, blamed: dict[str, str]) -> None:
@@ -50,15 +53,15 @@ class AttemptError(PushError):
 
 @dataclass(frozen=True)
 class PushAttempt:
-    """One attempt. Each of its steps raises AttemptError when a member fails or the deadline passes.
+    """One attempt. Each step before the commits raises AttemptError when a member fails or the deadline passes.
 
     Attributes:
         requirements: Run, transport and versions.
         epoch: Number of the communicator epoch.
-        communicator: Ours, of that epoch.
-        members: Who takes part; rank order.
+        communicator: The trainer's end of that epoch.
+        members: The replicas that take part, in rank order.
         buffer_bytes: Size after which a packed chunk is cut.
-        deadline: Monotonic time at which everything has ended, one way or the other.
+        deadline: Monotonic time at which the attempt has succeeded or failed.
     """
 
     requirements: Requirements
@@ -69,11 +72,11 @@ class PushAttempt:
     deadline: float
 
     async def join(self, *, address: str, weight_dir: str | None) -> None:
-        """Form the communicator: every member's workers enter it, and so do we.
+        """Form the communicator: every member's workers and the trainer enter it.
 
         Args:
-            address: Where the others find us.
-            weight_dir: For disk: where versions are written.
+            address: The trainer's address for the members.
+            weight_dir: For disk: the directory of the run's versions.
         """
         offsets, world_size = rank_offsets({name: member.info.num_workers for name, member in self.members.items()})
         timeout_s = self._time_for_members()
@@ -107,7 +110,7 @@ class PushAttempt:
         await self._everyone("join", calls)
 
     async def begin(self, parcel: Parcel) -> None:
-        """Have every member check what is announced, and start to receive."""
+        """Have every member check the announcement and start to receive."""
         body = BeginRequest(
             run_id=self.requirements.run_id,
             epoch=self.epoch,
@@ -129,7 +132,7 @@ class PushAttempt:
     async def broadcast(self, parcel: Parcel) -> str:
         """Send everything, and return its checksum.
 
-        A member that fails leaves the communicator, and is found by asking who is still in it.
+        A member that fails leaves the communicator. It is found by asking all members whether they are still in it.
         """
         digests = SentDigests()
 
@@ -163,9 +166,9 @@ class PushAttempt:
     async def commit(
         self, *, policy_version: int, checksum: str | None, probe: Probe | None
     ) -> tuple[dict[str, CommitReply], dict[str, str]]:
-        """Have every member load what it received, and return their replies, and why others have none.
+        """Have every member load what it received. Return the replies, and the reason of each failure.
 
-        A reply that is not verified is among both.
+        A member whose reply shows a wrong version or a failed probe appears in both.
         """
         body = CommitRequest(
             run_id=self.requirements.run_id,
@@ -198,7 +201,10 @@ class PushAttempt:
         return replies, failed
 
     async def _until_one_left(self, policy_version: int) -> dict[str, str]:
-        """Return who left, once somebody did: a stopped process keeps its connections, and we would wait for it."""
+        """Wait until members have left, and return them with their reasons.
+
+        Without this the send would wait for a stopped process, which keeps its connections.
+        """
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
             if left := await self._who_left(policy_version):
@@ -212,16 +218,16 @@ class PushAttempt:
 
     async def _off_loop(self, work: Callable[[], _ResultT], name: str) -> _ResultT:
         try:
-            # The work keeps the deadline itself; this second one is for the case that it cannot.
+            # The work observes the deadline itself; this second timeout is for work that hangs.
             return await in_thread(work, timeout_s=self._time_left() + SETTLE_S, name=name)
         except TimeoutError as error:
             raise PushError(f"{name} did not end by its deadline") from error
 
     async def _everyone(self, step: str, calls: Mapping[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-        """Run all calls at once and return all answers.
+        """Run all calls concurrently and return all answers.
 
         Raises:
-            AttemptError: One failed, or the deadline passed.
+            AttemptError: A call failed, or the deadline passed.
         """
         tasks = {
             name: asyncio.create_task(call, name=f"push {step} {name or 'ourselves'}") for name, call in calls.items()
@@ -245,7 +251,7 @@ class PushAttempt:
         errors = {name: f"{step}: {error}" for name, task in tasks.items() if (error := _error_of(task)) is not None}
         unanswered = {name: reason for name, reason in errors.items() if name and not _answered(tasks[name])}
         gone = {name: reason for name, reason in unanswered.items() if name in early}
-        # The others of a wire may need longer than this to let go of one that died.
+        # The surviving members of a wire may need longer than this to notice that a peer died.
         blamed = gone or unanswered or {name: reason for name, reason in errors.items() if name in early}
         reason = next(iter((blamed or errors).values()), f"{step} did not end by the deadline")
         raise AttemptError(reason, blamed=blamed)
@@ -254,7 +260,7 @@ class PushAttempt:
         return self.deadline - time.monotonic()
 
     def _is_late(self) -> bool:
-        """At the deadline everybody gives up because somebody did not come, the innocent first; nobody is blamed."""
+        """Whether the deadline has come. Then every member gives up, innocent ones first, so no replica is blamed."""
         return time.monotonic() >= self._late_at()
 
     def _late_at(self) -> float:
@@ -268,12 +274,12 @@ class PushAttempt:
 
 
 def _for_members(left: float) -> float:
-    """Return what members get of the time that is left."""
+    """Return the part of the remaining time that members get, in seconds."""
     return max(left - _ANSWER_S, left / 2)
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | str | None:
-    """Return why a task has no result. Anything but our own errors is a bug, and raised."""
+    """Return why a task has no result. Re-raises any exception that is not a HeadraceError, because it is a bug."""
     if not task.done():
         return "no answer"
     if task.cancelled():

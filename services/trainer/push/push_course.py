@@ -1,4 +1,4 @@
-"""What is known of one push while it is under way."""
+"""The state of one push while it is under way."""
 
 from services.trainer.push.parcel import Parcel
 from services.trainer.push.push_result import PushResult
@@ -11,18 +11,18 @@ class PushCourse:
     """The course of one push, from the first look at the fleet to its result.
 
     Args:
-        policy_version: That is pushed.
-        fleet: Found at the beginning.
+        policy_version: The version that is pushed.
+        fleet: The fleet found at the beginning.
 
     Attributes:
-        fleet: Of the attempt under way, or of the last one.
-        failed: Replica to the reason why it has not got the version, of all attempts.
-        blamed: Of these, the ones whose own fault it was.
-        departed: Of these, the ones that have left the run meanwhile.
-        holding: Members of the attempt that held the version before it.
-        replies: To the commits of the last attempt.
-        begun: What the members of the attempt began to receive; None before.
-        num_bytes: That travelled, or were written.
+        fleet: The fleet of the current or last attempt.
+        failed: Replica to the reason why it did not get the version, over all attempts.
+        blamed: The failed replicas that caused the failure.
+        departed: The failed replicas that have left the run meanwhile.
+        holding: Members of the attempt that already held the version.
+        replies: Replies to the commits of the last attempt.
+        begun: The parcel that members began to receive; None before begin.
+        num_bytes: Bytes sent, or written to disk.
     """
 
     def __init__(self, policy_version: int, fleet: Fleet) -> None:
@@ -40,11 +40,11 @@ class PushCourse:
 
     @property
     def transport(self) -> Transport:
-        """What this attempt goes over."""
+        """The transport of this attempt."""
         return self.fleet.requirements.transport
 
     def go_on_with(self, fleet: Fleet) -> None:
-        """Take note of who is there for the next attempt."""
+        """Set the fleet of the next attempt."""
         self.fleet, self.begun = fleet, None
         self.failed |= fleet.refused
         self.holding = [name for name in self.holding if name in fleet.ready]
@@ -55,7 +55,7 @@ class PushCourse:
         return {name: member for name, member in self.fleet.ready.items() if name not in self.holding}
 
     def tell(self, retries: Retries, *, now: float) -> None:
-        """Say who has the version, and who took part and has not got it. One that was refused cost nobody anything."""
+        """Report to ``retries`` which replicas got the version and which members did not. Skips refused replicas."""
         for name, info in self._asked.items():
             if name in self.failed and name not in self.departed:
                 retries.failed(info, is_to_blame=name in self.blamed, now=now)
@@ -63,7 +63,7 @@ class PushCourse:
                 retries.succeeded(name)
 
     def result(self, *, epoch: int, total_s: float) -> PushResult:
-        """Return what became of it."""
+        """Return the push's result."""
         return PushResult.of(
             self.replies,
             self.failed,

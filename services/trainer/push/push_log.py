@@ -1,8 +1,8 @@
-"""Decides when weights are pushed, and keeps count of what became of it.
+"""Decides when to push weights, and counts the results.
 
-A push is due when the newest policy version was not pushed yet, or when the generators that are alive are not the ones
-that hold it: a replica that starts late, or comes back, is bootstrapped without waiting for the next step. To know,
-every replica is asked, which takes a fleet of hundreds a good part of a second: it is done a tenth of the time at most.
+A push is due when the newest policy version was not pushed yet, or when a live generator does not hold it: a replica
+that starts late, or comes back, is bootstrapped without waiting for the next step. To find out, every replica is asked,
+which takes a good part of a second with hundreds of replicas. Asking is limited to a tenth of the time.
 """
 
 import itertools
@@ -27,17 +27,17 @@ class Sender(Protocol):
     """The sending end of the weight push, as weight_sender.py implements it."""
 
     async def needs_push(self) -> bool:
-        """Whether the replicas that are alive are not those that hold the newest version."""
+        """Return whether a live replica lacks the newest version."""
         ...
 
     async def push(
         self, weights: Callable[[], Iterable[Any]], *, policy_version: int, prober: Prober | None = None
     ) -> PushResult:
-        """Push to every replica that is alive; a failure is in the result."""
+        """Push to every live replica; failures are in the result."""
         ...
 
     async def let_sleep(self) -> None:
-        """Have generators on the same GPU give their memory away until the next push."""
+        """Have generators on the same GPU release their memory until the next push."""
         ...
 
 
@@ -46,11 +46,11 @@ class PushLog:
 
     Args:
         sender: The sending end.
-        run_log: Told of every push.
-        prober: Says what a generator makes of a prompt if it holds the pushed weights; None: nobody is asked.
-        num_pushes: Pushes of earlier incarnations of this run's trainer.
-        num_confirmed: Of those, the ones every member of their last attempt confirmed.
-        num_probes_failed: Generators that the probe took out in them.
+        run_log: Records every push.
+        prober: Computes the expected logprobs of a probe prompt; None: nothing is probed.
+        num_pushes: Pushes by earlier incarnations of this run's trainer.
+        num_confirmed: Earlier pushes that every member of the last attempt confirmed.
+        num_probes_failed: Generators that failed the probe in earlier pushes.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class PushLog:
 
     @property
     def num_generators(self) -> int:
-        """How many replicas hold the version pushed last."""
+        """Number of replicas that hold the version that was last pushed."""
         return len(self._members)
 
     @property
     def num_left_out(self) -> int:
-        """How many replicas did not get the version pushed last."""
+        """Number of replicas that did not get the version that was last pushed."""
         return len(self._failed)
 
     def left_out(self) -> dict[str, str]:
-        """Return some of them, each with the reason."""
+        """Return up to 8 of the replicas that did not get it, each with the reason."""
         some = itertools.islice(sorted(self._failed.items()), _MAX_TOLD)
         return {replica_id: reason[:_MAX_REASON_CHARS] for replica_id, reason in some}
 
     async def push_if_needed(self, weights: Callable[[], Iterable[Any]], *, policy_version: int) -> None:
-        """Push ``policy_version`` if it was not pushed, or if the fleet changed. A failed push is not an error here."""
+        """Push ``policy_version`` if it was not pushed, or if a replica lacks it. A failed push does not raise."""
         now = time.monotonic()
         is_new = policy_version != self._pushed_version
         if now < self._not_before and not is_new:
@@ -105,7 +105,7 @@ class PushLog:
         self._pushed_version = policy_version
         self._members, self._failed = result.members, result.failed
         if not result.members and not result.failed:
-            # Nobody is there to push to: not a push, only a wait.
+            # No replica to push to: this does not count as a push.
             self._not_before = now + _RETRY_AFTER_S / 2
             return
         if (result.transport, result.why_transport) != self._transport:
@@ -139,11 +139,11 @@ class PushLog:
         )
 
     async def let_sleep(self) -> None:
-        """Let the generators on the trainer's GPU give their memory away until the next push."""
+        """Let the generators on the trainer's GPU release their memory until the next push."""
         await self._sender.let_sleep()
 
     def waiting_for(self) -> str:
-        """Return what generators are waited for, or nothing if some hold the newest version."""
+        """Return which generators the run waits for; empty if some hold the newest version."""
         if self._members:
             return ""
         if self._failed:

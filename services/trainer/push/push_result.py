@@ -1,4 +1,4 @@
-"""What became of one push."""
+"""The result of one push."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from shared.control import CommitReply, Transport
 
 @dataclass(frozen=True)
 class PushResult:
-    """What became of one push.
+    """The result of one push.
 
     Attributes:
-        epoch: Communicator epoch it ended in.
-        transport: What it went over.
-        why_transport: A sentence on why that.
-        members: Replicas that hold ``policy_version``: they confirmed it, or did before.
+        epoch: Communicator epoch of the last attempt.
+        transport: Transport of the last attempt.
+        why_transport: A sentence on why this transport was chosen.
+        members: Replicas that hold ``policy_version``: they confirmed it in this push, or held it before.
         failed: Replica to the reason why it does not hold ``policy_version``.
-        total_s: All of it, repeated attempt included.
-        standstill_s: How long decoding stood still, at the worst of the members; so are the next three.
+        total_s: Duration of the whole push, including a second attempt.
+        standstill_s: How long decoding stood still, in seconds. This and the next three are maxima over the members.
         receive_s: From begin to the last byte.
-        load_s: Of the standstill: putting the weights into the engine.
-        probe_s: From decoding resumed to the probe compared.
-        num_bytes: That travelled, once for all members together; for disk, that were written.
-        is_confirmed: The last attempt had members, and all of them hold the version. Replicas that took no part in it
-            do not count: refused, left out after the first, or gone from the run before they had loaded it.
+        load_s: The part of the standstill that loads the weights into the engine.
+        probe_s: From the time decoding resumed until the probe was compared.
+        num_bytes: Bytes sent, counted once for all members together; for disk, bytes written.
+        is_confirmed: The last attempt had members, and all of them hold the version. Replicas outside it do not count:
+            they were refused, left out after the first attempt, or left the run before they had loaded the version.
         probe_max_diff: Largest difference of a logprob of the probe, in nats; None without a probe.
-        num_probes_failed: Replicas that the probe has taken out.
+        num_probes_failed: Number of replicas that failed the probe.
     """
 
     policy_version: int
@@ -60,18 +60,18 @@ class PushResult:
         total_s: float,
         num_bytes: int,
     ) -> Self:
-        """Return what the replies of the last attempt, and the failures of all, come to.
+        """Build the result from the replies of the last attempt and the failures of all attempts.
 
         Args:
-            replies: Of the members, but of those that were not asked.
-            failed: Replica to the reason, of all attempts.
+            replies: Replies of the members that were asked to commit.
+            failed: Replica to the reason, over all attempts.
             holding: Members that held the version before.
-            left_out: Of those that failed, the ones that were no members of the last attempt, or left the run in it.
-            policy_version: See above; so are the others.
-            epoch: See above.
-            requirements: Of the last attempt.
-            total_s: See above.
-            num_bytes: See above.
+            left_out: Failed replicas that were not members of the last attempt, or left the run during it.
+            policy_version: The version that was pushed.
+            epoch: See the class.
+            requirements: Requirements of the last attempt.
+            total_s: See the class.
+            num_bytes: See the class.
         """
         all_replies = replies.values()
         members = tuple(replica_id for replica_id in (*holding, *replies) if replica_id not in failed)

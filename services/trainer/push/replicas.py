@@ -1,9 +1,9 @@
-"""The generator replicas as the trainer sees them: who is there to take part in a push, and the calls to one of them.
+"""Finds the generator replicas that can take part in a push, and calls them.
 
     registered in Redis, lease alive --> GET info --> ready (member) | refused, with a sentence | not yet
 
-Addresses come from the run's hash in Redis, life from the leases, and everything else from the replica itself: what
-Redis says about a replica is a reason to ask it and never a reason to believe something about it.
+Addresses come from the run's hash in Redis, liveness from the leases, and everything else from the replica itself. An
+entry in Redis is only a reason to ask the replica; the replica's answer decides.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ _ReplyT = TypeVar("_ReplyT", bound=BaseModel)
 class Replica:
     """One generator replica.
 
-    Every call raises UnavailableError if there is no answer within ``timeout_s`` or the replica cannot take part, and
-    PushError if it answers no.
+    Every call raises UnavailableError if the replica does not answer within ``timeout_s`` or cannot take part, and
+    PushError if it refuses.
 
     Args:
         replica_id: Its stable name.
-        url: Where it answers.
-        client: Carries the internal key.
+        url: Its base URL.
+        client: HTTP client that sends the internal key.
     """
 
     def __init__(self, replica_id: str, url: str, client: httpx.AsyncClient) -> None:
@@ -60,19 +60,19 @@ class Replica:
         self._client = client
 
     async def info(self, *, timeout_s: float) -> ReplicaInfo:
-        """Ask who it is and what it holds."""
+        """Ask the replica for its identity and state."""
         return await self._call("GET", "", None, ReplicaInfo, timeout_s=timeout_s)
 
     async def join(self, body: JoinRequest, *, timeout_s: float) -> ReplicaInfo:
-        """Have its workers enter a communicator; answered when they have."""
+        """Have its workers enter a communicator. It answers once they have entered."""
         return await self._call("POST", "/join", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def begin(self, body: BeginRequest, *, timeout_s: float) -> ReplicaInfo:
-        """Have it hold decoding and start to receive; answered when decoding is held."""
+        """Have it check the announcement and start to receive. It answers once it receives; decoding goes on."""
         return await self._call("POST", "/begin", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def commit(self, body: CommitRequest, *, timeout_s: float) -> CommitReply:
-        """Have it go on with what it received; answered when it does."""
+        """Have it load what it received. It answers once the weights are loaded, read back and probed."""
         return await self._call("POST", "/commit", body, CommitReply, timeout_s=timeout_s)
 
     async def abort(self, body: AbortRequest, *, timeout_s: float) -> ReplicaInfo:
@@ -80,21 +80,21 @@ class Replica:
         return await self._call("POST", "/abort", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def sleep(self, body: SleepRequest, *, timeout_s: float) -> ReplicaInfo:
-        """Have its engine give its GPU memory away until the next begin."""
+        """Have its engine release its GPU memory until the next begin."""
         return await self._call("POST", "/sleep", body, ReplicaInfo, timeout_s=timeout_s)
 
     async def _call(
         self, method: str, route: str, body: BaseModel | None, reply: type[_ReplyT], *, timeout_s: float
     ) -> _ReplyT:
-        """Return the reply.
+        """Send one request and return the reply.
 
         Raises:
-            UnavailableError: It did not answer within ``timeout_s``, or that it cannot take part.
-            PushError: It answered no, or not in our language.
+            UnavailableError: It did not answer within ``timeout_s``, or answered that it cannot take part.
+            PushError: It refused, or its answer has an unknown form.
         """
         what = f"generator {self.replica_id} at {self.url}"
         try:
-            async with asyncio.timeout(max(timeout_s, 0.001)):  # of httpx, which counts each wait for itself
+            async with asyncio.timeout(max(timeout_s, 0.001)):  # httpx limits each wait, not the whole request
                 response = await self._client.request(
                     method,
                     f"{self.url}{WEIGHTS_PATH}{route}",
@@ -123,7 +123,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Member:
-    """A replica that can take part, and what it said of itself."""
+    """A replica that can take part, and its answer to GET info."""
 
     replica: Replica
     info: ReplicaInfo
@@ -131,12 +131,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What ``reconcile`` found.
+    """The result of ``reconcile``.
 
     Attributes:
-        ready: Who can take part now.
-        refused: Replica to the reason why it cannot.
-        requirements: What the members have in common with the trainer.
+        ready: Replicas that can take part now.
+        refused: Replica to the reason why it cannot take part.
+        requirements: What every member has in common with the trainer.
     """
 
     ready: dict[str, Member]
@@ -154,7 +154,7 @@ async def reconcile(
     dtype: str | None,
     without: Collection[str],
 ) -> Fleet:
-    """Ask every live replica but ``without`` what it is. One that does not answer in a few seconds is refused."""
+    """Ask every live replica not in ``without`` for its state. A replica that does not answer within 3 s is refused."""
     replicas = {
         name: replica for name, replica in (await registered(redis, keys, client)).items() if name not in without
     }
@@ -194,7 +194,10 @@ async def registered(redis: Redis, keys: RunKeys, client: httpx.AsyncClient) -> 
 
 
 async def listed(redis: Redis, keys: RunKeys) -> set[str]:
-    """Return who is registered with the run, alive or not. One that ends in order is taken out before it lets go."""
+    """Return the ids of all registered replicas, alive or not.
+
+    A replica that shuts down cleanly unregisters before it gives up its lease.
+    """
     return {name.decode() for name in await _entries(redis, keys)}
 
 

@@ -1,10 +1,10 @@
-"""Asks the members of an epoch who is still in it, and tells one that is stopped from others that are slow.
+"""Asks the members of an epoch whether they are still in it, and tells a stopped process from a slow one.
 
-    all asked --settle_s--> who left has said so, or cannot be reached: they are to blame
-                      |---> one is silent: it is to blame
-                      +---> several are: they get as long again, until one is left
+    all asked --settle_s--> a member has left (it says so, or cannot be reached): it is to blame
+                      |---> one member is silent: it is to blame
+                      +---> several are silent: they get as long again, until only one is silent
 
-A stopped process keeps its connections, so for a while it looks like one on a machine with too much to do.
+A stopped process keeps its connections, so for a while it looks like a process on an overloaded machine.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from shared.errors import HeadraceError
 async def who_left(
     members: Mapping[str, Member], attempted: CommitRequest, *, settle_s: float, patient_until: float
 ) -> dict[str, str]:
-    """Return the members that are to blame, each with a reason; none if all say that they are in the epoch.
+    """Return the members that are to blame, each with a reason; empty if all are still in the epoch.
 
     Args:
-        members: Who is asked.
-        attempted: The commit that has nothing to be done for in a member that has left; its refusal says what happened.
-        settle_s: How long they have to answer.
-        patient_until: Monotonic time until which several that are silent are waited for longer.
+        members: The members to ask.
+        attempted: The commit of this epoch. A member that has left refuses it, and the refusal says what happened.
+        settle_s: How long they have to answer, in seconds.
+        patient_until: Monotonic time up to which several silent members are waited for longer.
     """
 
     async def why(member: Member) -> str | None:
@@ -56,7 +56,7 @@ async def who_left(
 
 
 async def until_one_is_silent(tasks: Mapping[str, asyncio.Task[Any]], *, settle_s: float, patient_until: float) -> None:
-    """Wait for several that have not answered yet, until at most one of them is left, or time is up."""
+    """Wait until at most one task is unfinished, for at most ``settle_s`` and until ``patient_until``."""
     until = min(time.monotonic() + settle_s, patient_until)
     while len(silent := [task for task in tasks.values() if not task.done()]) > 1:
         left = until - time.monotonic()

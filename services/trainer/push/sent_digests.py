@@ -1,4 +1,4 @@
-"""The checksum of weights, computed while they are sent: the trainer's end of services/generator/staged_weights.py."""
+"""The checksum of weights, computed while they are sent: the counterpart of services/generator/staged_weights.py."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,25 +14,25 @@ _PENDING_BYTES = 512 * 1024 * 1024
 
 
 class SentDigests:
-    """Digests of what went by, computed in a thread of their own while it travels."""
+    """Digests of the weights that pass through, computed in a separate thread while they are sent."""
 
     def __init__(self) -> None:
         self._digests: dict[str, Future[bytes]] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest weights")
 
     def watching(self, weights: NamedTensors) -> Iterator[tuple[str, Tensor]]:
-        """Yield ``weights``, and remember what they were."""
+        """Yield ``weights`` and compute the digest of each."""
         pending: deque[tuple[Future[bytes], int]] = deque()
         for name, tensor in weights:
             self._digests[name] = self._thread.submit(digest, tensor)
             pending.append((self._digests[name], tensor.nbytes))
-            # Weights that were gathered or converted for this would pile up.
+            # Without a limit, gathered or converted weights would pile up in memory.
             while sum(num_bytes for _, num_bytes in pending) > _PENDING_BYTES:
                 pending.popleft()[0].result()
             yield name, tensor
 
     def checksum(self) -> str:
-        """Wait for the last digest, and return the checksum of everything that went by."""
+        """Wait for the last digest, and return the checksum of all weights that were yielded."""
         self._thread.shutdown()
         return weight_checksum.checksum((name, found.result()) for name, found in self._digests.items())
 
@@ -46,10 +46,10 @@ def digest(tensor: Tensor) -> bytes:
 
 
 def digest_on_device(data: Tensor) -> bytes:
-    """Return the digest of one-dimensional bytes, summed where they are."""
+    """Return the digest of one-dimensional bytes, summed on their device."""
     whole = data.numel() - data.numel() % (8 * weight_checksum.WORDS_A_ROW)
     words = data[:whole]
-    if words.storage_offset() % 8:  # torch takes 64-bit words only where one could begin
+    if words.storage_offset() % 8:  # torch requires 64-bit views to be aligned
         words = words.clone()
     rows = words.view(torch.int64).view(-1, weight_checksum.WORDS_A_ROW)
     # Signed sums wrap as unsigned ones do.

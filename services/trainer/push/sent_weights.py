@@ -1,10 +1,10 @@
-"""Keeps a copy of the weights as they were sent last, and says what became of them since.
+"""Keeps a copy of the weights as they were last sent, and encodes what changed since.
 
     weights of version v --compare with the copy--> a delta for each parameter; the copy is now version v
 
-The copy is in the host's memory, as large as the weights in the dtype they are pushed in: 2 bytes a parameter in
-bfloat16. It is the first training rank's alone. A full set is sent from the copy too, so that the weights are read once
-a push, which costs a gather where they are sharded.
+The copy is in host memory and as large as the weights in the dtype they are pushed in: 2 bytes a parameter in bfloat16.
+Only the first training rank has one. A full set is sent from the copy too, so that the weights are read once a push.
+Reading costs a gather where they are sharded.
 """
 
 import os
@@ -26,11 +26,13 @@ _MAX_THREADS = 8
 
 
 class SentWeights:
-    """What was sent last, and deltas against it. Blocks: called off the event loop, by one thread at a time.
+    """The weights that were last sent, and deltas against them.
+
+    Blocks: call it off the event loop, from one thread at a time.
 
     Attributes:
-        checksum: Of what was sent last; None before the first push, or after one that broke off while it was read.
-        policy_version: Of the same.
+        checksum: Checksum of the weights last sent; None before the first push, or after a read that broke off.
+        policy_version: Policy version of the weights last sent; None when ``checksum`` is.
     """
 
     def __init__(self) -> None:
@@ -43,16 +45,16 @@ class SentWeights:
     def update(
         self, weights: NamedTensors, announced: Announcement, *, policy_version: int, is_compared: bool = True
     ) -> Parcel:
-        """Take ``weights`` as the newest version, and return what changed: as deltas, or in full if there is no base.
+        """Copy ``weights`` as the newest version. Return deltas, or all weights if there is no base.
 
         Args:
-            weights: All of them.
-            announced: What they are.
+            weights: All parameters.
+            announced: Their names, dtypes and shapes.
             policy_version: Optimizer steps contained in them.
-            is_compared: Whether to say what changed at all.
+            is_compared: Whether to compute deltas at all.
 
         Raises:
-            PushError: ``weights`` are not what was announced.
+            PushError: ``weights`` differ from the announcement.
         """
         base, self.checksum, self.policy_version = self.checksum, None, None
         if announced != self._announced:
@@ -68,7 +70,7 @@ class SentWeights:
             policy_version=policy_version,
             announced=announced,
             encoding="delta",
-            # bytearray: torch warns of arrays that cannot be written to.
+            # bytearray, because torch warns about read-only arrays.
             tensors=lambda: ((name, _tensor(np.frombuffer(bytearray(blob), np.uint8))) for name, blob in blobs.items()),
             sizes=tuple(len(blobs[name]) for name in announced.names),
             num_bytes=sum(map(len, blobs.values())),
@@ -77,7 +79,7 @@ class SentWeights:
         )
 
     def full(self) -> Parcel:
-        """Return everything that ``update`` took last."""
+        """Return all weights that ``update`` last copied."""
         announced = self._announced
         if announced is None or self.policy_version is None:
             raise RuntimeError("there is no complete copy of the weights")
@@ -99,7 +101,7 @@ class SentWeights:
     def _take(
         self, weights: NamedTensors, announced: Announcement, *, with_deltas: bool
     ) -> Iterator[tuple[str, bytes]]:
-        """Copy each parameter and yield its delta. numpy lets go of the interpreter: a few are done at a time."""
+        """Copy each parameter and yield its delta, a few in parallel: numpy releases the interpreter lock."""
         num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(num_threads, thread_name_prefix="compare weights") as threads:
             under_way: list[tuple[str, Future[bytes]]] = []

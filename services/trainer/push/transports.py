@@ -1,4 +1,4 @@
-"""What this machine brings to a push, and the communicators it can open."""
+"""This machine's abilities for a push, and the communicators it can open."""
 
 import torch
 
@@ -10,7 +10,7 @@ from shared.control import Transport
 
 
 def own_abilities() -> Abilities:
-    """Return versions and GPU of this process: what the generators' are compared with."""
+    """Return the versions and the GPU of this process, to compare with the generators'."""
     return Abilities(
         torch_version=str(torch.__version__),
         nccl_version=nccl_version() if torch.cuda.is_available() else None,
@@ -19,16 +19,16 @@ def own_abilities() -> Abilities:
 
 
 def open_communicator(transport: Transport, *, address: str, buffer_bytes: int) -> Communicator:
-    """Return a communicator that others can join at ``address``.
+    """Return a communicator that generators can join at ``address``.
 
     Args:
-        transport: What it is of.
+        transport: The transport to open.
         address: Local address that the generators can reach.
-        buffer_bytes: Size of ipc's buffer.
+        buffer_bytes: Size of the ipc buffer.
 
     Raises:
         PushError: It cannot be opened now.
-        UserError: ``address`` is not one of this machine's.
+        UserError: ``address`` does not belong to this machine.
     """
     match transport:
         case "gloo":

@@ -1,28 +1,29 @@
-"""Pushes weights from the trainer into every generator that is alive, and can fail without hurting the run.
+"""Pushes weights from the trainer into every live generator. A failing generator does not stop the run.
 
     trainer (this file)                              every generator replica (weight_receiver.py)
-      | reconcile: GET info of whoever is alive
+      | reconcile: GET info of every live replica
       | join(epoch) --------- HTTP, rendezvous -------->  its workers enter the communicator     } only if the members
-      |                                                                                          } are not the epoch's
+      |                                                                                          } have changed
       | begin(v) ------------ HTTP -------------------->  check names and shapes, start to receive; decoding goes on
       | chunks -------------- gloo or NCCL ------------>  into staging memory
       | commit(v, checksum) - HTTP -------------------->  compare the checksum, hold decoding, load, read the version
-      |                                                   back, go on decoding; score the probe, hand tokens on
-      | required_version = v: published when every member of the attempt confirmed, or none is left
-      |
-      | a step before commit fails: close the communicator (wakes whoever is blocked in it), abort(epoch), drop the
-      | replicas to blame, and repeat once in a new epoch with whoever is alive. What was served before is served on
-      | commit fails, or the probe: that replica is out, and is bootstrapped in a later epoch; the others have v. One
-      | that left the run meanwhile, because it was asked to end, is nobody's failure
-      | a newer trainer has taken the run over: nothing is committed, and FencedError is raised
+      |                                                   back, resume decoding; score the probe, hand tokens on
+      | required_version = v: published after the last attempt, even if members failed
 
-The trainer's own logprobs of the probe are computed meanwhile, and awaited before the weights are read; over gloo, if
-one rank has them all, before the commit.
+    a step before commit fails   close the communicator (wakes every thread blocked in it), abort(epoch), leave out the
+                                 replicas to blame, and retry once in a new epoch with the other live replicas.
+                                 All replicas keep serving their old weights
+    commit or probe fails        that replica is out, and is bootstrapped in a later epoch; the others have v.
+                                 A replica that left the run meanwhile, because it was asked to end, is not a failure
+    a newer trainer took over    nothing is committed, and FencedError is raised
 
-Every step has a deadline, and so has the attempt: ``push_timeout_s``. A replica that has not got the required version
-takes no prompts until a later epoch gives it a complete set of weights. Communicator epochs are numbered within one
-incarnation of the trainer: they rise across incarnations too, so a generator can refuse a body from the past, and the
-run's epoch counter, which fences trainers, stays what it is.
+The trainer computes its own logprobs of the probe meanwhile, and finishes before the weights are read. Over gloo, if
+one rank has all weights, it only has to finish before the commit.
+
+Every step has a deadline, and so has each attempt: ``push_timeout_s``. A replica without the required version takes no
+prompts until a later epoch gives it a complete set of weights. Communicator epochs are numbered within one incarnation
+of the trainer and rise across incarnations, so a generator can refuse a request from the past. They are separate from
+the run's epoch counter, which fences trainers.
 """
 
 import asyncio
@@ -58,21 +59,21 @@ log = logging.getLogger(__name__)
 
 
 class WeightSender:
-    """The sending end of one run's weight push, of one incarnation of its trainer.
+    """Sends the weights of one run, for one incarnation of its trainer.
 
     Args:
         redis: Client of redis_connection.py.
-        run_id: The run.
+        run_id: The run's id.
         internal_key: Bearer key of the generators' weight routes.
-        peers: How generators are called over https.
-        transport: What the run says; auto is chosen anew at each push.
-        encoding: Whether all weights are sent, or what changed.
-        weight_dir: For disk: where versions are written.
+        peers: TLS settings for calls to generators over https.
+        transport: The run's ``weight_transport``; auto is chosen anew at each push.
+        encoding: The run's ``push_encoding``: all weights, only changes, or auto.
+        weight_dir: For disk: the parent of the run's directory of versions.
         bind_address: Address of this machine that the generators can reach.
-        push_timeout_s: Deadline of one attempt; there are at most two in a push.
+        push_timeout_s: Deadline of one attempt, in seconds; a push has at most two attempts.
         incarnation: This trainer's value of the run's epoch counter.
-        dtype: What the generators' engines must hold the weights in; not compared if None.
-        buffer_bytes: Size after which a packed chunk is cut; None is what suits the transport.
+        dtype: Dtype in which the generators' engines must hold the weights; None is not compared.
+        buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.
     """
 
     def __init__(
@@ -115,10 +116,10 @@ class WeightSender:
         self._retries = Retries()
 
     async def needs_push(self) -> bool:
-        """Return whether a replica that could serve does not hold the version pushed last.
+        """Return whether a replica that could serve does not hold the version that was last pushed.
 
-        One that joined late or came back does not. One that is loading, belongs to another run, was refused, or failed
-        not long ago (retries.py) does not count, or the trainer would push for ever.
+        A replica that joined late or came back needs a push. A replica that is loading, belongs to another run, was
+        refused, or failed recently (retries.py) does not count; otherwise the trainer would push forever.
         """
         fleet = await self._reconcile(without=())
         return self._retries.needs_push(
@@ -129,19 +130,20 @@ class WeightSender:
         )
 
     async def push(self, weights: Weights, *, policy_version: int, prober: Prober | None = None) -> PushResult:
-        """Bring ``policy_version`` to every generator that is alive. A generator that fails is part of the result.
+        """Push ``policy_version`` to every live generator. A generator that fails is part of the result.
 
         Args:
-            weights: Returns all parameters, by their Hugging Face names, in the same order whenever it is called. They
-                must not change until this returns. Called off the event loop: it may convert each of them.
+            weights: Returns all parameters, by their Hugging Face names, in the same order at every call. They must not
+                change until this method returns. Called off the event loop: it may convert each parameter.
             policy_version: Optimizer steps contained in them.
-            prober: Says what a generator that holds them makes of a prompt; None: nobody is asked.
+            prober: Computes the expected logprobs of a probe prompt; None: nothing is probed.
 
         Raises:
             FencedError: A newer incarnation of the trainer has taken over.
             StateLostError: Redis has forgotten this incarnation.
-            PushError: The weights themselves are wrong: doubles, other parameters than in the push before, or diverged.
-            UnavailableError: Redis is away, or the trainer is stuck; one that is started again may not be.
+            PushError: The weights themselves are wrong: duplicate names, other parameters than in the last push, or
+                diverged.
+            UnavailableError: Redis is away, or the trainer is stuck. Restarting the trainer may help.
         """
         started = time.monotonic()
         await self._check_not_fenced()
@@ -156,7 +158,8 @@ class WeightSender:
                 if probing is not None:
                     await probing.result()
             except (PushError, UnavailableError):
-                # Who was stopped meanwhile finds its deadlines passed, and has to hear first that it was superseded.
+                # A trainer process that was stopped for a while finds its deadlines passed. Check first whether it was
+                # superseded.
                 with contextlib.suppress(UnavailableError):
                     await self._check_not_fenced()
                 raise
@@ -171,9 +174,9 @@ class WeightSender:
         return course.result(epoch=self._epochs.current, total_s=now - started)
 
     async def let_sleep(self) -> None:
-        """Have generators on this GPU give their memory to the optimizer until the next push.
+        """Have the generators on this GPU release their memory to the optimizer until the next push.
 
-        To be called when nothing is left to generate before that. One that does not obey costs memory, and no more.
+        Call it when nothing is left to generate before that push. A generator that fails to sleep only costs memory.
         """
         if self._epochs.transport != "ipc":
             return
@@ -190,7 +193,7 @@ class WeightSender:
         await asyncio.gather(*(ask(replica) for replica in inside))
 
     async def close(self) -> None:
-        """Leave the communicator and close connections. Generators go on serving what they hold."""
+        """Close the communicator and all connections. Generators keep serving the weights they hold."""
         self._epochs.close()
         await self._client.aclose()
 
