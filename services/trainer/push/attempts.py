@@ -6,7 +6,7 @@
 
 Weights are read after the probe is computed. With several training ranks both use collectives, which must not run
 beside each other or beside the push. Over gloo, a single rank goes on computing the probe while it sends, and finishes
-it before the commits. If an attempt fails before its commits, its members are told to abort and keep serving the
+it before the commits. If an attempt fails before its commits, its members are asked to abort and keep serving the
 weights they hold.
 """
 
@@ -203,7 +203,7 @@ class Attempts:
                 self._parcels.distrust()
 
     async def _give_up(self, members: dict[str, Member], reason: str) -> Iterable[ReplicaInfo]:
-        """Abort these members and return the state of each one that answers."""
+        """Abort these members and return the state of every member that answers."""
         self._epochs.close()
         if not self._epochs.current:
             return ()  # no replica knows of this push yet

@@ -1,4 +1,4 @@
-"""What one push sends: all weights, or only what changed in them."""
+"""The weights, or changes in them, that one push sends."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Parcel:
 
     @property
     def travelling(self) -> Announcement:
-        """What is on the wire: the parameters, or their deltas as uint8 tensors."""
+        """Names, dtypes and shapes on the wire: of the parameters, or of their deltas as uint8 tensors."""
         if self.sizes is None:
             return self.announced
         names = self.announced.names

@@ -20,9 +20,9 @@ class PushResult:
         failed: Replica to the reason why it does not hold ``policy_version``.
         total_s: Duration of the whole push, including a second attempt.
         standstill_s: How long decoding stood still, in seconds. This and the next three are maxima over the members.
-        receive_s: From begin to the last byte.
+        receive_s: Time from begin to the last byte.
         load_s: The part of the standstill that loads the weights into the engine.
-        probe_s: From the time decoding resumed until the probe was compared.
+        probe_s: Time from decoding resumed to the probe compared.
         num_bytes: Bytes sent, counted once for all members together; for disk, bytes written.
         is_confirmed: The last attempt had members, and all of them hold the version. Replicas outside it do not count:
             they were refused, left out after the first attempt, or left the run before they had loaded the version.

@@ -45,7 +45,7 @@ class SentWeights:
     def update(
         self, weights: NamedTensors, announced: Announcement, *, policy_version: int, is_compared: bool = True
     ) -> Parcel:
-        """Copy ``weights`` as the newest version. Return deltas, or all weights if there is no base.
+        """Copy ``weights`` as the newest version. Return deltas, or all weights without a base.
 
         Args:
             weights: All parameters.
