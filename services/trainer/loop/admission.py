@@ -1,10 +1,10 @@
-"""Admits prompt groups: dataset rows in, entries of the prompts stream out, each number once.
+"""Admits prompt groups: turns dataset rows into entries of the prompts stream, each number once.
 
     dataset row n --encode--> group n --headrace_admit--> prompts
          |
-         +-- no prompt, or too long: number n is settled as dropped, with the reason
+         +-- without a prompt, or too long: number n is settled as dropped, with the reason
 
-The number of a group is its position in the shuffled data set, so admission needs no memory beyond a counter.
+The number of a group is its position in the shuffled data set, so admission only has to remember a counter.
 """
 
 import logging
@@ -29,7 +29,7 @@ BAD_ROW, PROMPT_TOO_LONG = "bad_row", "prompt_too_long"
 
 
 class UnusableRowError(UserError):
-    """A row of the data set that no prompt can be made of; ``reason`` is what its drop is counted as."""
+    """A row of the data set that does not give a prompt. Its drop is counted under ``reason``."""
 
     def __init__(self, reason: str, why: str) -> None:
         super().__init__(why)
@@ -37,21 +37,21 @@ class UnusableRowError(UserError):
 
 
 class Row(Protocol):
-    """A dataset row; ``problem`` says why it cannot be used, if it cannot."""
+    """A row of the data set."""
 
     @property
     def prompt(self) -> Prompt:
-        """Text or messages."""
+        """The prompt, as text or messages."""
         ...
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Every other column."""
+        """All other columns."""
         ...
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot be used, or None."""
+        """Why the row cannot be used, or None."""
         ...
 
 
@@ -67,7 +67,7 @@ class Encoder(Protocol):
     """Turns a prompt into token ids."""
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return token ids; raises UserError for a prompt that has none."""
+        """Return token ids. Raises UserError for a prompt that cannot be encoded."""
         ...
 
 
@@ -76,13 +76,13 @@ class Admission:
 
     Args:
         redis: Client of redis_connection.py.
-        keys: Keys of the run.
-        config: Of the run.
+        keys: The run's keys.
+        config: The run's settings.
         rows: The data set.
-        encoder: Of prompts.
-        ledger: Its ``admitted`` counter is advanced here, and unusable rows are dropped in it.
+        encoder: Turns prompts into token ids.
+        ledger: Admission advances its ``admitted`` counter and drops unusable rows in it.
         epoch: This trainer's incarnation.
-        replica_id: Name of this trainer, for the stamps.
+        replica_id: This trainer's name, for the stamps.
     """
 
     def __init__(
@@ -111,15 +111,15 @@ class Admission:
 
     @property
     def num_unadmitted(self) -> int:
-        """How many groups are to be admitted again and were not yet."""
+        """Number of groups that wait to be admitted again."""
         return len(self._again)
 
     def admit_again(self, numbers: Iterable[int]) -> None:
-        """Put groups of which no trace is left before all others; they take their turn within the same bound."""
+        """Put lost groups before all new ones. The bound on groups in flight applies to them too."""
         self._again.extend(number for number in numbers if number not in self._again)
 
     def leave_out(self, numbers: Collection[int]) -> None:
-        """Do not admit again what has arrived after all: it was being sampled when it was taken back."""
+        """Do not admit these groups again: they arrived after all, because they were being sampled when withdrawn."""
         if self._again:
             self._again = deque(it for it in self._again if it not in numbers and not self._ledger.is_settled(it))
 
@@ -129,7 +129,7 @@ class Admission:
         Unusable rows in between are dropped with their reason.
 
         Raises:
-            UserError: So many rows in a row were unusable that the data set cannot be meant.
+            UserError: The last 1,000 rows were unusable, so the data set is probably wrong.
         """
         admitted: list[int] = []
         while len(admitted) < count:
@@ -152,7 +152,7 @@ class Admission:
         return admitted
 
     async def _add(self, number: int, *, is_again: bool) -> bool:
-        """Put group ``number`` on the stream; False if its row cannot be used."""
+        """Put group ``number`` on the stream; return False if its row cannot be used."""
         payload = self._payload(number)
         if payload is None:
             return False
@@ -187,7 +187,7 @@ class Admission:
 async def send_off(
     redis: Redis, keys: RunKeys, epoch: int, label: str, payload: bytes, *, is_again: bool = False
 ) -> None:
-    """Put a group on the prompts stream: once, or again because no trace of it is left.
+    """Put a group on the prompts stream, for the first time or again after it was lost.
 
     Raises:
         FencedError: A newer incarnation owns the run.
@@ -213,10 +213,10 @@ def prompt_payload(
     max_prompt_length: int | None,
     replica_id: str,
 ) -> bytes:
-    """Return the entry of the prompts stream that asks for completions of a row.
+    """Return the entry of the prompts stream that requests completions for a row.
 
     Raises:
-        UnusableRowError: There is no prompt in it, or it is too long.
+        UnusableRowError: The row does not give a prompt, or its prompt is too long.
     """
     if row.problem is not None:
         raise UnusableRowError(BAD_ROW, row.problem)

@@ -1,11 +1,11 @@
-"""Decides how many groups to admit now: as staleness allows; while the run is paused none, or one now and then.
+"""Decides how many groups to admit now: as many as staleness allows; in a pause none, or an occasional probe.
 
-    goes on             as many as may be in flight
+    not paused          as many as may be in flight
     paused by user      none
-    paused by rewards   a probe, when nothing else is under way: one group tries whether they work again
+    paused by rewards   a probe, when nothing else is under way: one group tries whether the rewards work again
 
-To go on sampling while rewards fail would burn the generators for nothing, and to fail the run would make an outage of
-an hour the end of a week.
+Sampling at full speed while rewards fail would waste the generators. Failing the run instead would let an outage of an
+hour end a run of a week.
 """
 
 import time
@@ -20,12 +20,12 @@ PROBE_EVERY_S = 5.0
 
 
 class AdmissionPace:
-    """The pace of one run.
+    """The admission pace of one run.
 
     Args:
-        config: Of the run.
-        ledger: Knows how many groups are in flight.
-        probe_every_s: Pause between two probes.
+        config: The run's settings.
+        ledger: Counts the groups in flight.
+        probe_every_s: Pause between two probes, in seconds.
     """
 
     def __init__(self, config: RunConfig, *, ledger: Ledger, probe_every_s: float = PROBE_EVERY_S) -> None:
@@ -38,13 +38,14 @@ class AdmissionPace:
     def num_to_admit(
         self, *, num_unadmitted: int, num_waiting: int, num_steps_left: int, paused_by: PausedBy | None
     ) -> int:
-        """Return how many groups to admit now; while rewards have paused the run, that is a probe or nothing.
+        """Return how many groups to admit now. While rewards have paused the run, that is 1 (a probe) or 0.
 
         Args:
-            num_unadmitted: Groups the ledger counts as in flight that are to be admitted again (admission.py).
+            num_unadmitted: Groups that the ledger counts as in flight but that wait to be admitted again
+                (admission.py).
             num_waiting: Scored groups that wait for a full batch.
-            num_steps_left: Optimizer steps still to be made.
-            paused_by: Who has paused the run, if it is paused.
+            num_steps_left: Remaining optimizer steps.
+            paused_by: Who or what has paused the run; None if it is not paused.
         """
         if paused_by == "user":
             return 0

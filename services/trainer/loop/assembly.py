@@ -1,6 +1,6 @@
-"""Puts together everything that the training loop of one run drives.
+"""Builds everything that the training loop of one run drives.
 
-A checkpoint's ledger and the streams are compared before anything is trained, so that every group is accounted for:
+A checkpoint's ledger is compared with the streams before training starts, so that every group is accounted for:
 
     record --> data sets, tokenizer, model --> newest valid checkpoint --> groups accounted for --> Parts
 """
@@ -73,7 +73,7 @@ async def assemble(
     steps = total_steps(config, num_rows=len(rows))
     await store.write_starting(record, "loading the model")
     core = await asyncio.to_thread(lambda: make_core(config, total_steps=steps, lead=lead))
-    # Not before: what a newer incarnation is writing is no leftover.
+    # Before the removal of leftovers: files that a newer incarnation is writing are not leftovers.
     await check_not_fenced(redis, keys, epoch)
     ledger, num_tokens, considered_to = await _resume(core, files, store, record, incarnation=epoch)
     logs = files.run_dir / "rollouts"
@@ -114,7 +114,7 @@ async def assemble(
     lost_writes = LostWrites(
         redis, keys=keys, ledger=ledger, scored=scored, admission=admission, evaluations=evaluations
     )
-    await lost_writes.make_up()  # knows the server from here on: what it loses after the next line is noticed
+    await lost_writes.make_up()  # identifies the server: losses from here on are noticed
     await withdraw_unsampled(redis, keys, ledger, epoch=epoch)
     admission.admit_again(await missing_groups(redis, keys, ledger))
     traces = GroupTraces.from_environment(os.environ, run_id=keys.run_id, replica_id=replica_id)
@@ -185,11 +185,11 @@ async def assemble(
 async def _resume(
     core: TrainingCore, files: RunFiles, store: RunStore, record: RunRecord, *, incarnation: int
 ) -> tuple[Ledger, int, str]:
-    """Make the core that of the newest valid checkpoint, if there is one.
+    """Load the newest valid checkpoint into the core, if there is a checkpoint.
 
     Returns:
-        What the loop kept in it: the ledger, how many tokens were trained on, and up to where the scored stream was
-        considered; of a run without checkpoints, its beginning.
+        The loop's state in the checkpoint: the ledger, the number of tokens trained on, and the position up to which
+            the scored stream was considered. Without a checkpoint, the initial state.
     """
     await asyncio.to_thread(lambda: remove_leftovers(files.checkpoints, incarnation=incarnation))
     checkpoint = await asyncio.to_thread(newest_valid, files.checkpoints)
@@ -216,5 +216,5 @@ def _seat(redis: Redis, keys: RunKeys, epoch: int) -> StreamConsumer:
 
 
 def consumer_name(epoch: int) -> str:
-    """Return this incarnation's name on the scored stream: one that wakes up late must not read in a newer one's."""
+    """Return this incarnation's own name on the scored stream, so that a stale trainer never reads as a newer one."""
     return f"trainer-{epoch}"

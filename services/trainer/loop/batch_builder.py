@@ -1,10 +1,10 @@
-"""Chooses what the next batch trains on, and drops what no batch should.
+"""Chooses the groups of the next batch, and drops groups that no batch should train on.
 
     arrival --judge--> trainable          unscorable, truncated, zero_std, stale: dropped with that reason
     trainable --choose--> the groups of one batch, oldest tokens first, with their advantages
 
-Nothing is chosen while the batch would push an unfinished group past ``max_staleness`` (staleness.py says why). Among
-equally old groups the one admitted first is taken, so a choice depends on what may be chosen and on nothing else.
+It chooses nothing while a batch would push an unfinished group past ``max_staleness`` (staleness.py explains why).
+Among equally old groups, the group admitted first is taken, so the choice depends only on the set of candidates.
 """
 
 import logging
@@ -31,23 +31,23 @@ UNSCORABLE, ZERO_STD, STALE, TRUNCATED = "unscorable", "zero_std", "stale", "tru
 
 @dataclass(frozen=True)
 class Batch:
-    """The groups of one batch, or none and what they are waited for."""
+    """The groups of one batch; or an empty batch, with the reason why none can be formed yet."""
 
     groups: tuple[TrainedGroup, ...]
     waiting_for: str = ""
 
 
 class BatchBuilder:
-    """Decides over the waiting groups of one run.
+    """Decides about the waiting groups of one run.
 
     Args:
-        config: Of the run.
+        config: The run's settings.
         scored: The waiting groups.
-        ledger: Told of every drop.
-        traces: Told of them, too.
+        ledger: Records every drop.
+        traces: Records every drop, too.
 
     Attributes:
-        failures: What the reward functions failed at lately.
+        failures: Recent failures of the reward functions.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class BatchBuilder:
         self.failures = RewardFailures(config)
 
     def judge(self, waiting: WaitingGroup) -> None:
-        """Look at the rewards of a group that may be chosen from now on, or drop it."""
+        """Judge a group by its rewards: make it available to ``choose``, or drop it."""
         rollouts = waiting.group.rollouts
         outcomes = [rollout.rewards for rollout in rollouts]
         rewards_G = combined_rewards(outcomes)
@@ -82,7 +82,7 @@ class BatchBuilder:
         if self._config.drop_zero_std_groups and (reason := self._why_no_signal(waiting, rewards_G)):
             self.drop(waiting.number, reason)
             return
-        # A group of which mask_truncated_completions leaves nothing stays in: TRL's divisors count its completions.
+        # Without drop_zero_std_groups, a group whose completions are all masked stays in: TRL's divisors count them.
         self._rewards[waiting.number] = rewards_G
 
     def drop(self, number: int, reason: str) -> None:
@@ -93,7 +93,7 @@ class BatchBuilder:
         self._rewards.pop(number, None)
 
     def choose(self, *, policy_version: int, started: Mapping[int, int], num_steps_left: int) -> Batch:
-        """Return the groups of the batch that begins at ``policy_version``; they stay waiting until ``take``."""
+        """Return the groups of the batch that begins at ``policy_version``. They stay waiting until ``take``."""
         limit, shape = self._config.max_staleness, self._shape
         wanted = self._wanted(num_steps_left)
         for waiting in self._scored.oldest_first():
@@ -129,7 +129,7 @@ class BatchBuilder:
         return Batch(self._with_advantages(chosen))
 
     def num_missing(self, *, num_steps_left: int) -> int:
-        """Return how many more groups it takes at least until a batch can be chosen."""
+        """Return the least number of further groups needed before a batch can be chosen."""
         return max(0, self._wanted(num_steps_left) - len(self._scored.considered()))
 
     def _wanted(self, num_steps_left: int) -> int:
@@ -161,7 +161,7 @@ class BatchBuilder:
         )
 
     def _why_no_signal(self, waiting: WaitingGroup, rewards_G: Rewards) -> str:
-        """Return as what a group is dropped from which no token would be pushed anywhere, or nothing."""
+        """Return the reason to drop a group that gives no gradient; empty if it does."""
         rollouts = waiting.group.rollouts
         if self._config.mask_truncated_completions:
             is_left_out_G = np.isnan(rewards_G) | [rollout.is_truncated() for rollout in rollouts]
@@ -171,7 +171,7 @@ class BatchBuilder:
         return "" if teaches([rollout.rewards for rollout in rollouts], aggregation=aggregation) else ZERO_STD
 
     def _drops(self) -> str:
-        """Say what was dropped since the last batch: a run that only drops is waiting for its user."""
+        """Return the drops since the last batch: a run that only drops is waiting for its user."""
         if not self._dropped_since_batch:
             return ""
         counts = ", ".join(f"{count} {reason}" for reason, count in self._dropped_since_batch.items())

@@ -4,10 +4,10 @@
                         |
     minibatch a, b, a, b, ... --accumulate, step--> policy version + 1     num_iterations passes, one order
 
-With one step to a batch the proximal policy is the policy in training itself and is not scored. With several it is the
-one the batch began with (decoupled PPO, arXiv 2505.24298), whose logprobs are computed before the first step and kept.
-A number that is not finite ends the run, with everything a person needs to find out why (post_mortem.py). A group that
-ends the process is found by the next one (in_hand.py).
+With one step per batch, the proximal policy is the policy in training and is not scored separately. With several steps,
+it is the policy at the start of the batch (decoupled PPO, arXiv 2505.24298); its logprobs are computed before the first
+step and kept. A number that is not finite ends the run, with everything needed to find the cause (post_mortem.py). A
+group that ends the process is found by the next process (in_hand.py).
 """
 
 import asyncio
@@ -45,24 +45,25 @@ class PlannedStep:
     minibatch: Minibatch
     totals: StepTotals
     is_first: bool
-    """Of the batch."""
+    """Whether it is the first step of the batch."""
     is_last: bool
     prepared_s: float
-    """How long it took to score the batch; 0 but for its first step."""
+    """Time to score the batch, in seconds, for its first step; 0 for the other steps."""
     new_groups_after_steps: int | None
-    """Steps from this one to the next that trains groups for the first time; None if these were trained before."""
+    """Steps until the next step that trains groups for the first time; None if this step's groups were trained
+    before."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedStep:
-    """One optimizer step, made."""
+    """The result of one optimizer step."""
 
     planned: PlannedStep
     policy_version: int
-    """That the step was made on."""
+    """The version before the step."""
     stats: StepStats
     per_token: Mapping[str, PerTokenArrays]
-    """Of some rollouts, by rollout id."""
+    """Arrays of the sampled rollouts, by rollout id."""
     tokens_per_pass: float
     """Tokens that went through the model in one forward pass, over all ranks."""
     train_s: float
@@ -73,11 +74,11 @@ class BatchTrainer:
 
     Args:
         core: The policy.
-        config: Of the run.
-        run_id: Decides, with the rollout ids, whose per-token arrays are kept.
-        run_dir: Where a post-mortem is put.
-        in_hand: Told which groups are computed on, and knows which to try alone before.
-        torch_thread: The one thread that touches tensors, so that leases and progress go on meanwhile.
+        config: The run's settings.
+        run_id: Selects, together with rollout ids, the rollouts whose per-token arrays are kept.
+        run_dir: Where a post-mortem is written.
+        in_hand: Records which groups are computed on, and which to try by themselves first.
+        torch_thread: The only thread that touches tensors, so that leases and progress reports go on meanwhile.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class BatchTrainer:
         self._torch = torch_thread
 
     async def plan(self, groups: Sequence[TrainedGroup], *, num_steps_left: int) -> list[PlannedStep]:
-        """Return the steps of the batch that begins now, with all that is to be known before the first."""
+        """Return the steps of the batch that begins now, scored as far as its steps need."""
         began_at = time.monotonic()
         shape = BatchShape.of(self._config)
         num_steps = min(shape.steps, num_steps_left)
@@ -127,7 +128,7 @@ class BatchTrainer:
         """Make one optimizer step.
 
         Raises:
-            NonFiniteError: The loss or its gradient is not finite; says where the post-mortem is.
+            NonFiniteError: The loss or its gradient is not finite. The message names the post-mortem.
         """
         policy_version = self._core.policy_version
         minibatch = planned.minibatch
@@ -151,19 +152,19 @@ class BatchTrainer:
         )
 
     async def _try_alone(self, group: TrainedGroup) -> None:
-        """Make the passes over one group that a step makes, and forget them: a rank before may have died of it."""
+        """Run a step's passes on one group and discard the gradients: an earlier rank may have died of it."""
         number = group.waiting.number
         log.info("trying group %s alone: the rank before died with it", group_id(number))
         async with self._in_hand.holding([number]):
             (minibatch,) = await self._scored([make_minibatch([group], self._config)], num_steps=2)
             (totals,) = step_totals([minibatch])
-            with contextlib.suppress(NonFiniteError):  # no death: the step will say it
+            with contextlib.suppress(NonFiniteError):  # the rank survived; the step will raise it again
                 await self._in_torch_thread(lambda: self._core.accumulate(minibatch.rows, totals=totals))
             await self._in_torch_thread(self._core.discard)
         await self._in_hand.acquit(number)
 
     def _wanted_arrays(self, planned: PlannedStep) -> dict[int, str]:
-        """Return the rows whose arrays go into the rollout log, with their rollout ids; none in later passes."""
+        """Return row index to rollout id for the rows whose arrays are logged; empty in later passes."""
         share = self._config.log_per_token_share
         if planned.new_groups_after_steps is None or not share:
             return {}

@@ -1,13 +1,15 @@
-"""Evaluates the policy now and then, on prompts that are never trained on, while training goes on.
+"""Evaluates the policy at intervals, on prompts that are never trained on, while training goes on.
 
-    eval prompts --> prompts ... scored --> [in] --all in, or long nothing--> eval_reward, eval_completions/...
-                      the streams of training; ids of their own (group_ids.py)
+    eval prompts --> prompts ... scored --> [in] --all in, or long idle--> eval_reward, eval_completions/...
+                      the streams of training; separate ids (group_ids.py)
 
-An evaluation begins when the policy version passes a multiple of ``eval_steps``, right after that version was pushed,
-and is sampled by that version or, while it lasts, by newer ones; which ones is reported. Its groups never meet ledger,
-batches or checkpoints and are acked as they arrive. One evaluation runs at a time. Those that fall due meanwhile are
-made as one after it, on the policy of then, and the run says so: the weights of their steps are gone. A restart begins
-an evaluation anew whose result was not written down.
+An evaluation begins when the policy version passes a multiple of ``eval_steps``, right after that version was pushed.
+It is sampled by that version or, while it lasts, by newer ones; the versions are reported. Its groups are acked as they
+arrive and never enter the ledger, batches or checkpoints.
+
+One evaluation runs at a time. Evaluations that become due meanwhile are combined into a single one after it, on the
+policy of that time, and the run reports this: the weights of their steps are gone. After a restart, an evaluation whose
+result was not recorded starts from the beginning.
 """
 
 import logging
@@ -35,7 +37,7 @@ from shared.run_config import RunConfig
 log = logging.getLogger(__name__)
 
 IDLE_S = 600.0
-"""An evaluation of which nothing came in for so long is reported without what is missing."""
+"""If no group of an evaluation arrives for this long, it is reported without the missing groups."""
 
 
 class EvalRows(Protocol):
@@ -44,18 +46,18 @@ class EvalRows(Protocol):
     def __len__(self) -> int: ...
 
     def row_at(self, admission_number: int) -> Row:
-        """Return one of them; always the same one for a number."""
+        """Return a prompt, always the same one for a number."""
         ...
 
 
 @dataclass
 class _Running:
-    """One evaluation under way."""
+    """An evaluation under way."""
 
     step: int
     num_prompts: int
     num_skipped: int
-    """Evaluations that were due since the one before and that this one stands for, itself not counted."""
+    """Further evaluations that were due since the last one and are replaced by this one."""
     began_at: float
     next_index: int = 0
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
@@ -71,13 +73,13 @@ class Evaluations:
 
     Args:
         redis: Client of redis_connection.py.
-        keys: Keys of the run.
-        config: Of the run.
-        rows: What to evaluate on; None evaluates nothing, ever.
-        encoder: Of prompts.
+        keys: The run's keys.
+        config: The run's settings.
+        rows: The prompts to evaluate on; None turns evaluation off.
+        encoder: Turns prompts into token ids.
         epoch: This trainer's incarnation.
-        replica_id: Name of this trainer, for the stamps.
-        last_step: Step of the last evaluation that was written down, or None.
+        replica_id: This trainer's name, for the stamps.
+        last_step: Step of the last evaluation that was recorded, or None.
     """
 
     def __init__(
@@ -100,11 +102,11 @@ class Evaluations:
         self._epoch = epoch
         self._replica_id = replica_id
         self.idle_s = IDLE_S
-        # Before the first evaluation: as if there had been one at step 0, unless that one is wanted too.
+        # Without a recorded evaluation, act as if step 0 had been evaluated, unless eval_on_start asks for step 0.
         self._last_step = last_step if last_step is not None else (-1 if config.eval_on_start else 0)
         self._running: _Running | None = None
         self._fell_into: int | None = None
-        """Step of the evaluation that was under way when the next one fell due."""
+        """Step of the evaluation that was under way when the next one became due."""
 
     @property
     def is_running(self) -> bool:
@@ -112,14 +114,14 @@ class Evaluations:
         return self._running is not None
 
     def waiting_for(self) -> str:
-        """Return how far the evaluation is; nothing if there is none."""
+        """Return the progress of the evaluation under way; empty if none is."""
         running = self._running
         if running is None:
             return ""
         return f"the evaluation of step {running.step}: {len(running.groups)} of {running.num_prompts} prompts are in"
 
     def is_due(self, policy_version: int) -> bool:
-        """Whether an evaluation is to begin on this version."""
+        """Return whether an evaluation is to begin on this version."""
         if self._rows is None:
             return False
         if self._running is not None:
@@ -134,7 +136,7 @@ class Evaluations:
         return bool(self._multiples_passed(policy_version))
 
     def _multiples_passed(self, policy_version: int) -> range:
-        """Return the steps since the last evaluation after which one was due."""
+        """Return the steps since the last evaluation at which one was due."""
         every = self._config.eval_steps
         if every is None:
             return range(0)
@@ -144,7 +146,7 @@ class Evaluations:
         """Begin an evaluation; ``go_on`` does the rest.
 
         Returns:
-            What is to be said of those that were due and are not made at their steps; empty if there are none.
+            A message about due evaluations that are not made at their own steps; empty if all are.
         """
         assert self._rows is not None
         now = time.monotonic()
@@ -162,7 +164,7 @@ class Evaluations:
         return "" if fell_into is None else _moved(due, to=policy_version, fell_into=fell_into)
 
     async def go_on(self, arrived: Sequence[ScoredGroup]) -> "EvaluationResult | None":
-        """Take in what arrived, send off more prompts, and return the result once it is complete or its time is over.
+        """Take in arrived groups and send more prompts. Return the result once it is complete or idle too long.
 
         Raises:
             FencedError: A newer incarnation owns the run.
@@ -172,7 +174,7 @@ class Evaluations:
             return None
         for group in arrived:
             index = running.in_flight.pop(group.prompt.group_id, None)
-            if index is not None:  # else it is left over from an evaluation of an incarnation before
+            if index is not None:  # else it is left over from an earlier incarnation's evaluation
                 running.groups.append(_evaluated(index, group))
                 running.last_sign_at = time.monotonic()
         await self._send_off(running)
@@ -188,20 +190,20 @@ class Evaluations:
         return EvaluationResult(running.step, _metrics(running, self._config), tuple(_in_order(running.groups)))
 
     def lose(self, group_id: str) -> None:
-        """Note that a group was buried and will not come."""
+        """Record that a group was buried and will not arrive."""
         if self._running is not None and self._running.in_flight.pop(group_id, None) is not None:
             self._running.num_missing += 1
             self._running.last_sign_at = time.monotonic()
 
     async def admit_again(self, *, in_hand: Collection[str]) -> None:
-        """Send off again what Redis has lost of the evaluation under way.
+        """Send again the groups of the evaluation under way that Redis has lost.
 
         Args:
             in_hand: Ids of groups that have arrived, and whose results are not taken in yet.
 
         Raises:
             FencedError: A newer incarnation owns the run.
-            UnavailableError: It does not answer.
+            UnavailableError: Redis does not answer.
         """
         if self._running is None:
             return
@@ -213,7 +215,7 @@ class Evaluations:
                 await send_off(self._redis, self._keys, self._epoch, label, payload, is_again=True)
 
     async def _send_off(self, running: _Running) -> None:
-        """Keep as many groups in flight as training may, so that the streams stay short and training has its turn."""
+        """Keep as many groups in flight as training may have, so that streams stay short and training gets its turn."""
         assert self._rows is not None
         limit = window(
             num_steps_left=self._config.max_staleness + 1,
@@ -248,10 +250,10 @@ class Evaluations:
 
 
 def refuse_without_usable_prompts(rows: EvalRows, *, config: RunConfig, encoder: Encoder) -> None:
-    """Look for one prompt that can be evaluated on.
+    """Check that at least one prompt can be evaluated on.
 
     Raises:
-        UserError: There is none: every evaluation would be empty.
+        UserError: No prompt can be used, so every evaluation would be empty.
     """
     num_prompts = min(len(rows), config.max_eval_prompts)
     first = ""
@@ -316,7 +318,7 @@ def _in_order(groups: Sequence[TrainedGroup]) -> list[TrainedGroup]:
 
 
 def _metrics(running: _Running, config: RunConfig) -> dict[str, float]:
-    """Return what TRL reports of an evaluation, over all of its prompts, and which versions sampled it."""
+    """Return TRL's evaluation metrics over all prompts, and the range of policy versions that sampled them."""
     groups = _in_order(running.groups)
     metrics: dict[str, float] = {}
     if groups:

@@ -1,9 +1,9 @@
-"""Names prompt groups: those of training by admission number, those of evaluations so that none passes for another.
+"""Names prompt groups: training groups by admission number, evaluation groups so that they are never mixed up.
 
-    00000042                        the 42nd training group: the same dataset position always has the same id
+    00000042                        training group 42: the same dataset position always has the same id
     eval-0003-00000010-00000007     prompt 7 of the evaluation begun at step 10 by the trainer's incarnation 3
 
-An evaluation that a crash cut off is repeated under new ids, so what is left of the old one is nobody's.
+An evaluation that a crash interrupted is repeated under new ids, so groups left over from it are ignored.
 """
 
 _EVALUATION = "eval-"
@@ -11,12 +11,12 @@ _MAX_DIGITS = 18
 
 
 def group_id(number: int) -> str:
-    """Return the id of the ``number``-th admitted training group."""
+    """Return the id of the training group with this admission number."""
     return f"{number:08d}"
 
 
 def training_number(label: str) -> int | None:
-    """Return the admission number of a training group's id, or None if it is no such id, in just this form."""
+    """Return the admission number in a training group's id; None if the label is not exactly such an id."""
     if not (label.isdecimal() and label.isascii() and len(label) <= _MAX_DIGITS):
         return None
     number = int(label)
@@ -29,5 +29,5 @@ def evaluation_id(*, epoch: int, step: int, index: int) -> str:
 
 
 def is_evaluation(label: str) -> bool:
-    """Whether this is the id of an evaluation group, of whatever evaluation."""
+    """Return whether this is the id of an evaluation group."""
     return label.startswith(_EVALUATION)

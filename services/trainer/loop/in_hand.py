@@ -1,15 +1,17 @@
-"""Remembers, across the death of the rank, which groups it had in its hands: one of them may be what killed it.
+"""Remembers across crashes which groups the training rank was computing on: a group may have killed it.
 
-    batch in hand --the rank dies: first death--> each of its groups is tried alone, before it is trained again
+    batch in hand --the rank dies: first death--> each of its groups is tried by itself, before it is trained again
     one in hand   --the rank dies: second death--> buried when it is read again, with its post-mortem
                   --it lives--> the group is innocent, and its deaths are forgotten
 
     run_dir/in_hand.json    written before a batch, and emptied after its last step
 
-A trial is a forward and a backward pass on the group's rows, without a step. The file outlives the process, which is
-what it is for; it is not synced, for a machine that loses power was not killed by a group. A rank that is killed from
-outside while it tries a group, after it was killed in that group's batch, costs that group: it is a dead letter, and
-can be replayed. Groups that kill a rank only together are not found: the run ends when it has crashed too often.
+A trial is a forward and a backward pass on the group's rows, without an optimizer step. The file survives the process.
+It is not synced to disk, because a power failure is not caused by a group.
+
+Two limits remain. If a rank dies in a group's batch, and is then killed from outside during the group's trial, the
+group becomes a dead letter although it is innocent; it can be replayed. Groups that kill a rank only in combination are
+not found: the run ends when it has crashed too often.
 """
 
 import asyncio
@@ -37,23 +39,23 @@ _MAX_CHARS = 2000
 
 
 class _Record(msgspec.Struct):
-    """What is in the file."""
+    """The contents of the file."""
 
     groups: list[Count] = []
-    """In hand now."""
+    """Groups in hand now."""
     deaths: dict[Count, Count] = {}
-    """How often the rank died with a group in hand, of those that were not tried since."""
+    """Group to the number of deaths with it in hand; groups that survived a trial since are removed."""
     condemned: list[Count] = []
-    """Of these, the ones to be buried when they are read."""
+    """The groups in ``deaths`` to bury when they are read."""
     last_words: str = ""
-    """What it said when it last did; empty if it was killed."""
+    """The error of the last death; empty if the process was killed."""
 
 
 class GroupsInHand:
-    """The groups that a rank computes on, and those that its predecessors died of.
+    """The groups that a rank is computing on, and the groups that its predecessors died with.
 
     Args:
-        run_dir: Of the run.
+        run_dir: The run's directory.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -72,18 +74,18 @@ class GroupsInHand:
 
     @property
     def suspects(self) -> Collection[int]:
-        """Groups that are to be tried alone before they are trained."""
+        """Groups to try one by one before they are trained."""
         return self._record.deaths.keys() - set(self._record.condemned)
 
     @contextlib.asynccontextmanager
     async def holding(self, numbers: Sequence[int]) -> AsyncGenerator[None]:
-        """Within the block, the groups are in hand: should the process die, they are what it died with."""
+        """Within the block, record that these groups are in hand, in case the process dies."""
         await self._note(numbers)
         try:
             yield
         except Exception as error:
             if isinstance(error, HeadraceError) and not isinstance(error, RankLostError):
-                await self._note([])  # what we raise on purpose is known, and no death
+                await self._note([])  # raised on purpose, so this is not a death
             else:
                 await self._note(numbers, last_words=f"{type(error).__name__}: {error}"[:_MAX_CHARS])
             raise
@@ -93,7 +95,7 @@ class GroupsInHand:
         await self._note([])
 
     async def acquit(self, number: int) -> None:
-        """Forget the deaths of a group: the rank computed on it alone, and lives."""
+        """Forget the deaths of a group: the rank survived computing on it by itself."""
         self._record.deaths.pop(number, None)
         await self._note([])
 
@@ -102,7 +104,7 @@ class GroupsInHand:
         await asyncio.to_thread(self._write, list(numbers))
 
     def refuse_condemned(self, group: ScoredGroup) -> None:
-        """Raise MessageError for a group that the rank has died of, once; the post-mortem is written first."""
+        """Write the post-mortem of a condemned group and raise MessageError, once; do nothing for other groups."""
         number = training_number(group.prompt.group_id)
         if number is None or number not in self._record.condemned:
             return

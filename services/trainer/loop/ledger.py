@@ -1,9 +1,9 @@
-"""Remembers what became of every group: trained once, or dropped with a reason, never both, never twice.
+"""Records the outcome of every group: trained once, or dropped with a reason, never both, never twice.
 
     admitted = trained + dropped(reason) + in flight
 
-The ledger lives inside the checkpoint, next to the weights it describes: "exactly once" means once in the weights that
-survive. It knows group numbers only; streams are scored_groups.py's business.
+The ledger is saved in the checkpoint, next to the weights it describes: "exactly once" means once in the weights that
+survive. It only knows group numbers; scored_groups.py handles the streams.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from shared.message_invariants import Count
 
 DEAD_LETTER = "dead_letter"
 _MAX_GROUPS = 10**8
-"""As many as ids of eight digits count."""
+"""The number of ids with eight digits."""
 
 
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,18 +41,18 @@ class Ledger:
         self._dropped: dict[str, set[int]] = {}
 
     def record_trained(self, number: int) -> None:
-        """Note that the group is in the weights now. A second time is a bug and raises."""
+        """Record that the group is in the weights now. A second call is a bug and raises AssertionError."""
         if self.is_settled(number):
             raise AssertionError(f"group {group_id(number)} was settled before; it must not be trained again")
         self._trained.add(number)
 
     def record_dropped(self, number: int, reason: str) -> None:
-        """Note that the group will never be trained. A settled group stays what it was."""
+        """Record that the group will never be trained. A group that is already settled keeps its outcome."""
         if not self.is_settled(number):
             self._dropped.setdefault(reason, set()).add(number)
 
     def revive(self, number: int) -> bool:
-        """Take back the drop of a dead letter that was replayed; returns whether there was one."""
+        """Undo the drop of a dead letter that was replayed. Return whether the group had been dropped as one."""
         buried = self._dropped.get(DEAD_LETTER, set())
         if number not in buried:
             return False
@@ -60,7 +60,7 @@ class Ledger:
         return True
 
     def is_settled(self, number: int) -> bool:
-        """Whether the group was trained or dropped."""
+        """Return whether the group was trained or dropped."""
         return number in self._trained or any(number in numbers for numbers in self._dropped.values())
 
     def in_flight(self) -> list[int]:
@@ -70,17 +70,17 @@ class Ledger:
 
     @property
     def num_in_flight(self) -> int:
-        """How many admitted groups are not settled."""
+        """Number of admitted groups that are not settled."""
         return self.admitted - self.num_trained - self.num_dropped
 
     @property
     def num_trained(self) -> int:
-        """How many groups are in the weights."""
+        """Number of groups in the weights."""
         return len(self._trained)
 
     @property
     def num_dropped(self) -> int:
-        """How many groups were dropped, whatever the reason."""
+        """Number of groups dropped for any reason."""
         return sum(len(numbers) for numbers in self._dropped.values())
 
     def dropped_by_reason(self) -> dict[str, int]:
@@ -88,7 +88,7 @@ class Ledger:
         return {reason: len(numbers) for reason, numbers in sorted(self._dropped.items()) if numbers}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the ledger as JSON; runs of numbers are kept as ``[first, last]``."""
+        """Return the ledger as JSON. Consecutive numbers are stored as ``[first, last]``."""
         return {
             "admitted": self.admitted,
             "trained": list(_runs(self._trained)),
@@ -100,7 +100,8 @@ class Ledger:
         """Return the ledger that ``to_json`` wrote.
 
         Raises:
-            HeadraceError: It contradicts itself: a group has two outcomes, or one though it was never admitted.
+            HeadraceError: It cannot be read or contradicts itself: a group has two outcomes, or an outcome without
+                being admitted.
         """
         try:
             kept = msgspec.convert(data, _Kept)

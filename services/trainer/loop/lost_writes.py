@@ -1,9 +1,9 @@
-"""Notices that Redis was started again, or another one took its place, and admits again what it has lost.
+"""Notices that Redis was restarted or replaced, and admits lost groups again.
 
-A server that is killed may have acknowledged, a moment before, what it had not yet written to its file. A group whose
-entry was among that would be waited for without an end. Not so one that the trainer has in hand: that is trained, or
-its result taken, although no stream holds it. What others lost there is theirs to find: each consumer
-looks for entries that are its own again, though it had handed them off (streams.py).
+A server that is killed may have acknowledged writes that it had not yet saved to disk. A group whose entry was lost
+that way would be waited for forever. Groups that the trainer has in hand are an exception: they are trained, or their
+evaluation results are used, although no stream holds them. Other services recover their own lost writes: each consumer
+looks for entries of its own that reappear after it handed them off (streams.py).
 """
 
 import logging
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class LostWrites:
-    """Of one run, as its trainer sees it.
+    """The lost writes of one run, from its trainer's point of view.
 
     Args:
         redis: Client of redis_connection.py.
-        keys: Keys of the run.
-        ledger: Of what was admitted and settled.
-        scored: Has what the trainer has in hand.
-        admission: Told of groups of which no trace is left.
-        evaluations: Likewise.
-        every_s: How often to look.
+        keys: The run's keys.
+        ledger: The groups that were admitted and settled.
+        scored: The groups that the trainer has in hand.
+        admission: Admits lost training groups again.
+        evaluations: Admits lost evaluation groups again.
+        every_s: How often to check, in seconds.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class LostWrites:
         self._restarts = RestartWatch(redis, every_s=every_s)
 
     async def make_up(self) -> None:
-        """Have what is missing admitted again if the server is another process than before.
+        """Admit missing groups again if the server process has changed since the last call.
 
         Raises:
-            StateLostError: It has lost the whole run.
-            UnavailableError: It does not answer.
+            StateLostError: Redis has lost the whole run.
+            UnavailableError: Redis does not answer.
         """
         if not await self._restarts.has_restarted():
             return

@@ -1,4 +1,4 @@
-"""What the training loop of one run drives; made by assembly.py."""
+"""The objects that the training loop of one run drives. assembly.py builds them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from shared.run_store import RunStore
 
 @dataclass
 class Parts:
-    """Everything around the loop."""
+    """The objects around the loop."""
 
     redis: Redis
     keys: RunKeys
@@ -44,7 +44,7 @@ class Parts:
     in_hand: GroupsInHand
     scored: ScoredGroups
     considered_to: str
-    """Up to where the checkpoint that was resumed from had considered the scored stream."""
+    """Stream id up to which the checkpoint that was resumed from had considered the scored stream."""
     batches: BatchBuilder
     evaluations: Evaluations
     pushes: PushLog

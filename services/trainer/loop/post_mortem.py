@@ -1,10 +1,10 @@
-"""Keeps what a step was made of when its loss or gradient was not finite, and finds the rollouts at fault.
+"""Saves the inputs of a step whose loss or gradient was not finite, and finds the rollouts at fault.
 
     run_dir/post_mortem/step_00000012/report.json          the error, the settings, one entry a row with its arrays
-                                      groups/ID.msgpack    the groups as they travelled (messages.ScoredGroup)
+                                      groups/ID.msgpack    the groups as they arrived (messages.ScoredGroup)
 
-A row is at fault if its own loss is not finite, computed from its logprobs; if all losses are finite, if its gradient
-is not, which is looked for in halves of the rows, and halves of those. Neither the policy nor a checkpoint is touched.
+A row is at fault if its own loss, computed from its logprobs, is not finite. If all losses are finite, a row is at
+fault if its gradient is not finite; such rows are found by bisection. The policy and the checkpoints stay unchanged.
 """
 
 import dataclasses
@@ -46,16 +46,16 @@ def write_post_mortem(
     core: TrainingCore,
     config: RunConfig,
 ) -> Path:
-    """Write the directory of the step, whole or not at all, and return it. Called on the torch thread.
+    """Write the directory of the step atomically, and return it. Call it on the torch thread.
 
     Args:
-        run_dir: Of the run.
-        error: What stopped it.
-        step: The optimizer step that could not be made.
-        minibatch: What it was to be made on.
-        totals: What its loss is divided by.
-        core: In the state in which it refused the step.
-        config: Of the run.
+        run_dir: The run's directory.
+        error: The error that stopped the step.
+        step: The optimizer step that failed.
+        minibatch: The step's minibatch.
+        totals: The divisors of its loss.
+        core: The core, in the state in which it refused the step.
+        config: The run's settings.
 
     Raises:
         OSError: It could not be written.
@@ -90,7 +90,7 @@ def write_post_mortem(
 
 
 def write_whole(directory: Path, report: dict[str, Any], groups: Sequence[ScoredGroup]) -> None:
-    """Write a report and groups into a directory that is there whole or not at all, in the place of an older one.
+    """Write a report and groups into a directory atomically, replacing an older one.
 
     Raises:
         OSError: It could not be written.
@@ -133,12 +133,12 @@ def _loss(row: TrainRow, score: Scores, totals: StepTotals, config: RunConfig) -
 
 
 def _fault(row: TrainRow, score: Scores, loss: float) -> str:
-    """Return what is wrong with the row, or nothing."""
+    """Return the problem with the row; empty if its numbers are finite."""
     if not np.isfinite(score.trainer_logprobs).all():
         return "the policy in training has no finite logprobs for it"
     for name in ("generator_logprobs", "old_logprobs", "reference_logprobs"):
         values: Logprobs | None = getattr(row, name)
-        # NaN is a generator logprob that the generator could not tell.
+        # A NaN is a logprob that the generator does not know.
         is_wrong = np.isinf if name == "generator_logprobs" else _is_not_finite
         if values is not None and is_wrong(values).any():
             return f"its {name} are not finite"
@@ -155,9 +155,9 @@ def _is_not_finite(values: Logprobs) -> npt.NDArray[np.bool_]:
 
 
 def _faulty_gradients(rows: Sequence[TrainRow], totals: StepTotals, core: TrainingCore) -> list[str]:
-    """Return, for each row, what is wrong with its gradient.
+    """Return, for each row, the problem with its gradient; empty if its gradient is finite.
 
-    A row is at fault alone, or with the fewest others that the trials found.
+    A row is blamed individually, or together with the smallest set of rows that the trials isolated.
     """
     faults = [""] * len(rows)
     suspects = [range(len(rows))]
@@ -209,5 +209,5 @@ def _numbers(values: Logprobs | None) -> list[float | str] | None:
 
 
 def _number(value: float) -> float | str:
-    """Return the number, or its name: JSON has no word for what a post-mortem is about."""
+    """Return the number, or its name if it is not finite, which JSON cannot express."""
     return value if math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""The prompt that generators score after a push: the beginning of the data set, as the model reads it."""
+"""The prompt that generators score after a push: the beginning of the data set, encoded for the model."""
 
 from services.trainer.loop.admission import Encoder, Rows
 from services.trainer.policy.training_core import TrainingCore
@@ -10,13 +10,13 @@ _MAX_ROWS = 64
 
 
 def make_prober(config: RunConfig, core: TrainingCore, encoder: Encoder, rows: Rows) -> Prober | None:
-    """Return what probes the generators of a run; None if the run asks for none, or has no prompt."""
+    """Return the prober of a run; None if probing is off, or if no prompt has enough tokens."""
     is_quantised = config.load_in_4bit or config.vllm.get("quantization") is not None
     tolerance = tolerance_of(config.push_probe_tolerance, dtype=config.dtype, is_quantised=is_quantised)
     if tolerance is None:
         return None
     token_ids = _first_tokens(encoder, rows, longest=max(2, min(MAX_TOKENS, config.max_prompt_length or MAX_TOKENS)))
-    if len(token_ids) < 2:  # the first has no logprob
+    if len(token_ids) < 2:  # the first token has no logprob
         return None
     return Prober(core.probe, token_ids=token_ids, tolerance=tolerance, is_alone=core.num_ranks == 1)
 

@@ -1,13 +1,13 @@
-"""What a trainer does first: take the run over, and account for every group ever admitted.
+"""A trainer's first steps: take the run over, and account for every group ever admitted.
 
 in the checkpoint: settled | on a stream: in flight | a dead letter: dropped | nowhere: admitted again
 
-Which groups were admitted since the checkpoint is read where the trainer itself writes it down, in one step with the
-admission: the set of what entered the prompts stream. What an entry or a dead letter calls itself says nothing of that:
-others may write what they like there.
+Groups admitted since the checkpoint are read from the set of entries of the prompts stream, which the trainer updates
+atomically with each admission. The labels of entries and dead letters are not trusted for this, because other clients
+may write arbitrary ones.
 
-What was admitted after the checkpoint and is not sampled yet is taken back first, and admitted again when its turn has
-come. The steps since the checkpoint are repeated with the groups that were sampled for them; a prompt that is sampled
+Prompts that were admitted after the checkpoint and are not sampled yet are withdrawn first, and admitted again in their
+turn. The steps since the checkpoint are repeated with the groups that were sampled for them. A prompt sampled
 meanwhile, by weights as old as the checkpoint, would be too stale before a batch has a place for it.
 """
 
@@ -28,19 +28,24 @@ _MEMBERS = 1000
 
 
 async def take_over(redis: Redis, keys: RunKeys) -> int:
-    """Return a new epoch; whoever held an older one can no longer admit, ack or push."""
+    """Return a new epoch. Holders of an older epoch can no longer admit, ack or push."""
     if not await patiently(lambda: redis.exists(keys.run, keys.scored), what="reading the run", timeout_s=60) == 2:
         raise StateLostError(f"Redis does not hold run {keys.run_id}; it was wiped or the run was deleted")
-    # Not idempotent, and need not be: skipping an epoch harms nobody.
+    # Not idempotent, and need not be: skipping an epoch is harmless.
     epoch = int(await call(redis, "headrace_take_over", keys=(keys.epoch,)))
-    # Whatever the incarnations before have read and not settled is ours now, without waiting for their leases.
+    # Claims everything that earlier incarnations read and did not settle, without waiting for their leases.
     leases = keys.leases(TRAINERS)
     await patiently(lambda: redis.delete(leases), what="ending the leases of older trainers", timeout_s=60)
     return epoch
 
 
 async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
-    """Raise FencedError if a newer incarnation has taken the run over; ask before writing what it may have written."""
+    """Check that this incarnation still owns the run; call it before writing to shared state.
+
+    Raises:
+        FencedError: A newer incarnation owns the run.
+        StateLostError: Redis no longer holds the run, or was restored from an older state.
+    """
     found = await patiently(lambda: redis.get(keys.epoch), what="reading the epoch", timeout_s=60)
     if found is None:
         raise StateLostError(f"Redis no longer holds run {keys.run_id}; it was wiped or the run was deleted")
@@ -54,10 +59,11 @@ async def check_not_fenced(redis: Redis, keys: RunKeys, epoch: int) -> None:
 
 
 async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, epoch: int) -> int:
-    """Take back prompts that were admitted after the checkpoint of ``ledger``, and what is left of older evaluations.
+    """Withdraw prompts admitted after the checkpoint of ``ledger``, and leftover prompts of older evaluations.
 
-    They count as admitted, and are missing until they are admitted again. What a generator samples of them at this
-    moment may still arrive, and is then trained. Returns how many there were.
+    Withdrawn training groups still count as admitted, and are missing until they are admitted again. If a generator is
+    sampling such a group at this moment, its result may still arrive, and is then trained. Returns the number of
+    withdrawn prompts.
 
     Raises:
         FencedError: A newer incarnation owns the run.
@@ -84,7 +90,7 @@ async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, epo
 
 
 async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[int]:
-    """Advance ``ledger.admitted`` past all that was admitted and return the groups that exist nowhere any more."""
+    """Advance ``ledger.admitted`` past everything admitted, and return the groups that no longer exist anywhere."""
     admitted = _numbers(await _members(redis, keys.seen(keys.prompts)))
     ledger.admitted = max([ledger.admitted, *(number + 1 for number in admitted)])
     in_flight = _numbers(await groups_in_flight(redis, keys))
@@ -98,9 +104,9 @@ async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[in
 
 
 async def groups_in_flight(redis: Redis, keys: RunKeys) -> set[str]:
-    """Return the ids of all groups on the streams, those of evaluations too.
+    """Return the ids of all groups on the streams, evaluations included.
 
-    They are scanned in the direction of flow: a group that moves on meanwhile is seen at least once.
+    The streams are scanned in the direction of flow, so a group that moves on meanwhile is seen at least once.
     """
     found: set[str] = set()
     for stream in (keys.prompts, keys.completions, keys.scored):
@@ -109,7 +115,7 @@ async def groups_in_flight(redis: Redis, keys: RunKeys) -> set[str]:
 
 
 async def buried(redis: Redis, keys: RunKeys) -> set[str]:
-    """Return the ids of all dead letters, those of evaluations too."""
+    """Return the ids of all dead letters, evaluations included."""
     return await _groups_on(redis, keys.dead)
 
 

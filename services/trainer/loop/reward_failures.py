@@ -1,11 +1,12 @@
-"""Counts how often each reward function failed lately, and says when it is too often to go on.
+"""Counts the recent failures of each reward function, and decides when there are too many to go on.
 
-    judged groups --note--> [the newest reward_failure_window] --verdict--> which function, how often, what it said
+    judged groups --note--> [the newest reward_failure_window] --verdict--> function, share of failures, last failure
     the probe     --note--> has_recovered
 
-A function fails too often when a larger share of its outcomes than ``reward_failure_threshold`` are failures, over a
-window that is full. So does a run of which a whole window was unscorable, whatever the shares: functions may fail for
-some completions each, or none may apply to any. A probe is judged by the same two rules, alone.
+The window must be full. A function fails too often when the share of its outcomes that are failures exceeds
+``reward_failure_threshold``. A run also fails when every group of the window was unscorable, at any share of failures:
+several functions may each fail for some completions, or no function may apply. A probe is judged by the same two rules,
+by itself.
 """
 
 from collections import deque
@@ -25,9 +26,9 @@ class Verdict:
 
     Attributes:
         reason: A sentence without its full stop.
-        reward_func: The function that failed most; empty if none did.
+        reward_func: The function that failed most often; empty if no function failed.
         failed_ratio: Share of its outcomes that were failures, from 0 to 1.
-        last_failure: What the last of them said; empty if none failed.
+        last_failure: Outcome and detail of its last failure; empty if no function failed.
     """
 
     reason: str
@@ -46,10 +47,10 @@ class _Judged:
 
 
 class RewardFailures:
-    """The newest groups of one run.
+    """The failures in the newest groups of one run.
 
     Args:
-        config: Of the run.
+        config: The run's settings.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -59,19 +60,19 @@ class RewardFailures:
         self._left_out: set[int] = set()
         self._probe: int | None = None
         self.has_recovered = False
-        """Whether the probe came back, and nothing is wrong with it."""
+        """Whether the probe came back without problems."""
 
     def leave_out(self, numbers: Iterable[int]) -> None:
-        """Do not count these groups: a trainer before this one may have, and what they say may be old."""
+        """Ignore these groups: an earlier trainer may have counted them, and their failures may be outdated."""
         self._left_out.update(numbers)
 
     def note(self, number: int, outcomes: GroupOutcomes, *, is_scorable: bool) -> None:
-        """Take in a group that was judged.
+        """Count a judged group.
 
         Args:
-            number: Of the group.
-            outcomes: What the functions said of its completions.
-            is_scorable: Whether enough of them were scored.
+            number: The group's number.
+            outcomes: The reward outcomes of each completion.
+            is_scorable: Whether enough completions were scored.
         """
         if number in self._left_out:
             return
@@ -84,22 +85,22 @@ class RewardFailures:
             self.has_recovered = is_scorable and not self._is_too_often(_worst([judged])[1])
 
     def expect_probe(self, number: int) -> None:
-        """Judge by this group, when it comes, whether the reward functions work again."""
+        """Use this group, when it arrives, to decide whether the reward functions work again."""
         self._probe = number
 
     def begin_anew(self) -> None:
-        """Forget all groups: the run goes on, and what failed before says nothing of now."""
+        """Forget all groups: the run resumes, and earlier failures are outdated."""
         self._judged.clear()
         self._last_failures.clear()
         self._probe, self.has_recovered = None, False
 
     def last_failure(self) -> str:
-        """Return what the function that fails most said last; empty if none failed."""
+        """Return the last failure of the function that fails most often; empty if no function failed."""
         name, _ = _worst(self._judged)
         return self._last_failures.get(name, "")
 
     def verdict(self) -> Verdict | None:
-        """Return why the run should not go on, or None if it should, or too few groups are known."""
+        """Return why the run should not go on. None if it should, or if the window is not full."""
         count = len(self._judged)
         if count < self._config.reward_failure_window:
             return None
@@ -128,7 +129,7 @@ class RewardFailures:
 
 
 def first_failure(outcomes: GroupOutcomes) -> str:
-    """Return which function failed first in a group, and what it said; empty if none did."""
+    """Return the name and the failure of the first function that failed in a group; empty if no function failed."""
     for outcome in _failures(outcomes):
         return f"{outcome.name}: {_said(outcome)}"
     return ""
@@ -145,7 +146,7 @@ def _judged(outcomes: GroupOutcomes, *, is_scorable: bool) -> _Judged:
 
 
 def _worst(groups: "deque[_Judged] | list[_Judged]") -> tuple[str, float]:
-    """Return the function with the largest share of failures, and that share; no name if none failed."""
+    """Return the function with the largest share of failures, and that share; an empty name if no function failed."""
     shares: dict[str, float] = {}
     for name in dict.fromkeys(name for judged in groups for name in judged.num_outcomes):
         num_failed = sum(judged.num_failed.get(name, 0) for judged in groups)

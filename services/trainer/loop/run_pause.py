@@ -1,4 +1,4 @@
-"""Pauses a run, because somebody asked for it or because its rewards fail, and lets it go on again.
+"""Pauses a run when a user asks for it or when its rewards fail, and resumes it.
 
                   asked for                       too many failures (reward_failures.py)
     running ----------------------> paused by user       running ---------> paused by rewards
@@ -6,11 +6,11 @@
 
     paused by     admits                    begins batches           begins evaluations
     user          nothing                   no                       no
-    rewards       one group now and then    those that are complete  no
+    rewards       one group now and then    complete ones            no
 
-Whoever asks goes before what happens by itself: asking to pause a run that its rewards have paused makes the pause the
-asker's, and a probe does not end it. What is under way stays: it is sampled, scored, and waits on the scored stream.
-The pause is in the run's record (shared/pause.py), where a trainer that is started again finds it.
+Requests take precedence over automatic changes. If a user asks to pause a run that its rewards have paused, it becomes
+paused by the user, and a probe does not end the pause. Groups that are under way are still sampled and scored, and wait
+on the scored stream. The pause is stored in the run's record (shared/pause.py), where a restarted trainer finds it.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ class RunPause:
     """Whether one run is paused.
 
     Args:
-        store: Keeps the pause.
-        run_log: Tells watchers.
-        record: Of the run, as this trainer found it.
-        failures: What the reward functions failed at lately.
+        store: Stores the pause.
+        run_log: Reports changes to watchers.
+        record: The run's record, as this trainer found it.
+        failures: Recent failures of the reward functions.
     """
 
     def __init__(self, store: RunStore, *, run_log: RunLog, record: RunRecord, failures: RewardFailures) -> None:
@@ -47,15 +47,15 @@ class RunPause:
 
     @property
     def by(self) -> PausedBy | None:
-        """Who paused the run; None if it goes on."""
+        """Who or what paused the run; None if it is not paused."""
         return None if self._pause is None else self._pause.by
 
     def total_s(self) -> float:
-        """Return how long the run was paused so far, over all of its trainers, in seconds."""
+        """Return how long the run has been paused so far, over all of its trainers, in seconds."""
         return self._paused_s if self._pause is None else self._pause.total_s(time.time())
 
     async def heed(self, wishes: Wishes) -> None:
-        """Pause the run, or let it go on, as it was asked to or as its rewards do.
+        """Pause or resume the run, as requested or as its rewards require.
 
         Raises:
             FencedError: A newer incarnation owns the run.
@@ -69,7 +69,7 @@ class RunPause:
             await self._begin(Pause("rewards", since_s=time.time(), num_resumes=wishes.num_resumes, **found))
 
     def waiting_for(self, batch_waits_for: str, *, probe_every_s: float) -> str:
-        """Return what the run waits for, which while it is paused is its user."""
+        """Return what the run waits for, including what ends its pause."""
         if self._pause is None:
             return batch_waits_for
         if self._pause.by == "user":
@@ -92,7 +92,7 @@ class RunPause:
         return ""
 
     async def _begin(self, pause: Pause) -> None:
-        # Where it takes over another pause, time goes on from there.
+        # If this replaces another pause, the paused time continues from there.
         self._pause = msgspec.structs.replace(pause, paused_before_s=self.total_s())
         await self._store.write_pause(self._run_id, self._pause)
         log.warning("the run is paused: %s", pause.reason)
@@ -108,7 +108,7 @@ class RunPause:
 
 
 def how_to_mend(reward_func: str) -> str:
-    """Return what to do about a reward function that fails, by what its name says it is; empty is no one function."""
+    """Return advice for a failing reward function, by the form of its name; an empty name gives general advice."""
     if ":" in reward_func:
         return "Mend it: an edit that is saved and imports is taken in by itself."
     if "/" in reward_func:

@@ -1,13 +1,11 @@
-"""How a run's optimizer steps fall into batches.
+"""How a run's optimizer steps are divided into batches.
 
     batch                 steps_per_generation minibatches of groups_per_step groups, sampled and chosen together
     its steps             num_iterations passes over the minibatches, in the same order each time
     steps_per_generation=2, num_iterations=2:   [ab][cd]  ->  a b a b   c d c d        one letter, one step
 
-Whole batches fill a run, unless ``max_steps`` ends it within one: that batch is sampled only as far as steps will use
-it, and trained as far as there are steps.
-
-    n  steps in a batch
+A run consists of whole batches, unless ``max_steps`` ends it within one. That last batch only has the groups that its
+remaining steps use, and is trained for those steps.
 """
 
 import math
@@ -20,7 +18,7 @@ from shared.run_config import RunConfig
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What one batch consists of."""
+    """The size of one batch."""
 
     groups_per_step: int
     steps_per_generation: int = 1
@@ -28,33 +26,32 @@ class BatchShape:
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
-        """Return the shape a run's options ask for."""
+        """Return the shape given by a run's options."""
         return cls(config.groups_per_step, config.steps_per_generation, config.num_iterations)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of a whole batch."""
+        """Number of optimizer steps of a whole batch."""
         return self.steps_per_generation * self.num_iterations
 
     def minibatches(self, *, num_steps_left: int) -> int:
-        """Return into how many minibatches the next batch is cut, of a run with so many steps left."""
+        """Return the number of minibatches in the next batch of a run with ``num_steps_left``."""
         return min(self.steps_per_generation, num_steps_left)
 
     def groups(self, *, num_steps: int) -> int:
-        """Return how many prompt groups the coming ``num_steps`` steps are made on."""
+        """Return the number of prompt groups that the next ``num_steps`` steps use."""
         whole, rest = divmod(num_steps, self.steps)
         minibatches = whole * self.steps_per_generation + min(rest, self.steps_per_generation)
         return minibatches * self.groups_per_step
 
 
 def total_steps(config: RunConfig, *, num_rows: int) -> int:
-    """Return ``max_steps``, or the steps in which ``num_train_epochs`` passes over the dataset are trained.
+    """Return ``max_steps`` if set, else the steps of ``num_train_epochs`` passes over the dataset.
 
-    A batch trains ``groups_per_step * steps_per_generation`` rows, and the last batch may begin another pass to be
-    full.
+    A batch trains ``groups_per_step * steps_per_generation`` rows. To be full, the last batch may begin another pass.
 
     Raises:
-        UserError: There is nothing to train on, or the learning-rate schedule does not fit the run.
+        UserError: The dataset is empty, or the learning-rate schedule does not fit the run.
     """
     if num_rows < 1:
         raise UserError("the dataset has no rows", field="dataset_name")

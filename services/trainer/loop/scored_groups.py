@@ -1,12 +1,12 @@
-"""Holds the scored groups that arrived and were not trained yet, and the stream entries that wait for a checkpoint.
+"""Holds scored groups that arrived and are not trained yet, and stream entries that wait for a checkpoint.
 
     scored --receive--> arrivals --consider--> [waiting] --take--> trained --> [unacked] --checkpoint--> acked, deleted
               |
               +-- groups of an evaluation: acked at once, and never seen by training
 
-Arrivals are considered one by one in the order of the stream, however they came to be read: a batch is then a function
-of the checkpoint and of the stream, and a trainer that resumed chooses what the one before would have chosen. An entry
-is acked only when a checkpoint that holds its outcome is on disk and verified.
+Arrivals are considered one by one in stream order, regardless of the order in which they were read. A batch is
+therefore a function of the checkpoint and the stream: a resumed trainer chooses the same batch that its predecessor
+would have chosen. An entry is acked only when a checkpoint that holds its outcome is on disk and verified.
 """
 
 import bisect
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 _READ_COUNT = 64
 _RECOVER_BLOCK_S = 0.01
 BEGINNING = "0-0"
-"""A stream id before all others."""
+"""A stream id that sorts before all others."""
 
 _Order = tuple[int, int]
-"""A stream id as what it is ordered by."""
+"""A stream id in sortable form: milliseconds and sequence number."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class ScoredGroups:
 
     Args:
         redis: Client of redis_connection.py.
-        keys: Keys of the run.
-        ledger: Told of nothing here; asked whether an arriving group is settled already.
-        epoch: This trainer's incarnation; acks of an older one are refused by Redis.
+        keys: The run's keys.
+        ledger: Tells whether an arriving group is already settled.
+        epoch: This trainer's incarnation; Redis refuses acks of an older one.
         consumer: Seat in the consumer group of the scored stream.
-        check: Raises MessageError for a group that this run cannot train; it is buried.
+        check: Raises MessageError for a group that this run cannot train; such a group is buried.
     """
 
     def __init__(
@@ -83,10 +83,13 @@ class ScoredGroups:
         return "{}-{}".format(*self._considered_to)
 
     async def recover(self, *, considered_to: str) -> list[WaitingGroup]:
-        """Read what incarnations before left on the stream; returns what the checkpoint's had considered, in order.
+        """Read the entries that earlier incarnations left on the stream.
 
         Args:
             considered_to: ``considered_to`` of the checkpoint that is resumed from.
+
+        Returns:
+            The groups that the checkpoint's trainer had already considered, in stream order.
         """
         await self._consumer.take_what_the_dead_left()
         while await self.receive(block_s=_RECOVER_BLOCK_S):
@@ -96,7 +99,7 @@ class ScoredGroups:
         return [waiting for _ in range(num_considered) if (waiting := self.consider()) is not None]
 
     async def receive(self, *, block_s: float) -> int:
-        """Read what has arrived; returns the number of entries."""
+        """Read new entries, and return their number."""
         deliveries = await self._consumer.read(count=_READ_COUNT, block_s=block_s)
         evaluated: list[Delivery] = []
         for delivery in deliveries:
@@ -116,11 +119,11 @@ class ScoredGroups:
     async def _admitted_number(self, label: str) -> int:
         """Return the number of a training group.
 
-        Redis is asked about one that this ledger does not know: a newer incarnation may have admitted it, and what is
-        that one's must not be buried here.
+        If this ledger does not know the group, Redis is asked: a newer incarnation may have admitted it, and then it
+        must not be buried here.
 
         Raises:
-            MessageError: Nobody has admitted it.
+            MessageError: The group was never admitted.
         """
         number = training_number(label)
         if number is not None and number < self._ledger.admitted:
@@ -140,11 +143,11 @@ class ScoredGroups:
         if self._ledger.is_settled(number) and not self._ledger.revive(number):
             return  # trained before a crash that came between checkpoint and ack
         waiting = WaitingGroup(number, group, group.oldest_policy_version())
-        # Not appended: entries of several dead consumers come consumer by consumer.
+        # Sorted insertion, because entries of several dead consumers arrive consumer by consumer.
         bisect.insort(self._arrivals, (_order(delivery.entry_id), waiting), key=lambda arrival: arrival[0])
 
     def consider(self) -> WaitingGroup | None:
-        """Let the next arrival be chosen from now on, and return it; None if there is none."""
+        """Make the next arrival available to be chosen, and return it; None if no arrival is left."""
         if not self._arrivals:
             return None
         order, waiting = self._arrivals.pop(0)
@@ -153,12 +156,12 @@ class ScoredGroups:
         return waiting
 
     def take_evaluated(self) -> list[ScoredGroup]:
-        """Return the groups of evaluations that arrived since the last call."""
+        """Return the evaluation groups that arrived since the last call."""
         evaluated, self._evaluated = self._evaluated, []
         return evaluated
 
     def evaluated_ids(self) -> set[str]:
-        """Return the ids of the groups of evaluations that `take_evaluated` will return."""
+        """Return the ids of the groups that `take_evaluated` will return."""
         return {group.prompt.group_id for group in self._evaluated}
 
     def take_arrived_tokens(self) -> int:
@@ -175,21 +178,21 @@ class ScoredGroups:
         return set(self._waiting)
 
     def oldest_first(self) -> list[WaitingGroup]:
-        """Return the groups that may be chosen, those with the oldest tokens first."""
+        """Return the groups that may be chosen, ordered by the policy version of their oldest token."""
         return sorted(self._waiting.values(), key=lambda waiting: (waiting.oldest_policy_version, waiting.number))
 
     def remove(self, number: int) -> WaitingGroup:
-        """Forget and return a group that was trained or dropped; its entry stays unacked until ``ack``."""
+        """Forget and return a group that was trained or dropped. Its entry stays unacked until ``ack``."""
         return self._waiting.pop(number)
 
     def settled(self) -> list[Delivery]:
-        """Return the entries of the groups that are settled now; what a checkpoint of this moment lets be acked."""
+        """Return the entries of all groups that are settled now: they may be acked after a checkpoint made now."""
         return [delivery for delivery in self._unacked if self._ledger.is_settled(int(delivery.group_id))]
 
     async def ack(self, settled: list[Delivery]) -> list[str]:
         """Ack and delete entries, and return the ids of their groups.
 
-        Call only with a checkpoint on disk of the ledger by which they are settled.
+        Call this only once a checkpoint with these groups' outcomes is on disk.
         """
         await self._settle(settled)
         entry_ids = {delivery.entry_id for delivery in settled}

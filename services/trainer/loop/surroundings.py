@@ -1,9 +1,9 @@
-"""Sees what others did to a run while it was training: took it over, asked something of it, began groups, buried them.
+"""Sees external changes to a run in training: takeovers, user requests, groups that were begun or buried.
 
     epoch, wishes, started, dead  --look--> wishes, started; drops in the ledger, losses of an evaluation
 
-Asked twice a second at most: a batch is chosen on what was true half a second ago, but for ``started``, which is read
-again right before.
+Redis is read at most twice a second, so a batch is chosen on data up to half a second old. Only ``started`` is read
+again right before a batch is chosen.
 """
 
 import logging
@@ -27,17 +27,17 @@ _EVERY_S = 0.5
 
 
 class Surroundings:
-    """What one run's trainer knows of others.
+    """The state of one run outside its trainer.
 
     Args:
         redis: Client of redis_connection.py.
-        keys: Keys of the run.
-        store: Has the wishes.
+        keys: The run's keys.
+        store: Holds the users' requests.
         epoch: This trainer's incarnation.
-        ledger: Told of buried groups.
-        scored: Knows which groups are here, whatever was buried of them.
-        evaluations: Told of their buried groups.
-        log: Told of buried groups, for watchers.
+        ledger: Records buried training groups.
+        scored: Knows which groups have arrived, even if they were buried too.
+        evaluations: Records buried evaluation groups.
+        log: Reports buried groups to watchers.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Surroundings:
     ) -> None:
         self.wishes = Wishes()
         self.started: dict[int, int] = {}
-        """Groups being sampled or scored, or here: number -> version at which sampling began."""
+        """Groups being sampled, being scored, or already here: number -> version at which sampling began."""
         self._redis = redis
         self._keys = keys
         self._store = store
@@ -68,15 +68,15 @@ class Surroundings:
 
     @property
     def should_stop(self) -> bool:
-        """Whether somebody asked the run to stop."""
+        """Whether a user asked the run to stop."""
         return self.wishes.desired == "stop"
 
     async def look(self) -> bool:
-        """Return whether it was time to look.
+        """Read the state if it is time to, and return whether it was.
 
         Raises:
             FencedError: A newer incarnation owns the run.
-            StateLostError: Redis has lost it.
+            StateLostError: Redis has lost the run.
         """
         if time.monotonic() - self._looked_at < _EVERY_S:
             return False
@@ -95,7 +95,7 @@ class Surroundings:
         self.started = dict(filter(None, (self._started(*entry) for entry in found.items())))
 
     def _started(self, label: bytes, version: bytes) -> tuple[int, int] | None:
-        """Return a group and its version; None for what is not of a training group that was admitted."""
+        """Return a group and its version; None unless it is an admitted training group with a valid version."""
         number = training_number(label.decode(errors="replace"))
         if number is None or number >= self._ledger.admitted:
             return None

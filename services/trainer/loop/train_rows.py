@@ -1,11 +1,11 @@
-"""Cuts a batch into minibatches of whole groups, and turns those into what the core trains on.
+"""Cuts a batch into minibatches of whole groups, and turns them into the rows that the core trains on.
 
     groups of the batch --shuffle, cut--> minibatch, minibatch, ...     one optimizer step each, in this order
                                               |
-                                              one row a scored completion; truncated ones stay out if so configured
+                                              one row per scored completion; truncated ones are left out if configured
 
-The order is drawn from the run's seed and the policy version that the batch begins at: every pass over the batch, and
-every attempt at it after a crash, is made in the same order.
+The order is drawn from the run's seed and the policy version at which the batch begins. Every pass over the batch, and
+every repetition after a crash, uses the same order.
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ from shared.run_config import RunConfig
 
 @dataclass(frozen=True, eq=False)
 class Minibatch:
-    """What one optimizer step is made on."""
+    """The groups and rows of one optimizer step."""
 
     groups: tuple[TrainedGroup, ...]
     rows: tuple[TrainRow, ...]
     rollouts: tuple[Rollout, ...]
     """The rollout of each row."""
     num_masked_rows: int
-    """Truncated completions that ``mask_truncated_completions`` kept out of the rows."""
+    """Number of truncated completions that ``mask_truncated_completions`` kept out of the rows."""
 
     @property
     def num_tokens(self) -> int:
-        """Sampled tokens in the loss."""
+        """Number of sampled tokens in the loss."""
         return sum(row.num_sampled for row in self.rows)
 
 
@@ -82,10 +82,10 @@ def make_minibatch(groups: Sequence[TrainedGroup], config: RunConfig) -> Minibat
 
 
 def step_totals(batch: Sequence[Minibatch]) -> list[StepTotals]:
-    """Return what the loss of each minibatch's step is divided by.
+    """Return the divisors of each minibatch's loss.
 
-    As in TRL, the losses that are means over the tokens of a step take the mean of that number over the batch, and
-    means over rows count the truncated completions that were kept out.
+    As in TRL, losses that are means over the tokens of a step divide by the batch's mean number of tokens per step.
+    Means over rows also count the truncated completions that were kept out.
     """
     tokens_per_step = sum(minibatch.num_tokens for minibatch in batch) / len(batch)
     return [
@@ -105,7 +105,7 @@ def with_logprobs(
     old_logprobs: Sequence[Logprobs] | None,
     reference_logprobs: Sequence[Logprobs] | None,
 ) -> Minibatch:
-    """Return the minibatch with what other policies than the one in training think of each row; None leaves it out."""
+    """Return the minibatch with each row's logprobs under the old and the reference policy; None omits them."""
     rows = minibatch.rows
     if old_logprobs is not None:
         rows = tuple(replace(row, old_logprobs=found) for row, found in zip(rows, old_logprobs, strict=True))

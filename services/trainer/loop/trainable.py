@@ -1,6 +1,6 @@
-"""What a run knows of a scored group besides what every message satisfies (shared/message_invariants.py). Pure.
+"""Checks of a scored group that depend on the run; shared/message_invariants.py has the general ones. Pure.
 
-Token ids that the model has no embedding for end the process that looks them up, on a GPU without a word.
+Looking up a token id outside the model's vocabulary ends the process, on a GPU without an error message.
 """
 
 from shared.arrays import unpack_ids
@@ -12,9 +12,9 @@ def require_trainable(group: ScoredGroup, *, vocab_size: int, total_steps: int) 
     """Raise MessageError if the run can never train the group.
 
     Args:
-        group: As it was decoded.
-        vocab_size: Token ids of the model are below it.
-        total_steps: Policy versions of the run are at most this.
+        group: The decoded group.
+        vocab_size: Size of the model's vocabulary; token ids must be smaller.
+        total_steps: Number of optimizer steps of the run; policy versions must not exceed it.
     """
     for rollout in group.rollouts:
         largest = int(unpack_ids(rollout.token_ids).max())

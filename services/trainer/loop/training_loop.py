@@ -4,11 +4,13 @@
        ^                                      |                              |
        +--------- places given back ----------+-------- checkpoint, then ack
 
-Who blocks whom: a batch waits for its groups and for stragglers (staleness.py); a push waits for the generators,
-bounded by push_timeout_s; nothing waits for watchers or evaluations. Generation goes on meanwhile, within the admission
-bound, but for pauses (run_pause.py). Weights are pushed, and checkpoints written, between batches alone: a crash
-within one repeats it from its beginning, and who asks a run to end or to pause waits for the batch. A group counts as
-trained when a checkpoint with it in the ledger is on disk; only then is its entry acked.
+Blocking: a batch waits for its groups and for stragglers (staleness.py). A push waits for the generators, bounded by
+push_timeout_s. Nothing waits for watchers or evaluations. Generation goes on meanwhile, within the admission bound,
+except in pauses (run_pause.py).
+
+Weights are pushed, and checkpoints written, only between batches. A crash within a batch repeats it from its beginning,
+and a request to end or pause the run waits for the end of the batch. A group counts as trained when a checkpoint with
+it in the ledger is on disk; only then is its entry acked.
 """
 
 import asyncio
@@ -33,16 +35,17 @@ Ending = Literal["finished", "stopped", "terminated"]
 _RECEIVE_BLOCK_S = 0.2
 _REPORT_EVERY_S = 1.0
 _MAX_UNACKED_WHILE_PAUSED = 256
-"""Failed probes that may wait on their stream for the next step's checkpoint, which is long in coming."""
+"""How many failed probes may wait on the stream for the next checkpoint. In a pause no step is made, so a longer queue
+gets a checkpoint of its own."""
 RUN_STOPPED, RUN_ENDED = "run_stopped", "run_ended"
 
 
 class TrainingLoop:
-    """One training rank's life from its first push to its last checkpoint.
+    """Drives one training run, from the first push to the last checkpoint.
 
     Args:
-        parts: What it drives.
-        terminate: Set when this process was asked to end; the run itself goes on in its successor.
+        parts: The objects it drives.
+        terminate: Set when this process is asked to end. The run itself goes on in the next trainer process.
     """
 
     def __init__(self, parts: Parts, *, terminate: asyncio.Event) -> None:
@@ -71,7 +74,7 @@ class TrainingLoop:
 
     @property
     def ledger(self) -> Ledger:
-        """What became of every group so far."""
+        """The outcome of every group so far."""
         return self._parts.ledger
 
     async def run(self) -> Ending:
@@ -82,7 +85,7 @@ class TrainingLoop:
                 ending = await self._train(tasks)
                 await self._parts.saver.finish()
             except NonFiniteError:
-                # Nobody starts this run again, so this is the last chance of the checkpoint that is being written.
+                # This run will not be started again, so finish the checkpoint that is being written now.
                 await self._parts.saver.finish()
                 raise
             finally:
@@ -126,7 +129,7 @@ class TrainingLoop:
         await self._save(tasks)
 
     async def _finish_evaluation(self) -> Ending:
-        """Wait for the evaluation under way, and for that of the last step if it is due."""
+        """Wait for the evaluation under way, and for the last step's evaluation if it is due."""
         while True:
             await self._look_around()
             if self._terminate.is_set():
@@ -140,7 +143,7 @@ class TrainingLoop:
             await self._parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
 
     async def _wait_for_batch(self, tasks: asyncio.TaskGroup) -> Batch | None:
-        """Return the next batch, or None if the run or this process shall end."""
+        """Return the next batch, or None if the run or this process is to end."""
         parts = self._parts
         while True:
             began_at = time.monotonic()
@@ -156,7 +159,7 @@ class TrainingLoop:
                 return batch
             waiting_for = parts.pause.waiting_for(batch.waiting_for, probe_every_s=parts.pace.probe_every_s)
             self._waiting_for = parts.pushes.waiting_for() or waiting_for
-            # One arrival at a time: what is chosen must not depend on how many came at once.
+            # One arrival at a time: the choice must not depend on how many arrived together.
             if not self._consider_next():
                 await parts.scored.receive(block_s=_RECEIVE_BLOCK_S)
             while parts.batches.num_missing(num_steps_left=self._num_steps_left()) and self._consider_next():
@@ -169,7 +172,7 @@ class TrainingLoop:
             return Batch(())
         batch = self._choose()
         if batch.groups:
-            # Sampling may have begun since the last look; decide on what is true now.
+            # Sampling may have begun since the last look, so choose again on fresh data.
             await self._surroundings.read_started()
             batch = self._choose()
         return batch
@@ -192,7 +195,7 @@ class TrainingLoop:
         return self._parts.total_steps - self._parts.core.policy_version
 
     async def _look_around(self) -> None:
-        """See what others did: stop requests, new generators, dead letters, sampling begun."""
+        """Read external changes: stop requests, new generators, dead letters, groups that were begun."""
         if await self._surroundings.look():
             await self._push_if_needed()
 
@@ -216,7 +219,7 @@ class TrainingLoop:
             parts.batches.failures.expect_probe(numbers[-1])
 
     async def _evaluate(self) -> None:
-        """Begin an evaluation that is due, and bring the one under way forward."""
+        """Begin an evaluation that is due, and advance the one under way."""
         parts = self._parts
         arrived = parts.scored.take_evaluated()
         note = parts.evaluations.begin(parts.core.policy_version) if self._is_evaluation_due() else ""
@@ -227,11 +230,11 @@ class TrainingLoop:
             await parts.report.evaluation(result)
 
     def _is_evaluation_due(self) -> bool:
-        """Whether one is to begin; not while the run is paused."""
+        """Return whether an evaluation is to begin; never while the run is paused."""
         return self._parts.evaluations.is_due(self._parts.core.policy_version) and self._parts.pause.by is None
 
     async def _train_on(self, batch: Batch) -> None:
-        """Make the steps of one batch; its groups are settled, and its weights pushed, with the last of them."""
+        """Make the steps of one batch. With the last step, its groups are settled and its weights pushed."""
         parts = self._parts
         self._waiting_for = ""
         if parts.config.vllm_enable_sleep_mode:
@@ -256,7 +259,7 @@ class TrainingLoop:
         await self._parts.saver.begin(tasks, self._torch, self._extra)
 
     async def _keep_the_stream_short(self, tasks: asyncio.TaskGroup) -> None:
-        """Let failed probes go from their stream although no step is made: a pause may last for days."""
+        """Write a checkpoint so that failed probes leave their stream during a pause, which may last for days."""
         parts = self._parts
         if parts.pause.by is None or parts.saver.is_writing:
             return
