@@ -1,11 +1,11 @@
-"""Several training ranks over torch.distributed: a mesh for weights, and another group for commands and numbers.
+"""Several training ranks over torch.distributed: a mesh for weights, and a second group for commands and numbers.
 
-    torchrun's store --+--> default group: gloo, and NCCL where there are GPUs  --> mesh: weights, gradients
-                       +--> control group: gloo, always                         --> gather, send, receive
+    torchrun's store --+--> default group: gloo, and NCCL with GPUs     --> mesh: weights, gradients
+                       +--> control group: gloo, always                 --> gather, send, receive
                        +--> words: why a rank failed (rank_words.py)
 
-What is sent is bytes and float64 arrays, with a length in front; nothing is pickled. Every wait ends: with what was
-waited for, with the deadline, or at once when the other process is gone, since its sockets close.
+Messages are bytes and float64 arrays, with a length in front; nothing is pickled. Every wait ends: with a result, at
+its deadline, or at once when the other process is gone, because its sockets close.
 """
 
 import os
@@ -25,14 +25,14 @@ c10d: Any = torch.distributed  # a binding to C++ without complete types
 
 
 class DistributedRanks:
-    """Ranks, and what rank 0 commands the others by; ``join_ranks`` makes one.
+    """A group of ranks, with messages between rank 0 and the others. Created by ``join_ranks``.
 
     Args:
-        rank: Of this process.
-        size: How many there are.
-        device: Where this one computes.
-        store: Reached by all ranks.
-        timeout_s: Deadline of a collective.
+        rank: Rank of this process.
+        size: Number of ranks.
+        device: Device of this rank.
+        store: torch.distributed store that all ranks can reach.
+        timeout_s: Deadline of a collective, in seconds.
     """
 
     def __init__(self, *, rank: int, size: int, device: torch.device, store: Any, timeout_s: float) -> None:
@@ -72,15 +72,15 @@ class DistributedRanks:
         return [found[: int(length)].numpy() for found, length in zip(arrays, lengths, strict=True)]
 
     def send(self, messages: dict[int, bytes], *, timeout_s: float) -> None:
-        """Send each rank its message, all at once.
+        """Send each rank its message, all concurrently.
 
         Raises:
-            RankLostError: One of them did not take it in time.
+            RankLostError: A rank did not receive its message in time.
         """
         works: list[Any] = []
         try:
             for rank, message in messages.items():
-                # Read-only memory, which nothing writes to: torch warns unless it is given a copy.
+                # Copied, because torch warns about read-only memory.
                 body = torch.frombuffer(bytearray(message), dtype=torch.uint8)
                 works.append((c10d.isend(torch.tensor([body.numel()]), group=self._control, group_dst=rank), None))
                 works.append((c10d.isend(body, group=self._control, group_dst=rank), body))
@@ -93,7 +93,7 @@ class DistributedRanks:
         """Return the next message of a rank.
 
         Raises:
-            RankLostError: None came in time.
+            RankLostError: The message did not arrive in time.
         """
         try:
             length = torch.zeros(1, dtype=torch.int64)
@@ -105,7 +105,7 @@ class DistributedRanks:
         return body.numpy().tobytes()
 
     def lost(self, doing: str, error: BaseException) -> RankLostError:
-        """Return what to raise when torch says that a peer is gone, with the reason that the peer gave."""
+        """Return the error to raise when torch reports a lost peer, with the reason that the peer left."""
         cause = root_cause(read_words(self._store, num_ranks=self.size), {})
         return RankLostError(f"training rank {self.rank} lost the others while {doing}: {cause or first_line(error)}")
 
@@ -119,7 +119,7 @@ def join_ranks(*, timeout_s: float) -> DistributedRanks:
 
     Raises:
         RankLostError: Not every rank came in time.
-        UserError: There are more ranks than GPUs.
+        UserError: This machine has more ranks than GPUs.
     """
     device = own_device(int(os.environ["LOCAL_RANK"]), num_local_ranks=int(os.environ["LOCAL_WORLD_SIZE"]))
     try:
@@ -142,10 +142,10 @@ def join_ranks(*, timeout_s: float) -> DistributedRanks:
 
 
 def own_device(local_rank: int, *, num_local_ranks: int) -> torch.device:
-    """Return the device of a rank, having made it the current one.
+    """Make the device of a rank the current one, and return it.
 
     Raises:
-        UserError: There are more ranks than GPUs.
+        UserError: This machine has more ranks than GPUs.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -161,6 +161,9 @@ def own_device(local_rank: int, *, num_local_ranks: int) -> torch.device:
 
 
 def is_rank_loss(error: RuntimeError) -> bool:
-    """Whether torch raised this because a peer is gone or late; gloo has no exception class of its own."""
+    """Return whether torch raised this because a peer is gone or late.
+
+    gloo has no exception class of its own, so the text is matched.
+    """
     text = str(error).lower()
     return isinstance(error, c10d.DistError) or any(sign in text for sign in ("gloo", "connection", "nccl"))

@@ -1,10 +1,10 @@
-"""The life of every training rank but the first: do what rank 0 says, in the same order as all others.
+"""Runs every training rank except the first: executes rank 0's commands in the order they arrive.
 
     rank 0 --command--> [PolicyCore] --done, or why not--> rank 0
 
-It knows nothing of Redis and of groups. It ends when rank 0 says that the run is over, and, to be started again, when
-rank 0 is gone: at once if its connection closes, after a while if it merely says nothing. SIGTERM is not for it: rank 0
-may want a last checkpoint, which takes all ranks.
+A follower does not use Redis and does not see groups. It exits when rank 0 reports the end of the run. If rank 0
+disappears, it exits so that it can be started again: at once if the connection closes, after ``_SILENCE_S`` if rank 0
+is silent. It ignores SIGTERM, because rank 0 may need all ranks for a last checkpoint.
 """
 
 import logging
@@ -45,17 +45,17 @@ from shared.run_config import RunConfig
 log = logging.getLogger(__name__)
 
 _SILENCE_S = 120.0
-"""Longest silence of rank 0, which says every 15 s that it is there (lead.py)."""
+"""Longest silence of rank 0, in seconds. Rank 0 sends StillHere every 15 s (lead.py)."""
 _REFUSED_S = 30.0
-"""How long to offer an error to rank 0, which may wait for this rank in a collective instead."""
+"""How long to try to send an error to rank 0, which may be waiting for this rank in a collective instead."""
 
 
 def follow(ranks: DistributedRanks) -> None:
-    """Do what rank 0 says until the run is over.
+    """Execute rank 0's commands until the run is over.
 
     Raises:
         RankLostError: A rank is gone.
-        HeadraceError: This rank failed, and rank 0 did not come for the reason.
+        HeadraceError: This rank failed, and rank 0 did not receive the error.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     follower = Follower(ranks)
@@ -81,10 +81,10 @@ def follow(ranks: DistributedRanks) -> None:
 
 
 class Follower:
-    """A core that takes commands.
+    """Executes commands on a core.
 
     Args:
-        ranks: The group.
+        ranks: The group of ranks.
     """
 
     def __init__(self, ranks: DistributedRanks) -> None:
@@ -93,10 +93,10 @@ class Follower:
         self._buckets: WeightBuckets | None = None
 
     def do(self, command: Command) -> Answer:
-        """Do one command with all other ranks.
+        """Execute one command together with all other ranks.
 
         Raises:
-            HeadraceError: What the core raised.
+            HeadraceError: The core failed.
         """
         if isinstance(command, Build):
             self._core = PolicyCore(
@@ -143,7 +143,7 @@ def _do(core: PolicyCore, command: Command) -> Answer:
         case Discard():
             core.discard()
         case BeginSave(directory=directory):
-            core.begin_save(Path(directory), None)  # rank 0's future says how it went on all ranks
+            core.begin_save(Path(directory), None)  # rank 0's future has the result of all ranks
         case LoadState(directory=directory):
             core.load_state(Path(directory))
         case _:
@@ -152,7 +152,7 @@ def _do(core: PolicyCore, command: Command) -> Answer:
 
 
 def _offer(ranks: DistributedRanks, error: HeadraceError | OSError) -> None:
-    """Answer with an error, and raise it if nobody takes the answer."""
+    """Answer with an error; raise the error if rank 0 does not receive it."""
     row_indices = error.row_indices if isinstance(error, NonFiniteError) else ()
     failed = Failed(type(error).__name__, str(error), row_indices)
     try:

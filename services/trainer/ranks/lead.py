@@ -1,12 +1,12 @@
-"""How rank 0 leads: one command to all ranks at a time, done by all, answered by all, before the next.
+"""How rank 0 leads: all ranks execute one command at a time, and all answer it before the next.
 
     LeadCore --together(commands, own part)--+--> rank 0 does its part
                                              +--> the others do theirs (follower.py) --done, or why not--> LeadCore
     between commands, every 15 s: still here
 
-Whoever interrupts rank 0 between two commands interrupts nothing half-way. A rank that is lost makes the command fail,
-here and everywhere. After a failure that not all ranks share they are out of step: every later command is refused, this
-process ends, and all of them are started again from the checkpoint.
+Interrupting rank 0 between two commands leaves nothing half done. A lost rank makes the command fail, here and on all
+other ranks. A failure that only some ranks have leaves the ranks out of step: every later command is refused, this
+process ends, and all ranks are started again from the checkpoint.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ _ResultT = TypeVar("_ResultT")
 _STILL_HERE_EVERY_S = 15.0
 _END_S = 10.0
 _AGREE_S = 10.0
-"""How long the others may take to fail too, once rank 0 has: then they are in step, or they are not."""
+"""How long to wait, after rank 0 failed, for the others to fail too. If they do, the ranks are still in step."""
 _ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (UserError, CheckpointError, NonFiniteError, OSError)
 }
 
 
 class Lead:
-    """Rank 0's hold on the others.
+    """Sends commands from rank 0 to the other ranks.
 
     Args:
-        ranks: The group; this process is rank 0 of it.
+        ranks: The group; this process is its rank 0.
     """
 
     def __init__(self, ranks: DistributedRanks) -> None:
@@ -48,7 +48,7 @@ class Lead:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are, this one included."""
+        """Number of ranks, this one included."""
         return self.ranks.size
 
     def together(
@@ -58,14 +58,20 @@ class Lead:
         *,
         row_indices: Sequence[tuple[int, ...]] | None = None,
     ) -> tuple[_ResultT, list[Done]]:
-        """Have each rank do its command, this one ``own``, and return what came of it on rank 0, and on the others.
+        """Have each rank execute its command, and ``own`` on this rank. Return rank 0's result and the other answers.
+
+        Args:
+            commands: One command for each rank.
+            own: Executes rank 0's command.
+            row_indices: For each rank, the indices of its rows among all rows. If given, a NonFiniteError names the
+                rows of all ranks.
 
         Raises:
-            HeadraceError: What a rank raised.
+            HeadraceError: A rank failed.
             RankLostError: A rank is gone, or was late.
         """
         with self._own_turn(timeout_s=self.ranks.timeout_s):
-            self._is_broken = True  # until all of them have answered
+            self._is_broken = True  # until all ranks have answered
             self.ranks.send(self._to_others(commands), timeout_s=self.ranks.timeout_s)
             try:
                 result = self._own_part(commands[0], own)
@@ -84,7 +90,7 @@ class Lead:
             return result, [answer for answer in answers if isinstance(answer, Done)]
 
     def close(self, *, run_is_over: bool) -> None:
-        """Let the others go: for good if the run is over; else they are to come back with this one."""
+        """Release the other ranks: for good if the run is over, else to be started again with this rank."""
         self._ended.set()
         if run_is_over and not self._is_broken:
             with contextlib.suppress(RankLostError), self._own_turn(timeout_s=_END_S):
@@ -101,12 +107,12 @@ class Lead:
     def _after_failure(
         self, failure: Exception, row_indices: Sequence[tuple[int, ...]] | None
     ) -> tuple[int, ...] | None:
-        """Find out whether all ranks failed alike; return the rows at fault on any of them, if it is about rows."""
+        """Find out whether all ranks failed. For a NonFiniteError, return the rows at fault on all ranks; else None."""
         try:
             answers = self._answers(timeout_s=_AGREE_S)
         except RankLostError:
             return None
-        # All ranks refused the same command, so they are in step, and the loop may go on to find out why.
+        # If all ranks refused the command, they are in step, and the loop may go on to find the cause.
         self._is_broken = not all(isinstance(answer, Failed) for answer in answers)
         if not isinstance(failure, NonFiniteError) or row_indices is None:
             return None
@@ -121,7 +127,7 @@ class Lead:
 
     @contextlib.contextmanager
     def _own_turn(self, *, timeout_s: float) -> Generator[None]:
-        """One command at a time, whichever thread it comes from."""
+        """Allow one command at a time, from any thread."""
         if not self._turn.acquire(timeout=timeout_s):
             raise RankLostError(f"a command to the training ranks did not end within {timeout_s:.0f} s")
         try:
@@ -132,13 +138,13 @@ class Lead:
             self._turn.release()
 
     def _say_still_here(self) -> None:
-        """Between commands, let the others know that there is somebody to wait for."""
+        """Between commands, tell the others that rank 0 is alive."""
         while not self._ended.wait(_STILL_HERE_EVERY_S):
             if self._turn.acquire(blocking=False):
                 try:
                     if not self._is_broken:
                         self.ranks.send(self._to_others([StillHere()] * self.ranks.size), timeout_s=_END_S)
                 except RankLostError:
-                    self._is_broken = True  # the next command says so
+                    self._is_broken = True  # the next command raises it
                 finally:
                     self._turn.release()

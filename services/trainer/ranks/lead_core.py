@@ -1,13 +1,13 @@
-"""The core of rank 0: with the training loop it is one core, to the other ranks it is the lead.
+"""The core of rank 0: it looks like one core to the training loop, and leads the other ranks.
 
     training loop --accumulate(rows)--> LeadCore --its rows--> PolicyCore of rank 0 --+
                                             |                                         +-- meet in every layer
-                                            +-- its rows, over gloo --> follower.py --+
+                                            +-- their rows, gloo --> follower.py -----+
                                             <-- done, or why not -------+
 
-Rows are split over the ranks by tokens (rank_plan.py); what a rank says of its rows comes back in the order in which
-they were given. Weights for a push are gathered a bucket a command, and sent to the generators between commands; a push
-that is given up simply asks for no more buckets.
+Rows are split over the ranks by tokens (rank_plan.py). Results are returned in the order in which the rows were given.
+Weights for a push are gathered one bucket per command, and sent to the generators between commands. A push that is
+given up just requests no more buckets.
 """
 
 import dataclasses
@@ -50,14 +50,14 @@ class LeadCore:
     """PolicyCore's interface over all ranks.
 
     Args:
-        config: Of the run.
-        model_dir_or_id: Where the weights to begin from are.
+        config: The run's settings.
+        model_dir_or_id: Directory or hub id of the initial weights.
         total_steps: Optimizer steps in the run.
-        lead: Rank 0's hold on the others.
+        lead: Sends commands to the other ranks.
         bucket_bytes: Size of a bucket of gathered weights.
 
     Raises:
-        UserError: The model cannot be used; says why.
+        UserError: The model cannot be used; the message says why.
         RankLostError: A rank is gone.
     """
 
@@ -195,9 +195,9 @@ class LeadCore:
 
 
 class GatheredWeights:
-    """The weights to push, gathered while they are read; calling it begins a reading.
+    """The weights to push, gathered while they are read. Each call starts a new reading.
 
-    A reading that another reading, or a step, has overtaken ends with a PushError: whoever holds it was given up.
+    If another reading or a step begins, an earlier reading ends with a PushError: its consumer was given up.
     """
 
     def __init__(self, buckets: WeightBuckets, gather: Callable[[int], dict[str, Tensor]]) -> None:
@@ -211,11 +211,11 @@ class GatheredWeights:
         return self._read(self._reading)
 
     def described(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same names, dtypes and shapes with tensors that have no content, and gather nothing."""
+        """Yield the same names, dtypes and shapes with tensors that have no content. Gathers nothing."""
         return self._buckets.described()
 
     def void(self) -> None:
-        """End the reading under way."""
+        """End the current reading."""
         self._reading += 1
 
     def _read(self, reading: int) -> Iterator[tuple[str, Tensor]]:
@@ -227,13 +227,13 @@ class GatheredWeights:
 
 @dataclasses.dataclass(frozen=True)
 class _Share:
-    """One rank's part of some rows."""
+    """One rank's share of some rows."""
 
     indices: tuple[int, ...]
-    """Of its rows, among all of them."""
+    """Indices of its rows among all rows."""
     rows: list[TrainRow]
     plan: RankPlan
-    """Over ``rows``."""
+    """The plan, with indices into ``rows``."""
 
     @classmethod
     def of(cls, rows: Sequence[TrainRow], plan: RankPlan) -> "_Share":

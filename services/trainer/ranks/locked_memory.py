@@ -1,6 +1,6 @@
-"""Says at the start of a rank what NCCL would fail of later: RDMA pins memory, and the machine bounds how much.
+"""Warns at the start of a rank about a later NCCL failure: RDMA pins memory, which the machine may limit.
 
-Containers start nothing as root, so no capability lifts the bound: it is the machine's to raise.
+Containers do not run as root, so they have no capability to lift the limit. It must be raised on the machine.
 """
 
 import logging
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_little_locked_memory(environment: Mapping[str, str], *, devices: Path = Path("/dev/infiniband")) -> None:
-    """Log a warning if NCCL would use RDMA here and this process may not lock all the memory it likes."""
+    """Log a warning if NCCL would use RDMA here and this process may not lock unlimited memory."""
     if environment.get("NCCL_IB_DISABLE") == "1" or environment.get("LOCAL_RANK", "0") != "0":
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)

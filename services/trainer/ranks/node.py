@@ -1,10 +1,10 @@
 """Starts one further machine's training ranks, run after run: ``python -m services.trainer.ranks.node``.
 
-    run API --which run is current, with how many nodes--> this process --rank_launcher--> ranks of this machine
-                                                                        --SIGTERM, once the run is over-->
+    run API --current run and its nnodes--> this process --rank_launcher--> ranks of this machine
+                                                         --SIGTERM, once the run is over-->
 
-For machines that are started before there is a run, as pods are. Node 0 is the run API's own. Nothing is decided here:
-a launcher that crashed joins again by itself, and while the run API is away, what runs goes on.
+For machines that are started before a run exists, as pods are. Node 0 is the run API's own machine. This process makes
+no decisions: a launcher that crashed joins again by itself, and while the run API is away, running ranks go on.
 """
 
 import argparse
@@ -38,14 +38,14 @@ STOPPED, REFUSED = 0, 2
 LAUNCHER = (sys.executable, "-m", "services.trainer.ranks.rank_launcher")
 _POLL_S = 2.0
 _PAUSE_S = 10.0
-"""After a launcher has ended: its run may be over, and the run API may not say so yet."""
+"""Pause after a launcher has ended: its run may be over before the run API reports it."""
 _HTTP_TIMEOUT_S = 10.0
 _SERVED = ("running", "paused")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run that wants ranks of this machine."""
+    """A run that needs ranks on this machine."""
 
     run_id: str
     run_dir: Path
@@ -53,22 +53,22 @@ class Wanted:
 
 
 class RunApiAwayError(Exception):
-    """The run API does not say now what was asked."""
+    """The run API did not give the requested answer."""
 
     has_no_such_run = False
-    """It has said that what was asked for is not there."""
+    """Whether it answered 404."""
 
 
 async def wanted_run(api: httpx.AsyncClient, *, node_rank: int) -> Wanted | None:
     """Return the current run if it has ranks on this machine.
 
     Raises:
-        RunApiAwayError: It does not answer, or not as it should.
-        UserError: The run is of another release.
+        RunApiAwayError: The run API does not answer, or its answer is invalid.
+        UserError: The run's settings belong to another release.
     """
     wanted: dict[str, Any] = {"status": _SERVED, "limit": 1}
     listed = await _get(api, "/v1/runs", wanted)
-    while not listed["runs"]:  # which of a page in the middle means nothing
+    while not listed["runs"]:  # a page may be empty although more follow
         if listed["next_cursor"] is None:
             return None
         listed = await _get(api, "/v1/runs", {**wanted, "cursor": listed["next_cursor"]})
@@ -93,16 +93,16 @@ async def _get(api: httpx.AsyncClient, path: str, params: Mapping[str, Any] | No
 
 
 class NodeFollower:
-    """The loop of one machine.
+    """Starts and ends the ranks of one machine as the run API's current run requires.
 
     Args:
-        settings: Of a trainer, with ``rendezvous_endpoint``.
+        settings: Settings of a trainer, with ``rendezvous_endpoint``.
         api: Client of the run API.
         node_rank: Number of this machine, 1 or more.
-        heartbeat: File to touch whenever the loop turns.
+        heartbeat: File to touch in every iteration of the loop.
         launcher: Command that starts the ranks.
-        poll_s: How often the run API is asked.
-        pause_s: How long to wait after a launcher has ended.
+        poll_s: Pause between two requests to the run API, in seconds.
+        pause_s: Pause after a launcher has ended, in seconds.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class NodeFollower:
         self._pause_s = pause_s
 
     async def follow(self, stopping: asyncio.Event) -> None:
-        """Serve runs until ``stopping`` is set; then the ranks are asked to end, and ended after their grace."""
+        """Serve runs until ``stopping`` is set. Then ask the ranks to end, and kill them after their grace period."""
         while not stopping.is_set():
             self._beat()
             wanted = await self._wanted()
@@ -171,7 +171,8 @@ class NodeFollower:
 
     async def _is_still_wanted(self, wanted: Wanted) -> bool:
         try:
-            # That run alone: a list would have the run API read all that ever were, for every node, all the time.
+            # Requests only this run: for a list, the run API would read all runs ever made, for every node, at every
+            # poll.
             detail = await _get(self._api, f"/v1/runs/{wanted.run_id}")
         except RunApiAwayError as error:
             log.warning("%s", error)
@@ -192,7 +193,7 @@ class NodeFollower:
         ]
 
     async def _rest(self, stopping: asyncio.Event) -> None:
-        """Wait ``pause_s``, with a living heart."""
+        """Wait ``pause_s`` while touching the heartbeat."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._pause_s
         while loop.time() < until and not stopping.is_set():
@@ -205,10 +206,10 @@ class NodeFollower:
 
 
 def node_number(name: str) -> int:
-    """Return the number of a machine: ``2``, or what a name such as ``headrace-trainer-node-2`` ends with.
+    """Return the number of a machine: ``2``, or the last part of a name such as ``headrace-trainer-node-2``.
 
     Raises:
-        ArgumentTypeError: It ends with no number above 0.
+        ArgumentTypeError: The name does not end with a number above 0.
     """
     number = name.rpartition("-")[2]
     if not number.isdecimal() or int(number) < 1:
@@ -217,7 +218,7 @@ def node_number(name: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Follow runs until SIGTERM; returns the exit status: 0 asked to stop, 2 something is set wrong."""
+    """Follow runs until SIGTERM. Return the exit status: 0 after a stop, 2 for wrong settings."""
     parser = argparse.ArgumentParser(
         prog="python -m services.trainer.ranks.node",
         description="Starts the training ranks of a further machine for every run with enough nnodes. Reads the "

@@ -1,7 +1,7 @@
-"""What rank 0 tells the other training ranks to do, and what they answer; msgspec on the wire.
+"""Commands of rank 0 to the other training ranks, and their answers; msgspec on the wire.
 
 rank 0  -- Build | Accumulate | Score | Step | ... -->  every other rank
-rank 0  <-------------- Done | Failed ----------------  one answer to each command, but for StillHere and End
+rank 0  <-------------- Done | Failed ----------------  one answer to each command except StillHere and End
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     loss_mask: bytes
     generator_logprobs: bytes
     advantage: bytes
-    """One float32, or one for each sampled token."""
+    """One float32 value, or one for each sampled token."""
     old_logprobs: bytes | None
     reference_logprobs: bytes | None
 
@@ -42,7 +42,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def unpacked(self) -> TrainRow:
-        """Return the row."""
+        """Return the TrainRow."""
         return TrainRow(
             token_ids=unpack_ids(self.token_ids),
             loss_mask=unpack_mask(self.loss_mask),
@@ -54,21 +54,21 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True):
-    """A Slot."""
+    """A Slot on the wire."""
 
     row_indices: tuple[int, ...]
     needs_backward: bool
 
 
 class Build(msgspec.Struct, frozen=True, tag=True):
-    """Load the model and become a core."""
+    """Load the model and create the core."""
 
     config: bytes
-    """Of the run, as JSON."""
+    """The run's settings, as JSON."""
     model_dir_or_id: str
     total_steps: int
     bucket_bytes: int
-    """Of weight_buckets.py."""
+    """See weight_buckets.py."""
 
 
 class Accumulate(msgspec.Struct, frozen=True, tag=True):
@@ -89,7 +89,7 @@ class Score(msgspec.Struct, frozen=True, tag=True):
 
 
 class ScoreProbe(msgspec.Struct, frozen=True, tag=True):
-    """PolicyCore.probe; every rank computes the whole of it."""
+    """PolicyCore.probe; every rank computes all of it."""
 
     token_ids: list[int]
 
@@ -125,7 +125,7 @@ class LoadState(msgspec.Struct, frozen=True, tag=True):
 
 
 class StillHere(msgspec.Struct, frozen=True, tag=True):
-    """Nothing to do. No answer."""
+    """Rank 0 is alive. Requires no action and no answer."""
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
@@ -149,13 +149,13 @@ Command = (
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """It is done; ``arrays`` is what only this rank knows: for each row it was asked about, some float32 arrays."""
+    """The command succeeded. ``arrays`` has this rank's results: row index to float32 arrays."""
 
     arrays: dict[int, list[bytes | None]] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """It failed, and this rank is as it was before."""
+    """The command failed, and left this rank unchanged."""
 
     error: str
     """Name of the exception class."""
@@ -176,27 +176,27 @@ def encode(message: Command | Answer) -> bytes:
 
 
 def decode_command(data: bytes) -> Command:
-    """Return what `encode` was given."""
+    """Return the command in the bytes of `encode`."""
     return _command_decoder.decode(data)
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Return what `encode` was given."""
+    """Return the answer in the bytes of `encode`."""
     return _answer_decoder.decode(data)
 
 
 def pack_plan(plan: RankPlan) -> list[Pass]:
-    """Return a plan for the wire."""
+    """Convert a plan for the wire."""
     return [Pass(slot.row_indices, slot.needs_backward) for slot in plan]
 
 
 def unpack_plan(passes: Sequence[Pass]) -> RankPlan:
-    """Return the plan."""
+    """Return the plan that `pack_plan` converted."""
     return tuple(Slot(one.row_indices, one.needs_backward) for one in passes)
 
 
 def pack_arrays(arrays: Mapping[int, Sequence[Any]]) -> dict[int, list[bytes | None]]:
-    """Return float32 arrays for the wire, by row."""
+    """Convert arrays to float32 bytes, by row."""
     return {
         row: [None if array is None else np.asarray(array, dtype=LOGPROB_DTYPE).tobytes() for array in of_row]
         for row, of_row in arrays.items()
@@ -204,7 +204,7 @@ def pack_arrays(arrays: Mapping[int, Sequence[Any]]) -> dict[int, list[bytes | N
 
 
 def unpack_arrays(packed: Mapping[int, Sequence[bytes | None]]) -> dict[int, list[Floats32 | None]]:
-    """Return the arrays, by row."""
+    """Return the arrays that `pack_arrays` converted, by row."""
     return {
         row: [None if data is None else np.frombuffer(data, dtype=LOGPROB_DTYPE) for data in of_row]
         for row, of_row in packed.items()

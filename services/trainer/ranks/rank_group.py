@@ -1,9 +1,9 @@
-"""A training rank among several: told by torchrun's environment, led by rank 0.
+"""Sets up a training rank among several: torchrun's environment describes the group, rank 0 leads it.
 
-    rank 0        take_lead --> make_core --> LeadCore      the training loop drives it as it would a PolicyCore
+    rank 0        take_lead --> make_core --> LeadCore      the training loop drives it like a PolicyCore
     rank 1, ...   follow_lead                               until the run is over
 
-With one rank there is no torchrun, no process group and no follower: `make_core` returns a PolicyCore.
+With one rank, torchrun, process group and followers are not needed: `make_core` returns a PolicyCore.
 """
 
 import ctypes
@@ -26,36 +26,39 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAUNCHER_PID = "HEADRACE_LAUNCHER_PID"
-"""Environment variable by which a rank knows whom it must not outlive."""
+"""Environment variable with the launcher's process id; a rank must not outlive its launcher."""
 _PR_SET_PDEATHSIG = 1
 
 
 def is_one_of_several() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_follower() -> bool:
-    """Whether another process leads this one."""
+    """Return whether another process leads this one."""
     return is_one_of_several() and os.environ["RANK"] != "0"
 
 
 def die_with_launcher() -> None:
-    """Have the kernel end this process when its launcher dies, even by kill -9: torchrun's children would live on."""
+    """Have the kernel kill this process when its launcher dies, even by kill -9.
+
+    Without this, torchrun's children would live on.
+    """
     launcher = os.environ.get(LAUNCHER_PID)
     if launcher is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != int(launcher):
-        os._exit(CRASHED)  # it died before the line above could see it
+        os._exit(CRASHED)  # the launcher died before prctl took effect
 
 
 def take_lead(settings: TrainerSettings) -> "Lead":
-    """Enter the group as rank 0, when all others have.
+    """Enter the group as rank 0. Returns once all other ranks have entered.
 
     Raises:
         RankLostError: Not every rank came in time.
-        UserError: There are more ranks than GPUs.
+        UserError: This machine has more ranks than GPUs.
     """
     from services.trainer.ranks.distributed_ranks import join_ranks
     from services.trainer.ranks.lead import Lead
@@ -65,17 +68,19 @@ def take_lead(settings: TrainerSettings) -> "Lead":
 
 
 def make_core(config: RunConfig, *, total_steps: int, lead: "Lead | None") -> "TrainingCore":
-    """Return the core that the training loop drives, over all ranks if there are several.
+    """Return the core that the training loop drives. It spans all ranks if ``lead`` is given.
 
     Raises:
-        UserError: The model cannot be used; says why.
+        UserError: The model cannot be used; the message says why.
         RankLostError: A rank is gone.
     """
     if lead is not None:
         from services.trainer.ranks.lead_core import LeadCore
         from services.trainer.ranks.sharding import fetch
 
-        fetch(config.model, revision=config.model_revision)  # while the others wait for a command, and not for a rank
+        fetch(
+            config.model, revision=config.model_revision
+        )  # the others wait for a command meanwhile, without a deadline
         return LeadCore(config, model_dir_or_id=config.model, total_steps=total_steps, lead=lead)
 
     import torch
@@ -88,7 +93,7 @@ def make_core(config: RunConfig, *, total_steps: int, lead: "Lead | None") -> "T
 
 
 def follow_lead(settings: TrainerSettings) -> int:
-    """Be one of the other ranks; returns the exit status."""
+    """Run this process as a follower, and return its exit status."""
     from services.trainer.ranks.distributed_ranks import join_ranks
     from services.trainer.ranks.follower import follow
 

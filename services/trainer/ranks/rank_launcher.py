@@ -1,13 +1,13 @@
-"""Starts several training ranks with torchrun and answers for them: ``python -m services.trainer.ranks.rank_launcher``.
+"""Starts several training ranks with torchrun and supervises them: ``python -m services.trainer.ranks.rank_launcher``.
 
-    run API --> launcher on node 0 --torchrun--+--> rank 0: the run's rank, as ever  (rank.py)
-                                               +--> rank 1, 2, ...: do what it says  (follower.py)
+    run API --> launcher on node 0 --torchrun--+--> rank 0: the run's rank, as with one rank  (rank.py)
+                                               +--> rank 1, 2, ...: follow rank 0             (follower.py)
                 launcher on node 1 --torchrun--+--> rank 3, 4, ...                   started by hand, or by Kubernetes
 
-When one rank ends in failure, torchrun ends the others of its machine, and those of other machines see their
-connections close. Nothing is restarted here: the run API does that, with all ranks, from the checkpoint. A launcher of
-another node goes on joining until the run is over. The exit status is one of exit_status.py: the reason counts, not who
-ended first.
+When a rank fails, torchrun ends the other ranks of its machine, and ranks on other machines see their connections
+close. The launcher does not restart ranks: the run API restarts all of them from the checkpoint. The launcher of
+another node joins again until the run is over. The exit status is defined in exit_status.py and reflects the reason of
+the failure, not which rank ended first.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 15.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the ranks of this machine; returns the exit status."""
+    """Run the ranks of this machine and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m services.trainer.ranks.rank_launcher",
         description="Starts the training ranks of one machine. The run API does it on the first one; on every other "
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         command=tuple(options.command or (sys.executable, "-m", "services.trainer.rank")),
         timeout_s=settings.collective_timeout_s,
     )
-    # Only now, so that --help does not wait for it.
+    # Imported late, so that --help stays fast.
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     try:
@@ -87,21 +87,21 @@ class Node:
 
     run_id: str
     num_ranks: int
-    """On each machine."""
+    """Ranks on each machine."""
     num_nodes: int
     node_rank: int
     endpoint: str
     command: tuple[str, ...]
-    """What a rank runs; the run id is appended."""
+    """Command of a rank; the run id is appended."""
     timeout_s: float
-    """Deadline of coming together."""
+    """How long to wait for all machines to join, in seconds."""
 
 
 def launch(node: Node) -> int:
-    """Start the ranks of this machine, wait for them, and return the exit status of the whole.
+    """Start the ranks of this machine, wait for them, and return the exit status of the group.
 
     Raises:
-        SignalException: This process was asked to end; its ranks have.
+        SignalException: This process was asked to end, and its ranks have ended.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -140,7 +140,7 @@ def launch(node: Node) -> int:
 
 
 def _join_until_over(node: Node) -> int:
-    """Take part in every incarnation of the group, until rank 0 says that the run is over."""
+    """Join every incarnation of the group, until rank 0 reports the end of the run."""
     pause_s = _FIRST_PAUSE_S
     while True:
         began_at = time.monotonic()
@@ -153,10 +153,10 @@ def _join_until_over(node: Node) -> int:
 
 
 def _status_of(statuses: dict[int, int], words: dict[int, Word]) -> int:
-    """Say what happened as the last line of the log, and return the exit status for the whole group."""
+    """Log the cause as the last line, and return the exit status for the whole group."""
     said = [*statuses.values(), *(word.status for word in words.values() if not word.is_loss)]
     status = next((wanted for wanted in (FENCED, REFUSED) if wanted in said), CRASHED)
-    # SIGTERM is what torchrun sends to those that are left.
+    # torchrun sends SIGTERM to the remaining ranks.
     killed = {rank: -code for rank, code in statuses.items() if code < 0 and -code != signal.SIGTERM}
     cause = root_cause(words, killed) or f"exit statuses by rank: {statuses}"
     if status == CRASHED:

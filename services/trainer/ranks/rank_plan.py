@@ -4,10 +4,10 @@
     rank 0   [ 7 3 ]         [ 1 9 ]         [ 4 ]
     rank 1   [ 8 ]           [ 0 2 ]         [ ]         an empty pass: no rows, but it takes part
 
-Sharded ranks meet in every layer of every pass, so all of them make the same number of passes, with and without
-backward in the same places, and each pass lasts as long as its fullest rank. Hence two rules: as few passes as the
-token budget allows, and equally full ranks within each. Rows are dealt longest first to the emptiest bin (LPT, Graham
-1969: at most 4/3 of the best maximum); bins of similar size then make up a pass.
+Sharded ranks meet in every layer of every pass. All of them therefore make the same number of passes, with a backward
+pass at the same places, and each pass takes as long as its fullest rank. Hence two rules: as few passes as the token
+budget allows, and equally full ranks within each pass. Rows are dealt longest first to the emptiest bin (LPT, Graham
+1969: at most 4/3 of the best maximum). Bins of similar size then form a pass.
 """
 
 import heapq
@@ -20,7 +20,7 @@ class Slot:
     """One forward pass of one rank."""
 
     row_indices: tuple[int, ...]
-    """Longest row first; empty for a rank that only takes part."""
+    """Longest row first; empty if the rank only takes part in collectives."""
     needs_backward: bool
 
 
@@ -35,16 +35,16 @@ def plan_passes(
     max_tokens: int,
     max_rows: int | None = None,
 ) -> tuple[RankPlan, ...]:
-    """Return the passes of each rank, over indices into ``lengths``; each row is in exactly one.
+    """Return the passes of each rank, as indices into ``lengths``. Each row is in exactly one pass.
 
-    Rows that need no backward pass go apart, into passes of their own at the end.
+    Rows without a backward pass are put into separate passes at the end.
 
     Args:
-        lengths: Tokens of each row.
-        needs_backward: Whether anything is learnt from the row.
-        num_ranks: Ranks to split over.
-        max_tokens: Most tokens in one pass of one rank. A row that is longer gets a pass of its own.
-        max_rows: Most rows in one pass of one rank; any number if None.
+        lengths: Number of tokens of each row.
+        needs_backward: Whether each row needs a backward pass.
+        num_ranks: Number of ranks.
+        max_tokens: Maximum number of tokens in one pass of one rank. A longer row gets a pass of its own.
+        max_rows: Maximum number of rows in one pass of one rank; None for no limit.
     """
     plans: list[list[Slot]] = [[] for _ in range(num_ranks)]
     num_tokens = [0] * num_ranks
@@ -53,7 +53,7 @@ def plan_passes(
         bins = _balanced_bins([(lengths[index], index) for index in indices], num_ranks, max_tokens, max_rows)
         bins.sort(key=lambda rows: (-_total(rows), rows))
         for first in range(0, len(bins), num_ranks):
-            # Within a pass the fullest bin goes to the rank that has had least so far.
+            # Within a pass, the fullest bin goes to the rank with the fewest tokens so far.
             by_load = sorted(range(num_ranks), key=lambda rank: (num_tokens[rank], rank))
             for rank, rows in zip(by_load, bins[first : first + num_ranks], strict=True):
                 plans[rank].append(Slot(tuple(index for _, index in rows), wanted))
@@ -68,7 +68,7 @@ _Row = tuple[int, int]
 def _balanced_bins(
     rows: Sequence[_Row], num_ranks: int, max_tokens: int, max_rows: int | None
 ) -> list[tuple[_Row, ...]]:
-    """Return the fewest bins, a multiple of ``num_ranks``, that hold the rows; some may be empty."""
+    """Return the smallest multiple of ``num_ranks`` bins that holds the rows; some bins may be empty."""
     longest_first = sorted(rows, key=lambda row: (-row[0], row[1]))
     too_long = [(row,) for row in longest_first if row[0] > max_tokens]
     others = longest_first[len(too_long) :]
@@ -83,9 +83,9 @@ def _balanced_bins(
 def _deal(
     longest_first: Sequence[_Row], num_bins: int, max_tokens: int, max_rows: int | None
 ) -> list[tuple[_Row, ...]] | None:
-    """Deal each row to the emptiest bin, or return None if one gets too full.
+    """Deal each row to the emptiest bin; return None if a bin gets too full.
 
-    With as many bins as rows every row gets an empty bin, so the search for a number of bins ends.
+    With as many bins as rows, every row gets an empty bin, so the search for the number of bins ends.
     """
     bins: list[list[_Row]] = [[] for _ in range(num_bins)]
     emptiest = [(0, number) for number in range(num_bins)]

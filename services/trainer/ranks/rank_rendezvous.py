@@ -1,10 +1,10 @@
-"""Where the torchrun agents of one run meet: a store on node 0, bound to one address of that machine.
+"""The rendezvous of one run's torchrun agents: a store on node 0, bound to one address of that machine.
 
     node 0   TCPStore on endpoint <--+-- its ranks
     node 1   ------------------------+-- its ranks
 
-torchrun's own rendezvous would listen on every interface, and give rank 0 to whichever machine sorts first; rank 0 must
-be where the run API started it, next to Redis and the run's directory.
+torchrun's own rendezvous would listen on every interface, and give rank 0 to the machine that sorts first. Rank 0 must
+run where the run API started it, next to Redis and the run's directory.
 """
 
 import errno
@@ -36,11 +36,11 @@ class BoundRendezvous(RendezvousHandler):
 
     Args:
         host: Address on node 0.
-        port: There; node 0 of a run on one machine may say 0.
-        node_rank: Of this machine.
-        num_nodes: Machines.
-        run_id: Of the run.
-        timeout_s: Deadline of coming together.
+        port: Port on node 0. 0 chooses a free port, for runs on one machine.
+        node_rank: Number of this machine.
+        num_nodes: Number of machines.
+        run_id: The run's id.
+        timeout_s: How long to wait for all nodes, in seconds.
     """
 
     def __init__(self, *, host: str, port: int, node_rank: int, num_nodes: int, run_id: str, timeout_s: float) -> None:
@@ -56,7 +56,7 @@ class BoundRendezvous(RendezvousHandler):
 
     @classmethod
     def of(cls, parameters: RendezvousParameters) -> "BoundRendezvous":
-        """Make one of what torchrun hands on."""
+        """Create one from torchrun's parameters."""
         host, port = split_endpoint(parameters.endpoint)
         config: Any = parameters.config  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return cls(
@@ -70,7 +70,7 @@ class BoundRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The ranks use the same store, under other keys."""
+        """Always true: the ranks use the same store, under other keys."""
         return True
 
     def get_backend(self) -> str:
@@ -90,7 +90,7 @@ class BoundRendezvous(RendezvousHandler):
         """See RendezvousHandler."""
 
     def num_nodes_waiting(self) -> int:
-        """See RendezvousHandler. Nobody joins later: a lost rank ends the group, and all of it starts again."""
+        """See RendezvousHandler. Always 0: a lost rank ends the group, and all ranks start again."""
         return 0
 
     def get_run_id(self) -> str:
@@ -106,12 +106,12 @@ _made: list[BoundRendezvous] = []
 
 
 def register() -> None:
-    """Make torchrun know this rendezvous by its name."""
+    """Register this rendezvous with torchrun."""
     rendezvous_handler_registry.register(BACKEND, _make)
 
 
 def newest_store() -> Any:
-    """Return the store of the rendezvous made last: torchrun keeps it to itself."""
+    """Return the store of the last rendezvous, which torchrun does not expose."""
     return _made[-1].store
 
 
@@ -121,7 +121,7 @@ def _make(parameters: RendezvousParameters) -> BoundRendezvous:
 
 
 def _may_yet_be_ours(host: str, error: OSError) -> bool:
-    """Whether the address is given by a name, which can still lead to where this machine was before it was replaced."""
+    """Return whether the host is a name that may still resolve to the address of this machine's predecessor."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a training rank says before it ends, kept where its launcher and the other ranks read it.
+"""Stores why a training rank ended, where its launcher and the other ranks can read it.
 
 rank 1  -- "out of memory" --> store on node 0 --> rank 0, which only saw a connection close
                                                --> launcher, which only saw an exit status
@@ -23,14 +23,14 @@ class Word:
 
     message: str
     status: int
-    """Its exit status."""
+    """The rank's exit status."""
     is_loss: bool
-    """Whether it only lost the others: then one of them knows more."""
+    """Whether the rank only lost the others. Another rank knows the cause then."""
     at_s: float
 
 
 def read_words(store: Any, *, num_ranks: int) -> dict[int, Word]:
-    """Return what each rank said, of those that said something; nothing if the store is gone."""
+    """Return the words that ranks have left, by rank; empty if the store is gone."""
     import torch.distributed
 
     c10d: Any = torch.distributed
@@ -45,13 +45,13 @@ def read_words(store: Any, *, num_ranks: int) -> dict[int, Word]:
 
 
 def leave_word(message: str, *, status: int, is_loss: bool = False) -> None:
-    """Say why this process ends; nothing happens where it is not one of several ranks."""
+    """Store why this process ends. Does nothing outside a group of several ranks."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     import torch.distributed
 
     c10d: Any = torch.distributed
-    with suppress(RuntimeError):  # the store is gone, and with it everybody who would read this
+    with suppress(RuntimeError):  # the store is gone, and its readers with it
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = c10d.TCPStore(address, port, None, is_master=False, timeout=timedelta(seconds=_TIMEOUT_S))
         word = Word(message[:2000], status, is_loss, time.time())
@@ -59,23 +59,23 @@ def leave_word(message: str, *, status: int, is_loss: bool = False) -> None:
 
 
 class LastWords:
-    """Leaves word of an exception that nobody expected, and lets it go on."""
+    """Context manager that leaves word of an unexpected exception, and lets it propagate."""
 
     def __enter__(self) -> None:
-        """Nothing happens here."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Leave word, if there is an exception."""
+        """Leave word if there is an exception."""
         if error is not None:
             leave_word(f"{type(error).__name__}: {error}", status=CRASHED)
 
 
 def root_cause(words: dict[int, Word], killed: dict[int, int]) -> str:
-    """Return the sentence that explains best why a group of ranks ended; empty if nobody knows.
+    """Return the sentence that best explains why a group of ranks ended; empty if the cause is unknown.
 
     Args:
-        words: By rank.
-        killed: Signals by rank.
+        words: The words left, by rank.
+        killed: Rank to the signal that killed it.
     """
     knowing = [(word.at_s, rank, word) for rank, word in words.items() if not word.is_loss]
     if knowing:

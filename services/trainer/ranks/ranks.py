@@ -1,12 +1,12 @@
-"""What a core knows of the other training ranks: how many there are, and how to exchange a few numbers with them.
+"""A core's view of the other training ranks: their number, and a way to exchange a few numbers with them.
 
     rank 0   [a] --+              +--> [a, b, c]
     rank 1   [b] --+-- gather ----+--> [a, b, c]
     rank 2   [c] --+              +--> [a, b, c]
 
-Every rank calls the same methods in the same order. Weights and gradients take the mesh; numbers take `gather`, which
-never touches a GPU. Bytes and float64 alone travel, never pickled objects. With one rank nothing is started and nothing
-waits: `SINGLE`. Several are distributed_ranks.py's business.
+Every rank calls the same methods in the same order. Weights and gradients use the mesh; numbers use `gather`, which
+never touches a GPU. Only bytes and float64 are sent, never pickled objects. `SINGLE` is a group of one rank: it starts
+nothing and never waits. distributed_ranks.py implements several ranks.
 """
 
 from typing import Any, Protocol
@@ -20,25 +20,25 @@ Floats = npt.NDArray[np.float64]
 
 
 class RankLostError(UnavailableError):
-    """A training rank died or was late. This process ends, and the run goes on from its checkpoint with all of them."""
+    """A training rank died or was late. This process ends, and all ranks resume the run from its checkpoint."""
 
 
 class Ranks(Protocol):
-    """The group of training ranks, as one of them sees it."""
+    """The group of training ranks, as seen by one rank."""
 
     @property
     def rank(self) -> int:
-        """Which one this is; 0 leads."""
+        """Number of this rank; rank 0 leads."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         ...
 
     @property
     def mesh(self) -> Any | None:
-        """DeviceMesh of torch over all ranks, of one dimension; None with one rank."""
+        """The one-dimensional DeviceMesh of torch over all ranks; None with one rank."""
         ...
 
     def gather(self, array: Floats) -> list[Floats]:
@@ -51,7 +51,7 @@ class Ranks(Protocol):
 
 
 class SingleRank:
-    """A group of one."""
+    """A group of one rank."""
 
     rank = 0
     size = 1

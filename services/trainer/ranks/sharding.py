@@ -1,13 +1,13 @@
-"""Shards a policy over the training ranks: FSDP2, a decoder layer at a time, then the rest.
+"""Shards a policy over the training ranks with FSDP2: each decoder layer, then the rest.
 
     rank 0   reads the weights to the CPU --+
     rank 1   a model without weights       -+-- layer: fully_shard --> DTensors, 1/N of every weight on each rank
     rank 2   a model without weights       -+-- one weight at a time: broadcast, each rank keeps its part
 
-No rank but the first ever holds the whole model, and the first holds it on the CPU, until its weights are handed out.
-What is sharded are float32 master weights. Where the run computes in bfloat16, layers are gathered in bfloat16, as
-autocast would round them (policy_module.py); embeddings and last projection in float32, since they may be wanted so.
-Gradients are summed in float32, and are sums over ranks, not means: the losses are normalised already (loss.py).
+Only the first rank ever holds the whole model, on the CPU, until its weights are distributed. The shards are float32
+master weights. If the run computes in bfloat16, layers are gathered in bfloat16, rounded as autocast would round them
+(policy_module.py). Embeddings and the last projection are gathered in float32, because they may be needed in it.
+Gradients are summed in float32 over the ranks, not averaged: the losses are already normalised (loss.py).
 """
 
 import contextlib
@@ -37,10 +37,10 @@ def load_policy_on(
     dtype: torch.dtype = torch.float32,
     quantization: Any | None = None,
 ) -> Any:
-    """Return the model to train: ready with one rank; else to be given to `shard`, with weights on rank 0 alone.
+    """Return the model to train. With several ranks, pass it to `shard`; only rank 0 has weights then.
 
     Raises:
-        UserError: The model cannot be used; says why.
+        UserError: The model cannot be used; the message says why.
     """
     if ranks.size == 1:
         return load_policy(model, revision=revision, device=device, dtype=dtype, quantization=quantization)
@@ -50,9 +50,9 @@ def load_policy_on(
 
 
 def fetch(model: str, *, revision: str | None) -> None:
-    """Bring a hub model to this machine, so that reading it will take minutes at most; a directory is there already.
+    """Download a hub model to this machine, so that reading it takes minutes at most. Does nothing for a directory.
 
-    Whatever goes wrong here goes wrong again when the model is read, and is said in words there.
+    Errors are ignored: they occur again when the model is read, and are reported there.
     """
     import huggingface_hub
 
@@ -70,16 +70,16 @@ def fetch(model: str, *, revision: str | None) -> None:
 
 
 def shard(module: nn.Module, config: RunConfig, *, ranks: Ranks, device: torch.device) -> None:
-    """Shard a module, whose ``lm`` is of `load_policy_on`, in place. Every rank calls this.
+    """Shard a module in place, whose ``lm`` comes from `load_policy_on`. Call it on every rank.
 
     Args:
-        module: Its forward runs all of the model.
-        config: Of the run.
-        ranks: Two or more.
-        device: Of this rank.
+        module: Its forward runs the whole model.
+        config: The run's settings.
+        ranks: Two or more ranks.
+        device: The device of this rank.
 
     Raises:
-        UserError: The model has no decoder layers to be found.
+        UserError: The model's decoder layers cannot be identified.
         RuntimeError: A rank is gone.
     """
     lm: Any = cast(Any, module).lm
@@ -92,15 +92,15 @@ def shard(module: nn.Module, config: RunConfig, *, ranks: Ranks, device: torch.d
     lm.tie_weights()
     _fully_shard(module, options)
     _hand_out(module, full, device)
-    # Between a pass without gradient and the next step the gathered weights would go stale.
+    # Weights gathered for a pass without gradient would be outdated after the next step.
     module.register_forward_hook(_reshard_without_grad)
 
 
 def decoder_layers(lm: Any) -> list[tuple[str, nn.Module]]:
-    """Return the layers that transformers itself never splits over devices, with their names, in order.
+    """Return the layers that transformers never splits over devices, with their names, in order.
 
     Raises:
-        UserError: There are none.
+        UserError: The model does not name such layers.
     """
     unsplit = set(getattr(lm, "_no_split_modules", None) or ())
     found: list[tuple[str, nn.Module]] = []
@@ -118,12 +118,12 @@ def decoder_layers(lm: Any) -> list[tuple[str, nn.Module]]:
 
 
 def as_float(tensor: Tensor) -> float:
-    """Return the number in a tensor of one element, which may be sharded. Every rank calls this."""
+    """Return the number in a tensor of one element, which may be sharded. Call it on every rank."""
     return float(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
 
 def _layer_precision(config: RunConfig) -> MixedPrecisionPolicy:
-    """Return how a layer is gathered; its inputs are left alone, or the residual stream would lose its float32."""
+    """Return how a layer is gathered. Its inputs are not cast, or the residual stream would lose its float32."""
     if config.dtype != "bfloat16":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -132,11 +132,11 @@ def _layer_precision(config: RunConfig) -> MixedPrecisionPolicy:
 def _fully_shard(module: nn.Module, options: Any) -> None:
     sharded: Any = fully_shard(module, **options)
     sharded.set_gradient_divide_factor(1.0)
-    sharded.set_force_sum_reduction_for_comms(enable=True)  # gloo knows no other; and it is what is wanted
+    sharded.set_force_sum_reduction_for_comms(enable=True)  # gloo only has sums, and sums are needed
 
 
 def _materialise(module: nn.Module, device: torch.device) -> None:
-    """Give memory to what is on the meta device; what was sharded already has some."""
+    """Allocate memory for parts on the meta device. Parts that are sharded already have memory."""
     for part in module.modules():
         if any(tensor.is_meta for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
             part.to_empty(device=device, recurse=False)
@@ -144,7 +144,7 @@ def _materialise(module: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def _hand_out(module: nn.Module, full: dict[str, Tensor], device: torch.device) -> None:
-    """Broadcast every weight and buffer from rank 0, in the same order everywhere."""
+    """Broadcast every weight and buffer from rank 0, in the same order on all ranks."""
     for name, parameter in module.named_parameters():
         read = full.pop(name, None)
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device) if read is None else read.to(device)

@@ -1,12 +1,12 @@
-"""Gathers the named weights of a sharded policy, a bucket at a time; of one with adapters, those alone.
+"""Gathers the named weights of a sharded policy, one bucket at a time. With adapters, gathers only the adapters.
 
     bucket 0   embeddings                   -- full_tensor, on all ranks --> rank 0 hands it to the push, or to a file
     bucket 1   layer 0, layer 1, ...        -- full_tensor, on all ranks -->
     ...
 
-A bucket is gathered from its first collective to its last, synchronised, before anything of it is sent elsewhere: when
-collectives of two groups interleave on one device, each can wait for the other for ever. The buckets do not depend on
-each other, so one that is not asked for, or asked for twice, is nobody's problem.
+All collectives of a bucket are finished and synchronised before any of its weights are sent elsewhere. If collectives
+of two groups interleave on one device, each can wait for the other forever. The buckets are independent: a bucket may
+be skipped or gathered twice.
 """
 
 import re
@@ -23,13 +23,13 @@ BUCKET_BYTES = 256 * 1024 * 1024
 
 
 class WeightBuckets:
-    """The weights of a transformers model under the names of checkpoints on the hub, in fixed order, tied ones once.
+    """The weights of a transformers model under their names in hub checkpoints, in fixed order, tied weights once.
 
     Args:
         lm: The model; its parameters are DTensors.
-        dtype: Of the gathered weights.
-        bucket_bytes: Size after which a bucket is closed. A layer is never split: what transformers fused on loading,
-            such as the experts of a mixture, is taken apart within it.
+        dtype: Dtype of the gathered weights.
+        bucket_bytes: Size after which a bucket is closed. A layer is never split, because weights that transformers
+            fused on loading, such as the experts of a mixture, must be split again within one bucket.
     """
 
     def __init__(self, lm: Any, *, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -48,13 +48,13 @@ class WeightBuckets:
         return len(self._buckets)
 
     def described(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield names with tensors that have a shape and a dtype, and no content. Nothing is gathered."""
+        """Yield names with tensors that have a shape and a dtype but no content. Gathers nothing."""
         for names in self._buckets:
             yield from self._hub({name: self._described_own(name) for name in names}).items()
 
     @torch.no_grad()
     def gather(self, bucket: int) -> dict[str, Tensor]:
-        """Return one bucket. Every rank calls this."""
+        """Return one bucket. Call it on every rank."""
         whole: dict[str, Tensor] = {}
         for name in self._buckets[bucket]:
             own: Any = self._tensor(name).detach()
@@ -65,7 +65,7 @@ class WeightBuckets:
         return self._hub(whole)
 
     def _tensor(self, name: str) -> Tensor:
-        # Looked up anew: FSDP puts another object in this place while weights are gathered for a pass.
+        # Looked up each time: FSDP replaces the object while weights are gathered for a pass.
         module, _, leaf = name.rpartition(".")
         return cast(Tensor, getattr(self._lm.get_submodule(module), leaf))
 
@@ -84,7 +84,7 @@ class WeightBuckets:
 
 
 def _names_by_layer(lm: Any) -> list[list[str]]:
-    """Return the names of all parameters and persistent buffers, those of one decoder layer together."""
+    """Return the names of all parameters and persistent buffers, grouped by decoder layer."""
     owner = re.compile("|".join(f"({re.escape(name)})\\." for name, _ in decoder_layers(lm)))
     parameters = [name for name, _ in lm.named_parameters()]
     tied = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
