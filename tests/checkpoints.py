@@ -1,4 +1,4 @@
-"""Writes checkpoints for tests that are about what is in them."""
+"""Writes checkpoints for tests of their content."""
 
 from pathlib import Path
 from typing import Any

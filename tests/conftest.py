@@ -1,4 +1,4 @@
-"""Fixtures every test may use: a real Redis server on loopback, and a run in it."""
+"""Fixtures for all tests: a real Redis server on loopback, and a run in it."""
 
 import asyncio
 import contextlib
@@ -21,22 +21,22 @@ from shared.run_config import RunConfig
 from shared.run_store import RunStore
 from tests.kept_ports import kept_port
 
-# Models here are so small that a second thread costs more than it computes, many times more on a machine with other
-# work. Read when torch is loaded, which is after this; processes that tests start inherit it.
+# The models of these tests are so small that a second thread costs more than it computes, and many times more on a
+# busy machine. torch reads this when it is loaded, which is later; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 CONFORMANCE = "conformance with TRL"
-"""The property of a test that says what it found, which is printed at the end of the session, also when it passed."""
+"""The name of a test's property with a finding, which is printed at the end of the session, even if the test passed."""
 MEASURED = "measured"
-"""Likewise, of a test that measures what depends on the machine."""
+"""The same, for tests that measure something that depends on the machine."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Have one process run all that starts real engines, one after the other, and the others a file at a time.
+    """Run all tests that start real engines one after the other in one process, and the others file by file.
 
-    The engines come first: begun later, they would be at work alone in the end.
+    The engines come first. If they began later, they would still run when all other tests have ended.
     """
     items.sort(key=lambda item: item.get_closest_marker("vllm") is None)
     for item in items:
@@ -66,7 +66,7 @@ def server_binary() -> Path:
 
 
 class RedisServer:
-    """A real server that a test may kill and start again on the same data."""
+    """A real server that a test may kill and restart on the same data."""
 
     def __init__(self, directory: Path) -> None:
         self.port = kept_port()
@@ -76,11 +76,11 @@ class RedisServer:
 
     @property
     def is_started(self) -> bool:
-        """Whether there is a process to kill."""
+        """Whether there is a server process to kill."""
         return self._process is not None
 
     def start(self) -> None:
-        """Start and wait for the port to answer."""
+        """Start the server and wait until its port answers."""
         flags = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "yes"]
         log = self.directory.with_name(f"{self.directory.name}.log")
         with log.open("wb") as output:
@@ -88,7 +88,7 @@ class RedisServer:
                 [str(server_binary()), *flags, "--dir", str(self.directory)],
                 stdout=output,
                 stderr=output,
-                restore_signals=False,  # a file that may not grow is an error to it then, and not the end
+                restore_signals=False,  # makes a file that cannot grow an error for the server, instead of ending it
             )
         deadline = time.monotonic() + 60
         while not self._answers():
@@ -97,11 +97,11 @@ class RedisServer:
             time.sleep(0.005)
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the server process still runs."""
         return self._process is not None and self._process.poll() is None
 
     def _answers(self) -> bool:
-        """Whether it answers, and not another server."""
+        """Return whether this server answers, and not another one on its port."""
         assert self._process is not None
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as door:
             door.sendall(b"INFO SERVER\r\n")
@@ -117,12 +117,12 @@ class RedisServer:
         return False
 
     def fill_disk(self) -> None:
-        """Let its file grow no more, as on a full disk; it notices at its next write."""
+        """Stop its file from growing, as on a full disk. The server notices at its next write."""
         (file,) = self.directory.rglob("*.incr.aof")
         self._let_files_grow_to(file.stat().st_size)
 
     def free_disk(self) -> None:
-        """Undo that."""
+        """Let its file grow again."""
         self._let_files_grow_to(resource.RLIM_INFINITY)
 
     def _let_files_grow_to(self, size: int) -> None:
@@ -137,7 +137,7 @@ class RedisServer:
 
 
 async def write_until_refused(client: Redis) -> None:
-    """Have a server notice that its disk is full; the first writes that do not get there are taken."""
+    """Write until a server notices that its disk is full. It accepts the first writes, which do not reach the disk."""
     with contextlib.suppress(NO_ROOM):
         async with asyncio.timeout(120):
             while True:
@@ -146,7 +146,7 @@ async def write_until_refused(client: Redis) -> None:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return one server for the whole session; every test that uses it starts with it empty."""
+    """Return one server for the whole session. It is empty at the start of every test that uses it."""
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
@@ -155,9 +155,9 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
-    """Return a client of an empty server that holds headrace's functions."""
+    """Return a client of an empty server with headrace's functions loaded."""
     if not redis_server.is_alive():
-        redis_server.start()  # a test that ended it has failed
+        redis_server.start()  # a test that ended the server has failed
     client = connect(redis_server.url)
     await client.flushall()
     await wait_until_ready(client, timeout_s=120)
@@ -167,7 +167,7 @@ async def redis(redis_server: RedisServer) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 def redis_data(redis_server: RedisServer) -> Path:
-    """Return the directory in which that server keeps its append-only file."""
+    """Return the directory with the server's append-only file."""
     return redis_server.directory
 
 
@@ -193,6 +193,6 @@ def run_config(tmp_path: Path) -> RunConfig:
 
 @pytest.fixture
 async def run_keys(redis: Redis, run_config: RunConfig, tmp_path: Path) -> RunKeys:
-    """Return the keys of a freshly created run."""
+    """Return the keys of a newly created run."""
     await RunStore(redis).create("run-test", run_config, run_dir=str(tmp_path / "run-test"))
     return RunKeys("run-test")

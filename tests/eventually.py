@@ -1,4 +1,4 @@
-"""Waits for what another task or process will make true; never a bare sleep."""
+"""Waits for a condition that another task or process will make true, instead of a fixed sleep."""
 
 import asyncio
 import inspect
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 
 async def eventually(is_true: Callable[[], object | Awaitable[object]], *, within_s: float = 120.0) -> None:
-    """Return as soon as ``is_true()`` is; fails after ``within_s``."""
+    """Return as soon as ``is_true()`` is true; fail after ``within_s``."""
     deadline = time.monotonic() + within_s
     while True:
         found = is_true()

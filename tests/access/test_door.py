@@ -1,4 +1,4 @@
-"""The door: which header shows a key, and what happens to an answer whose key is taken away meanwhile."""
+"""The door: which header carries the key, and what happens to a response whose key is removed meanwhile."""
 
 import asyncio
 import base64
@@ -31,7 +31,7 @@ def line(name: str, *scopes: Scope, expires: str = "") -> str:
 
 
 class Streams:
-    """An application whose answers take as long as a test wants."""
+    """An application whose responses take as long as a test wants."""
 
     def __init__(self) -> None:
         self.num_open = 0
@@ -65,7 +65,7 @@ class Streams:
         return len(await request.body())
 
     async def waits(self, request: Request) -> str:
-        """Give up when the client has hung up, as generation does."""
+        """Stop when the client has hung up, as generation does."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
         return "nobody reads this"
@@ -94,7 +94,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 class KeysFile:
-    """A keys file, with which a test does as an operator does."""
+    """A keys file that a test edits as an operator would."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -112,7 +112,7 @@ def file(tmp_path: Path) -> KeysFile:
 
 async def status(keyring: Keyring, authorization: str, path: str = "/stream") -> int:
     async def nothing(*_: object) -> None:
-        """Answer nothing: the client below says 500 then."""
+        """Do not answer, so the client below sees a 500."""
 
     transport = httpx.ASGITransport(app=Door(nothing, routes=ROUTES, keyring=keyring), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:

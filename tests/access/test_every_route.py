@@ -1,4 +1,4 @@
-"""Every route of every service: closed without a key, closed to a key of another scope, open to one of its own."""
+"""Every route of every service: refused without a key or with a key of another scope, allowed with the right scope."""
 
 import asyncio
 import itertools
@@ -53,7 +53,7 @@ def keys_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def apps(keys_file: Path, redis: Redis, redis_url: str, tmp_path: Path) -> AsyncIterator[dict[str, App]]:
-    """Return all services as they are served; each with all routes that its process has."""
+    """Return all services as they are served, each with all routes of its process."""
     common: dict[str, Any] = {
         "redis_url": SecretStr(redis_url),
         "api_key": SecretStr(API_KEY),
@@ -86,7 +86,7 @@ async def apps(keys_file: Path, redis: Redis, redis_url: str, tmp_path: Path) ->
 
 
 def inside(app: Any) -> FastAPI:
-    """Return the application that the doors are in front of."""
+    """Return the application behind the doors."""
     while not isinstance(app, FastAPI):
         app = app._app
     return app

@@ -1,4 +1,4 @@
-"""Which keys a service takes: those it was started with, and those of a file that changes under it."""
+"""Which keys a service accepts: the ones it was started with, and the ones in a keys file that changes."""
 
 import logging
 import os
@@ -92,7 +92,7 @@ def test_a_file_that_changes_is_read_again_and_what_changed_is_said(
 
 
 def test_a_file_that_is_replaced_by_another_is_read_again(file: Path, tmp_path: Path) -> None:
-    """As Kubernetes and editors do it: the path then leads to another file, perhaps of the same size."""
+    """Replace a file as Kubernetes and editors do: the path then leads to another file, perhaps of the same size."""
     keyring = Keyring(file=file, look_every_s=0)
     aside = tmp_path / "aside"
     aside.write_text(line("me", "read", "submit"))

@@ -1,4 +1,4 @@
-"""The keys file: what a line may be, what is refused with which sentence, and that no key is ever in one."""
+"""The keys file: which lines are valid, the message for each invalid one, and that no message contains a key."""
 
 import hashlib
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Each request is one line with who asked and an id; what changes something is another. Nobody can forge either."""
+"""Each request is one log line with caller and request id, and a change is a second line. Neither can be forged."""
 
 import contextlib
 import io
@@ -49,7 +49,7 @@ async def ask(method: str, path: str, *, key: str = KEY, request_id: str | bytes
 
 
 class Written(logging.StreamHandler[io.StringIO]):
-    """What services write, without the line of the client that httpx plays."""
+    """The log lines of the services, without those of httpx, which is the client here."""
 
     def __init__(self) -> None:
         super().__init__(io.StringIO())
@@ -128,7 +128,7 @@ async def test_a_problem_and_all_lines_of_a_request_have_its_id(written: Written
 
 async def test_what_is_refused_or_broken_is_in_the_log_too(written: Written) -> None:
     await ask("GET", "/v1/runs", key="wrong")
-    with contextlib.suppress(AssertionError):  # of httpx, which an answer that breaks off is not foreseen in
+    with contextlib.suppress(AssertionError):  # raised by httpx, which does not expect an answer that breaks off
         await ask("GET", f"/v1/runs/{RUN}/events")
     await ask("GET", f"/v1/runs/{RUN}/metrics")
     unknown, cut, broken = written.lines()

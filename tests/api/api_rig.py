@@ -1,4 +1,4 @@
-"""What tests of the run API are made of: a tiny rewarder, the API on a real port, and a way to wait."""
+"""Building blocks for tests of the run API: a tiny rewarder, the API on a real port, and a way to wait."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ class FakeRewarder:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="fake rewarder", daemon=True)
@@ -103,7 +103,7 @@ async def serving(api: TrainerApi) -> AsyncGenerator[httpx.AsyncClient]:
 
 
 async def wait_until(is_true: Any, *, timeout_s: float = 120.0) -> None:
-    """Wait for a condition, a function or a coroutine function, and fail if it does not come."""
+    """Wait for a condition, which is a function or a coroutine function; fail if it does not become true in time."""
     async with asyncio.timeout(timeout_s):
         while True:
             found = is_true()
@@ -114,7 +114,7 @@ async def wait_until(is_true: Any, *, timeout_s: float = 120.0) -> None:
 
 @contextlib.asynccontextmanager
 async def supervising(settings: TrainerSettings, redis: Redis) -> AsyncGenerator[TrainerApi]:
-    """Supervise runs, and stop as the service does; the stop is part of every test."""
+    """Supervise runs, and stop as the service does, so that every test also tests the stop."""
     api = make_api(settings, redis, stopping=asyncio.Event())
     task = asyncio.create_task(api.supervisor.supervise(), name="supervisor under test")
     try:

@@ -47,7 +47,7 @@ def dataset(tmp_path: Path) -> DatasetFile:
 
 @pytest.fixture
 def run(model_dir: Path, dataset: DatasetFile) -> dict[str, Any]:
-    """Return the body of a run that is fine."""
+    """Return the body of a valid run."""
     return {
         "model": str(model_dir),
         "dataset_name": str(dataset.path),
@@ -81,7 +81,7 @@ def settings(redis_url: str, rewarder: FakeRewarder, tmp_path: Path) -> TrainerS
 
 @pytest.fixture
 async def api(settings: TrainerSettings, redis: Redis) -> TrainerApi:
-    """Return the wired-up API. Nobody supervises runs, so they stay queued."""
+    """Return the wired-up API. No supervisor runs, so runs stay queued."""
     return make_api(settings, redis, stopping=asyncio.Event())
 
 
@@ -94,7 +94,7 @@ async def client(api: TrainerApi) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> RankPlan:
-    """Return what ranks will do."""
+    """Return the plan of what the ranks will do."""
     return RankPlan(tmp_path)
 
 

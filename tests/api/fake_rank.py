@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def leave(_signal: int, _frame: object) -> None:
-    """End as a rank does that was asked to."""
+    """End as a rank does when it was asked to stop."""
     sys.exit(1)
 
 

@@ -1,4 +1,4 @@
-"""A run whose training rank is fake_rank.py, and what can be seen of it from outside."""
+"""A run whose training rank is fake_rank.py, and functions to observe it from outside."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ COMMAND = [sys.executable, "-S", str(Path(__file__).with_name("fake_rank.py"))]
 
 
 class RankPlan:
-    """What the rank does at each start; the last word is for all later ones too."""
+    """What the rank does at each start. The last word also applies to all later starts."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -26,7 +26,7 @@ class RankPlan:
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def is_at_work(self) -> bool:
-        """Whether the newest rank has come to the point where it waits, and is alive."""
+        """Whether the newest rank is alive and has reached the point where it waits."""
         path = self.directory / "at_work"
         pids = self.pids()
         return path.exists() and bool(pids) and path.read_text() == str(pids[-1]) and is_alive(pids[-1])

@@ -1,4 +1,4 @@
-"""The process ``python -m services.trainer``, and waiting for what it does."""
+"""The process ``python -m services.trainer``, and functions to wait for it."""
 
 import contextlib
 import subprocess

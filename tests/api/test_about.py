@@ -1,4 +1,4 @@
-"""What the trainer says of itself, to whom."""
+"""The trainer's description of itself, and who may read it."""
 
 import asyncio
 import tomllib

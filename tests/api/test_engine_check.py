@@ -1,4 +1,4 @@
-"""vLLM's options at submit: asked of a living generator, and what no generator could say is said."""
+"""vLLM's options at submit: a living generator checks them, and options that no generator can check are reported."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ INTERNAL_KEY = "an-internal-key-for-tests"
 
 
 class FakeGenerator:
-    """Answers the check as it is told, and remembers what it was asked."""
+    """Answers the check with a given answer, and records the requests."""
 
     def __init__(self) -> None:
         generator = self
@@ -44,7 +44,7 @@ class FakeGenerator:
                 self.wfile.write(answer)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="fake generator", daemon=True)

@@ -1,4 +1,4 @@
-"""Server-sent events: replay, heartbeat, one last word, and no stream that outlives the service."""
+"""Server-sent events: replay, heartbeat, one final event, and no stream that outlives the service."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A run that has failed goes on from its newest checkpoint when somebody asks it to."""
+"""A failed run goes on from its newest checkpoint when it is resumed."""
 
 from pathlib import Path
 

@@ -42,7 +42,7 @@ async def test_the_same_key_with_another_body_is_refused(client: httpx.AsyncClie
 async def test_a_submit_that_redis_had_no_room_for_gives_its_key_back(
     client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claim was the last thing that found room: whoever sends it again is not told that it is being answered."""
+    """Redis has room only for the claim. The claim is released, so a repeated submit is accepted."""
 
     async def no_room(*_: Any, **__: Any) -> None:
         raise NoRoomError("writing the run failed: Redis is full")
@@ -74,7 +74,7 @@ async def test_a_run_that_found_no_room_half_way_leaves_nothing_behind(
 async def test_a_run_that_was_written_before_redis_was_full_is_answered_and_made_once(
     client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to the last write is lost, and the second try of it finds no room."""
+    """The answer to the last write is lost, and the repeated write finds no room."""
     with monkeypatch.context() as patch:
         fail(patch, api.redis, "hset", loses_first_answer=True)
         first = await client.post("/v1/runs", json=run, headers=KEYED)
@@ -101,7 +101,7 @@ async def test_a_run_whose_answer_found_no_room_is_answered_and_made_once(
 async def test_a_half_made_run_that_cannot_be_removed_keeps_its_key(
     client: httpx.AsyncClient, api: TrainerApi, redis: Redis, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server with a full disk removes nothing either; under the same id the run is mended."""
+    """A server with a full disk does not delete anything either. The run is repaired under the same id."""
     with monkeypatch.context() as patch:
         fail(patch, api.redis, "hset")
         fail(patch, api.redis, "zrem")
@@ -187,7 +187,7 @@ async def test_keys_are_forgotten_after_a_day(client: httpx.AsyncClient, redis: 
 def fail(
     patch: pytest.MonkeyPatch, redis: Redis, command: str, *, from_call: int = 1, loses_first_answer: bool = False
 ) -> None:
-    """Have Redis refuse a command for want of memory, from a certain call on."""
+    """Make Redis refuse a command for lack of memory, from a given call on."""
     real, num_calls = getattr(redis, command), 0
 
     async def call(*args: Any, **kwargs: Any) -> Any:

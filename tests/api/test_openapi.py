@@ -1,4 +1,4 @@
-"""Schemathesis against the running run API: whatever its OpenAPI document allows or forbids, it answers as it says."""
+"""Schemathesis against the run API: every response matches the OpenAPI document, for valid and invalid requests."""
 
 import importlib.util
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_every_answer_is_one_that_the_openapi_document_promises(
 ) -> None:
     service = start(FAKE_RANK_PLAN="finish", HF_HUB_OFFLINE="1")
     runs = [service.submit(run | {"name": name}) for name in ("first", "second", "third")]
-    # The events of a run that goes on are a stream without an end.
+    # The events of an unfinished run are a stream without an end.
     wait_until(lambda: {service.status(run_id) for run_id in runs} == {"finished"})
     check_schema(f"http://127.0.0.1:{service.port}", KEY, tmp_path)
     assert "Traceback" not in service.log()

@@ -1,4 +1,4 @@
-"""Pausing and resuming over HTTP: what is asked for is in Redis, and what the training rank made of it is shown."""
+"""Pausing and resuming over HTTP: the request is stored in Redis, and the response shows the training rank's state."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ def store(redis: Redis) -> RunStore:
 
 @pytest.fixture
 async def run_id(client: httpx.AsyncClient, run: Run, redis: Redis, store: RunStore) -> str:
-    """Return a run that its rank trains, with a generator."""
+    """Return a run that its rank is training, with a generator."""
     run_id = str((await client.post("/v1/runs", json=run)).json()["run"]["run_id"])
     await store.set_current_run(run_id)
     await store.set_status(run_id, "running")
@@ -55,7 +55,7 @@ async def run_id(client: httpx.AsyncClient, run: Run, redis: Redis, store: RunSt
 
 
 async def shown(client: httpx.AsyncClient, run_id: str) -> Run:
-    """Return the run as it is shown and, the same, listed."""
+    """Return the run as GET shows it, which must equal its entry in the list."""
     answer: Run = (await client.get(f"/v1/runs/{run_id}")).json()
     (listed,) = [it for it in (await client.get("/v1/runs")).json()["runs"] if it["run_id"] == run_id]
     assert listed.items() <= answer.items()
@@ -114,7 +114,7 @@ async def test_a_run_that_its_rewards_paused_is_shown_with_the_function_and_what
 async def test_a_run_is_paused_resumed_and_stopped_although_redis_is_full(
     client: httpx.AsyncClient, run_id: str, redis: Redis, store: RunStore, wish: str
 ) -> None:
-    """The client of these tests waits for 20 s, and Redis has no room for longer."""
+    """The HTTP client of these tests waits for 20 s. Redis has no room for longer than that."""
     await redis.config_set("maxmemory", "1kb")
     try:
         reply = await client.post(f"/v1/runs/{run_id}/{wish}")
@@ -139,7 +139,7 @@ async def test_a_queued_run_is_stopped_although_redis_is_full(
 async def test_while_redis_cannot_write_to_its_disk_a_person_is_told_so_at_once(
     run_config: RunConfig, settings: TrainerSettings, tmp_path: Path
 ) -> None:
-    """Not even the supervisor, which has a run to begin, keeps the request waiting."""
+    """The supervisor, which has a run to start, does not keep the request waiting either."""
     server = RedisServer(tmp_path)
     server.start()
     redis = connect(server.url)

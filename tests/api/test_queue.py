@@ -1,4 +1,4 @@
-"""Runs that wait for their turn: how many may, what they cost, and who finds them."""
+"""The queue of runs: how many may wait, what they cost, and who can see them."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ async def make_queued(redis: Redis, config: RunConfig, *, count: int) -> list[st
 
 
 async def num_commands(redis: Redis) -> int:
-    """Return how many commands the server has carried out."""
+    """Return how many commands the server has executed."""
     return int((await redis.info("stats"))["total_commands_processed"])
 
 
@@ -98,7 +98,7 @@ async def test_what_a_second_costs_does_not_grow_with_the_runs_that_wait_or_have
     metrics = RunMetrics(redis, store=api.store, supervisor=api.supervisor)
 
     async def cost() -> int:
-        """Return the commands of a look for work, and of a refresh of the metrics, that has seen these runs before."""
+        """Return the number of commands to look for work and to refresh the metrics, for runs that were seen before."""
         await metrics.refresh()
         before = await num_commands(redis)
         await api.store.served()

@@ -1,4 +1,4 @@
-"""Metrics and rollouts as the run's directory has them."""
+"""Metrics and rollouts, as they are in the run's directory."""
 
 import json
 from pathlib import Path

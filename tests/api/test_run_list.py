@@ -1,4 +1,4 @@
-"""The list of runs by status and name, in pages that neither miss nor repeat a run."""
+"""The list of runs by status and name, in pages that do not miss or repeat a run."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ async def listed(client: httpx.AsyncClient, **params: Any) -> list[str]:
 
 @pytest.fixture
 async def runs(client: httpx.AsyncClient, run: Run, redis: Redis) -> dict[str, str]:
-    """Make a run of each status, oldest first; return their ids by status."""
+    """Create a run of each status, oldest first; return their ids by status."""
     statuses: tuple[Status, ...] = ("finished", "failed", "stopped", "paused", "running", "queued")
     made: dict[str, str] = {}
     store = RunStore(redis)

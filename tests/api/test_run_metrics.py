@@ -1,4 +1,4 @@
-"""Prometheus sees the current run's newest metrics, and what cannot be reported is refused before anything starts."""
+"""Prometheus gets the current run's newest metrics. Metrics that cannot be reported are refused at submit."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def training_series(metrics: RunMetrics) -> list[str]:
 async def test_the_newest_metrics_of_the_current_run_are_served_until_it_is_no_longer_current(
     client: httpx.AsyncClient, api: TrainerApi, run: Run
 ) -> None:
-    """A batch of two steps: what is of its rollouts stands in the line of the first."""
+    """A batch of two steps: the metrics of its rollouts are in the row of the first step."""
     run |= {"steps_per_generation": 2, "groups_per_step": 1}
     run_dir = Path((await client.post("/v1/runs", json=run)).json()["run"]["run_dir"])
     steps = [
@@ -92,7 +92,7 @@ async def test_no_run_ends_because_its_metrics_cannot_be_read(
 async def test_no_scrape_misses_a_series_while_they_are_set_again(
     client: httpx.AsyncClient, api: TrainerApi, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scrape, which comes in another thread, is begun at each moment at which a series is away."""
+    """A scrape runs in another thread. Begin one at each moment at which a series is missing."""
     run_id = (await client.post("/v1/runs", json=run)).json()["run"]["run_id"]
     await api.store.set_current_run(run_id)
     metrics = RunMetrics(api.redis, store=api.store, supervisor=api.supervisor)

@@ -214,7 +214,7 @@ async def test_why_a_generator_cannot_serve_a_run_is_shown_and_listed_until_it_d
         served = await shown()
         assert (served["waiting_for"], served["refusals"]) == ("a generator", [])
 
-    # It ends, and comes back: what it said stays until it serves.
+    # The generator ends and registers again. Its message is shown until it serves.
     await refuse(redis, "generator", "generator-0", "it ended, saying: out of memory", run_id=run_id)
     assert (await shown())["waiting_for"].endswith("What was said last: generator-0: it ended, saying: out of memory")
     async with registered(redis, RunKeys(run_id), **seat):

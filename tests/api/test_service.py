@@ -65,7 +65,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(start: Sta
 def takes_writes(server: redis.Redis) -> bool:
     try:
         server.set("filler", "x" * 64)
-    except redis.RedisError:  # its file may not grow
+    except redis.RedisError:  # its file cannot grow
         return False
     return True
 
@@ -81,7 +81,7 @@ def test_sigterm_ends_a_service_that_waits_for_room_in_redis_and_its_run_stays_a
         try:
             wait_until(lambda: not takes_writes(admin))
             os.kill(plan.pids()[0], signal.SIGKILL)
-            wait_until(lambda: "waits until Redis has room" in service.log())  # to write that the run failed
+            wait_until(lambda: "waits until Redis has room" in service.log())  # to record that the run failed
             service.process.send_signal(signal.SIGTERM)
             assert service.process.wait(timeout=120) == 0
             assert cast("Any", admin).hget(RunKeys(run_id).run, "status") == b"running"

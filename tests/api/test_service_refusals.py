@@ -1,4 +1,4 @@
-"""The process ``python -m services.trainer`` says in a sentence why it does not start."""
+"""The process ``python -m services.trainer`` reports in one sentence why it does not start."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Submitting: everything that is wrong is said before anything starts, in sentences."""
+"""Submitting a run: every error is reported before anything starts, as a sentence."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ Run = dict[str, Any]
 
 
 async def refusal(client: httpx.AsyncClient, run: Any, *, status: int = 422) -> dict[str, str]:
-    """Submit a run that must be refused, and return the sentence for each field at fault."""
+    """Submit an invalid run, and return the message for each field at fault."""
     reply = await client.post("/v1/runs", json=run)
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/problem+json"

@@ -1,4 +1,4 @@
-"""Submitting: what a look at prompts and columns shows to be wrong is said before anything starts."""
+"""Submitting a run: errors that show in its prompts and columns are reported before anything starts."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ Run = dict[str, Any]
 
 @pytest.fixture
 def word_model(model_dir: Path) -> Path:
-    """Return a model whose tokenizer makes a token of every word and sign."""
+    """Return a model whose tokenizer makes one token of every word and sign."""
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.enable_truncation(2)
@@ -26,7 +26,7 @@ def word_model(model_dir: Path) -> Path:
 
 @pytest.fixture
 def held_out(dataset: DatasetFile) -> DatasetFile:
-    """Return a file to evaluate on."""
+    """Return a file for evaluation."""
     return DatasetFile(dataset.path.with_name("held_out.jsonl"))
 
 

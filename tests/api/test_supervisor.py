@@ -1,4 +1,4 @@
-"""The supervisor: one run at a time, and a training rank that is kept alive without trying for ever."""
+"""The supervisor: one run at a time, and a training rank that is restarted, but not for ever."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""deploy/docker-compose.yml as Compose reads it, without Compose: variables in, anchors merged, profiles chosen."""
+"""Reads deploy/docker-compose.yml as Compose does: substitutes variables, merges anchors, chooses profiles."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ DEPLOY = ROOT / "deploy"
 FILE = DEPLOY / "docker-compose.yml"
 HARDWARE = ("gpu", "single-gpu", "cpu")
 PROFILE_CHECK = "this-needs-a-profile-gpu-or-single-gpu-or-cpu-see-.env.example"
-"""A service without containers, whose name Compose says where no profile starts the stack."""
+"""A service without containers. Compose prints its name if no profile starts the stack."""
 VARIABLE = re.compile(r"\$\{(?P<name>[A-Z][A-Z0-9_]*)(?P<how>:?-)(?P<default>(?:[^{}]|\{[^{}]*\})*)\}")
 
 
@@ -59,7 +59,7 @@ def services(profile: str, *more: str, environment: Mapping[str, str] | None = N
 
 
 def networks(service: Mapping[str, Any]) -> set[str]:
-    """Return the networks that a service stands in."""
+    """Return the networks of a service."""
     if "network_mode" in service:
         return set()
     return set(service["networks"])

@@ -1,4 +1,4 @@
-"""The stack of deploy/docker-compose.yml in a Docker engine: Compose starts and scales it, the SDK looks into it.
+"""The stack of deploy/docker-compose.yml in a Docker engine: Compose starts and scales it, the SDK inspects it.
 
 docker compose (command)  build, up, scale, run, down        docker SDK  kill, inspect, exec, logs, files
 """
@@ -25,7 +25,7 @@ BACK_TIMEOUT_S = 180
 
 
 class Containers:
-    """One project in the engine.
+    """One Compose project in the engine.
 
     Args:
         docker: The SDK's client.
@@ -71,7 +71,7 @@ class Containers:
         return done.stdout
 
     def up(self, *arguments: str, profile: str = "cpu", overrides: Sequence[Path] = ()) -> None:
-        """Start the containers that are missing, and wait until all are healthy."""
+        """Start the missing containers, and wait until all are healthy."""
         self.compose(
             "up", "-d", "--no-build", "--wait", "--wait-timeout", str(UP_TIMEOUT_S), *arguments,
             profiles=(profile,), overrides=overrides, timeout_s=UP_TIMEOUT_S + 60,
@@ -101,28 +101,28 @@ class Containers:
         return text
 
     def python(self, container: Any, code: str, *arguments: str) -> str:
-        """Run Python in a container of a service of ours."""
+        """Run Python in a container of one of our services."""
         return self.inside(container, "python3", "-c", code, *arguments)
 
     def copy_out(self, container: Any, path: str, target: Path) -> Path:
-        """Copy a directory out of a container, and return where it is."""
+        """Copy a directory out of a container, and return the path of the copy."""
         stream, _ = container.get_archive(path)
         with tarfile.open(fileobj=io.BytesIO(b"".join(stream))) as archive:
             archive.extractall(target, filter="data")
         return target / Path(path).name
 
     def logs(self) -> str:
-        """Return what every container has said."""
+        """Return the logs of all containers."""
         return "\n".join(
             container.logs().decode(errors="replace") for service in CONTAINERS for container in self.all_of(service)
         )
 
     def api(self) -> HeadraceClient:
-        """Return a client at the published port."""
+        """Return a client for the published port."""
         return HeadraceClient(f"http://127.0.0.1:{PORT}", self.secret("api-key"), timeout_s=60)
 
     def wait_until_healthy(self, service: str) -> None:
-        """Wait until every container of a service runs and its health check has passed."""
+        """Wait until every container of a service runs and is healthy."""
 
         def is_healthy() -> bool:
             states = [container.attrs["State"] for container in self.all_of(service)]
@@ -134,7 +134,7 @@ class Containers:
 
 
 def wait_until(holds: Callable[[], bool], *, what: str, timeout_s: float) -> None:
-    """Look again and again until something holds."""
+    """Poll until the condition is true."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def wait_until(holds: Callable[[], bool], *, what: str, timeout_s: float) -> Non
 
 
 def wait_for_step(client: Callable[[], HeadraceClient], run_id: str, step: int, *, timeout_s: float) -> None:
-    """Wait until a run has made so many steps; its API may be away meanwhile."""
+    """Wait until a run has made this many steps. The API may be unreachable meanwhile."""
 
     def is_there() -> bool:
         run = read_run(client, run_id)
@@ -170,7 +170,7 @@ def wait_for_end(client: Callable[[], HeadraceClient], run_id: str, *, timeout_s
 
 
 def read_run(client: Callable[[], HeadraceClient], run_id: str) -> dict[str, Any] | None:
-    """Return a run's record, None while its API is away."""
+    """Return a run's record; None while the API is unreachable."""
     from headrace.client import HeadraceApiError
 
     try:
@@ -181,7 +181,7 @@ def read_run(client: Callable[[], HeadraceClient], run_id: str) -> dict[str, Any
 
 
 def listening(table: str) -> set[tuple[str, int]]:
-    """Return (address, port) of what listens, out of /proc/net/tcp or tcp6; loopback is left out."""
+    """Return (address, port) of all listening sockets in /proc/net/tcp or tcp6, except loopback."""
     found: set[tuple[str, int]] = set()
     for line in table.splitlines():
         fields = line.split()
@@ -204,7 +204,7 @@ def demo_run(**changes: Any) -> dict[str, Any]:
 
 
 def _cores() -> dict[str, str]:
-    """Keep trainer and generators off each other's cores, as `headrace up` does."""
+    """Give trainer and generators separate cores, as `headrace up` does."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return {}

@@ -1,4 +1,4 @@
-"""What deploy/docker-compose.yml promises, as far as it can be seen without a Docker engine."""
+"""The properties of deploy/docker-compose.yml that can be checked without a Docker engine."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def kind(name: str) -> str:
 
 
 def image_environment(service: str) -> dict[str, str]:
-    """Return what the Dockerfile of a service sets."""
+    """Return the environment variables that the Dockerfile of a service sets."""
     text = (DEPLOY / "docker" / f"{service}.Dockerfile").read_text(encoding="utf-8")
     return dict(re.findall(r"(HEADRACE_[A-Z_]+)=(\S+)", "\n".join(re.findall(r"^ENV (?:.*\\\n)*.*$", text, re.M))))
 
@@ -60,7 +60,7 @@ def test_every_profile_starts_one_of_each(profile: str) -> None:
 
 
 def _aliases(service: dict[str, Any], network: str) -> list[str]:
-    attached: Any = service["networks"]  # names, or names with settings
+    attached: Any = service["networks"]  # a list of names, or a table of names with settings
     if isinstance(attached, list):
         return []
     settings = cast("dict[str, dict[str, Any] | None]", attached).get(network) or {}
@@ -78,7 +78,7 @@ def test_every_container_is_confined(name: str) -> None:
     assert re.fullmatch(r"\d+g", service["mem_limit"])
     assert service["user"].partition(":")[0] not in ("", "0", "root")
     assert service["restart"] == ("no" if name == "demo" else "unless-stopped")
-    # Whoever shares another's process namespace has its init.
+    # A service in another's process namespace uses its init process.
     assert service["init"] is ("pid" not in service)
     assert "host" not in (service.get("network_mode"), service.get("pid"), service.get("ipc"))
     mounts = [volume.rpartition(":")[0] if volume.endswith(":ro") else volume for volume in service.get("volumes", [])]
@@ -121,7 +121,7 @@ def test_a_network_is_who_may_talk_to_whom() -> None:
 
 
 def test_nccl_looks_for_its_interface_by_a_name_that_only_the_network_of_weights_knows() -> None:
-    """No engine promises an order of interfaces, not even for a network with a priority."""
+    """Docker does not guarantee an order of interfaces, not even for a network with a priority."""
     for name in OURS:
         if kind(name) == "rewarder":
             continue
@@ -251,7 +251,7 @@ def test_gpus_are_given_out_by_service_and_only_with_a_gpu_profile() -> None:
 
 
 def test_namespaces_are_shared_with_a_container_that_runs_nothing_that_could_fail() -> None:
-    """Whoever owns a process namespace takes the others with it, and a start without it is the engine's last try."""
+    """If the owner of a process namespace ends, the others end too, and Docker does not restart them without it."""
     one = services("single-gpu")
     owner = one.pop("gpu-namespaces")
     assert owner["entrypoint"] == ["sleep", "infinity"]
@@ -285,7 +285,7 @@ def test_the_trainer_finds_a_token_of_the_hub_when_there_is_one(tmp_path: Path) 
 
 
 def test_compilers_can_load_what_they_make() -> None:
-    """Docker mounts a tmpfs noexec unless told otherwise, and no library can be loaded from there."""
+    """Docker mounts a tmpfs noexec by default, and then no library can be loaded from it."""
     for name, service in ALL.items():
         if kind(name) in ("trainer", "generator"):
             (options,) = [mount.partition(":")[2].split(",") for mount in service["tmpfs"] if mount.startswith("/tmp:")]
@@ -329,7 +329,7 @@ def test_what_is_always_there_needs_what_every_profile_of_the_stack_has_and_has_
     (needed,) = check["depends_on"]
     assert set(everything[needed]["profiles"]) == set(HARDWARE)
     assert "-or-".join(HARDWARE) in PROFILE_CHECK
-    # Containers remember what they depend on, and `docker compose -p headrace stop` would look for a container of it.
+    # Containers store their dependencies. `docker compose -p headrace stop` would look for a container of this service.
     assert not [name for name, service in everything.items() if PROFILE_CHECK in service.get("depends_on", ())]
 
 

@@ -1,4 +1,4 @@
-"""What `docker compose` says of deploy/docker-compose.yml; it needs no engine for that."""
+"""The output of `docker compose` for deploy/docker-compose.yml, which does not need a Docker engine."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_compose_itself_says_what_to_set_when_no_profile_starts_the_stack(chosen
 @pytest.mark.parametrize("profile", [*HARDWARE, "watch", "demo"])
 def test_compose_itself_accepts_the_file(profile: str, *, are_set: bool) -> None:
     profiles = [profile] if profile in HARDWARE else ["cpu", profile]
-    # A default with braces is where releases of Compose differ, and only once the variable is set.
+    # Releases of Compose differ in how they parse a default with braces, and only if the variable is set.
     given = {name: max(defaults) for name, defaults in variables().items()} if are_set else {}
     given |= {"HEADRACE_ENGINE_ARGS": '{"gpu_memory_utilization": 0.5}'} if are_set else {}
     done = compose(*(f"--profile={one}" for one in profiles), "config", "--format", "json", **given)

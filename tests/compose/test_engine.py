@@ -1,7 +1,7 @@
 """The whole stack in a real Docker engine, on CPU: `make test-compose`.
 
-One stack for all tests, which stand in the order in which they look at it: built, up, confined, closed; a run that is
-killed at from all sides; a run that is scaled.
+All tests use one stack and run in the order of this file. It is built, started, and checked for confinement. Then one
+run is trained while services are killed, and another while they are scaled.
 """
 
 import json
@@ -59,7 +59,7 @@ def stack(built: Containers) -> Containers:
 
 @pytest.fixture(scope="session")
 def accuracy_before(stack: Containers) -> float:
-    """Return the accuracy of the demo's model, which is then in the volume of models."""
+    """Return the accuracy of the demo's model, which is made in the models volume."""
     said = stack.compose("run", "--rm", "--no-TTY", "demo", profiles=("cpu", "demo"), timeout_s=1200)
     return float(json.loads(said.strip().splitlines()[-1])["accuracy"])
 
@@ -98,7 +98,7 @@ def test_a_container_has_no_capability_no_new_privileges_and_a_root_it_cannot_wr
     name: str, stack: Containers
 ) -> None:
     container = stack.one(name)
-    # Of init, and of what it started; docker exec starts with the same rights.
+    # Rights of init and of the processes it started; docker exec starts with the same rights.
     tables = [stack.inside(container, "cat", "/proc/1/status")]
     tables += [stack.inside(container, "cat", "/proc/self/status")]
     for table in tables:
@@ -199,7 +199,7 @@ def test_the_demo_run_ends_with_an_exact_ledger_through_the_kill_of_every_contai
 
 
 def _crash(stack: Containers, name: str) -> None:
-    """Kill what a container runs, as the kernel does when memory runs out: the engine starts it again by itself."""
+    """Kill the container's process, as the kernel does when memory runs out. Docker then restarts it."""
     container = stack.one(name)
     before = container.attrs["RestartCount"]
     container.exec_run(["sh", "-c", "kill -9 $(cat /proc/1/task/1/children)"])
@@ -207,7 +207,7 @@ def _crash(stack: Containers, name: str) -> None:
 
 
 def _docker_kill(stack: Containers, name: str) -> None:
-    """Kill a container by order. An engine takes that as an order to stay down, which `docker compose up` revokes."""
+    """Kill a container with `docker kill`. Docker does not restart it then, until `docker compose up`."""
     container = stack.one(name)
     container.kill()
     wait_until(lambda: not stack.one(name).attrs["State"]["Running"], what=f"{name} is down", timeout_s=60)
@@ -223,7 +223,7 @@ def _nothing_listens_that_is_not_documented(stack: Containers) -> None:
         found = set[tuple[str, int]]().union(*map(listening, tables))
         assert {port for address, port in found if address == "*"} <= documented[name]
         elsewhere = {(address, port) for address, port in found if address != "*"}
-        # The communicator of the push: any port, but on the network of trainer and generators alone.
+        # The communicator of the push: any port, but only on the network of trainer and generators.
         assert {address for address, _ in elsewhere} <= ({weights} if weights else set()), (name, elsewhere)
 
 
@@ -285,7 +285,7 @@ def test_a_stack_that_is_stopped_goes_on_from_where_it_was(stack: Containers, ac
 
 @pytest.mark.parametrize("profile", [profile for profile in HARDWARE if profile != "cpu"])
 def test_a_profile_for_gpus_comes_up_healthy(built: Containers, profile: str) -> None:
-    """With the images for CPUs and without the nvidia runtime: everything else is as on a machine with GPUs."""
+    """Use the CPU images without the nvidia runtime. Everything else is as on a machine with GPUs."""
     built.compose("down", "--remove-orphans", profiles=HARDWARE)
     built.up(profile=profile, overrides=[WITHOUT_GPUS])
     for name in services(profile):

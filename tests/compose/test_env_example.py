@@ -1,4 +1,4 @@
-"""deploy/.env.example and docs/docker-compose.md say what deploy/docker-compose.yml does."""
+"""deploy/.env.example and docs/docker-compose.md agree with deploy/docker-compose.yml."""
 
 import re
 import subprocess

@@ -1,6 +1,6 @@
-"""What the Dockerfiles promise, as far as it can be seen without building: one torch, one NCCL, and nothing too much.
+"""The properties of the Dockerfiles that can be checked without building: one torch, one NCCL, nothing unnecessary.
 
-The builds themselves prove the versions (deploy/docker/check_versions.py); here it is what they are asked for.
+The builds check the installed versions (deploy/docker/check_versions.py). Here it is the requested versions.
 """
 
 import ast
@@ -26,7 +26,7 @@ FILES = (*SERVICES, "redis")
 
 
 def dockerfile(name: str) -> str:
-    """Return it with continued lines joined and comments left out."""
+    """Return a Dockerfile with continued lines joined and without comments."""
     text = (DEPLOY / "docker" / f"{name}.Dockerfile").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return re.sub(r"\\\n\s*", "", "\n".join(lines))
@@ -39,7 +39,7 @@ def stages(name: str) -> dict[str, str]:
 
 
 def whole(name: str, stage: str) -> str:
-    """Return a stage's instructions behind those of the stages that it is built on."""
+    """Return a stage's instructions, after those of the stages that it is based on."""
     known = stages(name)
     (base,) = re.findall(r"^FROM (\S+)", known[stage], re.M)
     return (whole(name, base) if base in known else "") + known[stage]
@@ -84,7 +84,7 @@ def test_the_generator_is_built_on_vllms_image_of_the_release_that_is_pinned() -
 def test_nothing_in_vllms_image_is_moved() -> None:
     installs = re.findall(r"pip install[^&|]*", stages("generator")["gpu"])
     assert installs
-    # With dependencies only under constraints that say: whatever is there stays as it is.
+    # Dependencies may be installed only with constraints that keep every installed package unchanged.
     assert "pip freeze --all | grep == >/tmp/there.txt" in stages("generator")["gpu"]
     assert all("--no-deps" in install or "-c /tmp/there.txt" in install for install in installs)
     (names,) = re.findall(r"grep -E '\^\(([^)]*)\)=='", stages("generator")["gpu"])
@@ -105,7 +105,7 @@ def test_trainer_and_generator_are_asked_for_one_nccl_and_prove_it_when_they_are
 
 @pytest.mark.parametrize("name", ["generator", "trainer"])
 def test_the_index_of_cpu_builds_is_asked_for_torch_alone_and_nothing_is_tried_twice(name: str) -> None:
-    """A second index may hold anything, and a failure of the network is no reason to ask it."""
+    """A second index may contain anything, so it is not tried after a network failure."""
     cpu = stages(name)["packages-cpu"]
     asked = [install for install in installs_in(cpu) if "TORCH_CPU_INDEX" in install]
     assert len(asked) == 1
@@ -125,7 +125,7 @@ def test_the_shell_leaves_the_index_of_cpu_builds_out_if_it_is_empty() -> None:
 
 
 def test_whatever_a_lock_names_is_of_that_release_in_every_image() -> None:
-    """What only GPUs need is in no lock and found when an image is built, within what is locked."""
+    """Packages that need a GPU are in no lock file. They are resolved during the build, within the locked versions."""
     for name in SERVICES:
         installs = installs_in(dockerfile(name))
         assert installs
@@ -221,7 +221,7 @@ def test_what_is_copied_is_there_and_not_ignored(name: str) -> None:
 
 
 def test_no_image_of_ours_asks_for_gpus_by_itself() -> None:
-    """Where the nvidia runtime is the default, a pod that was given none would see them all."""
+    """If the nvidia runtime is the default, a pod without GPUs would otherwise see all of them."""
     assert not any("NVIDIA_VISIBLE_DEVICES" in dockerfile(name) for name in FILES)
 
 
@@ -239,7 +239,7 @@ runpy.run_module("headrace", run_name="__main__", alter_sys=True)
 
 
 def test_headrace_doctor_needs_no_package_that_the_image_of_the_trainer_has_not(tmp_path: Path) -> None:
-    """The docs run it there, from a checkout."""
+    """The docs run it there from a checkout."""
     for name in ("headrace", "shared"):
         (tmp_path / name).symlink_to(ROOT / name)
     locked = {canonicalize_name(name) for name in lock("image-trainer")} | {"headrace"}

@@ -1,6 +1,6 @@
-"""deploy/redis on a real server: its users can do all that the services do, and nothing else.
+"""deploy/redis on a real server: its users can do everything that the services do, and nothing else.
 
-start.sh --> users.acl --> Valkey (of the wheel) <-- trainer, generator, rewarder, each as its own user
+start.sh --> users.acl --> Valkey (from the wheel) <-- trainer, generator, rewarder, each with its own user
 """
 
 import asyncio
@@ -54,17 +54,17 @@ class Server:
 def start(
     directory: Path, secrets: Path, port: int, *, maxmemory: str = "2gb", limit: dict[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start what the image starts, with one more user that may ask what was denied.
+    """Start the server as the image does, with one more user that may read which commands were denied.
 
     Args:
-        directory: Of the server and its scripts.
-        secrets: Where passwords are.
-        port: Of the server.
-        maxmemory: That it is given.
-        limit: Files of the control group that bounds its memory, by name; without them it has no bound.
+        directory: Directory for the server's data and scripts.
+        secrets: Directory with the passwords.
+        port: The server's port.
+        maxmemory: The value of HEADRACE_REDIS_MAXMEMORY.
+        limit: Files of the control group that limits its memory, by name; without them there is no limit.
     """
     programs, scripts = directory / "bin", directory / "scripts"
-    if not programs.exists():  # else it is started again
+    if not programs.exists():  # otherwise it would be restarted
         programs.mkdir()
         (programs / "valkey-server").symlink_to(server_binary())
         shutil.copytree(DEPLOY / "redis", scripts)
@@ -94,7 +94,7 @@ def start(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Return the server of most tests."""
+    """Return the server that most tests use."""
     with running(tmp_path_factory.mktemp("redis")) as one:
         yield one
 
@@ -130,7 +130,7 @@ def test_the_configuration_keeps_what_was_acknowledged_and_evicts_nothing(server
 async def test_what_was_written_at_once_is_there_after_a_kill(tmp_path: Path) -> None:
     with running(tmp_path) as server, server.client("trainer") as client, client.pipeline(transaction=True) as both:
         both.hset("headrace:one", "a", "1").hset("headrace:two", "b", "2").execute()
-        # With `everysec` a write that comes while the file is synced is acknowledged first, and written after that.
+        # With `everysec`, a write that arrives during a sync is acknowledged first and written later.
         await eventually(lambda: client.info("persistence")["aof_buffer_length"] == 0)
     with running(tmp_path) as server, server.client("trainer") as client:
         assert (client.hget("headrace:one", "a"), client.hget("headrace:two", "b")) == ("1", "2")
@@ -214,7 +214,7 @@ def test_redis_does_not_start_without_a_password_for_every_user(content: str | N
 
 
 def why_not_started(directory: Path, *, maxmemory: str, limit: dict[str, str]) -> str:
-    """Return what it says that does not start with this maxmemory and this bound."""
+    """Return the error message for this maxmemory and this memory limit."""
     secrets = directory / "secrets"
     subprocess.run([DEPLOY / "make-secrets", secrets], check=True, capture_output=True)
     with start(directory, secrets, kept_port(), maxmemory=maxmemory, limit=limit) as process:
@@ -253,7 +253,7 @@ def test_an_amount_of_memory_that_is_none_is_refused(maxmemory: str, tmp_path: P
     [
         ("4g", {"memory.max": f"{4 * 1024**3}\n"}),
         ("4gb", {"memory.max": "max\n"}),
-        ("4gb", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}),  # what v1 says where there is no limit
+        ("4gb", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}),  # the value in v1 if there is no limit
     ],
 )
 def test_redis_starts_with_less_memory_than_its_container_has(
@@ -321,6 +321,8 @@ def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(server: Se
         assert_every_group_is_accounted_for(ended, groups_per_step=2)
     denied = {(entry["username"], entry["object"]) for entry in auditor.acl_log()}
     denied -= {("generator", "function|load"), ("rewarder", "function|load")}  # the trainer has loaded them
-    denied -= {(user, "client|setinfo") for user in (*USERS, "auditor")}  # redis-py tells its name, and takes a no
+    denied -= {
+        (user, "client|setinfo") for user in (*USERS, "auditor")
+    }  # redis-py sends its name, and accepts a refusal
     auditor.close()
     assert not denied

@@ -1,4 +1,4 @@
-"""deploy/release.py: what it builds, in which order it pushes, and values that name images by digest."""
+"""deploy/release.py: what it builds, the order of its pushes, and values that name images by digest."""
 
 import hashlib
 import importlib.util
@@ -31,7 +31,7 @@ if words[:2] == ["image", "inspect"]:
 
 @pytest.fixture
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a docker into PATH that writes down what it is asked; return where."""
+    """Put a fake docker into PATH that records its arguments; return the path of the record."""
     (tmp_path / "bin").mkdir()
     docker = tmp_path / "bin" / "docker"
     docker.write_text(FAKE_DOCKER.format(python=sys.executable))
@@ -43,7 +43,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return deploy/release.py with a registry for charts that takes everything."""
+    """Return deploy/release.py with a registry for charts that accepts everything."""
     spec = importlib.util.spec_from_file_location("release", DEPLOY / "release.py")
     assert spec is not None
     assert spec.loader is not None

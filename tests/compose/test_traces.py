@@ -1,4 +1,4 @@
-"""Traces of prompt groups can be had from a container: what sends them is there, and is told where to."""
+"""Traces of prompt groups work from a container: the exporter is installed and gets the collector's address."""
 
 import tomllib
 

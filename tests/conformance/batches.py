@@ -1,8 +1,8 @@
-"""Random batches that both trainers are given: the same completions, generator logprobs and rewards.
+"""Random batches for both trainers: the same completions, generator logprobs and rewards.
 
-Prompts are ragged, some completions have a stretch that the policy did not sample (a tool's answer), some end without
-end-of-sequence, and one reward function does not apply everywhere. No completion is like another, so that a row can be
-found again after TRL has shuffled them.
+Prompts have different lengths. Some completions contain tokens that the policy did not sample (a tool's answer), some
+end without end-of-sequence, and one reward function does not apply to all of them. All completions are different, so
+that a row can be found again after TRL has shuffled them.
 """
 
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ REWARD_NAMES = ("first_reward", "second_reward")
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion, as an engine and a reward service would hand it over."""
+    """One completion, with the results of an engine and a reward service."""
 
     token_ids: tuple[int, ...]
     is_sampled: tuple[int, ...]
     generator_logprobs: tuple[float, ...]
-    """One a token; those of tokens that were not sampled mean nothing."""
+    """One per token. The values of tokens that were not sampled have no meaning."""
     rewards: tuple[float | None, ...]
-    """One a function; None where it does not apply."""
+    """One per reward function; None if the function does not apply."""
 
     @property
     def is_truncated(self) -> bool:
@@ -38,7 +38,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """One prompt, a text of one token a character, and its completions."""
+    """One prompt, a text with one token per character, and its completions."""
 
     prompt: str
     completions: tuple[Completion, ...]
@@ -75,13 +75,13 @@ def _completion(rng: np.random.Generator, index: int) -> Completion:
 def sampled_by_another_policy(
     groups: list[PromptGroup], logprobs: list[Logprobs], *, spread: float, seed: int
 ) -> list[PromptGroup]:
-    """Return the groups with generator logprobs about ``spread`` nats a token away from ``logprobs``.
+    """Return the groups with generator logprobs that differ from ``logprobs`` by about ``spread`` nats per token.
 
     Args:
-        groups: Completions in order.
-        logprobs: For each completion, of its sampled tokens.
-        spread: Standard deviation, and a third of it for the completion as a whole.
-        seed: Of the differences.
+        groups: Groups with completions in the order of ``logprobs``.
+        logprobs: For each completion, the logprobs of its sampled tokens.
+        spread: Standard deviation per token in nats; a third of it for the completion as a whole.
+        seed: Seed of the differences.
     """
     rng = np.random.default_rng(seed)
     rows = iter(logprobs)
@@ -99,7 +99,7 @@ def sampled_by_another_policy(
 
 
 def outcomes(group: PromptGroup, weights: tuple[float, ...]) -> list[list[RewardOutcome]]:
-    """Return what our reward service would say of the group."""
+    """Return the outcomes that our reward service would return for the group."""
     return [
         [
             RewardOutcome(
@@ -112,7 +112,7 @@ def outcomes(group: PromptGroup, weights: tuple[float, ...]) -> list[list[Reward
 
 
 def train_rows(groups: list[PromptGroup], config: RunConfig) -> list[TrainRow]:
-    """Return one row a completion with our advantages, without truncated ones if those are masked."""
+    """Return one row per completion with our advantages. If truncated completions are masked, leave them out."""
     advantages = batch_advantages(
         [outcomes(group, config.weights()) for group in groups],
         scale_rewards=config.scale_rewards,
@@ -137,10 +137,10 @@ def _train_row(group: PromptGroup, completion: Completion, advantage: float) -> 
 
 
 def row_key(row: TrainRow) -> tuple[int, ...]:
-    """Return what tells a row from all others."""
+    """Return a key that distinguishes a row from all others."""
     return tuple(int(token) for token in row.token_ids)
 
 
 def options(**chosen: Any) -> dict[str, Any]:
-    """Return options that TRL and we know by the same name."""
+    """Return the options that have the same name in TRL and here."""
     return {"num_generations": 4, "max_completion_length": 16, "temperature": 0.9, **chosen}

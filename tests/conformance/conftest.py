@@ -1,4 +1,4 @@
-"""Three sets of weights: the policy when a batch begins, a policy that has moved since, and a reference."""
+"""Three sets of weights: the policy when a batch begins, a policy after several steps, and a reference."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from tests.tiny_model import make_tiny_model
 
 @dataclass(frozen=True)
 class Models:
-    """Directories of models of one architecture."""
+    """Directories of three models with the same architecture."""
 
     start: Path
     moved: Path
-    """Ratios to `start` are often outside a clip range of 0.2."""
+    """Importance ratios to `start` are often outside a clip range of 0.2."""
     reference: Path
 
 
 @pytest.fixture
 def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Return what takes a sentence for the end of the session."""
+    """Return a function that records a sentence to print at the end of the session."""
     return partial(record_property, CONFORMANCE)
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """Return three models. Read them, do not write to them."""
+    """Return three models. Do not change their files."""
     root = tmp_path_factory.mktemp("conformance")
     start = make_tiny_model(root / "start", seed=1)
     return Models(

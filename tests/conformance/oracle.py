@@ -1,8 +1,8 @@
-"""TRL's GRPOTrainer, told what its engine sampled and what its reward functions said.
+"""TRL's GRPOTrainer, with given samples and rewards instead of an engine and reward functions.
 
-Everything else is TRL's own code: the model's forward and backward pass, old and reference logprobs, advantages,
-importance weights, loss, metrics, accumulation and the optimizer. TRL is given the engine's part through its own
-``rollout_func``; the vLLM client, which would load an engine, is replaced by one that does nothing.
+Everything else is TRL's own code: forward and backward pass of the model, old and reference logprobs, advantages,
+importance weights, loss, metrics, accumulation and the optimizer. The samples enter through TRL's own
+``rollout_func``. The vLLM client, which would load an engine, is replaced by one that does nothing.
 """
 
 import importlib
@@ -26,7 +26,7 @@ def _unavailable(**_: Any) -> bool:
 
 
 with pytest.MonkeyPatch.context() as patch:
-    # TRL loads vLLM wherever it is installed. That takes ten seconds, and nothing here uses it.
+    # TRL loads vLLM if it is installed. That takes ten seconds, and these tests do not use it.
     patch.setattr(importlib.import_module("trl.import_utils"), "is_vllm_available", _unavailable)
     import trl.trainer.base_trainer as base_trainer
     import trl.trainer.grpo_trainer as grpo_trainer
@@ -38,7 +38,7 @@ def _send_nothing(*_: Any, **__: Any) -> None: ...
 
 
 class NoEngine:
-    """Stands where TRL would load vLLM; nothing is sampled here."""
+    """Replaces TRL's vLLM client; nothing is sampled here."""
 
     def __init__(self, **_: Any) -> None: ...
 
@@ -54,7 +54,7 @@ def make_oracle(
     reward_funcs: list[str] | None = None,
     **options: Any,
 ) -> Any:
-    """Return a GRPOTrainer that will be told of these groups, in this order, and of their rewards if none are named."""
+    """Return a GRPOTrainer for these groups in this order, with their rewards unless reward functions are given."""
     plain: dict[str, Any] = {
         "output_dir": str(output_dir),
         "use_cpu": True,
@@ -87,7 +87,7 @@ def make_oracle(
 
 
 class Told:
-    """What the engine and the reward functions say, prompt by prompt."""
+    """The given samples and rewards, by prompt."""
 
     def __init__(self, groups: list[PromptGroup]) -> None:
         self._groups = {group.prompt: group for group in groups}
@@ -112,7 +112,7 @@ class Told:
         return reward
 
     def _completions(self, prompts: list[str]) -> list[Completion]:
-        """Return the first completion for the first time a prompt comes, the second for the second time."""
+        """Return the n-th completion of a prompt when the prompt comes for the n-th time."""
         seen: dict[str, int] = defaultdict(int)
         found: list[Completion] = []
         for prompt in prompts:
@@ -122,9 +122,9 @@ class Told:
 
 
 def choose(oracle: Any, **left_out: Any) -> None:
-    """Set the options that say what is left out, as the trainer's ``__init__`` does.
+    """Set the options for leaving out tokens or rows, as the trainer's ``__init__`` does.
 
-    Making a trainer takes as long as two of its steps, so one serves for all of these.
+    Creating a trainer takes as long as two of its steps, so one trainer is used for all of these options.
     """
     plain = {"mask_truncated_completions": False, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None}
     plain |= {"delta": None, "entropy_coef": 0.0}
@@ -139,7 +139,7 @@ def choose(oracle: Any, **left_out: Any) -> None:
 
 
 def score(oracle: Any, groups: list[PromptGroup]) -> dict[str, Any]:
-    """Return what TRL's loss is given for the groups, with old and reference logprobs of the models as they are."""
+    """Return the inputs of TRL's loss for the groups, with old and reference logprobs from the current weights."""
     oracle.model.train()
     oracle.current_gradient_accumulation_steps = 1
     oracle._metrics["train"].clear()
@@ -149,7 +149,7 @@ def score(oracle: Any, groups: list[PromptGroup]) -> dict[str, Any]:
 
 
 def loss_and_gradients(oracle: Any, inputs: dict[str, Any]) -> tuple[float, dict[str, Tensor]]:
-    """Return TRL's loss of all rows in one optimizer step, and the gradient by each weight."""
+    """Return TRL's loss over all rows in one optimizer step, and the gradient of each weight."""
     oracle.model.zero_grad(set_to_none=True)
     loss = oracle._compute_loss(oracle.model, inputs)
     loss.backward()
@@ -160,7 +160,7 @@ def loss_and_gradients(oracle: Any, inputs: dict[str, Any]) -> tuple[float, dict
 
 
 def metrics(oracle: Any) -> dict[str, float]:
-    """Return what TRL would log for the one step since `score`."""
+    """Return the metrics that TRL would log for the one step since `score`."""
     return {name: float(values[-1]) for name, values in oracle._metrics["train"].items() if values}
 
 

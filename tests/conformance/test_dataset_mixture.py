@@ -1,4 +1,4 @@
-"""An epoch of a mixture has TRL's length and TRL's shares, and without fractions TRL's rows."""
+"""An epoch of a mixture has TRL's length and shares, and without fractions also TRL's rows."""
 
 import importlib
 import json
@@ -44,7 +44,7 @@ def test_an_epoch_is_trls_mixture(
     )
     dataset = open_dataset(ours_config)
     ours = [str(dataset.row_at(n).prompt) for n in range(len(dataset))]
-    # TRL rounds each data set's share of the length by itself, we round the length.
+    # TRL rounds the length of each data set's share, we round the total length.
     assert abs(len(ours) - len(theirs)) <= 1
     counts, expected = Counter(prompt[0] for prompt in ours), Counter(prompt[0] for prompt in theirs)
     assert all(abs(counts[name] - expected[name]) <= 1 for name in expected)

@@ -1,7 +1,7 @@
-"""Adapters of our core against those of TRL's GRPOTrainer with a ``peft_config``: the loss, and the gradient by each.
+"""Adapters of our core against those of TRL's GRPOTrainer with a ``peft_config``: the loss, and the gradient of each.
 
-The adapters have moved away from 0 on both sides, so that both matrices of each have a gradient; the reference of the
-KL term is the base with adapters off, here and there.
+The adapters are not 0 on both sides, so that both matrices of each have a gradient. On both sides, the reference of the
+KL term is the base model with adapters turned off.
 """
 
 import functools
@@ -25,7 +25,7 @@ from tests.trainer.cores import make_config, make_core
 
 TOLERANCE = 1e-5
 OFFSET = 0.7
-"""Added to every advantage on both sides, as in test_loss_grid.py: or the terms of the loss cancel."""
+"""Added to every advantage on both sides, as in test_loss_grid.py. Otherwise the terms of the loss would cancel."""
 
 
 def random_adapters(like: dict[str, Tensor], *, scale: float, seed: int) -> dict[str, Tensor]:
@@ -44,7 +44,7 @@ def test_the_loss_and_the_gradients_of_adapters_are_trls(
     loss_type: str, models: Models, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
     epsilon = {"epsilon_high": 1.05} if loss_type == "cispo" else {"epsilon": 0.1, "epsilon_high": 0.15}
-    # A second iteration has TRL score the batch's beginning too.
+    # With a second iteration, TRL also computes logprobs at the beginning of the batch.
     both: dict[str, Any] = options(loss_type=loss_type, beta=0.1, num_iterations=2, **epsilon)
     mine: dict[str, Any] = {"use_peft": True, "lora_r": 4, "lora_alpha": 12, "max_tokens_per_microbatch": 64}
     mine |= {"reward_funcs": list(REWARD_NAMES), "reward_weights": [1.0, 0.5]}

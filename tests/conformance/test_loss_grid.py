@@ -1,9 +1,9 @@
-"""Our trainer core against TRL's GRPOTrainer: the loss, the gradient by every weight, and the metrics.
+"""Our trainer core against TRL's GRPOTrainer: the loss, the gradient of every weight, and the metrics.
 
-The policy has moved since the batch began, the engine that sampled is yet another policy, and so is the reference, so
-that every ratio, clip and weight is at work. Both sides start from tokens, generator logprobs and rewards; ours packs
-rows and fuses the head, TRL pads. The grid is every loss type x level x correction x beta x what is left out, with
-reward scaling taking turns.
+The policy has changed since the batch began. The sampling policy and the reference are different policies. So no ratio
+is 1, and every clip and weight has an effect. Both sides start from tokens, generator logprobs and rewards. Ours packs
+rows and fuses the head; TRL pads. The grid is loss type x level x correction x beta x what is left out. Reward scaling
+alternates.
 """
 
 import itertools
@@ -40,13 +40,14 @@ from tests.trainer.cores import make_core
 
 TOLERANCE = 1e-5
 OFFSET = 1.0
-"""Added to every advantage on both sides. Without it the terms of a loss cancel, some to a ten-thousandth of their
-size, and what is left of them in float32 differs by more than the tolerance between any two orders of summation."""
+"""Added to every advantage on both sides. Without it, the terms of a loss cancel, some to a ten-thousandth of their
+size. In float32, the remainder differs by more than the tolerance between any two orders of summation.
+"""
 
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
 REFUSED = {("vespo", "sequence"), ("luspo", "token")}
-"""Pairs of loss type and level that RunConfig refuses; TRL warns of them."""
+"""Pairs of loss type and level that RunConfig refuses. TRL only warns about them."""
 
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "off": {"vllm_importance_sampling_correction": False},
@@ -83,7 +84,7 @@ SCALINGS = ("group", "batch", "none")
 
 
 class Worst:
-    """The largest relative differences seen, and where."""
+    """The largest relative differences, and where they occurred."""
 
     def __init__(self) -> None:
         self.num_cases = 0
@@ -104,8 +105,8 @@ class Worst:
 
 
 def base_options(loss_type: str, level: str) -> dict[str, Any]:
-    """Return a loss type's options, chosen so that clipping and gating happen often."""
-    # A second iteration has TRL score the batch's beginning also where nothing is corrected.
+    """Return a loss type's options, chosen so that clipping and gating occur often."""
+    # With a second iteration, TRL also computes logprobs at the beginning of the batch if nothing is corrected.
     base = options(importance_sampling_level=level, loss_type=loss_type, num_iterations=2)
     match loss_type:
         case "cispo":
@@ -114,7 +115,7 @@ def base_options(loss_type: str, level: str) -> dict[str, Any]:
             return base | {"sapo_temperature_neg": 2.0, "sapo_temperature_pos": 1.5}
         case "vespo":
             return base | {"vespo_k_pos": 1.5, "vespo_lambda_neg": 2.5}
-        case _ if level == "sequence":  # the ratios of completions are closer to 1
+        case _ if level == "sequence":  # the ratios of whole completions are closer to 1
             return base | {"epsilon": 0.004, "epsilon_high": 0.006}
         case _:
             return base | {"epsilon": 0.1, "epsilon_high": 0.15}
@@ -129,7 +130,7 @@ def legal_corrections(loss_type: str) -> list[dict[str, Any]]:
 
 
 def legal_left_out(loss_type: str, level: str, *, beta: float) -> list[dict[str, Any]]:
-    """Return what to leave out, in turn; next to the KL term, which none of it touches, nothing, delta, and all."""
+    """Return the options for leaving out tokens or rows, one after the other. With a KL term, only three of them."""
     narrow = {"delta": 1.01} if level == "sequence" else {}
     return [
         left_out | {name: value for name, value in narrow.items() if name in left_out}
@@ -140,7 +141,7 @@ def legal_left_out(loss_type: str, level: str, *, beta: float) -> list[dict[str,
 
 
 def must_happen(loss_type: str) -> set[str]:
-    """Return the metrics that are not 0 somewhere in the grid, or it would compare less than it seems to."""
+    """Return the metrics that must not be 0 in the whole grid. Otherwise it would compare less than it seems to."""
     everywhere = {"kl", "policy_loss", "sampling/truncated_share"}
     if loss_type in CLIPPED:
         return everywhere | {"clip_ratio/low_mean", "clip_ratio/high_mean"}
@@ -148,7 +149,7 @@ def must_happen(loss_type: str) -> set[str]:
 
 
 class Ours:
-    """One trainer core at the moved weights, given one set of options after the other."""
+    """One trainer core at the changed weights, which is given one set of options after the other."""
 
     def __init__(self, models: Models, groups: list[PromptGroup]) -> None:
         plain = options(gradient_checkpointing=False, max_tokens_per_microbatch=90)  # two passes, or three
@@ -164,10 +165,10 @@ class Ours:
     def loss_and_gradients(
         self, rows: list[TrainRow], config: RunConfig, *, num_rows: int
     ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        """Return the metrics of one step, the loss among them, and the gradient by each weight."""
+        """Return the metrics of one step, including the loss, and the gradient of each weight."""
         core = self._core
         control = EntropyControl(config)
-        # Making a core takes longer than a step of it, and these three are all it keeps of its config for the loss.
+        # Creating a core takes longer than a step. For the loss, it keeps only these three attributes from its config.
         vars(core).update(_entropy=control)
         vars(vars(core)["_passes"]).update(_config=config, _settings=LossSettings.of(config))
         core.discard()
@@ -201,7 +202,7 @@ def make_core_config(models: Models, chosen: dict[str, Any]) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def groups(models: Models) -> list[PromptGroup]:
-    """Return a batch sampled by a policy that is not quite the one the batch begins with."""
+    """Return a batch that was sampled by a slightly different policy than the one at the beginning of the batch."""
     drawn = random_groups(3, 4, seed=37)
     scores = make_core(models.start, **options()).score(train_rows(drawn, make_core_config(models, {})))
     return sampled_by_another_policy(drawn, [each.trainer_logprobs for each in scores], spread=0.2, seed=8)
@@ -213,12 +214,12 @@ def ours(models: Models, groups: list[PromptGroup]) -> Ours:
 
 
 def relative(mine: float, theirs: float, *, at_least: float = 0.0) -> float:
-    """Return the difference in units of TRL's number, or of ``at_least`` where that is larger."""
+    """Return the difference relative to TRL's number, or to ``at_least`` if that is larger."""
     return abs(mine - theirs) / max(abs(theirs), at_least)
 
 
 def gradient_difference(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """Return the norm of the difference over the norm, over all weights."""
+    """Return the norm of the difference divided by the norm, over all weights."""
     assert mine.keys() == theirs.keys()
     difference = sum(float((mine[name] - theirs[name]).double().square().sum()) for name in theirs)
     norm = sum(float(theirs[name].double().square().sum()) for name in theirs)
@@ -226,9 +227,9 @@ def gradient_difference(mine: dict[str, torch.Tensor], theirs: dict[str, torch.T
 
 
 def counts_rows_left_out(name: str, config: RunConfig) -> bool:
-    """Whether TRL's metric is a mean over completions that has masked ones in it, as unclipped and with weight 1.
+    """Whether TRL's metric is a mean over completions that includes masked ones, as unclipped and with weight 1.
 
-    We leave them out of it (docs/algorithms.md).
+    Our metrics do not include them (docs/algorithms.md).
     """
     if not config.mask_truncated_completions:
         return False
@@ -239,7 +240,7 @@ def counts_rows_left_out(name: str, config: RunConfig) -> bool:
     return "clip_ratio" in name and config.importance_sampling_level == "sequence"
 
 
-@pytest.mark.timeout(300)  # 30 to 60 comparisons each, a few seconds on a machine of its own
+@pytest.mark.timeout(300)  # 30 to 60 comparisons each, a few seconds on an idle machine
 @pytest.mark.parametrize(
     ("loss_type", "level"),
     [pair for pair in itertools.product(LOSS_TYPES, ("token", "sequence")) if pair not in REFUSED],
@@ -292,7 +293,7 @@ def test_loss_gradients_and_metrics_are_trls(
 def test_with_an_advantage_for_each_token_loss_and_gradients_are_trls(
     models: Models, groups: list[PromptGroup], ours: Ours, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
-    """TRL's loss takes advantages of shape (B, T) from trainers built upon it, as of one answer judged in parts."""
+    """Subclasses of TRL's trainer may pass advantages of shape (B, T), as if parts of an answer were judged separately."""
     worst = Worst()
     start, moved, reference = (oracle.weights(path) for path in (models.start, models.moved, models.reference))
     completions = [completion for group in groups for completion in group.completions]
@@ -326,7 +327,7 @@ def test_with_an_advantage_for_each_token_loss_and_gradients_are_trls(
 
 
 def _at_sampled(drift_T: torch.Tensor, completion: Completion) -> Logprobs:
-    """Return the numbers at the tokens of the completion that were sampled."""
+    """Return the numbers at the sampled tokens of the completion."""
     is_sampled = np.array(completion.is_sampled) == 1
     found: Logprobs = drift_T.numpy()[: len(completion.is_sampled)][is_sampled]
     return found

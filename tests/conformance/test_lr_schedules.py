@@ -1,4 +1,4 @@
-"""Learning rates are those of transformers' Trainer, which is TRL's base, for every schedule, resumed ones too."""
+"""Learning rates equal those of transformers' Trainer, TRL's base class, for every schedule, also after a resume."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def make_optimizer() -> torch.optim.Optimizer:
 
 
 def rates_of(optimizer: torch.optim.Optimizer, scheduler: Any, *, steps: int) -> list[float]:
-    """Return the learning rate of each coming step."""
+    """Return the learning rate of each following step."""
     rates: list[float] = []
     for _ in range(steps):
         rates.append(float(optimizer.param_groups[0]["lr"]))
@@ -119,7 +119,7 @@ def test_the_learning_rate_of_a_step_is_as_worked_out_by_hand(
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_goes_on_to_the_last_bit_after_a_restart(name: str, tmp_path: Path) -> None:
-    """As core_state.py keeps it: all but the functions, as JSON."""
+    """Convert the state as core_state.py does: everything except functions, as JSON."""
     config = config_of(tmp_path, name)
     straight_optimizer, before_optimizer, after_optimizer = make_optimizer(), make_optimizer(), make_optimizer()
     straight = make_scheduler(straight_optimizer, config, total_steps=STEPS)

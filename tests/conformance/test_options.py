@@ -1,4 +1,4 @@
-"""Every option of TRL's GRPOConfig is a setting of a run under the same name, or docs and hints say what is instead."""
+"""Every option of TRL's GRPOConfig is a run setting of the same name, or the docs and hints name the alternative."""
 
 import importlib.util
 from dataclasses import MISSING, fields

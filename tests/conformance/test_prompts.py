@@ -1,4 +1,4 @@
-"""A prompt becomes the token ids that TRL's GRPOTrainer makes of it, in both formats and with template arguments."""
+"""A prompt gets the same token ids as in TRL's GRPOTrainer, in both formats and with template arguments."""
 
 from types import SimpleNamespace
 from typing import Any

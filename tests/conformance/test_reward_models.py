@@ -1,4 +1,4 @@
-"""A reward model says what it says in TRL's GRPOTrainer, of text and of conversations, with and without a pad token."""
+"""A reward model gives the same rewards as in TRL: text and conversations, with and without a pad token."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ CALLS = (
 
 
 def theirs(trainer: Any, call: RewardCall) -> list[list[float]]:
-    """Return TRL's numbers, a list a completion."""
+    """Return TRL's numbers, one list per completion."""
     trainer.chat_template_kwargs = call.chat_template_kwargs
     inputs = [{"prompt": prompt} for prompt in call.prompts]
     found: list[list[float]] = trainer._calculate_rewards(inputs, call.prompts, call.completions, None).tolist()

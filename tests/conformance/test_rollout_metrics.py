@@ -1,4 +1,4 @@
-"""What we log of rollouts and rewards is what TRL's GRPOTrainer logs of the same ones: the same names and numbers."""
+"""Our metrics of rollouts and rewards have the same names and values as those of TRL's GRPOTrainer."""
 
 import importlib
 import inspect
@@ -28,7 +28,7 @@ WEIGHTS = (1.0, 0.5)
 
 
 def with_special_groups(groups: list[PromptGroup]) -> list[PromptGroup]:
-    """Return the groups with equal rewards in the first, and a completion to which nothing applies in the second."""
+    """Return the groups, the first with equal rewards, the second with a completion to which no function applies."""
     equal, unscored = groups[0], groups[1]
     equal = replace(equal, completions=tuple(replace(c, rewards=(0.25, None)) for c in equal.completions))
     nothing = replace(unscored.completions[0], rewards=(None, None))
@@ -36,7 +36,7 @@ def with_special_groups(groups: list[PromptGroup]) -> list[PromptGroup]:
 
 
 def as_trained(groups: list[PromptGroup], config: RunConfig) -> list[TrainedGroup]:
-    """Return the groups as our services would hand them to the trainer."""
+    """Return the groups as our services would pass them to the trainer."""
     said = [outcomes(group, WEIGHTS) for group in groups]
     advantages = batch_advantages(
         said, scale_rewards=config.scale_rewards, aggregation=config.multi_objective_aggregation
@@ -104,7 +104,7 @@ def test_the_metrics_of_rollouts_are_trls(options: dict[str, Any], models: Model
 
 
 def test_every_metric_of_trls_grpo_trainer_is_one_of_ours() -> None:
-    """But those of tools, which a run cannot have; Trainer itself adds a few more."""
+    """All except the metrics of tools, which a run cannot have. Trainer itself adds a few more."""
     source = inspect.getsource(importlib.import_module("trl.trainer.grpo_trainer"))
     theirs = set(re.findall(r'_metrics\[(?:mode|"train")\]\[f?"([^"]+)"\]', source))
     assert len(theirs) > 25, "the names are found in the source"

@@ -1,7 +1,7 @@
 """The load-balancing loss of mixture-of-experts models: our core against TRL's GRPOTrainer, and against hand-made sums.
 
-Two layers of four experts, of which each token gets two. TRL's is over the tokens of one padded microbatch, pads left
-out; ours is over the tokens of one packed pass.
+The models have two layers of four experts, two for each token. TRL's loss is over the tokens of one padded microbatch
+without the padding; ours is over the tokens of one packed pass.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ OF_MODEL = 0.05
 """``router_aux_loss_coef`` in the model's config."""
 
 OFFSET = 1.0
-"""Taken from every advantage on both sides, as in test_loss_grid.py: or the terms of the loss cancel."""
+"""Subtracted from every advantage on both sides, as in test_loss_grid.py. Otherwise the loss's terms would cancel."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_loss_gradients_and_metric_are_trls(
 
 
 def balance(lm: Any, rows: list[TrainRow]) -> float:
-    """Return the load-balancing loss of the rows together, from what each row by itself is routed to."""
+    """Return the load-balancing loss of all rows together, from the routing of each row."""
     chosen, probabilities = torch.zeros(4), torch.zeros(4)
     num_tokens = 0
     for row in rows:
@@ -119,7 +119,7 @@ def test_over_several_passes_it_is_their_mean_by_tokens(moe: Path) -> None:
     )
     whole = make_core(moe).accumulate(rows).token_stats.metrics()["aux_loss"]
     assert whole == pytest.approx(balance(lm, rows), rel=1e-5)
-    assert abs(whole - one_row_a_pass) > 1e-3  # the product of two means is no mean of products
+    assert abs(whole - one_row_a_pass) > 1e-3  # the mean of products is not the product of means
 
 
 def test_it_is_learnt_from_rows_without_advantage_and_not_if_it_is_off(moe: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_model_without_experts_has_no_such_loss_and_a_coefficient_for_one_is_r
 
 
 def make_granite(path: Path, *, num_local_experts: int) -> Path:
-    """Write a GraniteMoe, whose config names its experts in another way."""
+    """Write a GraniteMoe, whose config has another name for the number of experts."""
     config = GraniteMoeConfig(
         vocab_size=64,
         hidden_size=32,

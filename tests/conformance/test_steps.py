@@ -1,8 +1,8 @@
 """Several optimizer steps on one batch: TRL's own training loop against our core, step by step.
 
 TRL generates a batch, shuffles it, cuts it into steps and each step into accumulated microbatches, and goes over it
-``num_iterations`` times, with old logprobs of the batch's beginning. Ours is given the same rows in each step. Two
-batches, so that the second begins with a policy that has moved. A TRL "step" of ``steps_per_generation`` is a
+``num_iterations`` times, with old logprobs from the batch's beginning. Our core gets the same rows in each step. There
+are two batches, so that the second one begins with a changed policy. A TRL "step" of ``steps_per_generation`` is a
 microbatch; ours is an optimizer step.
 """
 
@@ -37,7 +37,7 @@ from tests.trainer.cores import CPU, make_config, make_core
 TOLERANCE = 1e-5
 GROUPS_PER_BATCH, NUM_BATCHES, STEPS, ITERATIONS = 4, 2, 2, 2
 GRADIENT_DESCENT: Any = {"learning_rate": 2e3, "adam_beta1": 0.0, "adam_epsilon": 1e6, "weight_decay": 0.0}
-"""AdamW that moves weights by 0.002 times the gradient: what it adds of its own would hide a wrong one."""
+"""AdamW that moves weights by 0.002 times the gradient. With its usual settings it would hide a wrong gradient."""
 
 TERM = {"cispo": 4.0, "vespo": 4.0}
 """Size of one token's term: an advantage, or that times a logprob. The loss is smaller, because terms cancel."""
@@ -45,7 +45,7 @@ TERM = {"cispo": 4.0, "vespo": 4.0}
 
 @dataclass
 class Step:
-    """One optimizer step of TRL's."""
+    """One optimizer step of TRL."""
 
     rows: list[tuple[int, ...]]
     loss: float
@@ -54,7 +54,7 @@ class Step:
 
 
 class RecordingTrainer(oracle.trl.GRPOTrainer):  # type: ignore[misc]
-    """TRL's trainer, looked at between its own calls."""
+    """TRL's trainer, which records its state between its own calls."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -92,7 +92,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "dr_grpo": ({"loss_type": "dr_grpo", "vllm_importance_sampling_correction": False}, 2),
     "cispo": ({"loss_type": "cispo", "epsilon_high": 1.2, "vllm_importance_sampling_mode": "token_truncate"}, 2),
     "vespo": ({"loss_type": "vespo", "vllm_importance_sampling_mode": "token_truncate"}, 2),
-    # TRL's means over "local" tokens are over one microbatch: with one a step, as ours, over the step's.
+    # TRL's means over "local" tokens are over a microbatch. With one per step they are over the step, as ours.
     "bnpo": ({"loss_type": "bnpo"}, 1),
     "adaptive_entropy": (
         {"use_adaptive_entropy": True, "entropy_coef": 0.02, "entropy_coef_delta": 0.01, "entropy_target": 3.2},
@@ -165,7 +165,7 @@ def sampled_groups(models: Models, config: RunConfig) -> list[PromptGroup]:
 
 
 def scored_rows(core: PolicyCore, rows: list[TrainRow]) -> dict[tuple[int, ...], TrainRow]:
-    """Return the rows of a batch that begins now, by what tells them apart."""
+    """Return the rows of a batch that begins now, by a key for each row."""
     return {
         row_key(row): replace(row, old_logprobs=scores.trainer_logprobs, reference_logprobs=scores.reference_logprobs)
         for row, scores in zip(rows, core.score(rows), strict=True)

@@ -1,4 +1,4 @@
-"""A group of which mask_truncated_completions leaves nothing: the others weigh what they weigh in TRL's GRPOTrainer."""
+"""If mask_truncated_completions removes a whole group, the others have the same weights as in TRL's GRPOTrainer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def cut_off(group: PromptGroup) -> PromptGroup:
-    """Return the group with no completion that ends by itself."""
+    """Return the group with all completions truncated."""
 
     def without_end(token_ids: tuple[int, ...]) -> tuple[int, ...]:
         return (*token_ids[:-1], 7) if token_ids[-1] == EOS_TOKEN_ID else token_ids
@@ -61,11 +61,11 @@ def test_loss_and_gradients_are_trls(
 
     theirs = oracle.make_oracle(models.start, groups, tmp_path, reward_weights=[1.0, 0.5], **both)
     inputs = oracle.score(theirs, groups)
-    inputs["advantages"] = inputs["advantages"] + 1.0  # or the terms of the loss cancel
+    inputs["advantages"] = inputs["advantages"] + 1.0  # otherwise the terms of the loss would cancel
     loss, gradients = oracle.loss_and_gradients(theirs, inputs)
 
     minibatch = make_minibatch(as_trained(groups, config), config)
-    assert len(minibatch.rows) < 8  # none of the first group
+    assert len(minibatch.rows) < 8  # no row of the first group
     rows = [replace(row, advantage=row.advantage + 1.0) for row in minibatch.rows]
     found = core.accumulate(rows, totals=step_totals([minibatch])[0]).token_stats.metrics()["loss"]
     difference = gradient_difference({name: weight.grad for name, weight in core.lm.named_parameters()}, gradients)
@@ -75,7 +75,7 @@ def test_loss_and_gradients_are_trls(
 
 
 def test_a_step_of_such_groups_alone_moves_nothing_but_what_was_moving(models: Models) -> None:
-    """As in TRL, whose loss is 0 then: momentum and weight decay act, and the version goes on."""
+    """As in TRL, the loss is 0: momentum and weight decay still act, and the policy version increases."""
     config = make_config(models.start, reward_funcs=list(REWARD_NAMES), mask_truncated_completions=True)
     groups = [cut_off(group) for group in random_groups(2, 4, seed=5)]
     minibatch = make_minibatch(as_trained(groups, config), config)

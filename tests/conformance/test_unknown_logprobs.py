@@ -1,4 +1,4 @@
-"""Tokens whose logprob the engine could not tell: TRL's GRPOTrainer and our core make the same of the others."""
+"""Tokens without a known logprob: TRL's GRPOTrainer and our core treat the other tokens in the same way."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def with_unknown_logprobs(groups: list[PromptGroup]) -> list[PromptGroup]:
-    """Return the groups with the logprob of the first sampled token of every other completion unknown."""
+    """Return the groups in which the first sampled token of every other completion has no logprob."""
     return [
         replace(
             group,
@@ -72,7 +72,7 @@ def test_loss_gradients_and_metrics_are_trls(
 
     theirs = oracle.make_oracle(models.start, groups, tmp_path, reward_weights=[1.0, 0.5], **both)
     inputs = oracle.score(theirs, groups)
-    inputs["advantages"] = inputs["advantages"] + 0.5  # or the terms of the loss cancel
+    inputs["advantages"] = inputs["advantages"] + 0.5  # otherwise the terms of the loss would cancel
     loss, gradients = oracle.loss_and_gradients(theirs, inputs)
 
     minibatch = make_minibatch(as_trained(groups, config), config)

@@ -1,6 +1,6 @@
-"""How no group is lost and none is trained twice, whatever dies: admission, takeover, acks after the checkpoint.
+"""Why no group is lost or trained twice if any process dies: admission, takeover, and acks after the checkpoint.
 
-Read after test_streams.py. Everything runs on a real Redis; generator and rewarder are played by two hand-offs.
+Read after test_streams.py. Everything runs on a real Redis. Generator and rewarder are replaced by two hand-offs.
 """
 
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ class Trainer:
             self.batches.judge(waiting)
 
     async def step(self) -> list[int]:
-        """Train what is there; returns the numbers of the groups."""
+        """Train the available groups; return their numbers."""
         await self.receive()
         batch = self.batches.choose(policy_version=0, started={}, num_steps_left=4)
         self.batches.take(batch)
@@ -114,14 +114,14 @@ class Trainer:
 
 
 async def generate(redis: Redis, keys: RunKeys) -> None:
-    """Complete everything that waits on the prompts stream."""
+    """Complete all groups that wait on the prompts stream."""
     for delivery in await consumer(redis, keys, keys.prompts, GENERATORS, "generator-0").read(count=64, block_s=0.05):
         payload = encode(completed_group(delivery.group_id))
         await delivery.hand_off(keys.completions, keys.seen(keys.completions), payload)
 
 
 async def score(redis: Redis, keys: RunKeys) -> None:
-    """Score everything that waits on the completions stream."""
+    """Score all groups that wait on the completions stream."""
     stream = consumer(redis, keys, keys.completions, REWARDERS, "rewarder-0")
     for delivery in await stream.read(count=64, block_s=0.05):
         payload = encode(scored_group(delivery.group_id))
@@ -138,7 +138,7 @@ async def test_an_entry_is_acked_only_after_a_checkpoint_holds_its_group(
     assert await trainer.step() == [0, 1]
     assert await redis.xlen(run_keys.scored) == 2, "trained, but no checkpoint yet"
 
-    await trainer.scored.ack(trainer.scored.settled())  # what the saver does once a checkpoint is published
+    await trainer.scored.ack(trainer.scored.settled())  # as the saver does once a checkpoint is published
 
     assert await redis.xlen(run_keys.scored) == 0
     for stream in (run_keys.prompts, run_keys.completions, run_keys.scored):
@@ -212,7 +212,7 @@ async def test_a_group_admitted_again_travels_all_the_way_although_it_was_seen_b
     await generate(redis, run_keys)
     await score(redis, run_keys)
     await trainer.receive()
-    # The scored entries vanish, but the seen sets still know their ids: the worst case for a second try.
+    # The scored entries are lost, but the seen sets still contain their ids: the worst case for a second try.
     for entry_id, _ in await entries(redis, run_keys.scored):
         await redis.xack(run_keys.scored, TRAINERS, entry_id)
         await redis.xdel(run_keys.scored, entry_id)
@@ -241,7 +241,7 @@ async def test_an_old_trainer_that_wakes_up_can_neither_admit_nor_ack(
     with pytest.raises(FencedError):
         await old.scored.ack(old.scored.settled())
     with pytest.raises(FencedError, match="epoch 1 of run run-test was superseded by 2"):
-        await check_not_fenced(redis, run_keys, 1)  # asked before every checkpoint
+        await check_not_fenced(redis, run_keys, 1)  # the saver asks this before every checkpoint
     await check_not_fenced(redis, run_keys, 2)
     assert await new.step() == [0, 1]
 
@@ -259,7 +259,7 @@ async def test_an_old_trainer_that_wakes_up_takes_nothing_from_the_new_one_for_g
     assert old.scored.numbers() == {0, 1}
     assert await new.step() == []
 
-    with pytest.raises(FencedError):  # half a second later it looks around, ends, and gives its lease back
+    with pytest.raises(FencedError):  # after half a second it looks at the run, ends, and releases its lease
         await check_not_fenced(redis, run_keys, 1)
     await redis.zrem(run_keys.leases(TRAINERS), "trainer-1")
 
@@ -277,7 +277,7 @@ async def test_a_redis_that_was_restored_from_an_older_state_is_lost_state_and_n
 async def test_after_a_crash_prompts_wait_until_what_was_sampled_since_the_checkpoint_is_trained(
     redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
-    """Generator and rank die together: what is not sampled would be sampled by weights as old as the checkpoint."""
+    """Generator and rank die together: unfinished groups would be sampled with weights as old as the checkpoint."""
     trainer = await Trainer.start(redis, run_keys, run_config)
     await trainer.admission.admit(3)
     checkpoint = trainer.ledger.to_json()
@@ -301,7 +301,7 @@ async def test_after_a_crash_prompts_wait_until_what_was_sampled_since_the_check
     assert await successor.step() == [0, 2]
     assert num_to_admit() == 3
     assert await successor.admission.admit(3) == [5, 6, 7]
-    for _ in range(2):  # what the generator had begun comes first
+    for _ in range(2):  # the generator's unfinished groups come first
         await generate(redis, run_keys)
     await score(redis, run_keys)
     trained = [number for _ in range(3) for number in await successor.step()]
@@ -374,7 +374,7 @@ async def test_a_garbage_payload_on_the_scored_stream_is_buried_and_blocks_nobod
 async def test_what_an_entry_calls_itself_admits_nothing(
     label: str, where: str, redis: Redis, run_keys: RunKeys, run_config: RunConfig
 ) -> None:
-    """Three groups are admitted, one of them buried; somebody leaves an entry that calls itself something else."""
+    """Three groups are admitted and one of them is buried. Another client leaves an entry with a made-up group id."""
     first = await Trainer.start(redis, run_keys, run_config)
     await first.admission.admit(3)
     (delivery,) = await consumer(redis, run_keys, run_keys.prompts, GENERATORS, "generator-0").read(

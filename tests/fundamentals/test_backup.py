@@ -1,6 +1,6 @@
-"""A backup of a run that goes on: its checkpoints first, then Redis's append-only file; and what holds when restored.
+"""A backup of a running run: first its checkpoints, then Redis's append-only file; and what is true after a restore.
 
-Read after test_accounting.py. The copies are made while the server writes, as docs/operations.md says,
+Read after test_accounting.py. The copies are made while the server writes, as docs/operations.md describes,
 and one of them ends in the middle of a write.
 """
 
@@ -23,11 +23,11 @@ from tests.eventually import eventually
 from tests.fundamentals.test_accounting import Trainer, generate, score
 
 _PIECE_BYTES = 2048
-"""Of a copy at a time, with a write of the server between two; longer than what that adds to the file."""
+"""Bytes copied at a time, with a write of the server after each piece; more than what that write adds to the file."""
 
 
 class NoCore:
-    """The model is nobody's business here; the ledger in the checkpoint is."""
+    """A core without a model: only the ledger in the checkpoint matters here."""
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
         del tokenizer
@@ -41,7 +41,7 @@ class NoCore:
 
 
 async def run_for(trainer: Trainer, redis: Redis, keys: RunKeys, *, num_batches: int) -> list[int]:
-    """Admit, sample, score and train; returns the numbers of the groups that were trained."""
+    """Admit, sample, score and train; return the numbers of the trained groups."""
     trained: list[int] = []
     for _ in range(num_batches):
         await trainer.admission.admit(2)
@@ -54,7 +54,7 @@ async def run_for(trainer: Trainer, redis: Redis, keys: RunKeys, *, num_batches:
 
 
 async def save(trainer: Trainer, root: Path, *, step: int, incarnation: int) -> None:
-    """Write a checkpoint, and ack what it holds."""
+    """Write a checkpoint, and ack the groups in it."""
     writer = CheckpointWriter(root, keep=2, incarnation=incarnation)
     pending = writer.begin(NoCore(), trainer.ledger.to_json(), step=step)
     writer.wait(pending)
@@ -63,17 +63,17 @@ async def save(trainer: Trainer, root: Path, *, step: int, incarnation: int) -> 
 
 
 def pieces(file: Path) -> Iterator[bytes]:
-    """Read a file to its end, wherever that is by then."""
+    """Read a file to its end, which may move meanwhile."""
     with file.open("rb", buffering=0) as stream:
         while piece := stream.read(_PIECE_BYTES):
             yield piece
 
 
 async def copy_redis(redis: Redis, data: Path, to: Path, *, num_torn_bytes: int = 0) -> int:
-    """Copy the append-only file of a server that goes on writing: without a rewrite in the middle.
+    """Copy the append-only file of a server that goes on writing, without a rewrite in the middle.
 
-    Returns how many entries were written meanwhile and are in the copy; of the last of them, ``num_torn_bytes`` are
-    not, as where a copy ends in the middle of a write.
+    Returns how many entries were written meanwhile and are in the copy. The last entry lacks its last ``num_torn_bytes``
+    bytes, as in a copy that ends in the middle of a write.
     """
     client = cast("Any", redis)
     await client.config_set("auto-aof-rewrite-percentage", 0)
@@ -101,7 +101,7 @@ async def copy_redis(redis: Redis, data: Path, to: Path, *, num_torn_bytes: int 
 
 @pytest.fixture
 def restored(tmp_path: Path) -> Iterator[RedisServer]:
-    """Return a server that is started on what a test has restored."""
+    """Return a server on the restored files of a test."""
     server = RedisServer(tmp_path / "restored")
     yield server
     if server.is_started:
@@ -153,7 +153,7 @@ async def test_checkpoints_and_then_redis_restored_lose_no_group_and_train_none_
 
 
 async def test_a_rewrite_of_the_append_only_file_shows_in_its_manifest(restored: RedisServer) -> None:
-    """So that a copy that was made without such a rewrite is known by it, where nobody may forbid them."""
+    """Detects a copy during which a rewrite happened, for servers on which rewrites cannot be turned off."""
 
     def manifest() -> str:
         (file,) = (restored.directory / "appendonlydir").glob("*.manifest")
@@ -178,7 +178,7 @@ async def test_a_redis_older_than_the_checkpoints_needs_its_epoch_raised_and_the
     trainer = await Trainer.start(redis, run_keys, run_config)
     await run_for(trainer, redis, run_keys, num_batches=1)
     await copy_redis(redis, redis_data, tmp_path / "restored")
-    for incarnation in (2, 3):  # it was started again twice since
+    for incarnation in (2, 3):  # it has been restarted twice since then
         trainer = await Trainer.start(redis, run_keys, run_config, checkpoint=trainer.ledger.to_json())
         await run_for(trainer, redis, run_keys, num_batches=1)
         await save(trainer, runs, step=incarnation, incarnation=incarnation)

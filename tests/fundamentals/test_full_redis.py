@@ -1,6 +1,6 @@
 """A Redis at its maxmemory, or with a full disk, refuses writes.
 
-Everybody waits for as long as it takes, nothing is lost, and what makes room is let through.
+All services wait as long as it takes, nothing is lost, and commands that free memory still work.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from tests.conftest import RedisServer, write_until_refused
 from tests.fundamentals.test_accounting import Trainer, consumer, generate, score
 
 PATIENCE_S = 1.0
-"""Enough for a round trip on a busy machine."""
+"""Enough time for a round trip on a busy machine."""
 LONGER_S = 2.5
 
 
 @pytest.fixture
 async def memory(redis_url: str) -> AsyncIterator[Any]:
-    """Return a function that sets maxmemory; 0, which is none, afterwards."""
+    """Return a function that sets maxmemory. Afterwards it is 0 again, which means no limit."""
     admin = cast("Any", connect(redis_url))
 
     async def at_most(size: str) -> None:
@@ -68,7 +68,7 @@ async def test_who_starts_on_a_full_server_of_another_release_waits_for_it_and_d
 
 
 async def test_time_does_not_run_out_while_a_server_is_full(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
-    """Who ended for it would have its groups delivered again, and after a few times buried as if they were to blame."""
+    """A service that ended here would have its groups delivered again, and buried after a few times without a reason."""
     await redis.xadd(run_keys.completions, {"group_id": "1", "payload": b"completed"})
     rewarder = consumer(redis, run_keys, run_keys.completions, REWARDERS, "rewarder-0")
     (delivery,) = await rewarder.read(count=1)

@@ -1,7 +1,7 @@
-"""Redis is killed and loses what it acknowledged last; the trainer, which lives on, finds what is missing.
+"""Redis is killed and loses the last acknowledged writes. The surviving trainer finds out what is missing.
 
-Read after test_accounting.py. With its file synced once a second, a server that is killed may have acknowledged writes
-that are not in the file; here they are cut off it.
+Read after test_accounting.py. If the file is synced once a second, a killed server may have acknowledged writes that
+are not in the file. Here they are cut off the file.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -39,7 +39,7 @@ class EvalRows(FakeRows):
 
 @dataclass
 class Running:
-    """A run on a server that is about to lose something."""
+    """A run on a server that is about to lose writes."""
 
     redis: Redis
     keys: RunKeys
@@ -80,7 +80,7 @@ async def running(server: RedisServer, run_config: RunConfig) -> AsyncIterator[R
 
 
 async def file_of(redis: Redis, server: RedisServer) -> tuple[Path, int]:
-    """Return the append-only file and its size once all that was acknowledged is in it."""
+    """Return the append-only file and its size once it contains all acknowledged writes."""
 
     async def is_in_file() -> bool:
         info: dict[str, Any] = await redis.info("persistence")
@@ -92,7 +92,7 @@ async def file_of(redis: Redis, server: RedisServer) -> tuple[Path, int]:
 
 
 def start_without_what_came_after(server: RedisServer, file: Path, size: int) -> None:
-    """Kill the server and start it with its file cut to ``size``."""
+    """Kill the server and restart it with its file cut to ``size``."""
     server.kill()
     with file.open("r+b") as stream:
         stream.truncate(size)
@@ -219,11 +219,11 @@ async def test_a_group_in_hand_whose_entry_redis_forgot_is_trained_and_not_sampl
 
     start_without_what_came_after(server, file, size)
     await wait_until_ready(redis, timeout_s=120)
-    await redis.xtrim(keys.completions, maxlen=0)  # nobody scores them again
+    await redis.xtrim(keys.completions, maxlen=0)  # no rewarder scores them again
     await running.lost_writes.make_up()
     assert trainer.admission.num_unadmitted == 0
     assert await trainer.step() == [0, 1]
 
-    # Of a trainer that dies before its next checkpoint no trace of them is left.
+    # If a trainer dies before its next checkpoint, no trace of them is left.
     resumed = await Trainer.start(redis, keys, run_config, checkpoint={"admitted": 2, "trained": [], "dropped": {}})
     assert resumed.admission.num_unadmitted == 2

@@ -1,4 +1,4 @@
-"""Many hand-offs at the same moment: few round trips, few connections, and each of them as if it were alone."""
+"""Many hand-offs at the same moment: few round trips, few connections, and each has the result it would have alone."""
 
 import asyncio
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ async def test_callers_may_be_cancelled_at_any_moment_and_the_others_still_get_t
 
 
 class PlayedRedis:
-    """A client that notes how many calls, and bytes of arguments, come in each round trip, and may never answer."""
+    """A client that records the calls and argument bytes of each round trip, and may never answer."""
 
     def __init__(self, *, answers: bool = True) -> None:
         self.round_trips: list[tuple[int, int]] = []
@@ -174,7 +174,7 @@ async def test_a_round_trip_that_never_ends_costs_those_who_come_later_nothing()
 
     calls = PipelinedCalls(cast("Redis", HangingOnce()))
     callers: list[asyncio.Task[Any]] = []
-    for _ in range(10):  # so that there is always somebody who waits
+    for _ in range(10):  # so that there is always a waiting caller
         callers.append(asyncio.create_task(calls.call("f", keys=(), timeout_s=1.2)))
         await asyncio.sleep(0.3)
     ended = await asyncio.gather(*callers, return_exceptions=True)

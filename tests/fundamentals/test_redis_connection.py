@@ -1,4 +1,4 @@
-"""What the connection promises beyond redis-py: a task that talks to Redis can always be ended."""
+"""What our connection adds to redis-py: a task that talks to Redis can always be cancelled."""
 
 import asyncio
 import random

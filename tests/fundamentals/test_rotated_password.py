@@ -1,4 +1,4 @@
-"""A Redis user may have two passwords for a while, so that services are given a new one without a gap."""
+"""A Redis user may have two passwords for a while, so that services can change to a new one without a gap."""
 
 from pathlib import Path
 from typing import Any, cast

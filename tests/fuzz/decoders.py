@@ -1,4 +1,4 @@
-"""Everything of ours that makes something of bytes that came from elsewhere, with good ones to start from."""
+"""All our decoders of bytes from outside, with good messages to start from."""
 
 import json
 import random
@@ -32,14 +32,14 @@ class Decoder:
     """One decoder under test.
 
     Attributes:
-        name: For people.
+        name: Name for reports.
         seeds: Good messages.
         decode: The decoder.
-        refusal: What it raises for all others.
-        read: Makes dicts and lists of what was accepted, without the decoder; None if there is nothing to ask of it.
-        ask: Returns what is wrong with these.
-        make: Makes a bad message of the good ones.
-        weight: How often it has its turn.
+        refusal: The exception for all other messages.
+        read: Converts an accepted message to dicts and lists, without the decoder; None if there is nothing to check.
+        ask: Returns the violated invariants of the result of ``read``.
+        make: Makes a bad message from the good ones.
+        weight: Relative number of its cases.
     """
 
     name: str
@@ -61,7 +61,7 @@ def _from_json(seeds: list[bytes], chance: random.Random) -> bytes:
 
 
 def _small_ledger(seeds: list[bytes], chance: random.Random) -> bytes:
-    """Return a ledger whose groups fit into memory, or one of more than there can be."""
+    """Return a ledger whose groups fit into memory, or one with an impossible number of groups."""
     while True:
         data = _from_json(seeds, chance)
         numbers = [int(digits) for digits in _digits(data) if len(digits) < 20]
@@ -75,7 +75,7 @@ def _digits(data: bytes) -> list[str]:
 
 
 def _from_deltas(seeds: list[bytes], chance: random.Random) -> bytes:
-    """Return a delta that was changed and, most times, has the checksum of what it became."""
+    """Return a changed delta, usually with the checksum of its changed content."""
     import zlib
 
     changed = bytearray(chance.choice(seeds))

@@ -1,7 +1,7 @@
-"""What must hold of a message that was accepted, asked of its bytes by other code than the decoder's.
+"""Invariants of accepted messages, checked on their bytes by code that is independent of the decoders.
 
-Each function is given what a message says as plain dicts and lists, and returns what is wrong with it. No numpy, no
-struct of ours, and no constant of the code under test.
+Each function takes a message as plain dicts and lists, and returns the violated invariants. It uses no numpy, no struct
+of ours, and no constant of the code under test.
 """
 
 import datetime
@@ -14,12 +14,12 @@ from typing import Any
 from tests.fuzz.mutations import is_list, is_table
 
 _MOST_GROUPS = 10**6
-"""In a ledger here; decoders.py makes no larger ones."""
+"""Limit for the ledgers here; decoders.py makes no larger ones."""
 _OUTCOMES = {"scored", "not_applicable", "timeout", "invalid", "overload", "error"}
 
 
 def prompt_group(group: Any) -> Iterator[str]:
-    """Ask of a prompt group."""
+    """Check a prompt group."""
     if group["type"] != "prompt_group" or group.get("schema_version", 1) != 1:
         yield "it is of another kind or release"
     yield from _prompt(group)
@@ -27,7 +27,7 @@ def prompt_group(group: Any) -> Iterator[str]:
 
 
 def completed_group(group: Any) -> Iterator[str]:
-    """Ask of a completed group."""
+    """Check a completed group."""
     if group["type"] != "completed_group" or group.get("schema_version", 1) != 1:
         yield "it is of another kind or release"
     yield from _whole(group)
@@ -37,7 +37,7 @@ def completed_group(group: Any) -> Iterator[str]:
 
 
 def scored_group(group: Any) -> Iterator[str]:
-    """Ask of a scored group."""
+    """Check a scored group."""
     if group["type"] != "scored_group" or group.get("schema_version", 1) != 1:
         yield "it is of another kind or release"
     yield from _whole(group)
@@ -53,7 +53,7 @@ def scored_group(group: Any) -> Iterator[str]:
 
 
 def outcome(verdict: Any) -> Iterator[str]:
-    """Ask of what one function said of one completion."""
+    """Check the outcome of one function for one completion."""
     if verdict["outcome"] not in _OUTCOMES:
         yield "no such outcome"
     value = verdict.get("value")
@@ -132,7 +132,7 @@ def _rollout(rollout: Any, prompt: Any) -> Iterator[str]:
 
 
 def _places(start: int, end: int, count: int) -> range:
-    """Return the places from start to end, of which there can be ``count``: what is asked may be beyond all memory."""
+    """Return the places from start to end, of at most ``count``: the requested range may be larger than memory."""
     return range(max(start, 0), min(end, count + 1))
 
 
@@ -156,7 +156,7 @@ def _not_data(value: Any, *, depth: int) -> Iterator[str]:
 
 
 def control_body(body: Any) -> Iterator[str]:
-    """Ask of any body of the weight push: by the names of its fields, which mean the same in all of them."""
+    """Check any body of the weight push. Field names have the same meaning in all of them."""
     for name, value in body.items():
         if value is None:
             continue
@@ -206,7 +206,7 @@ def _parameters(body: Any) -> Iterator[str]:
 
 
 def weight_manifest(body: Any) -> Iterator[str]:
-    """Ask of the manifest of a version of the weights."""
+    """Check the manifest of a version of the weights."""
     if not 0 <= body["policy_version"] < 10**12:
         yield "the policy version cannot be"
     names = [file["name"] for file in body["files"]]
@@ -220,7 +220,7 @@ def weight_manifest(body: Any) -> Iterator[str]:
 
 
 def ledger(kept: Any) -> Iterator[str]:
-    """Ask of a ledger in a checkpoint."""
+    """Check a ledger in a checkpoint."""
     settled: list[int] = []
     for runs in (kept["trained"], *kept["dropped"].values()):
         for first, last in runs:
@@ -232,13 +232,13 @@ def ledger(kept: Any) -> Iterator[str]:
 
 
 def checkpoint_state(state: Any) -> Iterator[str]:
-    """Ask of a checkpoint's own numbers."""
+    """Check a checkpoint's own numbers."""
     if not 0 <= state["step"] < 10**12 or not 0 <= state.get("incarnation", 0) < 10**8:
         yield "its step or incarnation cannot be"
 
 
 def worker_reply(reply: Any) -> Iterator[str]:
-    """Ask of what a reward worker says."""
+    """Check a reply of a reward worker."""
     for verdict in reply.get("verdicts", ()):
         if verdict["outcome"] not in _OUTCOMES:
             yield "no such outcome"
@@ -249,7 +249,7 @@ def worker_reply(reply: Any) -> Iterator[str]:
 
 
 def model_reply(reply: Any) -> Iterator[str]:
-    """Ask of what the process of a reward model says."""
+    """Check a reply of a reward model's process."""
     yield from worker_reply(reply)
     for name in ("id", "num_texts", "num_tokens", "num_padded_tokens", "seconds"):
         if not 0 <= reply.get(name, 0) < math.inf:

@@ -1,6 +1,6 @@
-"""Reads msgpack into dicts and lists, by itself: to ask of a message what it says, without the library that took it.
+"""Reads msgpack into dicts and lists without the msgpack library, so that a message can be checked independently.
 
-Text that is no UTF-8 is read as Python reads file names: it may stand in fields that nobody knows, which are skipped.
+Text that is not UTF-8 is decoded as Python decodes file names: it may be in unknown fields, which are skipped.
 """
 
 import datetime
@@ -16,11 +16,11 @@ _TIMESTAMP = 255
 
 
 class Extension:
-    """Something of an application's own."""
+    """A msgpack extension value."""
 
 
 def read(data: bytes) -> Any:
-    """Return what the bytes hold; raises ValueError or struct.error if that is not all of them."""
+    """Return the content of the bytes; raises ValueError or struct.error if it ends early or bytes are left over."""
     value, end = _read(data, 0)
     if end != len(data):
         raise ValueError("there is more")

@@ -1,4 +1,4 @@
-"""Makes bad messages out of good ones: by changing what they say, or their bytes. Each can be made again from its seed.
+"""Makes bad messages from good ones, by changing their content or their bytes. A seed reproduces each message.
 
 seed bytes --decode--> tree --one to three changes--> tree --encode--> bytes
 seed bytes --one to four changes of bytes--> bytes
@@ -33,7 +33,7 @@ def deep(levels: int) -> list[Any]:
 
 
 def mutated(seeds: list[bytes], chance: random.Random, *, decode: Decode, encode: Encode) -> bytes:
-    """Return a message that somebody might send in the place of one of ``seeds``."""
+    """Return a message that a client might send instead of one of ``seeds``."""
     seed = chance.choice(seeds)
     if chance.random() < 0.3:
         return other_bytes(seed, seeds, chance)
@@ -42,23 +42,23 @@ def mutated(seeds: list[bytes], chance: random.Random, *, decode: Decode, encode
         _change(tree, chance)
     try:
         data = encode(tree[0])
-    except (TypeError, ValueError, OverflowError, RecursionError):  # what no encoder writes cannot be sent
+    except (TypeError, ValueError, OverflowError, RecursionError):  # a value that no encoder can write cannot be sent
         return other_bytes(seed, seeds, chance)
     return other_bytes(data, seeds, chance) if chance.random() < 0.05 else data
 
 
 def msgpack_tree(data: bytes) -> Any:
-    """Return what a msgpack message holds."""
+    """Return the content of a msgpack message."""
     return msgspec.msgpack.decode(data)
 
 
 def json_tree(data: bytes) -> Any:
-    """Return what a JSON body holds."""
+    """Return the content of a JSON body."""
     return json.loads(data)
 
 
 def to_json(tree: Any) -> bytes:
-    """Return JSON as Python writes it, NaN and Infinity too."""
+    """Return JSON as Python writes it, including NaN and Infinity."""
     return json.dumps(tree, default=repr).encode()
 
 
@@ -73,7 +73,7 @@ def is_list(value: object) -> TypeGuard[list[Any]]:
 
 
 def _keys(node: object) -> list[Any]:
-    """Return the keys or places in a node of a tree; none if it is a leaf."""
+    """Return the keys or indices of a node of a tree; none for a leaf."""
     return list(node) if is_table(node) else list(range(len(node))) if is_list(node) else []
 
 
@@ -101,7 +101,7 @@ def _change(tree: list[Any], chance: random.Random) -> None:
 
 
 def _changed(value: Any, chance: random.Random) -> Any:
-    """Return something near the value, or something quite other."""
+    """Return a value that is close to the original, or completely different."""
     if chance.random() < 0.1:
         return chance.choice((None, True, [], {}, "", b"", deep(40), {"a": {1: 2}}, chance.choice(TEXTS)))
     match value:
@@ -122,7 +122,7 @@ def _changed(value: Any, chance: random.Random) -> Any:
 
 
 def _with_other_words(packed: bytes, chance: random.Random) -> bytes:
-    """Return packed numbers with another one in between, or fewer, or more."""
+    """Return packed numbers with one inserted, or with fewer or more of them."""
     at = 4 * chance.randrange(len(packed) // 4 + 1)
     match chance.randrange(6):
         case 0:

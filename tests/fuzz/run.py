@@ -1,8 +1,7 @@
-"""Throws bad messages at every decoder: ``python -m tests.fuzz.run --cases 1000000 --seed 0``.
+"""Sends bad messages to every decoder: ``python -m tests.fuzz.run --cases 1000000 --seed 0``.
 
-Ends with 1 if there was a surprise: any exception but the decoder's own refusal, a decision that takes longer than a
-second, or a message that was accepted and does not satisfy the invariants (invariants.py, which shares no code with the
-decoders).
+The exit status is 1 if there was a surprise: any exception but the decoder's own refusal, a decision that takes longer
+than a second, or an accepted message that violates an invariant (invariants.py shares no code with the decoders).
 """
 
 import argparse
@@ -19,13 +18,13 @@ from tests.fuzz.decoders import Decoder, all_decoders
 
 _SLOW_S = 1.0
 _MAX_MEMORY_BYTES = 4 << 30
-"""A decoder that wants more is a surprise, and not the end of the machine."""
+"""Memory limit: a decoder that wants more is reported as a surprise, and does not take down the machine."""
 _MAX_TOLD = 20
 
 
 @dataclass
 class Report:
-    """What came of the cases."""
+    """The results of the cases."""
 
     cases: Counter[str] = field(default_factory=Counter[str])
     accepted: Counter[str] = field(default_factory=Counter[str])
@@ -34,7 +33,7 @@ class Report:
 
 
 def fuzz(*, cases: int, seed: int, decoders: Sequence[Decoder]) -> Report:
-    """Make this many bad messages, the same for a seed, and give each to its decoder."""
+    """Make this many bad messages, the same for the same seed, and give each to its decoder."""
     chance, report = random.Random(seed), Report()
     weights = [decoder.weight for decoder in decoders]
     began_at = time.monotonic()
@@ -50,7 +49,7 @@ def fuzz(*, cases: int, seed: int, decoders: Sequence[Decoder]) -> Report:
 
 
 def _surprise(decoder: Decoder, data: bytes, report: Report) -> str:
-    """Return what nobody expected of one case, or nothing."""
+    """Return the surprise of one case, or an empty string."""
     began_at = time.process_time()
     try:
         decoder.decode(data)
@@ -75,7 +74,7 @@ def _slow(began_at: float) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fuzz, and say what came of it."""
+    """Fuzz, and print the results."""
     parser = argparse.ArgumentParser(description="Throw bad messages at every decoder.")
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""A short run of ``make fuzz``; and that it would notice what it looks for."""
+"""A short run of ``make fuzz``, and a check that it finds what it looks for."""
 
 import random
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_good_messages_are_accepted_and_satisfy_the_invariants(name: str) -> Non
 
 
 def test_a_decoder_that_looks_at_nothing_is_found_out() -> None:
-    """Of one that takes whatever msgspec takes, what it took wrongly is told; so is one that lets an error through."""
+    """If a decoder accepts whatever msgspec accepts, wrong messages are reported. So are unexpected exceptions."""
     careless = replace(
         DECODERS["scored group"],
         decode=msgspec.msgpack.decode,
