@@ -1,4 +1,4 @@
-"""Makes the messages that tests put on streams."""
+"""Makes stream messages for tests."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def rollout(
     policy_version: int = 0,
     reward: float | None = None,
 ) -> Rollout:
-    """Return one rollout; with ``reward``, one scored outcome of the function ``exact``."""
+    """Return one rollout; with ``reward``, also a scored outcome of the function ``exact``."""
     prompt_ids = [5, 6, 7]
     num_sampled = len(completion_ids)
     rewards = () if reward is None else (RewardOutcome("exact", "scored", reward, 1.0),)
@@ -69,7 +69,7 @@ def completed_group(
 def scored_group(
     group_id: str = "00000000", *, rewards: Sequence[float] = (0.0, 1.0), policy_version: int = 0
 ) -> ScoredGroup:
-    """Return a group with one reward a completion."""
+    """Return the group with one reward per completion."""
     return ScoredGroup(
         prompt=prompt_group(group_id, num_generations=len(rewards)),
         rollouts=tuple(

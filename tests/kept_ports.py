@@ -1,7 +1,7 @@
-"""Ports for processes that a test starts later, and for addresses at which nobody answers.
+"""Ports for processes that a test starts later, and for addresses at which nothing answers.
 
-A port that was only looked for is somebody else's when the process binds it half a minute later, and another test's
-server answers in its place.
+A port that was only found free may be taken when the process binds it half a minute later. Then another test's server
+would answer in its place.
 """
 
 import atexit
@@ -12,9 +12,9 @@ _kept: list[HeldPort] = []
 
 
 def kept_port() -> int:
-    """Return a port of 127.0.0.1 that is held until this process ends, so that nobody is given it by chance.
+    """Return a port of 127.0.0.1 that is held until this process ends, so that no other process is assigned it.
 
-    Callers are refused until a process that is told the port binds it.
+    Connections are refused until the process that is given the port binds it.
     """
     port = HeldPort()
     port.let_bind()

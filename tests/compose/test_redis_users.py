@@ -321,8 +321,7 @@ def test_a_whole_run_needs_nothing_that_its_services_users_are_denied(server: Se
         assert_every_group_is_accounted_for(ended, groups_per_step=2)
     denied = {(entry["username"], entry["object"]) for entry in auditor.acl_log()}
     denied -= {("generator", "function|load"), ("rewarder", "function|load")}  # the trainer has loaded them
-    denied -= {
-        (user, "client|setinfo") for user in (*USERS, "auditor")
-    }  # redis-py sends its name, and accepts a refusal
+    # redis-py sends its name, and accepts a refusal.
+    denied -= {(user, "client|setinfo") for user in (*USERS, "auditor")}
     auditor.close()
     assert not denied

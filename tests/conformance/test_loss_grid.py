@@ -293,7 +293,7 @@ def test_loss_gradients_and_metrics_are_trls(
 def test_with_an_advantage_for_each_token_loss_and_gradients_are_trls(
     models: Models, groups: list[PromptGroup], ours: Ours, tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
-    """Subclasses of TRL's trainer may pass advantages of shape (B, T), as if parts of an answer were judged separately."""
+    """Subclasses of TRL's trainer may pass advantages of shape (B, T), as if an answer's parts were judged apart."""
     worst = Worst()
     start, moved, reference = (oracle.weights(path) for path in (models.start, models.moved, models.reference))
     completions = [completion for group in groups for completion in group.completions]

@@ -72,8 +72,8 @@ def pieces(file: Path) -> Iterator[bytes]:
 async def copy_redis(redis: Redis, data: Path, to: Path, *, num_torn_bytes: int = 0) -> int:
     """Copy the append-only file of a server that goes on writing, without a rewrite in the middle.
 
-    Returns how many entries were written meanwhile and are in the copy. The last entry lacks its last ``num_torn_bytes``
-    bytes, as in a copy that ends in the middle of a write.
+    Returns how many entries were written meanwhile and are in the copy. The last entry lacks its last
+    ``num_torn_bytes`` bytes, as in a copy that ends in the middle of a write.
     """
     client = cast("Any", redis)
     await client.config_set("auto-aof-rewrite-percentage", 0)

@@ -68,7 +68,7 @@ async def test_who_starts_on_a_full_server_of_another_release_waits_for_it_and_d
 
 
 async def test_time_does_not_run_out_while_a_server_is_full(redis: Redis, run_keys: RunKeys, memory: Any) -> None:
-    """A service that ended here would have its groups delivered again, and buried after a few times without a reason."""
+    """If a service ended here, its groups would be delivered again, and buried after a few times without a reason."""
     await redis.xadd(run_keys.completions, {"group_id": "1", "payload": b"completed"})
     rewarder = consumer(redis, run_keys, run_keys.completions, REWARDERS, "rewarder-0")
     (delivery,) = await rewarder.read(count=1)

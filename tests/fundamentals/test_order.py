@@ -49,7 +49,7 @@ def scored_groups(redis: Redis, keys: RunKeys, *, epoch: int, ledger: Ledger | N
 async def test_what_several_dead_trainers_have_read_is_considered_in_the_order_of_the_stream(
     redis: Redis, run_keys: RunKeys
 ) -> None:
-    """Trainer 2 read the older entries, trainer 10 the newer ones. Redis lists trainer 10 first. The rest are unread."""
+    """Trainer 2 read the older entries, trainer 10 the newer ones. Redis lists trainer 10 first. Others are unread."""
     ids = await publish(redis, run_keys)
     assert len(await consumer(redis, run_keys, "trainer-2").read(count=70)) == 70
     assert len(await consumer(redis, run_keys, "trainer-10").read(count=60)) == 60

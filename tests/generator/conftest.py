@@ -25,7 +25,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_environment() -> Iterator[None]:
-    """Set what vLLM reads at import, and take it back at the end."""
+    """Set the variables that vLLM reads at import, and restore them at the end."""
     before = dict(os.environ)
     set_environment(os.environ, is_cpu=True, log_level="WARNING")
     os.environ["HF_HUB_OFFLINE"] = "1"

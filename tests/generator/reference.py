@@ -1,4 +1,4 @@
-"""What transformers says of a completion: the policy's own distributions, one a sampled token."""
+"""transformers as the reference for a completion: the policy's distribution at each sampled token."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Engines for LoRA runs, but for the pushes (tests/weights)."""
+"""Engines for LoRA runs, except weight pushes (tests/weights)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every engine argument of the vLLM that is installed has been looked at: who may set it, and what it may hold."""
+"""Every engine argument of the installed vLLM is classified: who may set it, and which values it may have."""
 
 import dataclasses
 import typing
@@ -20,7 +20,7 @@ NAMES_CODE_OR_FILES = {
         "target_parallel_config", "synthetic_acceptance_rates", "synthetic_acceptance_length",
     },
 }  # fmt: skip
-"""What TABLES leaves out, with reason: code, files, another model than the run's, or drafts accepted unread."""
+"""Arguments that are not in TABLES, with the reason: code, files, another model than the run's, or unchecked drafts."""
 
 
 def classes_of(annotation: Any) -> list[Any]:
@@ -31,7 +31,7 @@ def classes_of(annotation: Any) -> list[Any]:
 
 
 def config_class(name: str) -> Any:
-    """Return the class that vLLM makes of a table, None if it is no table of vLLM's."""
+    """Return the class that vLLM makes from a table; None if the annotation has no such class."""
     if name == "speculative_config":
         from vllm.config import SpeculativeConfig
 

@@ -30,7 +30,7 @@ KEYS = RunKeys("run-test")
 
 
 class OpenGate:
-    """A weight gate that a test opens and shuts."""
+    """A weight gate that a test opens and closes."""
 
     def __init__(self, policy_version: int = 0) -> None:
         self.held = LineageVersion(1, policy_version)

@@ -1,6 +1,6 @@
-"""The policy over OpenAI's protocol: real vLLM handlers, real HTTP, and nothing else of vLLM's server.
+"""The policy through OpenAI-compatible routes: real vLLM handlers and real HTTP, without vLLM's own server.
 
-What any generator must answer, and to whom, is tests/generator_contract's.
+The rules for every generator are tested in tests/generator_contract.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ KEY = {"Authorization": "Bearer public"}
 
 
 class Holds:
-    """Weights of one version, and a state that says an engine serves a run."""
+    """Weights of one version, and the state of an engine that serves a run."""
 
     policy_version = 0
     is_asleep = False
@@ -69,7 +69,7 @@ async def client(port: int) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def port(openai: OpenAiRoutes, weights: Holds) -> AsyncIterator[int]:
-    """Serve the policy, and return where."""
+    """Serve the policy, and return the port."""
     settings = GeneratorSettings(port=0, api_key=SecretStr("public"), internal_key=SecretStr("internal"))
     state = ServiceState(weights)
     state.serve()
@@ -172,7 +172,7 @@ async def test_a_request_in_flight_when_its_engine_is_replaced_gets_an_answer(en
 
 
 class WatchedGate(OutputGate):
-    """Says when something has come to it."""
+    """Reports when a request has reached it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ print(json.dumps(client.generate([[5, 6, 7], [8, 9]], temperature=0.0, max_token
 
 
 async def test_trls_own_client_generates_and_our_route_answers_the_same(client: httpx.AsyncClient, port: int) -> None:
-    # A process of its own, as a client is: TRL decides at its import whether vLLM is there.
+    # Use a separate process, as a client would: TRL decides at import time whether vLLM is installed.
     url = f"http://:public@127.0.0.1:{port}"
     trl = await asyncio.create_subprocess_exec(sys.executable, "-c", TRLS_CLIENT, url, stdout=asyncio.subprocess.PIPE)
     printed, _ = await trl.communicate()
@@ -325,7 +325,7 @@ async def test_no_route_of_vllms_server_is_reachable_but_those_that_are_served(c
 
 
 def all_routes_of_vllm() -> set[str]:
-    """Return the path of every route that vLLM's entry points define, development mode and all."""
+    """Return the path of every route in vLLM's entry points, including those of its development mode."""
     import vllm.entrypoints
 
     paths: set[str] = set()

@@ -1,4 +1,4 @@
-"""Engine options that need GPUs: what they sample is the policy's, within what bfloat16 rounds."""
+"""Engine options that need a GPU: the samples are the policy's, within the rounding of bfloat16."""
 
 from pathlib import Path
 from typing import Any

@@ -25,9 +25,9 @@ BLOCK = 32
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def small_engine(tiny_model: Path, vllm_environment: None) -> AsyncIterator[Engine]:
-    """Return an engine of its own, whose weights a test may change; it decodes four requests at once.
+    """Return a separate engine whose weights a test may change. It decodes four requests at once.
 
-    Whole blocks of a prompt are shared, and on CPU they have 128 tokens if nothing else is said.
+    The cache shares whole blocks of a prompt, and on CPU a block has 128 tokens by default.
     """
     config = a_config(
         tiny_model, vllm={"max_num_seqs": 4, "block_size": BLOCK}, max_prompt_length=100, max_completion_length=800
@@ -39,7 +39,7 @@ async def small_engine(tiny_model: Path, vllm_environment: None) -> AsyncIterato
 
 
 async def num_cached(engine: Engine, prompt_ids: list[int], *, n: int = 1) -> int:
-    """Sample, and return how many prompt tokens the last completion found in the cache."""
+    """Sample, and return how many prompt tokens of the last completion came from the cache."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     params = SamplingParams(n=n, max_tokens=4, output_kind=RequestOutputKind.FINAL_ONLY)
@@ -57,7 +57,7 @@ async def change_weights(engine: Engine, directory: Path, *, label: str, clear_c
 
 
 async def test_completions_of_one_prompt_share_its_prefix(small_engine: Engine) -> None:
-    # But for the last block: at least one token is computed.
+    # All but the last block: at least one token is computed.
     assert await num_cached(small_engine, LONG_PROMPT, n=4) == len(LONG_PROMPT) - BLOCK
 
 
@@ -93,7 +93,7 @@ async def check_against(engine: Engine, reference: Reference, config: RunConfig)
 async def check_queued(
     engine: Engine, directory: Path, config: RunConfig, *, before: Reference, after: Reference
 ) -> None:
-    """Push while a prompt's siblings decode and others of it still wait in the queue."""
+    """Push weights while some requests for a prompt are decoded and others still wait in the queue."""
     group = asyncio.create_task(
         engine.complete(LONG_PROMPT, num_completions=12, config=config, request_id="queued"), name="group"
     )

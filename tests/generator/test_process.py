@@ -1,4 +1,4 @@
-"""The generator as its supervisor sees it: a process with an HTTP port, children and an exit code."""
+"""The generator as a supervisor sees it: a process with an HTTP port, children and an exit code."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Generator:
-    """A generator process and what can be asked of it from outside."""
+    """A generator process, with functions to observe it from outside."""
 
     def __init__(self, redis_url: str, log: Path, **environment: str) -> None:
         self.port = kept_port()
@@ -55,19 +55,19 @@ class Generator:
         )
 
     def get(self, path: str, *, key: str = "") -> httpx.Response | None:
-        """Return the answer, or None while nobody listens."""
+        """Return the response, or None while nothing listens."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         with contextlib.suppress(httpx.NetworkError):
             return httpx.get(f"http://127.0.0.1:{self.port}{path}", headers=headers, timeout=120)
         return None
 
     def reason(self) -> str:
-        """Return what /readyz says it waits for."""
+        """Return what /readyz says the generator is waiting for."""
         answer = self.get("/readyz")
         return "" if answer is None else str(answer.json().get("reason", ""))
 
     def until(self, condition: Callable[[], Any], *, within_s: float = 240.0) -> None:
-        """Wait for ``condition``; fails with the log if the process ends or time is up."""
+        """Wait for ``condition``; fail with the log if the process ends or the time is up."""
         deadline = time.monotonic() + within_s
         while not condition():
             assert self.process.poll() is None, f"it ended with {self.process.returncode}:\n{self.log.read_text()}"
@@ -77,7 +77,7 @@ class Generator:
             time.sleep(0.05)
 
     def descendants(self) -> set[int]:
-        """Return the process ids of its children, and of theirs."""
+        """Return the process ids of all its descendants."""
         parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
         found = {self.process.pid}
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
@@ -89,7 +89,7 @@ class Generator:
         return {pid for pid in self.descendants() if "VLLM::" in _title(pid)}
 
     def secrets_of_children(self) -> list[str]:
-        """Return the variables of its children, and of theirs, that hold a key or the address of Redis."""
+        """Return the variables of its descendants that contain a key or the address of Redis."""
         lines = [line for pid in self.descendants() for line in _environment(pid).split("\0")]
         return [line for line in lines if line.partition("=")[0] in SECRETS]
 
@@ -149,7 +149,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert policy is not None
     assert policy.status_code == 503
 
-    # A model that would run its own code is refused, and the replica lives on for the next run.
+    # A model with its own code is refused, and the replica goes on to the next run.
     keys = await point_fleet_at(redis, "run-1", a_config(untrusted))
     generator.until(lambda: generator.reason() == "this run's model cannot be loaded")
     policy = generator.get("/v1/models", key="public")
@@ -174,7 +174,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert len(first_engine) == 1, "the engine core, which is its own worker"
     assert generator.secrets_of_children() == []
 
-    # The same model again: the engine stays. Longer completions: it must go.
+    # For the same model, the engine is kept. For longer completions, it must be replaced.
     await point_fleet_at(redis, "run-3", a_config(model, learning_rate=0.1))
     generator.until(
         lambda: (generator.get("/internal/v1/weights", key="internal") or weights).json()["run_id"] == "run-3"
@@ -192,7 +192,7 @@ async def test_it_follows_the_current_run_and_starts_engines_only_when_it_must(
     assert generator.ended(within_s=10) == 0, generator.log.read_text()
     assert await alive(redis, leases=keys.leases(GENERATORS)) == set()
     assert await redis.hkeys(keys.generators) == []
-    # Killed they are by now; that the kernel has let go of them may take it a moment.
+    # They are killed now, but it may take the kernel a moment to remove them.
     assert not survivors_of(second_engine, within_s=5)
 
 
@@ -204,7 +204,7 @@ async def test_a_generator_killed_while_loading_leaves_no_child(
     generator.until(lambda: len(generator.descendants()) >= 2)
     children = generator.descendants()
     generator.process.kill()
-    # A child looks for its parent once it has loaded its modules.
+    # A child checks for its parent once it has imported its modules.
     assert not survivors_of(children, within_s=120)
 
 
@@ -243,7 +243,7 @@ async def test_a_dead_engine_ends_the_process_with_a_sentence(
 async def test_why_vllms_own_processes_refuse_an_option_reaches_whoever_looks_at_the_run(
     start: Callable[..., Generator], redis: Redis, tmp_path: Path
 ) -> None:
-    """All that vLLM says to this process is that the root cause is above."""
+    """Check what vLLM tells this process: only that the root cause is in the log above."""
     keys = await point_fleet_at(redis, "run-1", a_config(make_tiny_model(tmp_path / "model")))
     generator = start(VLLM_CPU_KVCACHE_SPACE="1000000")
     assert generator.ended(within_s=240) == 1
@@ -281,7 +281,7 @@ async def test_a_taken_port_is_the_operators_mistake(start: Callable[..., Genera
 
 
 def survivors_of(pids: set[int], *, within_s: float) -> list[str]:
-    """Return the titles of those that still run after ``within_s``."""
+    """Return the titles of the processes that still run after ``within_s``."""
     deadline = time.monotonic() + within_s
     while (running := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -295,7 +295,7 @@ def _title(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return state, parent, ... of a process, or nothing if there is none."""
+    """Return state, parent and the other fields of a process; an empty list if there is no such process."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []

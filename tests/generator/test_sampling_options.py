@@ -1,4 +1,4 @@
-"""Sampling options on a real engine: recorded is the distribution that was sampled from, whatever restricts it."""
+"""Sampling options on a real engine: the recorded logprobs are those of the distribution after all restrictions."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ async def sample(engine: Engine, config: RunConfig, *, n: int = 8) -> list[Compl
 
 
 def spelled(ids: list[int]) -> str:
-    """Return the text of token ids, special tokens left out."""
+    """Return the text of token ids without special tokens."""
     return "".join(CHARACTERS[token - len(SPECIAL)] for token in ids if token >= len(SPECIAL))
 
 
@@ -181,7 +181,7 @@ async def test_structured_logprobs_are_those_of_the_allowed_tokens(
         logits = reference.logits(PROMPT, ids) / 0.9
         expected = of_sampled(only(logits[:3], is_digit), ids[:3])
         assert (torch.tensor(completion.logprobs[:3]) - expected).abs().max() < 1e-4
-        # Nothing but the end was allowed: no choice, no information.
+        # Only the end of sequence was allowed. Without a choice there is no information.
         assert completion.logprobs[3] == pytest.approx(0.0, abs=1e-6)
 
 

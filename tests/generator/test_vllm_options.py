@@ -1,4 +1,4 @@
-"""Engines started with a run's `vllm:` section: a cache too small for everything, and speculative decoding."""
+"""Engines started with a run's `vllm:` section: a cache that is too small, and speculative decoding."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ async def check_logprobs(engine: Engine, config: RunConfig, reference: Reference
 async def test_the_window_keeps_a_small_cache_from_overflowing(
     session_redis: Redis, tiny_model: Path, vllm_environment: None
 ) -> None:
-    # 48 blocks of 32 tokens; a group of 8 completions may take 8 * 4 blocks and its prompt.
+    # 48 blocks of 32 tokens; a group of 8 completions may need 8 * 4 blocks, plus its prompt.
     config = a_config(
         tiny_model, num_generations=8, max_completion_length=100, max_prompt_length=8, max_inflight_groups=16,
         vllm={"num_gpu_blocks_override": 48, "block_size": 32},
@@ -69,7 +69,7 @@ async def test_the_window_keeps_a_small_cache_from_overflowing(
 
 
 async def most_preempted(engine: Engine, config: RunConfig) -> int:
-    """Return how many requests are preempted when 16 groups are put in at once."""
+    """Return the largest number of requests that are preempted when 16 groups are submitted at once."""
     engine.take_load()
     groups = [
         engine.complete(PROMPT, num_completions=8, config=config, request_id=f"at-once-{group}") for group in range(16)

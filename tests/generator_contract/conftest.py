@@ -1,4 +1,4 @@
-"""One generator of each kind for all tests of this folder, and runs for it."""
+"""One generator of each kind for all tests in this folder, and runs for it."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def contract_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return a server that outlives the tests, as the generators do; every test has a run of its own."""
+    """Return a server that lives as long as the generators. Every test has its own run on it."""
     server = RedisServer(tmp_path_factory.mktemp("contract-redis"))
     server.start()
     yield server
@@ -40,7 +40,7 @@ def contract_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSe
 def shared_generator(
     implementation: Implementation, contract_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedProcess[GeneratorProcess]]:
-    """Return what starts the generator that most tests share."""
+    """Return a function that starts the generator which most tests share."""
 
     def start() -> GeneratorProcess:
         log = tmp_path_factory.mktemp("generator") / "log"
@@ -73,7 +73,7 @@ async def redis(contract_redis: RedisServer) -> AsyncIterator[Redis]:
 
 @pytest.fixture
 async def lonely(tmp_path: Path) -> AsyncIterator[tuple[RedisServer, Redis]]:
-    """Return a server, and a client of it, that the shared generator knows nothing of."""
+    """Return a server, and a client of it, that the shared generator does not use."""
     (tmp_path / "redis").mkdir()
     server = RedisServer(tmp_path / "redis")
     server.start()
@@ -88,7 +88,7 @@ async def lonely(tmp_path: Path) -> AsyncIterator[tuple[RedisServer, Redis]]:
 async def trainer(
     redis: Redis, model_dir: Path, implementation: Implementation, generator: GeneratorProcess
 ) -> AsyncIterator[PlayedTrainer]:
-    """Return the trainer of a new run, whose model the shared generator has loaded; it holds no weights yet."""
+    """Return the trainer of a new run. The shared generator has loaded its model, but has no weights yet."""
     async with a_run(redis, model_dir, implementation) as trainer:
         await trainer.until_served_by(generator)
         yield trainer

@@ -1,8 +1,8 @@
-"""The generators that the contract is checked on, and how one is started.
+"""The generators that the contract is tested on, and how each is started.
 
-To check another one, name its command in HEADRACE_CONTRACT_COMMAND, and what it receives weights over in
-HEADRACE_CONTRACT_TRANSPORT (gloo, or auto: what it says of itself). It is started with the environment of
-`python -m services.generator`, listens on HEADRACE_PORT, and ends at SIGTERM.
+To test another generator, set HEADRACE_CONTRACT_COMMAND to its command, and HEADRACE_CONTRACT_TRANSPORT to the
+transport over which it receives weights (gloo, or auto for the one that it reports). It is started with the environment
+of `python -m services.generator`, listens on HEADRACE_PORT, and ends at SIGTERM.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _PACE = {"HEADRACE_SIMULATED_SPEED_UP": "3", "HEADRACE_SIMULATED_COMPLETION_TOKE
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to keep the contract."""
+    """One implementation of the contract."""
 
     name: str
     command: tuple[str, ...]
@@ -64,15 +64,15 @@ def parameters(*more_marks_on_vllm: pytest.MarkDecorator) -> list[ParameterSet]:
 
 
 starts_engines = pytest.mark.parametrize("implementation", parameters(pytest.mark.long), indirect=True)
-"""For a test with engines of its own, which take vLLM a minute."""
+"""For a test that starts its own engines, which takes vLLM a minute."""
 
 
 class GeneratorProcess:
-    """A generator, seen from outside.
+    """A generator process, observed from outside.
 
     Args:
-        implementation: Which.
-        redis_url: Where it meets everybody.
+        implementation: How it is started.
+        redis_url: The Redis of all services.
         replica_id: Its stable name.
         log: File for its output.
     """
@@ -103,11 +103,11 @@ class GeneratorProcess:
             )
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the process still runs."""
         return self.process.poll() is None
 
     def wait_until_alive(self) -> None:
-        """Wait for /livez, which is there before an engine is."""
+        """Wait for /livez, which works before there is an engine."""
         deadline = time.monotonic() + _ALIVE_WITHIN_S
         while True:
             assert self.is_alive(), f"it ended with {self.process.returncode}: {self.said()}"
@@ -118,12 +118,12 @@ class GeneratorProcess:
             time.sleep(0.05)
 
     def client(self, key: str = "") -> httpx.AsyncClient:
-        """Return a client of its HTTP routes."""
+        """Return an HTTP client of the generator."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120, trust_env=False)
 
     async def reason(self) -> str:
-        """Return what /readyz says it waits for; empty if it is ready or does not answer."""
+        """Return what /readyz says it is waiting for; empty if it is ready or does not answer."""
         with contextlib.suppress(httpx.TransportError):
             async with self.client() as client:
                 answer = await client.get("/readyz")
@@ -131,7 +131,7 @@ class GeneratorProcess:
         return ""
 
     async def is_ready(self) -> bool:
-        """Whether /readyz says yes."""
+        """Whether /readyz reports that it is ready."""
         assert self.process.poll() is None, self.said()
         with contextlib.suppress(httpx.TransportError):
             async with self.client() as client:
@@ -143,7 +143,7 @@ class GeneratorProcess:
         return self._log.read_text(errors="replace")[-6000:]
 
     def kill(self) -> None:
-        """End it, and whatever it started, with SIGKILL."""
+        """Kill it and its descendants with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(timeout=120)
@@ -155,7 +155,7 @@ class GeneratorProcess:
         return self.process.wait(timeout=within_s)
 
     def _wait_for_children(self) -> None:
-        """Engines live in processes of their own sessions, perhaps, that end when their parent has."""
+        """Wait for engines, which may be in their own process sessions and end after their parent."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             try:

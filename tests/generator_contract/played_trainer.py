@@ -1,4 +1,4 @@
-"""The trainer, as far as a generator can see it: a run in Redis, prompts, pushes by the real sender, completions."""
+"""Plays the trainer's part towards a generator: a run in Redis, prompts, pushes by the real sender, completions."""
 
 import contextlib
 import itertools
@@ -31,7 +31,7 @@ _INCARNATIONS = itertools.count(1, step=10)
 
 
 class PlayedTrainer:
-    """One run, and this trainer's incarnation of it."""
+    """One run, and one trainer incarnation for it."""
 
     def __init__(self, redis: Redis, model_dir: Path, implementation: Implementation, config: RunConfig) -> None:
         self.redis = redis
@@ -52,7 +52,7 @@ class PlayedTrainer:
         )
 
     async def begin(self) -> None:
-        """Make the run the one that the fleet serves."""
+        """Make this run the current one."""
         await self.store.create(self.run_id, self.config, run_dir="/nowhere")
         await self.redis.set(self.keys.epoch, self.incarnation)
         await self.store.set_status(self.run_id, "running")
@@ -65,12 +65,12 @@ class PlayedTrainer:
         await self.store.set_current_run(None)
 
     async def until_served_by(self, *generators: GeneratorProcess) -> None:
-        """Wait until these have the run's model, and wait for its weights."""
+        """Wait until these replicas have loaded the run's model and wait for its weights."""
 
         async def are_there() -> bool:
             for generator in generators:
                 assert generator.process.poll() is None, generator.said()
-            # Of this run: one that has not noticed yet that the last run is over waits for weights of that.
+            # For this run: a replica that has not noticed the end of the previous run waits for weights of that run.
             listed: Any = await self.redis.hgetall(self.keys.generators)
             serving = {name.decode() for name, entry in listed.items() if not decode_registration(entry).doing}
             return serving >= {generator.replica_id for generator in generators} and all(
@@ -80,7 +80,7 @@ class PlayedTrainer:
         await eventually(are_there, within_s=ENGINE_START_S)
 
     def policy(self, version: int) -> Qwen3ForCausalLM:
-        """Return a model that has nothing in common with any other version's."""
+        """Return a model whose weights are unrelated to those of all other versions."""
         return make_policy(self._model_dir, seed=version)
 
     async def push(self, version: int, policy: Qwen3ForCausalLM | None = None) -> PushResult:
@@ -91,11 +91,11 @@ class PlayedTrainer:
         return result
 
     def version(self, policy_version: int) -> LineageVersion:
-        """Return a version of this trainer's lineage."""
+        """Return a version in this trainer's lineage."""
         return LineageVersion(self.incarnation, policy_version)
 
     async def require(self, policy_version: int) -> None:
-        """Let prompts be taken by nobody who holds older weights."""
+        """Require a version: replicas with older weights may not take prompts."""
         await self.redis.set(self.keys.required_version, str(self.version(policy_version)))
 
     def prompt(self, group_id: str, *, prompt_ids: list[int] | None = None, num_generations: int = 4) -> PromptGroup:
@@ -111,7 +111,7 @@ class PlayedTrainer:
         )
 
     async def admit(self, *groups: PromptGroup) -> None:
-        """Put groups on the prompts stream, each once."""
+        """Add groups to the prompts stream, each once."""
         keys = self.keys
         for group in groups:
             await call(
@@ -122,14 +122,14 @@ class PlayedTrainer:
             )
 
     async def admit_at_once(self, *groups: PromptGroup) -> None:
-        """Put groups on the prompts stream in one step, so that nobody sees a part of them."""
+        """Add groups to the prompts stream in one step, so that no replica sees only a part of them."""
         async with self.redis.pipeline(transaction=True) as pipeline:
             for group in groups:
                 pipeline.xadd(self.keys.prompts, {"group_id": group.group_id, "payload": encode(group)})
             await pipeline.execute()
 
     async def share(self, replica_id: str) -> int:
-        """Count as a generator that shares the prompts, and return how many such there are."""
+        """Register as one more generator that shares the prompts, and return how many there are."""
         _, _, num_takers, _ = await call(
             self.redis,
             "headrace_share",
@@ -139,7 +139,7 @@ class PlayedTrainer:
         return int(num_takers)
 
     async def completed(self, count: int, *, within_s: float = 120.0) -> list[CompletedGroup]:
-        """Return the groups on the completions stream, once there are so many; all of them can be trained on."""
+        """Return the groups on the completions stream, once there are this many. All of them can be trained on."""
 
         async def are_there() -> bool:
             return int(await self.redis.xlen(self.keys.completions)) >= count
@@ -152,7 +152,7 @@ class PlayedTrainer:
         return groups
 
     async def dead_letters(self, count: int) -> dict[str, str]:
-        """Return the reason of each buried group, once there are so many."""
+        """Return the reason of each buried group, once there are this many."""
 
         async def are_there() -> bool:
             return int(await self.redis.xlen(self.keys.dead)) >= count
@@ -162,13 +162,13 @@ class PlayedTrainer:
         return {fields["group_id"].decode(): fields["reason"].decode() for fields in found}
 
     async def num_pending(self) -> int:
-        """Return how many prompts somebody works on."""
+        """Return how many prompts are being worked on."""
         pending: Any = await self.redis.xpending(self.keys.prompts, GENERATORS)
         return int(pending["pending"])
 
 
 def _check_logprobs(logprobs: Logprobs) -> None:
-    """A token may be without (NaN), a completion may not, and none is infinite or above 0."""
+    """Check logprobs: a single token may have none (NaN), but not a whole completion; none is infinite or above 0."""
     known = logprobs[~np.isnan(logprobs)]
     assert known.size, "no logprob of a completion is a number: it must be buried"
     assert np.isfinite(known).all(), "an infinite logprob: its completion must be buried"
@@ -179,7 +179,7 @@ def _check_logprobs(logprobs: Logprobs) -> None:
 async def a_run(
     redis: Redis, model_dir: Path, implementation: Implementation, **changes: object
 ) -> AsyncGenerator[PlayedTrainer]:
-    """Play the trainer of a new run, and end it."""
+    """Play the trainer of a new run, and end the run."""
     config = RunConfig.model_validate(
         {
             "model": str(model_dir),

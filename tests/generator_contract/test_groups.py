@@ -1,4 +1,4 @@
-"""From prompts to completions: whole, once, under a version that is said, and nothing lost with a generator."""
+"""From prompts to completions: complete, once, with their policy version, and none is lost if a generator dies."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.generator_contract.implementations import GeneratorProcess, Implement
 from tests.generator_contract.played_trainer import PlayedTrainer, a_run
 from tests.tiny_model import VOCAB_SIZE
 
-pytestmark = pytest.mark.timeout(1500)  # three engines are started one after the other, perhaps on a busy machine
+pytestmark = pytest.mark.timeout(1500)  # three engines start one after the other, perhaps on a busy machine
 
 
 async def test_it_is_registered_with_an_address_and_a_lease(
@@ -67,7 +67,7 @@ async def test_a_group_comes_out_whole_and_says_who_sampled_it_from_what(
 async def test_no_prompt_is_taken_before_there_are_weights(trainer: PlayedTrainer, redis: Redis) -> None:
     await trainer.admit(trainer.prompt("00000000"))
     assert await redis.xlen(trainer.keys.prompts) == 1
-    await asyncio.sleep(1.5)  # three times as long as a generator blocks in a read
+    await asyncio.sleep(1.5)  # three times as long as a read of a generator blocks
     assert await trainer.num_pending() == 0
     await trainer.push(0)
     (group,) = await trainer.completed(1)
@@ -77,7 +77,7 @@ async def test_no_prompt_is_taken_before_there_are_weights(trainer: PlayedTraine
 async def test_no_prompt_is_taken_under_a_version_older_than_required(trainer: PlayedTrainer) -> None:
     await trainer.push(0)
     await trainer.require(2)
-    await asyncio.sleep(1.5)  # what was being read is over
+    await asyncio.sleep(1.5)  # a read that was in progress has ended
     await trainer.admit(trainer.prompt("00000000"))
     await asyncio.sleep(1.5)
     assert await trainer.num_pending() == 0
@@ -99,7 +99,8 @@ async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_n
     await trainer.admit_at_once(*(trainer.prompt(f"{number:08d}") for number in range(40)))
 
     async def has_claimed() -> bool:
-        return await trainer.num_pending() > 1  # the first may have come to a read that waited for it
+        # The other replica may have got a group by a read that was already waiting.
+        return await trainer.num_pending() > 1
 
     await eventually(has_claimed)
     left: Any = await redis.xreadgroup(GENERATORS, "another", {trainer.keys.prompts: ">"}, count=1)
@@ -107,7 +108,7 @@ async def test_it_leaves_the_other_replicas_their_share_and_takes_what_they_do_n
     ((_, ((_, fields),)),) = left
     taken = fields[b"group_id"].decode()
     finished = {group.prompt.group_id for group in await trainer.completed(39)}
-    if taken in finished:  # this took longer than the lease of the other, which never renews it
+    if taken in finished:  # this took longer than the lease of the other replica, which is never renewed
         finished = {group.prompt.group_id for group in await trainer.completed(40)}
     assert len(finished - {taken}) == 39
 
@@ -151,7 +152,7 @@ async def test_every_token_says_which_version_sampled_it_when_weights_change_in_
     count = 0
 
     async def admit_more() -> None:
-        """Keep so many prompts back that however long a push takes, completions are under way."""
+        """Keep enough prompts in the stream that completions are in progress however long a push takes."""
         nonlocal count
         while True:
             if await redis.xlen(trainer.keys.prompts) < 48:

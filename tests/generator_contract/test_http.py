@@ -1,4 +1,4 @@
-"""What a generator answers, to whom: probes, keys, and the policy over OpenAI's protocol and in TRL's shape."""
+"""A generator's HTTP routes and their keys: probes, and the policy in OpenAI's protocol and in TRL's format."""
 
 import openai
 import pytest

@@ -1,4 +1,4 @@
-"""Schemathesis against generators: whatever their OpenAPI document allows or forbids, they answer as it says."""
+"""Schemathesis against generators: every response matches their OpenAPI document."""
 
 import asyncio
 import importlib.util

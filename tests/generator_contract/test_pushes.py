@@ -1,4 +1,4 @@
-"""A push from the other end: who may begin one, in which order, and what is served when it comes to nothing."""
+"""A push as a generator sees it: who may begin one, in which order, and which weights serve if it fails."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ async def move(generator: GeneratorProcess, name: str, **body: Any) -> httpx.Res
 
 
 def join_body(trainer: PlayedTrainer, info: ReplicaInfo, epoch: int) -> dict[str, Any]:
-    """Return a join of a communicator that nobody else is in."""
+    """Return the join body for a communicator in which nothing else is."""
     return {
         "run_id": trainer.run_id, "epoch": epoch, "transport": info.transports[0], "master_address": "127.0.0.1",
         "master_port": 1, "rank_offset": 1, "world_size": 2, "torch_version": info.torch_version,
@@ -34,7 +34,7 @@ def join_body(trainer: PlayedTrainer, info: ReplicaInfo, epoch: int) -> dict[str
 
 
 def begin_body(trainer: PlayedTrainer, epoch: int) -> dict[str, Any]:
-    """Return the announcement of a model of one number."""
+    """Return the announcement of a model with a single number."""
     return {
         "run_id": trainer.run_id, "epoch": epoch, "policy_version": 1, "names": ["a"], "dtype_names": ["float32"],
         "shapes": [[1]], "timeout_s": 2.0,
@@ -73,7 +73,7 @@ async def test_a_body_of_another_run_or_of_an_older_epoch_is_refused(
         await move(generator, "join", **a_join | {"epoch": epoch + 1, "run_id": "run-of-somebody-else"}),
         await move(generator, "begin", **a_begin),
         await move(generator, "begin", **a_begin | {"epoch": epoch, "run_id": "run-of-somebody-else"}),
-        # Nothing was begun.
+        # No push was begun.
         await move(generator, "commit", run_id=trainer.run_id, epoch=epoch, policy_version=1, timeout_s=2.0),
         await move(generator, "abort", run_id=trainer.run_id, epoch=epoch - 1, reason="late"),
     ]
@@ -114,17 +114,17 @@ async def test_a_trainer_of_an_older_incarnation_cannot_push(
 ) -> None:
     epoch = (await trainer.push(0)).epoch
     await redis.set(trainer.keys.epoch, trainer.incarnation + 1)
-    # The old one's own fence is in Redis; this is the generator's, should a body be under way.
+    # The old trainer is fenced by Redis. This is the generator's own fence, for a body that is already on its way.
     newer = ((trainer.incarnation + 1) << 20) + 1
     taken_over = await move(generator, "abort", run_id=trainer.run_id, epoch=newer, reason="taken over")
     assert taken_over.status_code == 200
     info = await info_of(generator)
     refused = [
-        await move(generator, "begin", **begin_body(trainer, epoch)),  # it goes on in the communicator that it had,
-        await move(generator, "join", **join_body(trainer, info, epoch + 1)),  # or opens another,
+        await move(generator, "begin", **begin_body(trainer, epoch)),  # it keeps the communicator that it had,
+        await move(generator, "join", **join_body(trainer, info, epoch + 1)),  # or opens another one,
         await move(generator, "begin", **begin_body(trainer, epoch + 1)),
         await move(generator, "commit", run_id=trainer.run_id, epoch=epoch + 1, policy_version=1, timeout_s=2.0),
-        await move(generator, "abort", run_id=trainer.run_id, epoch=epoch + 1, reason="late"),  # and gives it up
+        await move(generator, "abort", run_id=trainer.run_id, epoch=epoch + 1, reason="late"),  # and leaves it
     ]
     assert [answer.status_code for answer in refused] == [409] * len(refused)
     assert await info_of(generator) == info

@@ -1,4 +1,4 @@
-"""Several simulated replicas on one run: all of them have work, also when there is little, and all of it is done."""
+"""Several simulated replicas on one run: each gets work, even if there is little, and all of it is done."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -57,14 +57,14 @@ async def served(
 
 
 async def by_replica(trainer: PlayedTrainer, num_groups: int) -> Counter[str]:
-    """Return who generated how many of the groups, once all are done."""
+    """Return how many groups each replica generated, once all are done."""
     groups = await trainer.completed(num_groups)
     assert len({group.prompt.group_id for group in groups}) == num_groups
     return Counter(group.stamps[-1].by for group in groups)
 
 
 async def test_as_many_groups_as_replicas_are_one_for_each(served: PlayedTrainer) -> None:
-    # One replica may have up to 64 groups in flight, and would take all of these.
+    # One replica may have up to 64 groups in flight, and could take all of these.
     await served.admit_at_once(*(served.prompt(f"{number:08d}") for number in range(NUM_REPLICAS)))
     assert await by_replica(served, NUM_REPLICAS) == {f"sim-{index:03d}": 1 for index in range(NUM_REPLICAS)}
 

@@ -1,4 +1,4 @@
-"""What the tests of the launcher start with."""
+"""Fixtures for the launcher's tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.headrace.launcher_rig import LauncherRig
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[LauncherRig]:
-    """Return a rig; whatever it started is gone afterwards."""
+    """Return a rig, and end everything that it started."""
     rig = LauncherRig(tmp_path)
     yield rig
     rig.end()

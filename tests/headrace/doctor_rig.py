@@ -1,4 +1,4 @@
-"""What doctor is shown in tests: services that say what a test wants, real Redis servers set wrong, and bad ports."""
+"""Targets for tests of doctor: scripted services, misconfigured real Redis servers, and misbehaving ports."""
 
 import contextlib
 import socket
@@ -28,7 +28,7 @@ Answers = dict[str, Any]
 
 @contextlib.contextmanager
 def service(kind: str, answers: Answers | None = None, **about: Any) -> Generator[ScriptedApi]:
-    """Serve a service with the right keys that says ``about`` of itself, and ``answers`` by path."""
+    """Serve a service with the right keys: ``about`` is its description, ``answers`` are other responses by path."""
 
     def script(asked: Asked) -> Any:
         path = asked.path.partition("?")[0]
@@ -74,14 +74,14 @@ def redis_server(directory: Path, *flags: str) -> Generator[str]:
 
 @contextlib.contextmanager
 def hanging_port() -> Generator[int]:
-    """Listen, take connections, and never say a word."""
+    """Listen and accept connections, but never send anything."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         yield int(door.getsockname()[1])
 
 
 @contextlib.contextmanager
 def dripping_port() -> Generator[int]:
-    """Answer in HTTP, a byte at a time and without end."""
+    """Answer in HTTP, one byte at a time and without end."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         stop = threading.Event()
 
@@ -105,7 +105,7 @@ def dripping_port() -> Generator[int]:
 
 
 def wrong(found: Examination | list[Finding]) -> dict[tuple[str, str], str]:
-    """Return what is wrong, by who and what; each with something to do about it."""
+    """Return the problems as (who, what). Each must also say what to do about it."""
     findings = found.findings if isinstance(found, Examination) else found
     problems = [finding for finding in findings if finding.level == "problem"]
     assert all(finding.do for finding in problems)
@@ -113,6 +113,6 @@ def wrong(found: Examination | list[Finding]) -> dict[tuple[str, str], str]:
 
 
 def level(found: Examination, where: str, check: str) -> str:
-    """Return how one thing stands."""
+    """Return the level of one finding."""
     (one,) = [finding for finding in found.findings if (finding.where, finding.check) == (where, check)]
     return one.level

@@ -1,4 +1,4 @@
-"""A launcher of stand-in services, as a process of its own, that a test may order about, signal and kill."""
+"""A launcher with stand-in services, in a separate process, which a test may control, signal and kill."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _FoundT = TypeVar("_FoundT")
 
 
 def wait_for(look: Callable[[], _FoundT | None], what: str) -> _FoundT:
-    """Return what `look` finds, once it finds something."""
+    """Return the result of `look` as soon as it is true."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         found = look()
@@ -30,7 +30,7 @@ def wait_for(look: Callable[[], _FoundT | None], what: str) -> _FoundT:
 
 
 def local_service(directory: Path, api_url: str, *, rewarder_url: str = "", redis_url: str = "") -> StateDir:
-    """Write down, as a launcher would, where services are; this process plays the launcher."""
+    """Write the services' addresses as a launcher would. This process plays the launcher."""
     launcher = process_table.mark(os.getpid())
     assert launcher is not None
     state = StateDir(directory)
@@ -44,7 +44,7 @@ ALL = ("trainer", "rewarder", "generator")
 
 
 class LauncherRig:
-    """One launcher at a time, on one state directory; the services named in `stand_ins` are not the real ones."""
+    """One launcher at a time on one state directory. The services in `stand_ins` are replaced by stand-ins."""
 
     def __init__(self, directory: Path, *, stand_ins: tuple[str, ...] = ALL, silent_s: float | None = None) -> None:
         self.state = StateDir(directory / "state")
@@ -55,7 +55,7 @@ class LauncherRig:
         self._seen: set[ProcessMark] = set()
 
     def order(self, name: str, **orders: Any) -> None:
-        """Tell a stand-in what to do at its next start."""
+        """Set what a stand-in does at its next start."""
         (self._directory / f"{name}.orders").write_text(json.dumps(orders))
 
     def launch(self, *, num_generators: int = 1, repairs_redis: bool = False) -> "subprocess.Popen[bytes]":
@@ -86,13 +86,13 @@ class LauncherRig:
         self.processes_of(launcher)
 
     def endpoint(self) -> Endpoint:
-        """Return what the launcher wrote down."""
+        """Return the addresses that the launcher wrote."""
         endpoint = self.state.endpoint()
         assert endpoint is not None
         return endpoint
 
     def output(self) -> str:
-        """Return what launchers said so far."""
+        """Return the output of the launchers so far."""
         path = self._directory / "output"
         return path.read_text() if path.exists() else ""
 
@@ -102,18 +102,18 @@ class LauncherRig:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def stopped(self) -> list[str]:
-        """Return the stand-ins that ended when asked, in order."""
+        """Return the stand-ins that ended on request, in order."""
         path = self._directory / "stopped"
         return path.read_text().split() if path.exists() else []
 
     def processes_of(self, launcher: "subprocess.Popen[bytes]") -> list[ProcessMark]:
-        """Return the living descendants of a launcher, and remember them for the end of the test."""
+        """Return the living descendants of a launcher, and remember them for the cleanup."""
         found = process_table.descendants(launcher.pid)
         self._seen |= set(found)
         return found
 
     def end(self) -> list[ProcessMark]:
-        """Kill what is left at the end of a test and return it."""
+        """Kill the remaining processes at the end of a test, and return them."""
         for process in self._processes:
             if process.poll() is None:
                 self.processes_of(process)

@@ -1,4 +1,4 @@
-"""A real HTTP server that answers as a test has written down, and remembers what it was asked."""
+"""A real HTTP server that sends the responses of a test's script, and records the requests."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 HANG_UP = object()
-"""An answer: close the connection without one."""
+"""A response: close the connection without one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ScriptedApi:
     asked: list[Asked] = field(default_factory=list[Asked])
     url: str = ""
     clock_ahead_s: float = 0.0
-    """What its Date header says is so much later than it is."""
+    """Seconds by which its Date header is ahead of its clock."""
 
 
 def problem(status: int, detail: str) -> Answer:
@@ -51,7 +51,7 @@ def problem(status: int, detail: str) -> Answer:
 
 
 def event_stream(*events: tuple[str, str, dict[str, Any]]) -> Answer:
-    """Return (id, kind, data) as a stream that then breaks off."""
+    """Return a stream of (id, kind, data) that breaks off at its end."""
     text = "retry: 2000\n\n: still here\n\n"
     for event_id, kind, data in events:
         text += (f"id: {event_id}\n" if event_id else "") + f"event: {kind}\ndata: {json.dumps(data)}\n\n"

@@ -1,11 +1,11 @@
-"""Stands in for a service under the launcher: answers HTTP with its pid, obeys SIGTERM, misbehaves when told to.
+"""Stands in for a service under the launcher: answers HTTP with its pid, ends at SIGTERM, and misbehaves on request.
 
     python standin_service.py NAME DIRECTORY
 
-Every start adds a line to DIRECTORY/NAME.starts: pid, and those variables of its environment that tests look at, with
-the secrets that it was handed. What it does is read from DIRECTORY/NAME.orders at its start: a JSON object with `exit`
-(end at once with that status and message), `deaf` (ignore SIGTERM), `save_s` (end so much later), `child` (leave a
-process of its own session behind).
+Every start adds a line to DIRECTORY/NAME.starts with its pid, the environment variables that tests check, and the
+secrets that it inherited. At its start it reads DIRECTORY/NAME.orders, a JSON object with `exit` (end at once with this
+status and message), `deaf` (ignore SIGTERM), `save_s` (end only after this many seconds) and `child` (leave a process
+in another process session behind).
 """
 
 import http.server
@@ -41,7 +41,7 @@ def main() -> int:
     signals: list[int] = []
 
     def on_sigterm(number: int, _frame: object) -> None:
-        # No threading.Event: the handler may come while this very thread holds the event's lock, and wait for ever.
+        # Not a threading.Event: the handler may run while this thread holds the event's lock, and would never return.
         if not orders.get("deaf"):
             signals.append(number)
 

@@ -1,4 +1,4 @@
-"""The commands against the real run API, rewarder and training rank; only vLLM is missing, and is waited for."""
+"""The commands against the real run API, rewarder and training rank. Only vLLM is missing, so runs wait for it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The demo's two ends for services in containers: what is made is what deploy/demo/run.json trains on."""
+"""The demo's parts for services in containers: deploy/demo/run.json trains on the files that `make` writes."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 
 def untrained(model_dir: Path, splits: task.Splits, *, seed: int, **_: Any) -> WarmupProgress:
-    """Save a model that has seen nothing."""
+    """Save an untrained model."""
     assert splits.test
     tokenizer = make_tokenizer()
     make_model(tokenizer, seed=seed).save_pretrained(model_dir)

@@ -1,4 +1,4 @@
-"""`headrace doctor` on deployments with one thing wrong each: real sockets, scripted services."""
+"""`headrace doctor` on deployments with one problem each: real sockets, scripted services."""
 
 import json
 import time
@@ -59,7 +59,7 @@ async def test_services_that_hang_are_given_up_after_the_time_out_all_at_once() 
 
 
 async def test_a_server_that_drips_is_given_up_too() -> None:
-    """Each byte comes in time; all of them never do."""
+    """Each byte arrives in time, but the response never ends."""
     with dripping_port() as port:
         found = await examine(targets(api_url=f"http://127.0.0.1:{port}", timeout_s=1.0))
     assert "did not answer within 1 s" in wrong(found)["trainer", "reachable"]
@@ -79,7 +79,7 @@ async def test_a_generator_given_as_rewarder_is_named() -> None:
 
 
 async def test_a_mistaken_address_is_one_finding_whatever_else_it_answers() -> None:
-    """The generator knows no runs, and a path too many is a 404 for everything."""
+    """The generator has no run routes, and a wrong path is a 404 on every service."""
     with service("generator", {"/v1/runs": problem(404, "Not found.")}) as api:
         mistaken = await examine(targets(api_url=api.url))
         too_long = await examine(targets(api_url=f"{api.url}/v1"))
@@ -143,7 +143,7 @@ async def test_who_alone_refuses_a_key_is_named() -> None:
 
 
 def refuses_keys(asked: Asked, kind: str) -> Any:
-    """Return what a service with keys of its own answers."""
+    """Return the responses of a service that refuses our keys."""
     return {"service": kind} if asked.path in ("/livez", "/readyz") else problem(401, "Send the header.")
 
 
@@ -161,7 +161,7 @@ async def test_what_a_refused_key_keeps_from_being_looked_at_is_said() -> None:
 
 
 async def test_nothing_is_claimed_of_services_that_nobody_asked() -> None:
-    """With the API key and the run API alone, as users of Compose and Kubernetes have them."""
+    """Only with the API key and the run API, as for users of Compose and Kubernetes."""
     generators = [{"replica_id": f"g{number}", "is_alive": number < 5, "doing": ""} for number in range(6)]
     page = {"run_id": "run-a", "status": "running", "num_rewarders": 1, "generators": generators}
     with service("trainer", {"/v1/runs": {"runs": [page]}, "/v1/runs/run-a": page}, num_gpus=0) as api:
@@ -215,7 +215,7 @@ async def test_the_first_date_of_a_service_that_stood_still_is_not_its_clock() -
 async def test_a_key_counts_as_taken_only_where_a_headrace_service_answers(
     key: str, answer: Answer, expected: str
 ) -> None:
-    """Another application behind /livez; a proxy that hides the internal routes."""
+    """Another application that also answers /livez; a proxy that hides the internal routes."""
     prefix = "/internal/" if key == "internal key" else "/v1/about"
 
     def script(asked: Asked) -> Any:

@@ -1,4 +1,4 @@
-"""`headrace doctor` as a command: where it looks, what it prints, how it ends; at last on the real services."""
+"""`headrace doctor` as a command: where it looks, its output and exit status; finally on the real services."""
 
 import json
 import os
@@ -22,7 +22,7 @@ VARIABLES = ("API_KEY", "INTERNAL_KEY", "REDIS_URL", "REDIS_PASSWORD", "REWARDER
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in an empty directory, with nothing in the environment that names a service."""
+    """Work in an empty directory, with no environment variable that names a service."""
     monkeypatch.chdir(tmp_path)
     for name in VARIABLES:
         for variable in (f"HEADRACE_{name}", f"HEADRACE_{name}_FILE"):
@@ -167,7 +167,7 @@ def run(*arguments: str, directory: Path, **environment: str) -> "subprocess.Com
 
 
 def eventually_fine(directory: Path) -> dict[str, Any]:
-    """Return what doctor says once the generators have registered."""
+    """Return doctor's output once the generators have registered."""
     deadline = time.monotonic() + 60
     while True:
         done = run("doctor", "--json", directory=directory)

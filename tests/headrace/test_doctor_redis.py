@@ -1,4 +1,4 @@
-"""What `headrace doctor` says of Redis: real servers with one thing wrong each, and who is registered in them."""
+"""`headrace doctor` about Redis: real servers with one problem each, and the services registered in them."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -56,7 +56,7 @@ async def test_a_user_that_may_not_ask_is_told_which_right_is_missing(tmp_path: 
 
 @pytest.mark.parametrize("user", ["rewarder", "generator"])
 async def test_of_generators_that_it_may_not_see_doctor_says_nothing(tmp_path: Path, user: str) -> None:
-    """No user but the trainer's may read who is registered; nobody is missing because of that."""
+    """Only the trainer's Redis user may read registrations. So without that right, no service counts as missing."""
     rights = {"rewarder": ("~headrace:runs", "+zrange"), "generator": ("~headrace:fleet", "+hgetall")}[user]
     with redis_server(tmp_path / "redis", *RIGHT) as url:
         admin = connect(url)
@@ -199,7 +199,7 @@ async def test_generators_that_redis_knows_are_looked_at_and_dead_ones_named(red
 
 
 async def test_a_registered_generator_out_of_reach_is_a_note(redis: Redis, redis_url: str) -> None:
-    """From outside of a cluster none of its generators can be reached, and all is well."""
+    """From outside of a cluster, generators cannot be reached. That alone is not a problem."""
     await redis.hset(FLEET, mapping={"g0": f'{{"url": "http://127.0.0.1:{kept_port()}"}}'})
     await redis.zadd(FLEET_LEASES, {"g0": 9e15})
     found = await examine(targets(redis_url=redis_url))

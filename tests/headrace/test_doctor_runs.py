@@ -1,4 +1,4 @@
-"""What `headrace doctor` says of runs."""
+"""`headrace doctor` about runs."""
 
 import time
 from typing import Any

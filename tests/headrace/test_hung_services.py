@@ -1,4 +1,4 @@
-"""A service that hangs is killed and started again by the launcher; one that is slow, or slept with us, is not."""
+"""The launcher kills and restarts a hanging service, but not a slow one, and not after the machine slept."""
 
 import asyncio
 import os
@@ -64,7 +64,7 @@ async def test_a_port_where_nobody_ever_listens_is_given_longer(monkeypatch: pyt
     monkeypatch.setattr(hang_watch, "FIRST_REACTION_S", 0.3)
     monkeypatch.setattr(hang_watch, "_TICK_S", 0.05)
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # and nobody listens
+        held.bind(("127.0.0.1", 0))  # and nothing listens
         assert await until_it_hangs(Question(held.getsockname()[1])) >= 0.3
 
 
@@ -76,6 +76,6 @@ def test_time_in_which_we_did_not_run_ourselves_makes_nobody_silent(monkeypatch:
         now += 1.0
         silence.go_on()
     assert silence.seconds == 10.0
-    now += 8 * 3600.0  # the lid was closed
+    now += 8 * 3600.0  # the laptop's lid was closed
     silence.go_on()
     assert silence.seconds == 12.0

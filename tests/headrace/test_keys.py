@@ -1,4 +1,4 @@
-"""`headrace keys`: keys are made, listed and revoked in a file that a service takes as it is."""
+"""`headrace keys`: keys are added, listed and revoked in a file that services accept."""
 
 import os
 import stat
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in an empty directory, with nothing in the environment that names a file."""
+    """Work in an empty directory, with no environment variable that names a file."""
     monkeypatch.chdir(tmp_path)
     for name in ("HEADRACE_STATE_DIR", "HEADRACE_API_KEYS_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -29,13 +29,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def add(capsys: pytest.CaptureFixture[str], name: str, *more: str) -> str:
-    """Return the key that was printed."""
+    """Return the printed key."""
     assert cli.main(["keys", "add", name, *more]) == 0
     return capsys.readouterr().out.strip()
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Return the sentence with which a command is refused."""
+    """Return the message of a refused command."""
     assert cli.main(["keys", *arguments]) == 1
     captured = capsys.readouterr()
     assert not captured.out

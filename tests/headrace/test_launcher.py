@@ -1,4 +1,4 @@
-"""The launcher with a real embedded Redis and stand-ins for the services: nobody is lost, nobody is left."""
+"""The launcher with a real embedded Redis and stand-in services: crashed services restart, and no process is left."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A damaged append-only file of the embedded Redis: the person is told what to do, and it works."""
+"""A damaged append-only file of the embedded Redis: the user is told what to do, and it works."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ BAD_FORMAT = "Bad file format reading the append only file appendonly.aof.1.incr
 
 @contextlib.contextmanager
 def server(directory: Path) -> Generator["redis.Redis"]:
-    """Run a server on a directory, which makes append-only files in it."""
+    """Run a server on a directory, so that it writes append-only files there."""
     directory.mkdir(exist_ok=True)
     running = RedisServer(directory)
     running.start()
@@ -36,7 +36,7 @@ def write(client: "redis.Redis", name: str, *, count: int) -> None:
 
 
 def damage(file: Path, *, at: float) -> int:
-    """Write zeros over a piece of a file and return where it begins."""
+    """Overwrite a part of a file with zeros; return its offset."""
     content = bytearray(file.read_bytes())
     begin = int(len(content) * at)
     content[begin : begin + 200] = bytes(200)
@@ -104,7 +104,7 @@ def test_a_torn_end_is_left_to_the_server_which_starts_on_it(tmp_path: Path) -> 
 
 
 def test_what_is_replayed_after_the_damage_is_left_out_and_kept_aside(tmp_path: Path) -> None:
-    """A rewrite that did not come to its end leaves two incremental files."""
+    """An unfinished rewrite leaves two incremental files."""
     directory = tmp_path / "redis"
     with server(directory) as client:
         write(client, "first", count=300)

@@ -1,4 +1,4 @@
-"""`headrace rewards check` as it is typed: real workers, real rows, and an exit status for scripts."""
+"""`headrace rewards check` on the command line: real workers, real rows, and an exit status for scripts."""
 
 import json
 import os
@@ -84,7 +84,8 @@ def test_a_file_named_like_a_standard_module_beside_the_function_hides_nothing(p
         (tmp_path / name).write_text("raise SystemExit('the file where the user stands was imported')")
     for name in ("my_rewards.py", "rows.jsonl"):
         shutil.copy(project / name, tmp_path)
-    installed = tmp_path / "bin" / "headrace"  # as pip writes it: not `python -m`, which looks where the user stands
+    # The script that pip writes. Unlike `python -m`, it does not import from the working directory.
+    installed = tmp_path / "bin" / "headrace"
     installed.parent.mkdir()
     installed.write_text("import sys\nfrom headrace.__main__ import main\nif __name__ == '__main__': sys.exit(main())")
     done = subprocess.run(

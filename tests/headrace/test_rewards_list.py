@@ -1,4 +1,4 @@
-"""`headrace rewards list`: versions, edits that are not in force, and how endpoints are doing."""
+"""`headrace rewards list`: versions, edits that are not in use, and the state of endpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ def info(name: str, kind: str, **more: str) -> dict[str, Any]:
 
 @pytest.fixture
 def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that lists what a rewarder answers."""
+    """Return a function that lists the functions in a rewarder's response."""
     monkeypatch.setenv("HEADRACE_API_KEY", "key")
 
     def run(*known: dict[str, Any], details: dict[str, Any] | None = None, status: int = 0) -> str:

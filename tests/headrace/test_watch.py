@@ -31,7 +31,7 @@ def printed(on: Console) -> str:
 
 
 def script_of(runs: list[dict[str, Any]], rows: list[dict[str, Any]]) -> Any:
-    """Answer with one record after another, the last of them for ever."""
+    """Answer with one record after another; repeat the last one."""
 
     def script(asked: Asked) -> Any:
         if asked.path.endswith("/events"):

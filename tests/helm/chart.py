@@ -1,4 +1,4 @@
-"""The chart as the tests see it: rendered by Helm's own engine, without a cluster."""
+"""The chart for tests: rendered by Helm's own engine, without a cluster."""
 
 import copy
 import functools
@@ -51,11 +51,11 @@ EVERYTHING: dict[str, Any] = {
         "dashboards": {"enabled": True},
     },
 }
-"""Values that turn on whatever can be turned on together."""
+"""Values that turn on every feature that can be used together."""
 
 
 def values_of(name: str) -> dict[str, Any]:
-    """Return the content of a values file; ``everything`` is the one above, ``default`` is empty."""
+    """Return the content of a values file; ``everything`` is the one above, and ``default`` is empty."""
     if name == "everything":
         return copy.deepcopy(EVERYTHING)
     if name == "default":
@@ -89,21 +89,21 @@ def _loaded() -> Any:
 
 
 def notes(values: Mapping[str, Any] | None = None) -> str:
-    """Return what Helm says after an install."""
+    """Return the notes that Helm prints after an install."""
     files = _loaded().render(dict(values or {}), name=RELEASE, namespace=NAMESPACE)
     (text,) = [text for path, text in files.items() if path.endswith("NOTES.txt")]
     return str(text)
 
 
 def why_refused(values: Mapping[str, Any], *, release: str = RELEASE) -> str:
-    """Return what Helm says against values that it must refuse."""
+    """Return Helm's error for values that it must refuse."""
     with pytest.raises(helm.HelmError) as refusal:
         render(values, release=release)
     return str(refusal.value)
 
 
 def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
-    """Return the objects of a kind by their names, without the release's."""
+    """Return the objects of a kind, by their names without the release's name."""
     found = [it for it in objects if it["kind"] == kind]
     return {it["metadata"]["name"].removeprefix(f"{RELEASE}-"): it for it in found}
 
@@ -114,19 +114,19 @@ def workloads(objects: list[Object]) -> dict[str, Object]:
 
 
 def pod_spec(workload: Object) -> Object:
-    """Return the description of a workload's pod."""
+    """Return the pod spec of a workload."""
     spec: Object = workload["spec"] if workload["kind"] == "Pod" else workload["spec"]["template"]["spec"]
     return spec
 
 
 def container(workload: Object) -> Object:
-    """Return our container of a workload's pods: the first. Others are there if values name them."""
+    """Return our container in a workload's pods, which is the first. Values may add others."""
     found: Object = pod_spec(workload)["containers"][0]
     return found
 
 
 def environment(workload: Object, *, pod: str) -> dict[str, str]:
-    """Return the variables of a container in a pod of that name, as the kubelet would set them."""
+    """Return the variables of a container in a pod of this name, as the kubelet would set them."""
     fields = {"metadata.name": pod, "status.podIP": "10.1.2.3"}
     variables: dict[str, str] = {}
     for entry in container(workload).get("env", []):
@@ -139,7 +139,7 @@ def environment(workload: Object, *, pod: str) -> dict[str, str]:
 
 
 def mounts(workload: Object) -> dict[str, Object]:
-    """Return the mounts of a container by path, each with the volume that it shows."""
+    """Return the mounts of a container by path, each with its volume."""
     volumes = {volume["name"]: volume for volume in pod_spec(workload).get("volumes", [])}
     claimed = {it["metadata"]["name"]: it for it in workload["spec"].get("volumeClaimTemplates", [])}
     return {
@@ -149,7 +149,7 @@ def mounts(workload: Object) -> dict[str, Object]:
 
 
 def leaves(node: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield whatever is in a manifest and no table or list, each with its path."""
+    """Yield every scalar in a manifest with its path."""
     if isinstance(node, dict):
         for key, inner in cast("dict[str, Any]", node).items():
             yield from leaves(inner, (*path, key))

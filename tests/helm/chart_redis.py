@@ -1,4 +1,4 @@
-"""The chart's Redis on this machine: its own script and configuration, the Valkey of the wheel."""
+"""The chart's Redis on this machine: its own script and configuration, with Valkey from the wheel."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ START_S = 20
 
 
 class ChartRedis:
-    """A server with the ConfigMap that the chart renders."""
+    """A server with the rendered ConfigMap of the chart."""
 
     def __init__(self, root: Path) -> None:
         self.port = kept_port()
@@ -35,12 +35,12 @@ class ChartRedis:
             "HEADRACE_SECRETS_DIR": str(self._secrets),
             "HEADRACE_REDIS_USERS": str(root / "users.acl"),
             "HEADRACE_REDIS_DIR": str(root / "data"),
-            "HEADRACE_CGROUP_DIR": str(root),  # in which no file bounds the memory of this one
+            "HEADRACE_CGROUP_DIR": str(root),  # without a file that limits the memory of this server
         }
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; clients wait until it answers."""
+        """Start the server; clients wait until it answers."""
         self._process = subprocess.Popen(self.command, env=self._environment, stdout=subprocess.DEVNULL)
 
     @property

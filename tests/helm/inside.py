@@ -1,4 +1,4 @@
-"""A container of the chart as its process sees it: variables as the kubelet sets them, mounts as directories here."""
+"""A container of the chart as its process sees it: variables as set by the kubelet, and mounts as local directories."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ PODS = {"trainer": "headrace-trainer-0", "trainer-node": "headrace-trainer-node-
 
 
 class Inside:
-    """A container's variables, with its mounts as directories of this machine."""
+    """A container's variables, with its mounts as directories on this machine."""
 
     def __init__(self, workload: Object, *, pod: str, root: Path) -> None:
         given = environment(workload, pod=pod)

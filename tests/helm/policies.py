@@ -1,4 +1,4 @@
-"""Judges connections by NetworkPolicies, as the API's reference describes them: both ends must allow it."""
+"""Decides by NetworkPolicies whether a connection is allowed, as in the API's reference: both ends must allow it."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Place:
 
 
 def place(objects: list[Object], workload: str) -> Place:
-    """Return where pods of a workload are."""
+    """Return the place of a workload's pods."""
     it = workloads(objects)[workload]
     metadata = it["metadata"] if it["kind"] == "Pod" else it["spec"]["template"]["metadata"]
     return Place(labels=metadata["labels"])

@@ -1,4 +1,4 @@
-"""What the commands in docs/operations.md name is there: objects of the chart, services of the compose file."""
+"""Every object and service that commands in docs/operations.md name exists in the chart or the compose file."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every values file gives objects that Kubernetes knows, field by field, in three of its versions."""
+"""Every values file renders to objects that Kubernetes accepts, field by field, in three of its versions."""
 
 import functools
 import ipaddress
@@ -15,7 +15,7 @@ kubernetes_validate = pytest.importorskip(
 
 VERSIONS = ["1.30", "1.33", "1.37"]
 OTHERS = {"HTTPRoute", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
-"""Kinds that Kubernetes itself does not have; tests of their own look at them."""
+"""Kinds that are not part of Kubernetes; other tests check them."""
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -27,7 +27,7 @@ def test_kubernetes_takes_every_object_strictly(name: str, version: str) -> None
 
 
 def validate_all(objects: list[Object], version: str = VERSIONS[-1]) -> None:
-    """Raise if Kubernetes would not take one of them."""
+    """Raise if Kubernetes would refuse one of them."""
     for it in objects:
         if it["kind"] not in OTHERS:
             validate(json.dumps(it), version)
@@ -35,7 +35,7 @@ def validate_all(objects: list[Object], version: str = VERSIONS[-1]) -> None:
 
 @functools.cache
 def validate(manifest: str, version: str) -> None:
-    """Raise if Kubernetes would not take it; what several values files have in common is looked at once."""
+    """Raise if Kubernetes would refuse the manifest. Identical manifests of several values files are checked once."""
     kubernetes_validate.validate(json.loads(manifest), version, strict=True)
 
 
@@ -48,7 +48,7 @@ def test_the_validation_would_notice_a_field_that_is_misspelt() -> None:
 
 @pytest.mark.parametrize("name", ALL_VALUES)
 def test_what_a_block_of_addresses_leaves_out_is_a_part_of_it_as_the_api_server_sees_it(name: str) -> None:
-    """For Kubernetes, IPv4 written as IPv6 is IPv4, and lies in no block of IPv6."""
+    """Kubernetes treats IPv4 addresses written as IPv6 as IPv4, so they are in no IPv6 block."""
     policies = [it for it in render(values_of(name)) if it["kind"] == "NetworkPolicy"]
     blocks = [block for it in policies for block in _blocks(it["spec"])]
     assert blocks
@@ -72,14 +72,14 @@ def test_names_are_unique_short_and_in_the_release_namespace(name: str) -> None:
     objects = render(values_of(name))
     names = [(it["kind"], it["metadata"]["name"]) for it in objects]
     assert len(set(names)) == len(names)
-    # A StatefulSet adds the number of a pod and, to a label, a hash.
+    # A StatefulSet adds a pod's ordinal and, to a label, a hash.
     assert all(len(own) <= 52 for _, own in names)
     assert {it["metadata"]["namespace"] for it in objects} == {NAMESPACE}
 
 
 @pytest.mark.parametrize("name", ALL_VALUES)
 def test_what_a_pod_names_is_there_or_in_the_values(name: str) -> None:
-    """Claims and ConfigMaps of the chart's own names exist; others are those that the values name."""
+    """Claims and ConfigMaps with the chart's own names exist. All others are named in the values."""
     objects = render(values_of(name))
     own = {(it["kind"], it["metadata"]["name"]) for it in objects}
     given = str(values_of(name))

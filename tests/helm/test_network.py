@@ -1,4 +1,4 @@
-"""Who may talk to whom, by the chart's NetworkPolicies. That a network plugin heeds them is shown on a cluster only."""
+"""Allowed connections by the chart's NetworkPolicies. Only a cluster can show that a network plugin enforces them."""
 
 import pytest
 

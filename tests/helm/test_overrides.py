@@ -1,4 +1,4 @@
-"""What an operator lays over the chart: labels, variables from Secrets, containers, security contexts, ways in."""
+"""An operator's additions to the chart: labels, variables from Secrets, containers, security contexts, ingresses."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ WORKLOADS = (*SERVICES, "redis")
 
 
 def rendered(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the workloads of objects that Kubernetes takes."""
+    """Return the workloads of valid objects."""
     objects = render(values)
     validate_all(objects)
     return workloads(objects)

@@ -1,4 +1,4 @@
-"""How pods run: unprivileged, probed, given GPUs and time to end, kept apart and not drained away."""
+"""How pods run: unprivileged, with probes, GPUs and time to end, spread over nodes and protected from drains."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_every_container_runs_without_privileges_on_a_read_only_root(name: str) 
 
 @pytest.mark.parametrize("name", ALL_VALUES)
 def test_no_capability_is_ever_added(name: str) -> None:
-    """Not IPC_LOCK for RDMA either: a program that does not start as root never gets it."""
+    """RDMA does not need IPC_LOCK either: a process that does not start as root never gets it."""
     assert all(
         container(it)["securityContext"]["capabilities"] == {"drop": ["ALL"]} for it in all_workloads(name).values()
     )
@@ -72,8 +72,8 @@ def test_no_link_to_a_service_sets_variables_that_are_named_like_ours(name: str)
     [
         ("trainer", [], []),
         ("rewarder", [], []),
-        # It has started while it waits for a run, a model or weights; it is ready with the weights that are required,
-        # and none are without a run.
+        # The generator has started while it still waits for a run, a model or weights. It is ready with the required
+        # weights; without a run, none are required.
         ("generator", ["--or-waiting"], ["--or-idle"]),
     ],
 )
@@ -81,7 +81,7 @@ def test_probes_ask_from_inside_with_the_mounted_key(workload: str, startup: lis
     it = container(all_workloads("default")[workload])
     assert it["startupProbe"]["exec"]["command"] == HEALTH_CHECK + startup
     assert it["readinessProbe"]["exec"]["command"] == HEALTH_CHECK + readiness
-    # Liveness asks the loop and not Redis: a Redis that blinks must not restart the fleet.
+    # The liveness probe does not depend on Redis: a short failure of Redis must not restart all services.
     assert it["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "http"}
     assert it["livenessProbe"]["periodSeconds"] * it["livenessProbe"]["failureThreshold"] >= 60
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -183,7 +183,7 @@ def test_shared_memory_is_memory_with_a_limit() -> None:
 
 @pytest.mark.parametrize("name", ALL_VALUES)
 def test_whatever_is_written_to_a_nodes_disk_has_a_limit(name: str) -> None:
-    """Else one pod fills the disk, and the kubelet evicts others, the trainer among them, to have some back."""
+    """Otherwise one pod could fill the disk, and the kubelet would evict others, such as the trainer, to free space."""
     for workload, it in all_workloads(name).items():
         kept = [volume for volume in pod_spec(it)["volumes"] if "emptyDir" in volume]
         assert kept, workload
@@ -375,7 +375,7 @@ def test_nothing_drains_the_node_of_a_run_and_replicas_go_one_at_a_time() -> Non
             pod for pod, labels in pods.items() if budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
         }
         assert kept == ({"trainer", "trainer-node"} if name == "trainer" else {name})
-        # A generator that is not ready does no work; a trainer's ranks do, through a Redis that blinks.
+        # A generator that is not ready does no work. But a trainer's ranks go on during a short failure of Redis.
         policy = "IfHealthyBudget" if name == "trainer" else "AlwaysAllow"
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == policy
 

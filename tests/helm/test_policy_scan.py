@@ -1,4 +1,4 @@
-"""What the chart renders, scanned with checkov: nothing is found without a reason, and no reason without a finding."""
+"""The rendered chart, scanned with checkov: no finding without a reason, and no reason without a finding."""
 
 import importlib.util
 import subprocess
@@ -17,7 +17,7 @@ PRIVILEGED = "CKV_K8S_16"
 
 @pytest.fixture(scope="module")
 def checkov() -> str:
-    """Return the checkov that the Makefile installs; skips, and says what to do, where there is none."""
+    """Return the checkov that the Makefile installs; without it, skip and say what to do."""
     found = Path(__file__).parents[2] / ".venv-policy" / "bin" / "checkov"
     if not found.exists():
         pytest.skip("THE CHART WAS NOT SCANNED: there is no checkov. `make test` and `make policy-scan` install it")
@@ -25,7 +25,7 @@ def checkov() -> str:
 
 
 def policy_scan() -> ModuleType:
-    """Return the script, which is in no package, as a module."""
+    """Return the script, which is not in a package, as a module."""
     spec = importlib.util.spec_from_file_location("policy_scan", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""The Redis of the chart, started by its own script from its own configuration: what users may do, what is kept."""
+"""The chart's Redis, started by its own script with its own configuration: the rights of users, and durability."""
 
 import re
 import signal
@@ -96,11 +96,11 @@ async def test_what_is_in_the_append_only_file_survives_a_kill_and_nothing_is_ev
     server = ChartRedis(tmp_path)
     server.start()
     async with server.as_user("trainer") as redis:
-        await wait_until_ready(redis, timeout_s=START_S)  # which refuses a server that evicts
+        await wait_until_ready(redis, timeout_s=START_S)  # which refuses a server that evicts keys
         await redis.set("headrace:current_run", "run-a")
 
         async def is_written() -> bool:
-            # With `everysec` a write that comes while the file is synced is acknowledged first, and written after that.
+            # With `everysec`, a write that arrives during a sync is acknowledged first and written later.
             persistence: Any = await redis.info("persistence")
             return int(persistence["aof_buffer_length"]) == 0
 

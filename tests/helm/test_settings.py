@@ -1,4 +1,4 @@
-"""What the chart gives to a container is what its service reads: every variable is a setting, and all are accepted."""
+"""The variables that the chart sets are the ones that the services read: each is a setting, and all are accepted."""
 
 import re
 import shutil
@@ -109,7 +109,7 @@ def test_machines_with_ranks_meet_where_the_trainer_is(tmp_path: Path, monkeypat
 def test_what_a_machine_with_ranks_runs_understands_its_arguments() -> None:
     command = container(workloads(render(values_of("everything")))["trainer-node"])["command"]
     arguments = [part.replace("$(HEADRACE_REPLICA_ID)", "headrace-trainer-node-2") for part in command[1:]]
-    # Nothing is set, so it gets as far as to say what it misses.
+    # No variable is set, so the program comes to the point where it reports what is missing.
     done = subprocess.run([sys.executable, *arguments], env={}, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "HEADRACE_RENDEZVOUS_ENDPOINT is not set" in done.stderr
@@ -204,7 +204,7 @@ def test_headrace_doctor_finds_everybody_where_the_page_runs_it(tmp_path: Path) 
 def test_named_keys_and_a_certificate_are_read_from_directories_that_kubernetes_renews(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is mounted by itself (subPath) would stay as it was."""
+    """A file that is mounted with subPath would not change."""
     objects = render({"secrets": {"apiKeysSecret": "named-keys"}, "tls": {"secretName": "certificate"}})
     for workload in SERVICES:
         settings = inside(objects, workload, tmp_path / workload).settings(SETTINGS[workload], monkeypatch)

@@ -1,4 +1,4 @@
-"""What `helm test` runs, against deployments that are well and that are not."""
+"""The program of `helm test`, against healthy and broken deployments."""
 
 import json
 import os
@@ -19,7 +19,7 @@ RUN = json.dumps({"model": "/models/small", "dataset_name": "/models/train.jsonl
 
 
 class FakeRunApi:
-    """A run API whose run goes through what a test says."""
+    """A run API whose run goes through the states that a test sets."""
 
     def __init__(self) -> None:
         self.runs: list[dict[str, Any]] = []
@@ -84,7 +84,7 @@ def api() -> Iterator[FakeRunApi]:
 def submit(
     url: str, tmp_path: Path, *models_dir: str, settings: str = RUN, key: str = "the-key", timeout_s: int = 30
 ) -> tuple[int, str]:
-    """Run the script; return its exit status and what it said."""
+    """Run the script; return its exit status and output."""
     (tmp_path / "api-key").write_text(f"{key}\n")
     command = [sys.executable, str(SCRIPT), url, str(tmp_path / "api-key"), str(timeout_s), settings, *models_dir]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

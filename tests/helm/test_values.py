@@ -1,4 +1,4 @@
-"""What the chart takes and what it refuses, and whether a person understands why."""
+"""The values that the chart accepts and refuses, and whether its messages can be understood."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ from tests.helm.chart import (
 def test_helm_lint_finds_nothing_in(name: str) -> None:
     found = helm_chart.lint(CHART, values_of(name), strict=True, namespace="rl")
     assert found["errors"] == []
-    # Severity 1 is a hint; the only one is that a chart may have an icon.
+    # Severity 1 is a hint. The only hint is that a chart may have an icon.
     assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
 
 
@@ -56,13 +56,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trainer": {"multiNode": {"rendezvousPort": 8000}}}, "rendezvousPort': minimum"),
     ({"fullnameOverride": "a.b"}, "at '/fullnameOverride': 'a.b' does not match pattern"),
     ({"fullnameOverride": "9a"}, "at '/fullnameOverride': '9a' does not match pattern"),
-    # An amount of bytes without a unit is a unit that was forgotten.
+    # An amount of bytes without a unit means that the unit was forgotten.
     ({"trainer": {"cache": {"size": "100"}}}, "at '/trainer/cache/size': '100' does not match pattern"),
     ({"storage": {"runs": {"size": "200m"}}}, "at '/storage/runs/size': '200m' does not match pattern"),
     ({"trainer": {"resources": {"limits": {"memory": 64}}}}, "at '/trainer/resources/limits/memory': got number"),
     ({"redis": {"maxmemory": "4"}}, "at '/redis/maxmemory': '4' does not match pattern"),
     ({"redis": {"maxmemory": "0gb"}}, "at '/redis/maxmemory': '0gb' does not match pattern"),
-    # Null is what Helm calls a key that is not there.
+    # Helm reports a missing key as null.
     ({"networkPolicy": {"apiFrom": None}}, "at '/networkPolicy': missing property 'apiFrom'"),
     ({"trainer": {"env": None}}, "at '/trainer': missing property 'env'"),
     (
@@ -71,7 +71,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"metrics": None}, "missing property 'metrics'"),
     ({"logLevel": None}, "missing property 'logLevel'"),
-    # What contradicts something else.
+    # Settings that contradict each other.
     ({"images": {"flavour": "cpu"}}, "trainer.gpus is 1, but images.flavour is cpu: set trainer.gpus to 0"),
     ({"generator": {"gpus": 0}}, "generator.gpus is 0, but images.flavour is gpu"),
     ({"generator": {"gpus": 4}}, "generator.gpus is 4, but generator.engineArgs makes vLLM use 1"),
@@ -277,7 +277,7 @@ def test_a_release_whose_name_no_service_can_have_is_refused_and_may_have_anothe
         {"trainer": {"shmSize": "64Gi", "resources": {"requests": {"memory": "65536Mi"}}}},
         {"trainer": {"resources": {"requests": None, "limits": None}}},
         {"generator": {"resources": {"limits": {"cpu": 4, "memory": "68719476k"}}}},
-        {"trainer": {"env": {"HF_HUB_OFFLINE": "1"}}},  # which the chart sets only without the hub
+        {"trainer": {"env": {"HF_HUB_OFFLINE": "1"}}},  # which the chart sets only if the hub is disabled
     ],
 )
 def test_values_at_the_edge_of_what_works_are_taken(values: dict[str, Any]) -> None:
@@ -292,7 +292,7 @@ def test_a_redis_elsewhere_may_have_any_name_or_address(host: str) -> None:
 
 
 def test_no_key_of_ours_can_be_taken_away_by_null() -> None:
-    """Helm takes a key that is set to null out of the values, and templates count on all of them."""
+    """Helm removes a key that is set to null from the values, and templates need all of them."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
 
@@ -310,7 +310,7 @@ def test_no_key_of_ours_can_be_taken_away_by_null() -> None:
 
 
 def test_every_value_has_a_default_and_every_default_a_rule() -> None:
-    """The schema refuses defaults it does not know, so what is left is that each of its keys stands in values.yaml."""
+    """The schema refuses unknown keys in the defaults. It remains to check that each of its keys is in values.yaml."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
 

@@ -1,4 +1,4 @@
-"""What the chart gives to Prometheus, Grafana and autoscalers."""
+"""The chart's objects for Prometheus, Grafana and autoscalers."""
 
 import importlib.util
 import json
@@ -104,7 +104,7 @@ def test_without_keda_rewarders_scale_on_processors_and_generators_on_an_externa
     assert cpu["resource"] == {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}
     (depth,) = scalers["generator"]["spec"]["metrics"]
     assert depth["external"]["metric"]["name"] == "headrace_prompts_depth"
-    # A change of replicas is a new communicator, and a new replica loads the model first.
+    # Each change of replicas needs a new communicator, and a new replica has to load the model first.
     assert scalers["generator"]["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] == 900
 
 

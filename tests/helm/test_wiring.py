@@ -1,10 +1,10 @@
-"""The services as processes of this machine, wired as the chart wires them: a run goes through, and all are healthy.
+"""The services as processes on this machine, wired as in the chart: a run is trained, and all are healthy.
 
     variables of the rendered containers, keys and passwords in their mounts   -->  trainer, rewarder, trainer-node
     configuration, users and script of the rendered ConfigMap                  -->  Valkey
-    what `helm test` runs, with the tiny model it makes                        -->  4 steps, policy versions above 0
+    the program of `helm test`, with the tiny model that it makes              -->  4 steps, policy versions above 0
 
-Addresses and ports are the only difference. Generators are simulated: a real one is the same to all others.
+Only addresses and ports differ. Generators are simulated; to all other services, they look like real ones.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ MODULES = {"trainer": "trainer", "rewarder": "rewarder", "generator": "generator
 
 
 class Wired:
-    """A release whose pods are processes here."""
+    """A release whose pods are processes on this machine."""
 
     def __init__(self, objects: list[Object], root: Path) -> None:
         self.root = root
@@ -40,7 +40,7 @@ class Wired:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def variables(self, workload: str) -> dict[str, str]:
-        """Return the variables of its container, but for what is elsewhere on this machine."""
+        """Return the variables of its container, adapted to paths and ports on this machine."""
         given = inside(self._objects, workload, self.root).variables
         here = {
             "HEADRACE_HOST": "127.0.0.1",
@@ -79,7 +79,7 @@ class Wired:
         return f"http://127.0.0.1:{self._ports['trainer']}"
 
     def helm_test(self, settings: dict[str, Any]) -> tuple[int, str]:
-        """Run what `helm test` runs; return its exit status and what was said, by it and by everybody."""
+        """Run the program of `helm test`; return its exit status, and its output with that of all services."""
         script, key = str(CHART / "files" / "test" / "submit_run.py"), str(self.root / "run/secrets/headrace/api-key")
         arguments = [self.api_url, key, "200", json.dumps(settings), str(self.root / "models")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -104,7 +104,7 @@ class Wired:
         return done.returncode, done.stdout + done.stderr
 
     def end(self) -> dict[str, int]:
-        """Ask all to end; return their exit statuses."""
+        """Ask all processes to end; return their exit statuses."""
         for process in self._processes.values():
             process.terminate()
         try:

@@ -1,6 +1,7 @@
-"""What a trial of hostile requests needs: services with scoped keys, secrets that must not be told, and a judge.
+"""Tools for hostile requests: services with scoped keys, secrets that must not leak, and a judge of responses.
 
-An attempt has failed if its answer is a 4xx in the one shape of errors, holds no secret, and nothing was left on disk.
+An attack has failed if the response is a 4xx in the common format of errors, contains no secret, and left nothing on
+disk.
 """
 
 import base64
@@ -28,7 +29,7 @@ def scoped_key(scope: str) -> str:
 
 
 def write_keys(file: Path) -> Path:
-    """Write a keys file with one key a scope, and one that has expired."""
+    """Write a keys file with one key per scope, and an expired key."""
     lines = [_line(scope, scope) for scope in SCOPES]
     file.write_text("\n".join([*lines, f"{_line('expired', ','.join(SCOPES))} 2020-01-01"]) + "\n")
     return file
@@ -39,7 +40,7 @@ def _line(name: str, scopes: str) -> str:
 
 
 class Judge:
-    """Collects what went wrong over all attempts."""
+    """Collects the problems of all attempts."""
 
     def __init__(self, directory: Path, service: ServiceProcess) -> None:
         self.num_attempts = 0
@@ -48,7 +49,7 @@ class Judge:
         self._service = service
 
     def look_at(self, name: str, reply: httpx.Response, *, statuses: Iterable[int] = range(400, 500)) -> dict[str, Any]:
-        """Judge one answer; return its problem."""
+        """Judge one response; return its problem, or an empty string."""
         self.num_attempts += 1
         if CANARY in reply.text:
             self.wrong.append(f"{name}: the answer holds a secret: {reply.text[:300]}")
@@ -61,7 +62,7 @@ class Judge:
         return problem
 
     def conclude(self, *, at_least: int) -> None:
-        """Fail if anything went wrong, or the service has not outlived it."""
+        """Fail if there was a problem, or if the service has ended."""
         left = sorted(str(path) for path in self._directory.rglob(MARK))
         assert left == [], "something was imported or run"
         assert CANARY not in self._service.log()
@@ -73,7 +74,7 @@ class Judge:
 
 
 def authorizations(key: str) -> Iterator[tuple[str, list[tuple[bytes, bytes]]]]:
-    """Yield ways to show a key that is none, or to show one otherwise than it is meant."""
+    """Yield Authorization headers with wrong keys, or with the right key in a wrong form."""
     good = f"Bearer {key}".encode()
     basic = base64.b64encode(f"{key}:".encode())
     for name, values in {

@@ -1,4 +1,4 @@
-"""The three services with a Redis of their own, shared by the tests of a file."""
+"""The three services with their own Redis, shared by the tests of a file."""
 
 from collections.abc import Callable, Iterator
 
@@ -13,7 +13,7 @@ Services = Callable[[str], ServiceProcess]
 
 @pytest.fixture(scope="module")
 def http_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """Return a server that nobody empties while the services use it."""
+    """Return a server that is not emptied while the services use it."""
     server = RedisServer(tmp_path_factory.mktemp("http-redis"))
     server.start()
     yield server
@@ -22,7 +22,7 @@ def http_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer
 
 @pytest.fixture(scope="module")
 def settings() -> dict[str, str]:
-    """Return what the services of a file are told beyond the usual."""
+    """Return additional settings for the services of a file."""
     return {}
 
 
@@ -33,7 +33,7 @@ def shared(
     tmp_path_factory: pytest.TempPathFactory,
     settings: dict[str, str],
 ) -> Iterator[SharedProcess[ServiceProcess]]:
-    """Share one service after the other among the tests of a file. In the end each has to stop in order."""
+    """Share one service after the other among the tests of a file. At the end, each must stop as usual."""
     kind: str = request.param
     directory = tmp_path_factory.mktemp(kind)
     shared = SharedProcess(lambda: ServiceProcess(kind, http_redis.url, directory, **settings))

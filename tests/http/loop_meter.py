@@ -1,8 +1,8 @@
-"""Runs a service with a meter on its event loop: each callback that takes long, by the processor time of its thread.
+"""Runs a service and measures its event loop: reports each slow callback with its thread's processor time.
 
-    python loop_meter.py FILE MODULE ARGUMENTS...    a line of FILE per callback: milliseconds, and what it was
+    python loop_meter.py FILE MODULE ARGUMENTS...    one line in FILE per callback: milliseconds, and its name
 
-Processor time is counted, which other processes on a busy machine do not take.
+It measures processor time, which does not depend on other processes on a busy machine.
 """
 
 import asyncio.events

@@ -1,4 +1,4 @@
-"""The three services as real processes, with a metrics port each, for tests of what clients may do to them."""
+"""The three services as real processes, each with a metrics port, for tests of hostile clients."""
 
 import contextlib
 import os
@@ -27,13 +27,13 @@ _METER: Final = [str(Path(__file__).parent / "loop_meter.py")]
 
 
 class ServiceProcess:
-    """One service, on sockets that were bound for it; it is alive when this returns.
+    """One service on sockets that are already bound. It is alive when the constructor returns.
 
     Args:
         kind: trainer, rewarder or generator.
-        redis_url: Where Redis is.
-        directory: For its log and its runs.
-        settings: Further variables.
+        redis_url: The URL of Redis.
+        directory: Directory for its log and its runs.
+        settings: Additional environment variables.
     """
 
     def __init__(self, kind: str, redis_url: str, directory: Path, **settings: str) -> None:
@@ -74,7 +74,7 @@ class ServiceProcess:
             raise
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the process still runs."""
         return self.process.poll() is None
 
     def _wait_until_it_answers(self) -> None:
@@ -90,7 +90,7 @@ class ServiceProcess:
         return False
 
     def client(self, key: str = KEY) -> httpx.AsyncClient:
-        """Return a client that has a key."""
+        """Return a client with a key."""
         return httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"Authorization": f"Bearer {key}"},
@@ -99,20 +99,20 @@ class ServiceProcess:
         )
 
     def longest_callback_ms(self, *, since: int = 0) -> float:
-        """Return the processor time of the event loop's longest callback that ended after ``num_callbacks`` of it."""
+        """Return the processor time of the event loop's longest callback after the first ``num_callbacks``."""
         lines = self.meter_file.read_text(encoding="utf-8").splitlines()[since:]
         return max((float(line.split()[0]) for line in lines), default=0.0)
 
     def num_callbacks(self) -> int:
-        """Return how many callbacks took long so far; see loop_meter.py."""
+        """Return the number of slow callbacks so far; see loop_meter.py."""
         return len(self.meter_file.read_text(encoding="utf-8").splitlines())
 
     def log(self) -> str:
-        """Return everything it has said."""
+        """Return its whole log."""
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
     def end(self) -> int:
-        """Ask it to stop, and return its exit status."""
+        """Ask the service to stop, and return its exit status."""
         if self.is_alive():
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -121,7 +121,7 @@ class ServiceProcess:
             self.kill()
 
     def kill(self) -> None:
-        """End it with SIGKILL, and give its ports back."""
+        """Kill it with SIGKILL, and release its ports."""
         self.process.kill()
         self.process.wait(timeout=120)
         for port in self._ports.values():

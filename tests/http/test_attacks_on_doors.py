@@ -1,4 +1,4 @@
-"""Keys that are none, scopes that a key does not have, paths and requests that are meant to be misread."""
+"""Invalid keys, missing scopes, and paths and requests that are made to be misread."""
 
 import asyncio
 import json
@@ -105,7 +105,7 @@ async def said(attacked: ServiceProcess, data: bytes) -> bytes:
 
 
 def judged(name: str, answer: bytes) -> list[str]:
-    """Return what is wrong with the answers on one connection: any but the first, a success, or no problem."""
+    """Return the problems of the responses on one connection: more than one response, a success, or another format."""
     head, _, body = answer.partition(b"\r\n\r\n")
     wrong = [f"{name}: {answer[:300]!r}"]
     if answer.count(b"HTTP/1.1 ") != 1 or b"release" in body or not 400 <= int(head.split()[1]) < 500:
@@ -124,7 +124,7 @@ async def test_a_path_or_a_header_that_can_be_misread_leads_past_no_door(attacke
     wrong: list[str] = []
     for name, data in attempts.items():
         wrong += judged(name, await said(attacked, data.encode()))
-    # The probe is open, whatever is written behind its question mark, and whatever its method's header says.
+    # The probe needs no key, whatever its query string or method override header says.
     assert [one for one in wrong if not one.startswith(("/livez?/../v1/about", "x:80", "*"))] == []
 
 
@@ -134,7 +134,7 @@ _CHUNKED = b"0\r\n\r\n"
 
 
 def smuggled() -> Iterator[tuple[str, bytes]]:
-    """Yield requests of which two readers could disagree where they end; what follows is a request of its own."""
+    """Yield requests whose end two readers could see at different places, so that the rest would be another request."""
     length = b"Content-Length: %d\r\n" % (len(_CHUNKED) + len(_SECOND))
     codings = (
         b"chunked", b"Chunked", b" chunked", b"chunked ", b"xchunked", b"chunked, identity",

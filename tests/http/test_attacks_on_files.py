@@ -1,4 +1,4 @@
-"""Files that a run may not name: a real run API, a key with the scope submit, and ways to spell what lies outside."""
+"""Files that a run may not name: a real run API, a key with the scope submit, and many spellings of forbidden paths."""
 
 import asyncio
 import itertools
@@ -80,7 +80,7 @@ def attacked(
 
 
 def run_with(top: Path, field: str, path: str) -> dict[str, Any]:
-    """Return a run whose ``field`` is the path."""
+    """Return a run with the path in ``field``."""
     run: dict[str, Any] = json.loads(json.dumps(_RUN).replace("{root}", str(top / "data")))
     match field:
         case "datasets":

@@ -1,4 +1,4 @@
-"""Names of reward functions that are none: a real rewarder, a key with the scope score, a mark that nobody leaves."""
+"""Invalid names of reward functions: a real rewarder, a key with the scope score, and a mark that must not appear."""
 
 import itertools
 import marshal
@@ -120,7 +120,7 @@ def names(top: Path) -> Iterator[str]:
 
 
 def lay_out(top: Path) -> None:
-    """Make a reward path with what leads out of it, beside what nobody may import."""
+    """Make a reward path with links that lead out of it, next to modules that must not be imported."""
     for name in ("rewards/package", "rewards/namespace", "rewards/__pycache__", "beside", "site", "rewards/services"):
         (top / name).mkdir(parents=True)
     rewards, beside = top / "rewards", top / "beside"
@@ -179,7 +179,8 @@ def test_no_name_leads_to_what_is_not_a_reward_function(attacked: tuple[Path, Se
             problem = judge.look_at(str(some[:3]), reply)
             refused = {error["field"] for error in problem.get("errors", [])}
             judge.num_attempts += len(some) - 1
-            if any(field.startswith("reward_funcs") for field in refused):  # the body, before any name was looked at
+            # The body as a whole is refused before any name is checked.
+            if any(field.startswith("reward_funcs") for field in refused):
                 for name in some:
                     judge.look_at(repr(name), client.post("/v1/rewards/check", json={"reward_funcs": [name]}))
             elif len(refused) != len(some):

@@ -1,4 +1,4 @@
-"""The address in the access log is the one at the other end of the connection, whatever the client says."""
+"""The address in the access log is that of the other end of the connection, whatever headers the client sends."""
 
 import asyncio
 import logging

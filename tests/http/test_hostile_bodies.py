@@ -1,6 +1,6 @@
-"""Nothing that a body can hold takes the event loop of a service for long: a table of them, sent to real processes.
+"""No request body can occupy the event loop of a service for long: a table of hostile bodies, sent to real processes.
 
-What counts is the processor time of the longest callback (loop_meter.py), which does not depend on who else works.
+The test measures the processor time of the longest callback (loop_meter.py), which does not depend on other programs.
 """
 
 import json
@@ -15,7 +15,7 @@ from tests.conftest import MEASURED
 from tests.http.service_process import INTERNAL_KEY, KEY, ServiceProcess
 
 _MOST_MS = 200.0
-"""Twice what is wanted: on a busy machine the same work takes more processor time."""
+"""Twice the wanted limit, because the same work takes more processor time on a busy machine."""
 _MIB = 1024 * 1024
 _RUN = {"model": "/nowhere", "dataset_name": "/nowhere.jsonl", "reward_funcs": ["accuracy_reward"]}
 
@@ -34,7 +34,7 @@ def _score(num_rows: int = 1, **fields: Any) -> bytes:
 
 
 def _raw(size: int) -> dict[str, bytes]:
-    """Return what is hostile to any route with a body."""
+    """Return bodies that are hostile to any route."""
     return {
         "lists": _fits(b"[],", size, begin=b'{"x":[', end=b"[]]}"),
         "lists in lists": b"[" * (size // 2) + b"]" * (size // 2),
@@ -113,7 +113,7 @@ def test_no_body_takes_the_event_loop_for_long(
     with httpx.Client(
         base_url=f"http://127.0.0.1:{service.port}", headers=headers, trust_env=False, timeout=120
     ) as client:
-        client.post(path, content=b"{}")  # what is loaded at the first request is no body's doing
+        client.post(path, content=b"{}")  # imports at the first request are not caused by a body
         for name, body in bodies.items():
             before, began_at = service.num_callbacks(), time.monotonic()
             reply = client.post(path, content=body)

@@ -1,6 +1,6 @@
-"""A thousand clients that say nothing cost nobody anything: probes of all three services are answered at once.
+"""A thousand silent clients do not slow down others: probes of all three services are answered at once.
 
-How fast depends on the machine, so what is asserted is generous and what was measured is printed at the end.
+The time depends on the machine. So the asserted limit is generous, and the measured time is printed at the end.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _PLENTY_OF_FILES = 4096
 
 @contextlib.contextmanager
 def idle_connections(port: int, number: int) -> Generator[None]:
-    """Hold so many connections without a byte open."""
+    """Hold this many connections open without sending a byte."""
     with contextlib.ExitStack() as stack:
         for _ in range(number):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
@@ -32,7 +32,7 @@ def idle_connections(port: int, number: int) -> Generator[None]:
 
 
 def probe(port: int, path: str) -> tuple[int, float]:
-    """Return the status of a new connection's request, and how long it all took."""
+    """Return the status of a request on a new connection, and how long it took in all."""
     began_at = time.perf_counter()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):

@@ -1,4 +1,4 @@
-"""Whoever is slow, silent or endless loses the connection; and loses it so that the reason can be read."""
+"""A slow, silent or endless client loses its connection, in such a way that it can read the reason."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Application:
-    """Answers what the path says; ``/waits`` waits until the test lets it go."""
+    """The path decides the response; ``/waits`` waits until the test releases it."""
 
     def __init__(self) -> None:
         self.num_waiting = 0
@@ -44,7 +44,7 @@ class Application:
 
 @contextlib.asynccontextmanager
 async def serving(app: App, limits: HttpLimits) -> AsyncGenerator[tuple[HttpServer, int]]:
-    """Serve on a port of the system's choice."""
+    """Serve on a free port."""
     with listening_socket("127.0.0.1", 0) as listener:
         server = HttpServer(HttpGuard(app, limits), limits, drain_s=1)
         task = asyncio.create_task(server.serve(sockets=[listener]), name="server under test")
@@ -183,7 +183,7 @@ async def test_a_client_that_hangs_up_in_the_middle_of_many_pieces_costs_no_line
             await client.send(GET)
             await client.some(within_s=120)
             client.reset()
-            go.set()  # before the server has heard of it
+            go.set()  # before the server has received anything
         async with asyncio.timeout(120):
             await is_written.wait()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

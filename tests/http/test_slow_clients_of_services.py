@@ -1,4 +1,4 @@
-"""All three services have the deadlines; a broken-off upload is a line in their logs, and no stack trace."""
+"""All three services have the deadlines. A broken-off upload is one line in their logs, without a stack trace."""
 
 import httpx
 import pytest
@@ -52,7 +52,7 @@ async def test_an_upload_that_is_broken_off_is_one_line_in_the_log(hasty: Servic
         )
     said = "the client went away before its body was whole"
     await eventually(lambda: said in "\n".join(hasty.log().splitlines()[num_lines:]))
-    async with hasty.client() as client_with_key:  # whatever else it would say of it, it has said before the next
+    async with hasty.client() as client_with_key:  # any other message about it would be logged before the next request
         assert (await client_with_key.get("/livez")).status_code == httpx.codes.OK
     new = hasty.log().splitlines()[num_lines:]
     assert len([line for line in new if said in line or "Traceback" in line or "Exception" in line]) == 1, new

@@ -1,4 +1,4 @@
-"""One stack for all tests that do not start their own, with a tiny model, a data set and reward functions of a user."""
+"""One stack for all tests that do not start their own, with a tiny model, a data set and a user's reward functions."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_file(tmp_path: Path, model_dir: Path) -> Callable[..., dict[str, Any]]:
-    """Return a maker of run configs over a data set of 60 prompts."""
+    """Return a function that makes run configs over a data set of 60 prompts."""
     rows = tmp_path / "train.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{n % 10}+{n // 10}="}) + "\n" for n in range(60)), encoding="utf-8")
 

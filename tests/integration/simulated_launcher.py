@@ -1,4 +1,4 @@
-"""The launcher with a simulated generator in place of each real one: ``python simulated_launcher.py STATE_DIR``."""
+"""The launcher with a simulated generator instead of each real one: ``python simulated_launcher.py STATE_DIR``."""
 
 import sys
 from pathlib import Path

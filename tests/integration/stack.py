@@ -1,4 +1,4 @@
-"""The whole of headrace on this machine, started as a user starts it, for tests that kill parts of it."""
+"""All of headrace on this machine, started as a user starts it, for tests that kill parts of it."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ READY_TIMEOUT_S = 240
 
 
 class Stack:
-    """`headrace up` on a state directory of its own; rewards are importable from ``directory``."""
+    """`headrace up` on a new state directory. Reward functions can be imported from ``directory``."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Stack:
         assert self._launcher.stdout is not None
         for line in self._launcher.stdout:
             self.said.append(line)
-            if line.startswith("Next:"):  # the last line of the announcement
+            if line.startswith("Next:"):  # the last line that the launcher prints when it is up
                 break
         else:
             self._launcher.communicate()
@@ -72,7 +72,7 @@ class Stack:
         self.exit_code = self._launcher.returncode
 
     def wait_for_rewarder(self) -> None:
-        """Wait until the rewarder answers: a submit asks it, and nothing of vLLM keeps a test waiting meanwhile."""
+        """Wait until the rewarder answers, because a submit needs it. Without vLLM, a test would come too early."""
         endpoint = self.state.endpoint()
         assert endpoint is not None
         deadline = time.monotonic() + READY_TIMEOUT_S
@@ -91,7 +91,7 @@ class Stack:
         return endpoint.processes[name].pid
 
     def wait_until_another(self, name: str, pid: int) -> None:
-        """Wait until the launcher has started a service again."""
+        """Wait until the launcher has restarted a service."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while self.service_pid(name) == pid:
             assert time.monotonic() < deadline, f"{name} was not started again"
@@ -134,15 +134,15 @@ def ledger(run_dir: Path) -> dict[str, Any]:
 
 
 def numbers(runs: list[list[int]]) -> list[int]:
-    """Return the numbers in ``[first, last]`` runs."""
+    """Return the numbers in a list of ``[first, last]`` ranges."""
     return [number for first, last in runs for number in range(first, last + 1)]
 
 
 def assert_every_group_is_accounted_for(run: dict[str, Any], *, groups_per_step: int) -> None:
-    """Check the ledger against the rollout log, which was written independently of it.
+    """Compare the ledger with the rollout log, which was written independently of it.
 
-    Every admitted group was trained or dropped with a reason, none both; each was trained in exactly one step of the
-    surviving weights, and each step trained as many as it should.
+    Every admitted group was either trained or dropped with a reason. Each trained group was trained in exactly one step
+    of the surviving weights, and each step trained the right number of groups.
     """
     run_dir = Path(run["run_dir"])
     kept = ledger(run_dir)

@@ -1,4 +1,4 @@
-"""A reward function that raises, hangs or lies about its length: a pause with the reason, no zero, no hang."""
+"""A reward function that raises, hangs or returns a wrong number of values: the run pauses and reports why."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A few faults of benchmarks/chaos over a whole `headrace up`; `make chaos` strikes as many as one likes."""
+"""A few faults of benchmarks/chaos in a whole `headrace up`. `make chaos` causes any number of them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""An append-only file that is damaged in its middle, in the middle of a run: repaired as it says, the run goes on."""
+"""An append-only file is damaged in its middle during a run. After the repair as the message says, the run goes on."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def test_a_run_whose_redis_was_cut_at_a_damage_goes_on_from_its_checkpoint(
     with Stack(tmp_path, num_simulated=2) as stack:
         run_id = stack.client.submit(run_file(reward_funcs=["user_rewards:length"], max_steps=16)).run_id
         stack.wait_for_step(run_id, 3)
-        os.kill(stack.rank_pid(), signal.SIGKILL)  # the next one's incarnation is among what is cut off
+        os.kill(stack.rank_pid(), signal.SIGKILL)  # the next incarnation number is in the part that is cut off
         stack.wait_for_step(run_id, 7)
     (file,) = (stack.state.redis / "appendonlydir").glob("*.incr.aof")
     content = bytearray(file.read_bytes())

@@ -1,4 +1,4 @@
-"""A run whose disk is full waits, says so, and goes on when there is room, in the processes of `headrace up`."""
+"""A run whose disk is full waits, reports it, and goes on when there is space, in the processes of `headrace up`."""
 
 import time
 from collections.abc import Callable

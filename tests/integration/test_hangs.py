@@ -1,4 +1,4 @@
-"""SIGSTOP of any service, mid-run, under the real launcher: it is killed, started again, and the run goes on."""
+"""SIGSTOP of any service during a run, under the real launcher: the service is restarted, and the run goes on."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""kill -9 of anything, mid-run, with the real services: the run ends by itself and every group is accounted for."""
+"""kill -9 of any process during a run, with the real services: the run still ends, and every group is accounted for."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Generator and training rank are killed together: what was sampled is trained again, and nothing is too stale."""
+"""Generator and training rank are killed together: the sampled groups are trained again, and none is too stale."""
 
 import os
 import signal

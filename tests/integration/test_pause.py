@@ -1,4 +1,4 @@
-"""A whole run on simulated generators whose grader fails for a while: paused, killed meanwhile, and then finished."""
+"""A whole run on simulated generators whose rewards fail for a while: paused, killed meanwhile, then finished."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def length(completion_ids, **columns):
 
 
 def headrace(stack: Stack, *words: str) -> str:
-    """Return what a command prints."""
+    """Return a command's output."""
     done = subprocess.run(
         [sys.executable, "-m", "headrace", *words, "--state-dir", str(stack.state.path)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -43,7 +43,7 @@ def headrace(stack: Stack, *words: str) -> str:
 
 
 def until(stack: Stack, run_id: str, is_so: Callable[[Run], bool]) -> Run:
-    """Wait until something is true of the run; its API may be away meanwhile."""
+    """Wait until a condition on the run is true. Its API may be unreachable meanwhile."""
     deadline = time.monotonic() + 180
     run: Run = {}
     while time.monotonic() < deadline:
@@ -77,7 +77,7 @@ def test_a_run_whose_grader_goes_away_pauses_outlives_a_kill_and_finishes_with_e
         assert "the grader is out for lunch" in paused["pause"]["last_failure"]
         assert paused["reason"] in " ".join(headrace(stack, "runs").split())
 
-        os.kill(stack.service_pid("trainer"), signal.SIGKILL)  # and with it the rank
+        os.kill(stack.service_pid("trainer"), signal.SIGKILL)  # and the rank with it
         until(stack, run_id, lambda run: run["progress"]["starting"] != "")
         again = until(stack, run_id, lambda run: run["progress"]["starting"] == "")
         assert (again["status"], again["pause"]) == ("paused", paused["pause"])

@@ -1,4 +1,4 @@
-"""kill -9, or SIGSTOP for longer than a lease, in the middle of a push: nothing is lost, nothing is trained twice."""
+"""kill -9 during a push, or SIGSTOP for longer than a lease: no group is lost or trained twice."""
 
 import os
 import signal
@@ -27,18 +27,18 @@ def info_of_generator(stack: Stack) -> ReplicaInfo:
 
 
 def is_receiving(info: ReplicaInfo) -> bool:
-    """Whether it is between the begin and the commit of a push: what it kept aside is no full set."""
+    """Whether the generator is between begin and commit of a push, so that its staged weights are incomplete."""
     return info.policy_version >= 0 and info.epoch > 0 and info.staged_checksum is None
 
 
 def stop_rank_in_a_push(stack: Stack) -> int:
-    """Stop the training rank at a moment when the generator has begun to receive; return its pid."""
+    """Stop the training rank when the generator has begun to receive; return the rank's pid."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if is_receiving(info_of_generator(stack)):
             rank = stack.rank_pid()
             os.kill(rank, signal.SIGSTOP)
-            time.sleep(0.5)  # what it sent before takes effect
+            time.sleep(0.5)  # requests that it has already sent still take effect
             if is_receiving(info_of_generator(stack)):
                 return rank
             os.kill(rank, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""`headrace scale` in the middle of a run: the run ends, every group is accounted for, and throughput follows."""
+"""`headrace scale` during a run: the run ends, every group is accounted for, and throughput changes as expected."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 RunFile = Callable[..., dict[str, Any]]
 GROUPS_PER_STEP = 4
 GROUPS_COUNTED = 40
-"""For a rate: they are trained by fours, so it is right within a tenth or so."""
+"""Number of groups for a measured rate. They are trained by fours, so the rate is right within about a tenth."""
 LENGTH_REWARD = "def length(completion_ids, **columns):\n    return [float(len(set(ids))) for ids in completion_ids]\n"
 
 
@@ -33,7 +33,7 @@ def scale(stack: Stack, count: int) -> None:
 
 
 def wait_for_generators(stack: Stack, run_id: str, count: int) -> None:
-    """Wait until that many have the newest weights."""
+    """Wait until this many generators have the newest weights."""
     deadline = time.monotonic() + 240
     while stack.client.get(run_id)["progress"]["num_generators"] != count:
         assert time.monotonic() < deadline, stack.client.get(run_id)
@@ -58,7 +58,7 @@ def groups_per_s(stack: Stack, run_id: str) -> float:
 def test_simulated_generators_scaled_from_one_to_four_and_down_to_two_change_the_rate_and_lose_nothing(
     tmp_path: Path, run_file: RunFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Two groups at a time, of 48 tokens: 2 groups a second and replica.
+    # Two groups at a time, of 48 tokens: 2 groups per second and replica.
     for name, value in {"STEP_S": "0.02", "MAX_NUM_SEQS": "8", "COMPLETION_TOKENS": "1000"}.items():
         monkeypatch.setenv(f"HEADRACE_SIMULATED_{name}", value)
     for name in ("FIRST_TOKEN_S", "STEP_S_PER_SEQUENCE", "COMPLETION_TOKENS_SIGMA"):
@@ -67,7 +67,7 @@ def test_simulated_generators_scaled_from_one_to_four_and_down_to_two_change_the
     script = str(Path(__file__).with_name("simulated_launcher.py"))
     with Stack(tmp_path, launcher=[script, str(tmp_path / "state")]) as stack:
         stack.wait_for_rewarder()
-        # No more in hand than a replica works on, or the first one would hold what the others wait for.
+        # Claim no more groups than a replica works on. Otherwise the first one would hold groups that others wait for.
         balanced = {"max_inflight_groups": 2, "max_staleness": 3}
         config = run_file(reward_funcs=["user_rewards:length"], max_steps=72, save_steps=30, **balanced)
         run_id = stack.client.submit(config).run_id
@@ -91,7 +91,7 @@ def test_simulated_generators_scaled_from_one_to_four_and_down_to_two_change_the
 def test_vllm_generators_scaled_from_one_to_two_and_back_in_the_middle_of_a_run_lose_nothing(
     stack: Stack, run_file: RunFile
 ) -> None:
-    # A reward that takes its time leaves the cores to the generator that starts.
+    # A slow reward function leaves the cores to the starting generator.
     run_id = stack.client.submit(run_file(reward_funcs=["user_rewards:patient"], max_steps=60, save_steps=10)).run_id
     stack.wait_for_step(run_id, 2)
     scale(stack, 2)

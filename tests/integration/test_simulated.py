@@ -1,4 +1,4 @@
-"""`headrace up --simulate`: a whole run on simulated generators, and nobody who could take it for a real one."""
+"""`headrace up --simulate`: a whole run on simulated generators, which nothing presents as real ones."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from headrace import process_table
 from tests.integration.stack import Stack, assert_every_group_is_accounted_for
 
-# test_scale.py has simulated generators in CI.
+# test_scale.py tests simulated generators in CI.
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 

@@ -1,4 +1,4 @@
-"""`headrace up` with a certificate: a run is trained, and everybody speaks TLS to everybody over HTTP."""
+"""`headrace up` with a certificate: a run is trained, and all HTTP connections between the services use TLS."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_a_run_is_trained_over_tls_and_a_renewed_certificate_is_shown_without_a_
                 httpx.get(f"{url.replace('https', 'http')}/livez", trust_env=False, timeout=120)
         stack.wait_for_rewarder()
         run_id = stack.client.submit(run_file(reward_funcs=["user_rewards:length"], max_steps=4)).run_id
-        addresses = set[str]()  # of replicas that the run has, which leave it when it ends
+        addresses = set[str]()  # from the run's replicas, which leave it when it ends
         while not addresses and (seen := stack.client.get(run_id))["status"] in ("queued", "running"):
             addresses = {it["url"].partition("/replicas/")[0] for it in seen["generators"]}
         run = stack.wait_for_end(run_id)
@@ -64,13 +64,13 @@ def test_a_run_is_trained_over_tls_and_a_renewed_certificate_is_shown_without_a_
         assert run["progress"]["pushes_confirmed"] == run["progress"]["pushes"] >= 4
         assert addresses == set(endpoint.generator_urls)
 
-        # The commands take addresses, keys and the CA from where `headrace up` wrote them.
+        # The commands read addresses, keys and the CA from the files that `headrace up` wrote.
         examined = json.loads(headrace("doctor", "--json", state=stack.state).stdout)
         assert [one for one in examined["findings"] if one["level"] == "problem"] == []
         assert {"trainer", "rewarder"} < set(examined["services"]), "and a generator at least"
         assert headrace("rewards", "list", state=stack.state).returncode == 0
 
-        # From elsewhere, they are told.
+        # From elsewhere, options and variables are needed.
         elsewhere = {"HEADRACE_URL": endpoint.api_url, "HEADRACE_API_KEY": stack.state.keys().api_key}
         assert (
             run_id in headrace("runs", state=stack.state, **elsewhere, HEADRACE_TLS_CA_FILE=str(authority.file)).stdout
@@ -83,7 +83,7 @@ def test_a_run_is_trained_over_tls_and_a_renewed_certificate_is_shown_without_a_
         )
         assert "a server that speaks TLS hangs up so: if this is one, write https://" in plain.stderr
 
-        # A certificate of another CA takes the place of the first, and no service is started again.
+        # A certificate from another CA replaces the first one, without a restart of the services.
         before = stack.everybody()
         successor = Authority(tmp_path / "ca", "its successor")
         successor.issue()

@@ -1,4 +1,4 @@
-"""The trainer's torch is vLLM's torch: NCCL refuses to talk across its own versions, and torch brings NCCL."""
+"""The trainer's torch is vLLM's torch: NCCL versions must match, and torch brings NCCL."""
 
 import importlib.metadata
 import tomllib

@@ -14,19 +14,19 @@ OBSERVABILITY = ROOT / "deploy" / "observability"
 
 
 def loaded(path: Path) -> ModuleType:
-    """Return a script that belongs to no package as a module."""
+    """Load a script that is not in a package as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # its dataclasses look for themselves there
+    sys.modules[path.stem] = module  # its dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    """Return promtool; skips, and says what to do, where there is none."""
+    """Return promtool's path; without it, skip and say what to do."""
     named = os.environ.get("PROMTOOL")
     found = named or shutil.which("promtool") or shutil.which("promtool", path=str(Path(sys.prefix) / "bin"))
     if found is None:

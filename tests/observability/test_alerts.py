@@ -1,4 +1,4 @@
-"""Alert rules are valid, fire on what they are there for, and stay silent on what only looks like it."""
+"""Alert rules are valid, fire for the problems they are made for, and stay silent for similar harmless states."""
 
 import re
 import subprocess
@@ -36,7 +36,7 @@ def test_alerts_fire_on_what_they_are_there_for_and_not_on_near_misses(promtool:
 
 
 def test_every_alert_is_tested_for_firing_and_for_silence() -> None:
-    """Its near miss is a series of a metric that it asks for, with a label that begins with ``ok``."""
+    """Its near miss is a series of a metric in its expression, with a label that begins with ``ok``."""
     expressions = {alert["alert"]: alert["expr"] for alert in alerts()}
     fired: set[str] = set()
     silent_on_a_near_miss: set[str] = set()
@@ -64,7 +64,7 @@ def test_an_alert_says_what_is_wrong_how_bad_it_is_and_where_to_read_on(alert: d
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     assert says.keys() == {"summary", "description", "runbook"}
     assert says["runbook"] == f"docs/operations.md#{name.lower()}"
-    # A label that the expression has summed away would read as an empty place in the sentence.
+    # A label that the expression has aggregated away would be empty in the sentence.
     grouped_by = re.search(r"by \(([^)]*)\)", alert["expr"])
     kept = grouped_by[1].split(", ") if grouped_by else list[str]()
     assert set(re.findall(r"\$labels\.(\w+)", " ".join(says.values()))) <= set(kept)

@@ -1,4 +1,4 @@
-"""The dashboards are what their sources say, and each panel is one that a person can read."""
+"""The dashboards match their sources, and each panel can be read by a person."""
 
 import itertools
 import json

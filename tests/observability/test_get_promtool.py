@@ -1,4 +1,4 @@
-"""requirements/get_promtool.sh with a package manager that does as a test says: a promtool that runs, or none."""
+"""requirements/get_promtool.sh with a fake package manager: it gives a promtool that runs, or none."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ WORKS, FAILS = "#!/bin/sh\nexit 0\n", "#!/bin/sh\nexit 1\n"
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """Return a PATH with what the script calls, and no promtool but the one it gets."""
+    """Return a PATH with the commands that the script calls, but without a promtool of its own."""
     directory = tmp_path / "tools"
     directory.mkdir()
     for name in TOOLS:
@@ -31,7 +31,7 @@ def executable(path: Path, text: str) -> None:
 
 
 def package(tools: Path, *, promtool: str, downloads: bool = True) -> None:
-    """Have apt-get write down what it is asked for, and the package hold this promtool."""
+    """Make apt-get record its arguments, and put this promtool into the package."""
     there = tools.parent / "package"
     executable(there / "usr" / "bin" / "promtool", promtool)
     download = ": >prometheus_2.deb" if downloads else "exit 100"
@@ -41,7 +41,7 @@ def package(tools: Path, *, promtool: str, downloads: bool = True) -> None:
 
 
 def get(tools: Path) -> tuple[str, int]:
-    """Run the script; returns what it says, and how often apt-get has been asked in all."""
+    """Run the script; return its output, and the number of apt-get calls so far."""
     venv, log = tools.parent / "venv", tools.parent / "asked"
     done = subprocess.run(
         [str(SCRIPT), str(venv)], env={"PATH": str(tools)}, capture_output=True, text=True, check=False, timeout=60

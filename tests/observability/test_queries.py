@@ -1,4 +1,4 @@
-"""Every query of alerts and dashboards names metrics, labels and values that the code has."""
+"""All metrics, labels and values in the queries of alerts and dashboards exist in the code."""
 
 import json
 import re
@@ -38,11 +38,11 @@ VALUES = {
     ("headrace_reward_queue_depth", "queue"): {"workers", "limits", "requests"},
     ("headrace_reward_queue_depth", "lane"): {"run", HTTP_LANE},
 }  # fmt: skip
-"""What labels may be; a label that is not here may be anything."""
+"""Allowed values of labels. A label that is not listed may have any value."""
 
 
 def known_metrics() -> dict[str, set[str]]:
-    """Return the labels of every series that a service serves, by name."""
+    """Return the labels of every series that a service exports, by name."""
     page = loaded(ROOT / "docs" / "make_watching_page.py")
     known = {name: labels | OF_A_SCRAPE for name, labels in NOT_OURS.items()}
     for registry in page.registries().values():
@@ -65,7 +65,7 @@ KNOWN = known_metrics()
 
 
 def queries() -> Iterator[tuple[str, str, str]]:
-    """Yield where each query stands, the query, and the text that is shown with what it finds."""
+    """Yield the place of each query, the query, and the text that is shown with its result."""
     for group in yaml.safe_load((OBSERVABILITY / "alerts" / "headrace.yml").read_text())["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"], ""
@@ -129,11 +129,11 @@ def test_a_query_with_a_name_that_nobody_serves_is_found() -> None:
 
 
 def test_every_metric_of_the_services_is_drawn_or_watched() -> None:
-    """What nobody looks at needs no series; what was forgotten is found here."""
+    """Finds series that no alert or dashboard uses: either they are not needed, or they were forgotten."""
     text = " ".join(query for _, query, _ in ALL)
     page: Any = loaded(ROOT / "docs" / "make_watching_page.py")
     named = [metric.name for registry in page.registries().values() for metric in page.served(registry)]
     assert [name for name in named if name not in text] == [
-        "headrace_run_paused_seconds",  # for those who bill by the hour
-        "headrace_groups_generated_twice_total",  # work that was done again, and is no harm
+        "headrace_run_paused_seconds",  # for users who pay by the hour
+        "headrace_groups_generated_twice_total",  # work that was repeated, which does no harm
     ]
