@@ -1,7 +1,8 @@
-"""Runs schemathesis against a service: whatever its OpenAPI document allows or forbids, it answers as it says.
+"""Runs schemathesis against a service: every response must match its OpenAPI document, for valid and invalid requests.
 
-All phases (examples, coverage, fuzzing, stateful) and all checks; schemathesis.toml has what no schema can say. In the
-suite a few examples with a fixed seed; with SCHEMATHESIS_SECONDS as long as that, another seed each time.
+It runs all phases (examples, coverage, fuzzing, stateful) and all checks. schemathesis.toml has exceptions that a
+schema cannot express. The suite runs a few examples with a fixed seed. With SCHEMATHESIS_SECONDS it runs for that time,
+with a new seed each time.
 """
 
 import os
@@ -16,11 +17,11 @@ _CONFIG = Path(__file__).with_name("schemathesis.toml")
 _COMMAND = (sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()")
 _MAX_EXAMPLES, _SEED = "10", "1"
 _SUITE_S = 540.0
-"""On a machine that is busy otherwise."""
+"""For a busy machine."""
 
 
 def check_schema(url: str, key: str, directory: Path) -> str:
-    """Return what schemathesis reports, having found nothing; ``directory`` is where it may write."""
+    """Run schemathesis, assert that it finds nothing, and return its report; ``directory`` is for its files."""
     seconds = os.environ.get("SCHEMATHESIS_SECONDS", "")
     amount: tuple[str, ...] = ("--max-examples", _MAX_EXAMPLES, "--seed", _SEED, "--generation-deterministic")
     if seconds:

@@ -1,4 +1,4 @@
-"""A process that many tests share: one that died is started again, one that does not start fails one test."""
+"""A process that many tests share. A process that died is started again; a start that failed is not repeated."""
 
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
@@ -7,10 +7,10 @@ import pytest
 
 
 class Process(Protocol):
-    """What is shared."""
+    """The shared process."""
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether it still runs."""
         ...
 
     def kill(self) -> None:
@@ -19,10 +19,10 @@ class Process(Protocol):
 
 
 class Talking(Process, Protocol):
-    """One that keeps a log."""
+    """A process that keeps a log."""
 
     def log(self) -> str:
-        """Return everything it has said."""
+        """Return its whole log."""
         ...
 
 
@@ -31,10 +31,10 @@ _TalkingT = TypeVar("_TalkingT", bound=Talking)
 
 
 class SharedProcess(Generic[_ProcessT]):
-    """Starts a process when the first test wants it.
+    """Starts a process when the first test needs it.
 
     Args:
-        start: Starts it and waits until it can be used; fails with its log.
+        start: Starts the process and waits until it can be used. If that fails, the exception contains its log.
     """
 
     def __init__(self, start: Callable[[], _ProcessT]) -> None:
@@ -43,7 +43,7 @@ class SharedProcess(Generic[_ProcessT]):
         self._has_failed = False
 
     def get(self) -> _ProcessT:
-        """Return it, alive. One that did not start once is not started again: the test that saw it has failed."""
+        """Return the process, alive. If a start failed, the first test fails with the log, and all others skip."""
         if self._has_failed:
             pytest.skip("what this test shares with others did not start; the first of them failed with its log")
         if self._process is not None and self._process.is_alive():
@@ -57,18 +57,18 @@ class SharedProcess(Generic[_ProcessT]):
         return self._process
 
     def living(self) -> _ProcessT | None:
-        """Return it, if it was started and has not ended."""
+        """Return the process if it was started and still runs."""
         return self._process if self._process is not None and self._process.is_alive() else None
 
     def end(self) -> None:
-        """End what there is."""
+        """End the process if there is one."""
         if self._process is not None:
             self._process.kill()
             self._process = None
 
 
 def lent(shared: SharedProcess[_TalkingT]) -> Iterator[_TalkingT]:
-    """Lend it to one test: if it ends meanwhile, that test fails with its log, and the next has another."""
+    """Lend the process to one test. If it ends meanwhile, that test fails with its log, and the next one gets another."""
     process = shared.get()
     yield process
     assert process.is_alive(), f"what this test shares with others ended: {process.log()}"

@@ -1,6 +1,6 @@
-"""A real file system that is small, for tests of full disks; needs no root.
+"""A small real file system, for tests of full disks; root is not needed.
 
-A process in a user and mount namespace of its own mounts it; others reach it by way of /proc.
+A process in its own user and mount namespace mounts it; other processes reach it through /proc.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _FILLER = "filler"
 
 @contextlib.contextmanager
 def small_disk(size_kib: int, *, max_files: int = 10_000) -> Generator[Path]:
-    """Return the root of an empty file system of this size, for as long as the body runs."""
+    """Yield the root of an empty file system of this size."""
     mount = (
         f"mount -t tmpfs -o size={size_kib}k,nr_inodes={max_files} tmpfs /mnt && echo mounted && exec sleep infinity"
     )
@@ -34,7 +34,7 @@ def small_disk(size_kib: int, *, max_files: int = 10_000) -> Generator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Leave no room on it, neither for bytes nor for names."""
+    """Fill the file system, so that it has neither space nor inodes left."""
     with (disk / f"{_FILLER}-0").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -44,6 +44,6 @@ def fill(disk: Path) -> None:
 
 
 def free(disk: Path) -> None:
-    """Make room again."""
+    """Free space again."""
     for path in disk.glob(f"{_FILLER}-*"):
         path.unlink()

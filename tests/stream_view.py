@@ -1,4 +1,4 @@
-"""Looks at streams as a test wants to see them."""
+"""Reads streams for assertions in tests."""
 
 from typing import Any
 
@@ -6,6 +6,6 @@ from shared.redis_connection import Redis
 
 
 async def entries(redis: Redis, stream: str) -> list[tuple[str, dict[str, bytes]]]:
-    """Return (entry id, fields) of everything on a stream."""
+    """Return (entry id, fields) of all entries of a stream."""
     found: Any = await redis.xrange(stream)
     return [(entry_id.decode(), {name.decode(): value for name, value in fields.items()}) for entry_id, fields in found]

@@ -1,7 +1,7 @@
-"""Makes a causal language model so small that a real vLLM engine on a CPU is a test fixture.
+"""Makes a causal language model that is small enough for a real vLLM engine on a CPU to be a test fixture.
 
-A Qwen3 of two layers and about 60 thousand weights, untied embeddings, and a tokenizer with one token a character. Its
-weights are random: what it writes means nothing, but it writes it with full-support probabilities.
+It is a Qwen3 of two layers and about 60 thousand weights with untied embeddings, and a tokenizer with one token per
+character. Its weights are random: its text has no meaning, but every token has a probability above 0.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_tiny_model(path: Path, *, seed: int = 0) -> Path:
-    """Write model and tokenizer to ``path`` as ``transformers`` would, and return it.
+    """Write model and tokenizer to ``path`` as ``transformers`` would, and return ``path``.
 
     The initialisation is wide, so that different seeds give clearly different distributions.
     """
@@ -71,7 +71,7 @@ def make_tiny_model(path: Path, *, seed: int = 0) -> Path:
 
 
 def make_tiny_moe(path: Path, *, seed: int = 0, router_aux_loss_coef: float = 0.001) -> Path:
-    """Write a mixture of four experts, of which each token gets two, with the same tokenizer, and return ``path``."""
+    """Write a mixture of four experts, two for each token, with the same tokenizer, and return ``path``."""
     torch.manual_seed(seed)
     config = Qwen3MoeConfig(
         vocab_size=VOCAB_SIZE,

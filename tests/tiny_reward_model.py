@@ -1,4 +1,4 @@
-"""Makes a reward model so small that a process which serves it is a test fixture; as tiny_model.py makes policies."""
+"""Makes a reward model that is small enough to serve in a test's process, like the policies of tiny_model.py."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tiny_reward_model(path: Path, *, seed: int = 0, num_labels: int = 1) -> Path:
-    """Write a Qwen3 with a head for ``num_labels`` numbers and a tokenizer to ``path``, and return it."""
+    """Write a Qwen3 with a head for ``num_labels`` outputs and a tokenizer to ``path``, and return ``path``."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCAB_SIZE,

@@ -1,4 +1,4 @@
-"""A real bubblewrap for the tests: HEADRACE_BWRAP, or the one in PATH, or Debian's package, only unpacked."""
+"""A real bubblewrap for the tests: HEADRACE_BWRAP, the one in PATH, or Debian's package, unpacked but not installed."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ def find_or_fetch(directory: Path) -> str:
     """Return the path of bubblewrap.
 
     Args:
-        directory: Where to put it if it has to be fetched; every user can read it.
+        directory: Where to put a downloaded one. Every user must be able to read it.
     """
     known = os.environ.get("HEADRACE_BWRAP") or shutil.which("bwrap")
     if known:

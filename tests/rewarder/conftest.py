@@ -1,4 +1,4 @@
-"""A scorer with real worker processes, and the rewarder as its own process."""
+"""A scorer with real worker processes, and the rewarder as a separate process."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def user(function: str) -> str:
 
 
 def call_with(*completions: str, **columns: object) -> RewardCall:
-    """Return a call for these completions; each keyword is the dataset row's value of a column."""
+    """Return a call for these completions. Each keyword is a column with its value in the data set's row."""
     return RewardCall(
         prompts=["p"] * len(completions),
         completions=list(completions),
@@ -59,7 +59,7 @@ def wait_for(condition: Callable[[], object], *, what: str, timeout_s: float = 1
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -67,7 +67,7 @@ def is_running(pid: int) -> bool:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return all processes below ``pid``, whatever their session."""
+    """Return all processes below ``pid``, in any process session."""
     parents: dict[int, int] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -79,7 +79,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def is_worker(pid: int) -> bool:
-    """Whether it leads a session, as workers do, and the fork server and the resource tracker do not."""
+    """Whether it leads a process session. Workers do; the fork server and the resource tracker do not."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -88,7 +88,7 @@ def is_worker(pid: int) -> bool:
 
 
 async def until(condition: Callable[[], Awaitable[object]], *, what: str, timeout_s: float = 120.0) -> None:
-    """Poll until ``condition`` is true, and let the event loop turn meanwhile."""
+    """Poll until ``condition`` is true, without blocking the event loop."""
     deadline = time.monotonic() + timeout_s
     while not await condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
@@ -97,7 +97,7 @@ async def until(condition: Callable[[], Awaitable[object]], *, what: str, timeou
 
 @pytest.fixture(scope="session")
 def bwrap() -> Iterator[str]:
-    """Return the path of a bubblewrap that users without rights can run, too."""
+    """Return the path of a bubblewrap that unprivileged users can run too."""
     with tempfile.TemporaryDirectory(prefix="headrace-bwrap-") as directory:
         Path(directory).chmod(0o755)
         yield find_or_fetch(Path(directory))
@@ -112,7 +112,7 @@ def metrics() -> RewarderMetrics:
 async def pool_and_scorer(
     metrics: RewarderMetrics, limits: Limits = LIMITS
 ) -> AsyncGenerator[tuple[WorkerPool, Scorer]]:
-    """Start two workers and a scorer; afterwards nothing of them is left."""
+    """Start two workers and a scorer, and check afterwards that no process of them is left."""
     loop_functions = LoopFunctions(places=limits.places, import_timeout_s=20.0)
     async with WorkerPool(
         num_workers=2, limits=limits, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
@@ -176,11 +176,11 @@ class RewarderProcess:
             )
 
     def log(self) -> str:
-        """Return everything it has said."""
+        """Return its whole log."""
         return self.log_file.read_text()
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the process still runs."""
         return self.process.poll() is None
 
     def wait_until_ready(self) -> None:
@@ -197,11 +197,11 @@ class RewarderProcess:
             wait_for(lambda: client.get(self.url("/readyz")).status_code == 200, what="/readyz")
 
     def url(self, path: str) -> str:
-        """Return the address of a route."""
+        """Return the URL of a route."""
         return f"http://127.0.0.1:{self.port}{path}"
 
     def stop(self) -> int:
-        """SIGTERM; return the exit code."""
+        """Send SIGTERM; return the exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=120)
 
@@ -213,7 +213,7 @@ class RewarderProcess:
 
 @contextlib.contextmanager
 def shared_rewarder(redis_url: str, log_file: Path, **settings: Any) -> Generator[SharedProcess[RewarderProcess]]:
-    """Share one among the tests of a file. In the end it has to stop in order."""
+    """Share one rewarder among the tests of a file. At the end it must stop as usual."""
 
     def start() -> RewarderProcess:
         rewarder = RewarderProcess(redis_url, log_file, **settings)
@@ -235,13 +235,13 @@ def shared_rewarder(redis_url: str, log_file: Path, **settings: Any) -> Generato
 
 @pytest.fixture
 def rewarder(shared: SharedProcess[RewarderProcess]) -> Iterator[RewarderProcess]:
-    """Return the rewarder that a file shares; it says in a fixture ``shared`` how it is set up."""
+    """Return the rewarder that a file's tests share. The file's fixture ``shared`` configures it."""
     yield from lent(shared)
 
 
 @pytest.fixture
 def client(rewarder: RewarderProcess) -> Iterator[httpx.Client]:
-    """Return a client of it that has its key."""
+    """Return a client of it, with its key."""
     headers = {"Authorization": "Bearer key-of-the-test"}
     with httpx.Client(base_url=rewarder.url(""), headers=headers, trust_env=False, timeout=120) as client:
         yield client
@@ -249,7 +249,7 @@ def client(rewarder: RewarderProcess) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def start_rewarder(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., RewarderProcess]]:
-    """Return a function that starts a rewarder; whatever is left of it at the end is killed."""
+    """Return a function that starts a rewarder; rewarders that still run at the end are killed."""
     started: list[RewarderProcess] = []
 
     def start(**settings: Any) -> RewarderProcess:

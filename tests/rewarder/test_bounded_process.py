@@ -1,4 +1,4 @@
-"""A command with a bound on its output is ended for certain, whatever is still in its pipes; no sandbox is needed."""
+"""A command whose output is limited can always be ended, also with full pipes. This does not need a sandbox."""
 
 import asyncio
 import os
@@ -19,12 +19,12 @@ RUN: dict[str, Any] = {"stdin": b"", "wall_s": 100.0, "output_bytes": 1000, "ide
 
 
 def state(pid: int) -> str:
-    """Return the state of a process in /proc's letters."""
+    """Return the state of a process as the letter in /proc."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 async def until_its_pipe_is_full(pid: int) -> None:
-    """Wait for a process that only writes to be blocked, whenever one looks."""
+    """Wait until a process that only writes is found blocked each time."""
     num_blocked = 0
 
     async def is_blocked() -> bool:

@@ -1,4 +1,4 @@
-"""Code of completions against tests, in a real sandbox: right is 1, wrong is less, and no trick is worth anything."""
+"""Completions' code against tests, in a real sandbox: right code gets 1, wrong code less, and no trick helps."""
 
 import asyncio
 import contextlib
@@ -153,7 +153,7 @@ async def test_a_trick_is_worth_nothing(scorer: Scorer) -> None:
 
 
 async def test_code_that_speaks_for_its_process_brings_no_builtins_along(scorer: Scorer) -> None:
-    """It can say to the judge what it likes, and that is data: here an ``abs`` that is always 0."""
+    """The code may send anything to the judge, which treats it as data; here an ``abs`` that always returns 0."""
     names = {"half": ["value", ["object", 0]], "__builtins__": ["value", ["dict", [["abs", ["object", 0]]]]]}
     cheat = (
         "import json, sys\nscope = sys._getframe(1).f_locals\n"
@@ -235,7 +235,7 @@ async def test_code_that_sleeps_through_its_time_is_wrong(scorer: Scorer) -> Non
 
 @pytest.fixture
 def crowd() -> Iterator[None]:
-    """Keep this process, and what it starts, on one processor that eight others want as well."""
+    """Keep this process and its children on one processor, together with eight busy processes."""
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(everywhere)})
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(8)]
@@ -442,14 +442,14 @@ async def test_a_killed_worker_takes_its_sandboxes_with_it(scorer: Scorer) -> No
         return name not in processes()
 
     await until(is_there, what="the code to run")
-    judging.cancel()  # the run is over, and the worker is killed
+    judging.cancel()  # the run has ended, and the worker is killed
     await asyncio.gather(judging, return_exceptions=True)
     await until(is_gone, what="the end of the code")
     assert await values(scorer, "def add(a, b): return a + b", tests=ADD) == [1.0]
 
 
 def processes() -> set[str]:
-    """Return the names that all processes have given themselves."""
+    """Return the names that processes have set for themselves."""
     names: set[str] = set()
     for file in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The sandbox of a real Docker engine, where there is one: the package, an engine, and the image must be there."""
+"""The sandbox of a real Docker engine. It needs the package, an engine and the image."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ LIMITS = Limits(wall_s=100.0, cpu_s=2)
 def sandbox() -> Iterator[DockerSandbox]:
     docker: Any = pytest.importorskip("docker")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the SDK leaves a socket open if nobody answers
+        warnings.simplefilter("ignore", ResourceWarning)  # the SDK leaves a socket open if nothing answers
         client, why_not = _client(docker)
         gc.collect()
     if client is None:

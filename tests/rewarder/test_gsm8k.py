@@ -1,4 +1,4 @@
-"""Every gold solution of GSM8K is right for its own row and wrong for the next, in the workers that judge a run's."""
+"""Every gold solution of GSM8K is right for its own row and wrong for the next, in the workers that score runs."""
 
 import asyncio
 import json
@@ -45,6 +45,6 @@ async def test_all_gold_solutions_are_right_for_their_row_and_wrong_for_the_next
 
 
 def another_answer(solutions: list[str], index: int) -> str:
-    """Return the gold answer of the next row that has another."""
+    """Return the gold answer of the next row with a different answer."""
     following = (solutions[(index + distance) % len(solutions)] for distance in range(1, len(solutions)))
     return next(solution for solution in following if number_of(solution) != number_of(solutions[index]))

@@ -1,4 +1,4 @@
-"""What a rewarder takes at a time: requests over HTTP, and calls of one function."""
+"""Limits of a rewarder: concurrent requests over HTTP, and concurrent calls of one function."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def metrics_url() -> str:
 def shared(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory, metrics_url: str
 ) -> Iterator[SharedProcess[RewarderProcess]]:
-    """Share a rewarder that works on two requests at a time and lets one wait."""
+    """Share a rewarder that handles two requests at a time and lets one more wait."""
     log_file = tmp_path_factory.mktemp("narrow") / "rewarder.log"
     settings = {
         "HEADRACE_MAX_INFLIGHT_REQUESTS": "2",
@@ -61,7 +61,7 @@ def body(function: str, **columns: str) -> dict[str, Any]:
 
 
 async def until_waiting(client: httpx.AsyncClient, metrics_url: str, *, how_many: int = 1) -> None:
-    """Return when as many requests wait for their turn."""
+    """Return when this number of requests waits."""
     line = f'headrace_reward_queue_depth{{lane="http",queue="requests"}} {float(how_many)}'
 
     async def are_waiting() -> bool:
@@ -71,7 +71,7 @@ async def until_waiting(client: httpx.AsyncClient, metrics_url: str, *, how_many
 
 
 async def two_under_way(client: httpx.AsyncClient, directory: Path) -> "list[asyncio.Task[httpx.Response]]":
-    """Return two requests that end when there is a file called ``go``."""
+    """Return two requests that end when the file ``go`` exists."""
     waits = body(user("waits_for_go"), directory=str(directory))
     worked_on = [asyncio.create_task(client.post("/v1/score", json=waits)) for _ in range(2)]
 

@@ -1,4 +1,4 @@
-"""A function that wants more memory than a worker has is told how much that is. Real worker processes."""
+"""If a function needs more memory than its worker has, the message says how much that is. Real worker processes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Edits of reward modules while the rewarder runs: real files, real worker processes, looks when the test says so."""
+"""Edits of reward modules while the rewarder runs: real files and workers; the test decides when files are checked."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ def waits(go, started, **_):
 
 
 class Edited:
-    """A module with a package beside it, a scorer that knows it, and the watch over both."""
+    """A module and a package, a scorer that knows the module, and the watch over both."""
 
     def __init__(self, directory: Path, pool: WorkerPool, scorer: Scorer) -> None:
         self.directory = directory
@@ -47,7 +47,7 @@ class Edited:
         self.watch = ModuleWatch(self.functions, places=RewardPlaces((str(directory),)), every_s=1.0)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file as editors do: beside it, then renamed over it."""
+        """Write a file as editors do: under another name, then renamed."""
         path = self.directory / name
         path.parent.mkdir(exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -55,7 +55,7 @@ class Edited:
         os.replace(new, path)
 
     async def look_twice(self) -> None:
-        """The first look sees that something was touched, the second that it is done."""
+        """Check the files twice: the first check sees a change, the second that it is complete."""
         await self.watch.look()
         await self.watch.look()
 
@@ -66,11 +66,11 @@ class Edited:
         return rows[0]
 
     async def values(self, *names: str) -> list[float | None]:
-        """Return what functions say of one completion."""
+        """Return the functions' values for one completion."""
         return [outcome.value for outcome in await self.outcomes(*names)]
 
     def warning(self) -> str:
-        """Return the one warning that all functions of the module are listed with."""
+        """Return the warning in the list, which is the same for all functions of the module."""
         (warning,) = {warning for _, _, _, warning in self.functions.listed()}
         return warning
 
@@ -187,7 +187,7 @@ async def test_a_file_that_has_vanished_costs_nothing_but_a_warning(edited: Edit
     (edited.directory / "edited_parts" / "late.py").unlink()
     await edited.look_twice()
     assert edited.warning().endswith("edited_rewards.py, late.py has vanished")
-    edited.pool.renew()  # new workers import it too, and so does one that asks for it for the first time
+    edited.pool.renew()  # new workers import the module too, and so does a worker that needs it for the first time
     assert await edited.values(SYNC, LAZY) == [1.0, 5.0]
     edited.write("edited_parts/late.py", "VALUE = 6.0")
     edited.write("edited_rewards.py", SOURCE.format("1.0"))
@@ -231,7 +231,7 @@ async def test_two_modules_with_a_part_in_common_are_each_scored_with_the_part_t
 ) -> None:
     edited.write("edited_parts/deep.py", "EXTRA = 0.25")
     edited.write("edited_others.py", SOURCE.format("10.0"))
-    # The other module is imported now; the first has not been looked at since.
+    # The other module is imported now. The first one has not been checked since.
     others = ("edited_others:sync", "edited_others:on_loop")
     for _ in range(3):
         assert await edited.values(SYNC, others[0], ON_LOOP, others[1]) == [1.0, 10.25, 1.0, 10.25]

@@ -1,4 +1,4 @@
-"""Schemathesis against the running rewarder: whatever its OpenAPI document allows or forbids, it answers as it says."""
+"""Schemathesis against the running rewarder: every response matches its OpenAPI document."""
 
 import importlib.util
 from collections.abc import Iterator

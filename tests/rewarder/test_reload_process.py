@@ -1,4 +1,4 @@
-"""Edits of reward modules as users meet them: the rewarder is its own process, and nobody asks for a check."""
+"""Edits of reward modules as users see them: the rewarder is a separate process and checks the files by itself."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ def score(rewarder: RewarderProcess) -> tuple[float | None, str]:
 
 
 def listed(rewarder: RewarderProcess) -> dict[str, Any]:
-    """Return the function's entry in GET /v1/rewards."""
+    """Return a function's entry in GET /v1/rewards."""
     answer = httpx.get(rewarder.url("/v1/rewards"), headers=KEY, timeout=60, trust_env=False).raise_for_status().json()
     (entry,) = [item for item in answer["reward_funcs"] if item["name"] == NAME]
     return dict(entry)

@@ -1,4 +1,4 @@
-"""``reward_kwargs`` from a run or a request to the function, in a worker and on the loop, and refused before that."""
+"""``reward_kwargs`` of a run or request reach the function in a worker or on the event loop, or are refused before."""
 
 import asyncio
 import time

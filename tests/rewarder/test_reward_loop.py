@@ -281,7 +281,7 @@ async def test_stopping_lets_running_groups_finish_and_gives_the_lease_back(
         await add(redis, keys, with_columns(completed_group("00000002"), directory=str(tmp_path)))
         (tmp_path / "go").touch()
     scored = [fields["group_id"] for _, fields in await entries(redis, keys.scored)]
-    assert b"00000001" in scored  # the second one may come first: a read was under way
+    assert b"00000001" in scored  # the second one may come first, because a read was in progress
     assert await alive(redis, leases=keys.leases(REWARDERS)) == set()
     assert await redis.xlen(keys.completions) + len(scored) == 2, "what was not scored is still in the stream"
 

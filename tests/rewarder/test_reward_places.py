@@ -1,4 +1,4 @@
-"""A key names reward functions; it does not run what else is installed. A real rewarder, asked as an attacker would."""
+"""A reward function's name cannot run other installed code. A real rewarder, with an attacker's requests."""
 
 import contextlib
 import os
@@ -67,7 +67,7 @@ def own(completions, **_):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with a reward path, what lies beside it, and what is installed."""
+    """Return a directory with a reward path, forbidden files next to it, and installed packages."""
     top = tmp_path_factory.mktemp("places")
     for name in (
         "rewards",
@@ -106,13 +106,13 @@ def marks(places: Path) -> list[str]:
 
 
 def shell_of(mark: Path) -> dict[str, Any]:
-    """Return arguments that make most of what runs a command leave a mark."""
+    """Return keyword arguments that would make most functions which run a command leave a mark."""
     command = f"touch {mark}"
     return {"command": command, "cmd": command, "args": ["touch", str(mark)]}
 
 
 def attack(client: httpx.Client, name: str, kwargs: dict[str, Any]) -> list[str]:
-    """Score with it, once without keyword arguments and once with each; return all that was said."""
+    """Score with the function, once without keyword arguments and once with each; return all responses."""
     said: list[str] = []
     for given in ({}, *({key: value} for key, value in kwargs.items())):
         reply = client.post(

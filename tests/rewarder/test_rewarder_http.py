@@ -1,4 +1,4 @@
-"""The rewarder's routes over real HTTP: what is good is answered, what is bad gets a sentence."""
+"""The rewarder's routes over real HTTP: valid requests are answered, invalid ones get a message."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The rewarder as users meet it: its own process, real HTTP, signals, kill -9."""
+"""The rewarder as a process: real HTTP, signals, kill -9."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""What a program may try in the sandbox, tried in a real one: it computes, and nothing else comes of it."""
+"""What a program may try in a real sandbox: it can compute, but has no other effect."""
 
 import asyncio
 import os
@@ -199,7 +199,7 @@ except ValueError:
 
 
 def test_a_worker_s_own_limits_do_not_break_it(bwrap: str) -> None:
-    """A worker has hard limits on memory and files, which what it starts inherits and cannot raise."""
+    """A worker has hard limits on memory and files. Its child processes inherit them and cannot raise them."""
     program = (
         "import asyncio, resource\n"
         "from services.rewarder.sandbox.bubblewrap import BubblewrapSandbox\n"
@@ -261,7 +261,7 @@ def test_a_service_that_is_not_root_has_a_sandbox_too(bwrap: str) -> None:
         "finished = asyncio.run(sandbox.run('import os; print(os.getpid())', limits=Limits(wall_s=60)))\n"
         "print(os.geteuid(), finished)\n"
     )
-    with tempfile.TemporaryDirectory(prefix="headrace-not-root-") as directory:  # where that user can read
+    with tempfile.TemporaryDirectory(prefix="headrace-not-root-") as directory:  # where the sandbox's user can read
         Path(directory).chmod(0o755)
         shutil.copytree(ROOT / "services" / "rewarder" / "sandbox", f"{directory}/services/rewarder/sandbox")
         done = subprocess.run(

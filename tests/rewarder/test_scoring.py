@@ -1,4 +1,4 @@
-"""Every way a reward function can go wrong costs its own outcomes and nothing else. Real worker processes."""
+"""A failing reward function affects only its own outcomes. Real worker processes."""
 
 import asyncio
 import hashlib
@@ -129,7 +129,7 @@ async def test_a_function_that_kills_its_process_is_an_error_and_the_worker_is_r
 
 
 async def test_the_exit_code_is_the_process_s_own_while_others_are_started(scorer: Scorer) -> None:
-    """Process.start reads the exit codes of ended processes, and a second reader of one is told 255."""
+    """Process.start reads the exit codes of ended processes. A second reader of an exit code gets 255."""
     calls = (outcomes_of(scorer, user("crashes"), call=call_with("a")) for _ in range(200))
     details = [rows[0][0].detail for rows in await asyncio.gather(*calls)]
     assert {detail: details.count(detail) for detail in details} == {
@@ -267,7 +267,7 @@ async def test_an_edited_file_is_imported_by_nobody_before_a_check_and_by_all_af
         file.write_text("this is no python")
         for _ in range(2):  # both workers are replaced
             await outcomes_of(scorer, crashes, call=call_with("a"))
-        # on_loop was never imported here, late was never asked for: both come from what was checked.
+        # on_loop was never imported here and late was never called. Both come from the version that was checked.
         rows = await outcomes_of(scorer, sync, on_loop, late, call=call_with("a"))
         assert [(outcome.value, outcome.version) for outcome in rows[0]] == [(1.0, versions[0])] * 3
 

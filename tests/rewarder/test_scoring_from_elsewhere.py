@@ -1,4 +1,4 @@
-"""The client in docs/scoring-from-elsewhere.md, word for word, called as TRL's GRPOTrainer calls a reward function."""
+"""The client in docs/scoring-from-elsewhere.md, unchanged, called as TRL's GRPOTrainer calls a reward function."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ def shared(
 
 
 def reward_function(rewarder: RewarderProcess, *, key: str = "key-of-the-test", functions: str | None = None) -> Any:
-    """Return the page's function, with nothing changed but where the rewarder is, its key, and perhaps the names."""
+    """Return the page's function with only the rewarder's URL and key replaced, and the names if they are given."""
     (code,) = re.findall(r"```python\n(import httpx\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     changed = code.replace("http://127.0.0.1:8001", rewarder.url("")).replace("Bearer KEY", f"Bearer {key}")
     assert changed.count(rewarder.url("")) == changed.count(f"Bearer {key}") == 1

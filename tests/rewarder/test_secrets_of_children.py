@@ -1,4 +1,4 @@
-"""No process that a rewarder starts is given a key or the address of Redis. Real processes, read from /proc."""
+"""A rewarder's child processes never get a key or the address of Redis. Real processes, read from /proc."""
 
 import threading
 import time

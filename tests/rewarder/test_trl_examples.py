@@ -1,8 +1,8 @@
-"""Reward functions written for TRL run here as they are: those of its package, of its documentation and of a recipe.
+"""Reward functions written for TRL work here unchanged: those of its package, of its documentation and of a recipe.
 
-The package's are called where they are installed. The documentation's and the recipe's are read out of their documents,
-which are no part of this repository (ORIGINALS), and run unchanged. Without them only functions of the same shapes, in
-user_code/trl_shaped_rewards.py, go through the same assertions.
+The package's functions are called where they are installed. Those of the documentation and the recipe are extracted
+from their documents, which are not in this repository (ORIGINALS), and run unchanged. Without the documents, only
+similar functions, in user_code/trl_shaped_rewards.py, are tested in the same way.
 """
 
 import ast
@@ -30,7 +30,7 @@ ORIGINALS = {
     "TRL_GRPO_DOC": "docs/source/grpo_trainer.md of github.com/huggingface/trl",
     "GRPO_COOKBOOK_NOTEBOOK": "notebooks/en/fine_tuning_llm_grpo_trl.ipynb of github.com/huggingface/cookbook",
 }
-"""By the environment variable with the path of it."""
+"""By the environment variable with the document's path."""
 SUPPLIED = """
 def check_math_solution(prompt, completion):
     return "4" in completion
@@ -39,11 +39,11 @@ def check_math_solution(prompt, completion):
 def test_code_solution(prompt, completion):
     return "def " in completion
 """
-"""What the multi-task example of TRL's documentation leaves to its reader."""
+"""Definitions that the multi-task example of TRL's documentation expects its reader to add."""
 
 
 def definitions(code: str) -> str:
-    """Return the imports of plain modules and the functions of a piece of code, letter by letter."""
+    """Return the imports of plain modules and the function definitions in a piece of code, unchanged."""
     kept: list[str] = []
     for statement in ast.parse(code).body:
         text = ast.get_source_segment(code, statement) or ""
@@ -61,7 +61,7 @@ def document(variable: str) -> str:
 
 
 def from_documentation(directory: Path, function: str, parameter: str) -> str:
-    """Write the module with the documentation's function of this name that has this parameter; return its full name."""
+    """Write a module with the documentation's function of this name and parameter; return the function's full name."""
     section = document("TRL_GRPO_DOC").partition("### Using a custom reward function")[2].partition("\n### ")[0]
     for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
         found = re.search(rf"def {function}\(([^)]*)\)", block)
@@ -72,7 +72,7 @@ def from_documentation(directory: Path, function: str, parameter: str) -> str:
 
 
 def from_recipe(directory: Path, function: str) -> str:
-    """Write the module with the recipe's function; return its full name."""
+    """Write a module with the recipe's function; return its full name."""
     cells = json.loads(document("GRPO_COOKBOOK_NOTEBOOK"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (code,) = [source for source in sources if f"def {function}(" in source]
@@ -81,7 +81,7 @@ def from_recipe(directory: Path, function: str) -> str:
 
 
 async def score(directory: Path, *names: str, completions: list[Any], **more: Any) -> list[tuple[RewardOutcome, ...]]:
-    """Score with the real thing: workers, event loop, outcomes."""
+    """Score with real workers and a real event loop."""
     limits = Limits(LIMITS.memory_bytes, LIMITS.open_files, RewardPlaces((str(USER_CODE), str(directory)), ("trl",)))
     prompts = more.pop("prompts", ["The sky is", "The sun is"])
     ids = [pack_ids(found) for found in more.pop("completion_ids")] if "completion_ids" in more else None

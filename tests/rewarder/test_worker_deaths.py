@@ -1,4 +1,4 @@
-"""Workers and fork servers that are killed or stopped, for real: their calls are made again, and others take over."""
+"""Workers and fork servers are killed or stopped: their calls are repeated by others. Real processes."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ KILLED = "it was killed by SIGKILL (if nobody did that, the machine or its conta
 
 
 def fork_servers(pid: int) -> set[int]:
-    """Return the fork servers of a process that run now."""
+    """Return the running fork servers of a process."""
 
     def is_one(child: int) -> bool:
         try:
@@ -42,7 +42,7 @@ def fork_servers(pid: int) -> set[int]:
 
 @pytest.fixture
 async def pool(metrics: RewarderMetrics) -> AsyncIterator[WorkerPool]:
-    """One worker, of a fork server that no other test has had."""
+    """Return a pool with one worker, from a fork server that no other test has used."""
     fork_server.end_fork_server()
     await eventually(lambda: not fork_servers(os.getpid()))
     async with WorkerPool(
@@ -52,17 +52,17 @@ async def pool(metrics: RewarderMetrics) -> AsyncIterator[WorkerPool]:
 
 
 def has_gone(pid: int) -> Callable[[], bool]:
-    """Return a condition."""
+    """Return a condition that is true once the process has ended."""
     return lambda: not is_running(pid)
 
 
 def started_in(directory: Path) -> Iterator[int]:
-    """Return the processes that have begun with a call that waits for a file."""
+    """Yield the processes that have begun a call which waits for a file."""
     return (int(path.name.removeprefix("started-")) for path in directory.glob("started-*"))
 
 
 class Waiting:
-    """A call that is at work until it is let go."""
+    """A call that runs until it is released."""
 
     def __init__(self, pool: WorkerPool, directory: Path, *, timeout_s: float = 120.0) -> None:
         self.directory = directory
@@ -71,14 +71,14 @@ class Waiting:
         self._seen: set[int] = set()
 
     async def next_worker(self) -> int:
-        """Return the worker that has begun with it."""
+        """Return the next worker that has begun the call."""
         await eventually(lambda: set(started_in(self.directory)) - self._seen)
         (worker,) = set(started_in(self.directory)) - self._seen
         self._seen.add(worker)
         return worker
 
     async def value(self) -> float | None:
-        """Let it go, and return the reward."""
+        """Release the call, and return the reward."""
         (self.directory / "go").touch()
         answer, _ = await self.task
         return answer.verdicts[0].value
@@ -246,7 +246,7 @@ def test_a_rewarder_whose_fork_server_is_killed_while_it_starts_comes_up(start_r
 def test_a_rewarder_that_can_start_no_worker_any_more_ends_and_says_why(
     start_rewarder: StartRewarder, tmp_path: Path
 ) -> None:
-    # The name of a socket has at most 107 bytes, which leaves no room for the names of tests.
+    # A socket's path has at most 107 bytes, which is too short for the names of tests.
     directory, is_ready = Path(tempfile.mkdtemp(prefix="headrace-")), tmp_path / "is-ready"
     impatient = (
         "import pathlib, sys, threading, time\nfrom services.rewarder import __main__, worker_pool\n"
@@ -260,7 +260,7 @@ def test_a_rewarder_that_can_start_no_worker_any_more_ends_and_says_why(
     rewarder.wait_until_ready()
     is_ready.touch()  # on a busy machine the first worker needs longer than that
     (server,) = fork_servers(rewarder.process.pid)
-    shutil.rmtree(directory)  # where the next fork server's socket would be
+    shutil.rmtree(directory)  # the path of the next fork server's socket
     os.kill(server, signal.SIGKILL)
     assert rewarder.process.wait(timeout=120) == 1
     (reason,) = (line for line in rewarder.log().splitlines() if '"CRITICAL"' in line)

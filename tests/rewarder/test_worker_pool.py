@@ -1,4 +1,4 @@
-"""Queueing in front of the workers: fair between lanes, bounded, and no part of a function's deadline."""
+"""The queue in front of the workers: fair between lanes, limited, and not counted in a function's deadline."""
 
 import asyncio
 import os
@@ -59,7 +59,7 @@ async def test_the_deadline_does_not_run_while_a_call_queues(
         await eventually(lambda: num_queued() == 1.0)
         loop = asyncio.get_running_loop()
         clock = loop.time
-        monkeypatch.setattr(loop, "time", lambda: clock() + 120.0)  # longer than it may take, as timers see it
+        monkeypatch.setattr(loop, "time", lambda: clock() + 120.0)  # longer than the timeout, as timers measure it
         (tmp_path / "go").touch()
         await holder
         answer, _ = await patient
@@ -145,7 +145,7 @@ async def test_the_processor_time_of_an_import_is_bounded_by_its_own_deadline(me
 
 
 class Held:
-    """Stands in for processes that import: those of ``held`` modules never come back."""
+    """Plays processes that import modules: the imports of ``held`` modules never return."""
 
     def __init__(self, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_held = 0

@@ -1,4 +1,4 @@
-"""A CA of a test's own, and certificates that it issues."""
+"""A CA for tests, and the certificates that it issues."""
 
 import datetime
 import ipaddress
@@ -15,13 +15,13 @@ NAMES = ("127.0.0.1", "localhost")
 
 @dataclass(frozen=True)
 class Issued:
-    """The files of a certificate."""
+    """The files of an issued certificate."""
 
     cert: Path
     key: Path
 
     def environment(self, authority: "Authority") -> dict[str, str]:
-        """Return what a service is told."""
+        """Return the TLS variables for a service."""
         return {
             "HEADRACE_TLS_CERT_FILE": str(self.cert),
             "HEADRACE_TLS_KEY_FILE": str(self.key),
@@ -33,8 +33,8 @@ class Authority:
     """A CA.
 
     Args:
-        directory: For its files.
-        name: Stands in what it issues.
+        directory: Directory for its files.
+        name: Its name in the certificates that it issues.
     """
 
     def __init__(self, directory: Path, name: str = "authority of the test") -> None:
@@ -52,13 +52,13 @@ class Authority:
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, *names: str, days: float = 5, file: str = "service", password: bytes = b"") -> Issued:
-        """Issue a certificate for these names and addresses, of this machine's if none is given.
+        """Issue a certificate for these names and addresses; by default, for those of this machine.
 
         Args:
             names: Names and IP addresses.
-            days: It is valid for so long, from now on; negative has expired.
-            file: Name of its files. What they held before is replaced.
-            password: Of its key.
+            days: Days until it expires; negative if it has expired already.
+            file: Name of its files, which are replaced if they exist.
+            password: Password of its key.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         chosen = names or NAMES

@@ -1,4 +1,4 @@
-"""The certificate that a service shows, what is wrong with one, and that a renewed one is shown without a restart."""
+"""A service's certificate: what may be wrong with it, and that a renewed one is used without a restart."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class Listener:
-    """Shakes hands with whoever connects, and says "hello" to those who let it."""
+    """Accepts TLS connections, and sends "hello" to clients that complete the handshake."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class Listener:
 
 
 def serial_shown(port: int, authority: Authority) -> int:
-    """Return the serial number of the certificate that is shown to a new connection."""
+    """Return the serial number of the certificate that a new connection gets."""
     context = ssl.create_default_context(cafile=str(authority.file))
     with (
         socket.create_connection(("127.0.0.1", port), timeout=10) as connection,
@@ -98,7 +98,7 @@ def test_a_certificate_that_is_renewed_is_shown_to_the_next_who_connects(
 def test_files_that_do_not_fit_each_other_change_nothing_and_are_said(
     authority: Authority, listening: list[Listener], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As for a moment when one of them is written and the other is not yet."""
+    """As in the moment when one of the two files is written and the other is not."""
     first = authority.issue()
     certificate = ServerCertificate(first.cert, first.key, look_every_s=0)
     listening.append(Listener(certificate.context))
@@ -184,7 +184,7 @@ def test_what_clients_will_make_of_a_certificate_is_known_before_it_is_shown(
 
 
 def asked(url: str, authority: Authority) -> str:
-    """Return what is said of a call that fails."""
+    """Return the error message of a failing call."""
     with (
         httpx.Client(verify=trusted(authority.file), trust_env=False, timeout=120) as client,
         pytest.raises(httpx.TransportError) as raised,

@@ -1,4 +1,4 @@
-"""Services over TLS, one call at a time: who shows a certificate to whom, and what is said where it is refused."""
+"""Services over TLS, one call at a time: which certificate each shows, and the message if it is refused."""
 
 import asyncio
 import socket
@@ -38,7 +38,7 @@ def stranger(tmp_path: Path) -> Authority:
 
 
 async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-    """Be ready, send back what is sent to /echo, and refuse everything else as a service without that route does."""
+    """Be ready, echo the body of /echo, and refuse everything else like a service without that route."""
     status, body = (200, b'{"status": "ready"}') if scope["path"] == "/readyz" else (404, b"{}")
     if scope["path"] == "/echo":
         status, body, more = 200, b"", True
@@ -71,7 +71,7 @@ class Served:
 
 
 async def said_of(url: str, tls: PeerTls) -> str:
-    """Return what the trainer says of a generator that it cannot ask."""
+    """Return the trainer's message about a generator that it cannot reach."""
     async with httpx.AsyncClient(**tls.for_async_client()) as client:
         with pytest.raises((UnavailableError, Exception)) as raised:
             await Replica("generator-0", url, client).info(timeout_s=10)
@@ -79,7 +79,7 @@ async def said_of(url: str, tls: PeerTls) -> str:
 
 
 def sent_in_one_go(port: int, authority: Authority, *records: bytes) -> bytes:
-    """Send some TLS records in one piece, and return what is answered."""
+    """Send several TLS records in one piece, and return the response."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     spoken = trusted(authority.file).wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
@@ -133,7 +133,7 @@ async def test_the_trainer_calls_generators_over_tls_and_says_why_it_refuses_one
 async def test_certificates_of_generators_may_be_for_one_name_whatever_their_addresses_are(
     authority: Authority,
 ) -> None:
-    """Replicas of a Compose service have addresses that nobody knows when the certificate is issued."""
+    """Replicas of a Compose service have addresses that are not known when the certificate is issued."""
     async with Served(authority.issue("generator")) as generator:
         assert "HTTP 404" in await said_of(generator.url, PeerTls(authority.file, "generator"))
         assert "its certificate is not for 127.0.0.1" in await said_of(generator.url, PeerTls(authority.file))

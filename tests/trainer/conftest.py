@@ -9,5 +9,5 @@ from tests.tiny_model import make_tiny_model
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a tiny model. Read it, do not write to it."""
+    """Return the directory of a tiny model. Do not change it."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model")

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def make_config(model: Path, **settings: Any) -> RunConfig:
-    """Return a run config whose every training setting is plain, but for those given."""
+    """Return a run config with the simplest training settings, except for the given ones."""
     plain: dict[str, Any] = {
         "model": str(model),
         "dataset_name": "train.jsonl",
@@ -37,26 +37,27 @@ def make_core(model: Path, *, total_steps: int = 10, **settings: Any) -> PolicyC
 
 
 GRADIENT_DESCENT: Any = {"learning_rate": 1e6, "adam_epsilon": 1e6}
-"""Settings under which AdamW's first step is ``weights -= gradient`` to one part in a million: an epsilon that dwarfs
-the second moment cancels the learning rate."""
+"""Settings with which AdamW's first step is ``weights -= gradient`` to one part in a million: an epsilon much larger
+than the second moment cancels the learning rate.
+"""
 
 
 ODD_GENERATION_CONFIG: Any = {"do_sample": False, "temperature": 0.7}
-"""Settings that transformers loads with a warning and refuses to save: without sampling there is no temperature."""
+"""Generation settings that transformers loads with a warning but refuses to save: a temperature without sampling."""
 
 
 def copy_with_odd_generation(model: Path, to: Path) -> Path:
-    """Copy a model to ``to``, give it settings of generation that transformers refuses to save, and return it."""
+    """Copy a model to ``to`` with generation settings that transformers refuses to save, and return ``to``."""
     shutil.copytree(model, to)
     (to / "generation_config.json").write_text(json.dumps(ODD_GENERATION_CONFIG))
-    # transformers takes this one over into the generation config of a model that is made from its config alone.
+    # transformers copies this setting into the generation config of a model that is created from its config only.
     config = json.loads((to / "config.json").read_text())
     (to / "config.json").write_text(json.dumps(config | {"pad_token_id": -1}))
     return to
 
 
 def assert_odd_generation(model: Path) -> None:
-    """Assert that a model directory has those settings still."""
+    """Assert that a model directory still has those settings."""
     found = json.loads((model / "generation_config.json").read_text())
     assert {name: found.get(name) for name in ODD_GENERATION_CONFIG} == ODD_GENERATION_CONFIG
 
@@ -64,7 +65,7 @@ def assert_odd_generation(model: Path) -> None:
 def make_row(
     token_ids: Sequence[int], loss_mask: Sequence[int], *, advantage: float = 1.0, generator_logprob: float = -2.0
 ) -> TrainRow:
-    """Return a row whose every sampled token has the same generator logprob."""
+    """Return a row in which all sampled tokens have the same generator logprob."""
     return TrainRow(
         token_ids=np.array(token_ids, dtype=np.int32),
         loss_mask=np.array(loss_mask, dtype=np.uint8),
@@ -74,12 +75,12 @@ def make_row(
 
 
 def per_token_advantages(row: TrainRow) -> Logprobs:
-    """Return an advantage for each sampled token, of both signs."""
+    """Return an advantage for each sampled token, with both signs."""
     return np.linspace(-1.5, 1.0, row.num_sampled).astype(np.float32)
 
 
 def random_rows(count: int, *, seed: int = 0) -> list[TrainRow]:
-    """Return rows of several lengths, some of them with two sampled stretches, with advantages of both signs."""
+    """Return rows of several lengths with advantages of both signs; some rows have two sampled stretches."""
     rng = np.random.default_rng(seed)
     rows: list[TrainRow] = []
     for index in range(count):

@@ -1,7 +1,7 @@
-"""The training rank, on a machine on which a pass over one certain token ends the process.
+"""A training rank that ends when a certain token is in a pass.
 
-``DEADLY`` says how: ``kill`` as the kernel kills a process that takes too much memory, ``raise`` as a library does that
-nobody foresaw.
+``DEADLY`` says how: ``kill`` as the kernel kills a process that uses too much memory, ``raise`` as an unexpected
+exception in a library does.
 """
 
 import os

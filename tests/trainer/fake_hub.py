@@ -1,8 +1,8 @@
-"""A Hugging Face Hub of this machine: repositories, files in git and in LFS, tokens. Real huggingface_hub talks to it.
+"""A Hugging Face Hub on this machine: repositories, files in git and LFS, tokens. The real huggingface_hub talks to it.
 
 POST api/repos/create                a repository of the token's owner
 POST api/models/ID/preupload/main    which files go to LFS
-POST ID.git/info/lfs/objects/batch   where these are put, by SHA-256
+POST ID.git/info/lfs/objects/batch   the upload URLs of these files, by SHA-256
 PUT  lfs/OID                         one of them
 POST api/models/ID/commit/main       the files in git, and the names of those in LFS
 """
@@ -23,16 +23,16 @@ OWNER = "someone"
 
 @dataclass
 class FakeHub:
-    """What it holds.
+    """The content of the hub.
 
     Attributes:
         url: Its address.
         files: Contents by ``owner/name`` and path, once committed.
-        private: Repositories that are.
-        messages: Of the commits.
-        refused: Status and sentence with which uploads to LFS are refused; None accepts them.
-        hold: While it is cleared, uploads to LFS are not answered.
-        asked_to_store: Set when one has begun.
+        private: Names of private repositories.
+        messages: Messages of the commits.
+        refused: Status and message for all uploads to LFS; None accepts them.
+        hold: While it is cleared, uploads to LFS get no response.
+        asked_to_store: Set when an upload to LFS has begun.
     """
 
     url: str = ""
@@ -48,7 +48,7 @@ class FakeHub:
         self.hold.set()
 
     def answer(self, method: str, path: str, body: bytes, token: str | None) -> tuple[int, dict[str, Any]]:
-        """Return the status and the JSON of one request."""
+        """Return status and JSON for one request."""
         if method == "PUT" and path.startswith("/lfs/"):
             self.asked_to_store.set()
             self.hold.wait(timeout=60)
@@ -98,7 +98,7 @@ class FakeHub:
 
 @contextmanager
 def fake_hub() -> Generator[FakeHub]:
-    """Serve one on loopback."""
+    """Serve a hub on loopback."""
     hub = FakeHub()
 
     class Handler(BaseHTTPRequestHandler):
@@ -125,7 +125,7 @@ def fake_hub() -> Generator[FakeHub]:
             self.wfile.write(data)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-            """Nothing to a test's output."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -1,4 +1,4 @@
-"""Runs incarnations of the real trainer, in this process or their own, and looks at what they left behind."""
+"""Runs incarnations of the real trainer, in this process or in others, and reads the files that they leave."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 
 
 def small_config(directory: Path, model: Path, **settings: Any) -> RunConfig:
-    """Return the config of a run of six steps on two groups each; its data set is written to ``directory``."""
+    """Return the config of a run of six steps with two groups each, and write its data set to ``directory``."""
     rows = directory / "train.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"a{number % 7}="}) + "\n" for number in range(20)))
     plain: dict[str, Any] = {
@@ -40,7 +40,7 @@ def small_config(directory: Path, model: Path, **settings: Any) -> RunConfig:
 
 
 async def create(redis: Redis, config: RunConfig, directory: Path) -> None:
-    """Create the run, with ``directory / "run"`` as its directory."""
+    """Create the run with ``directory / "run"`` as its directory."""
     await RunStore(redis).create(RUN_ID, config, run_dir=str(directory / "run"))
 
 
@@ -52,7 +52,7 @@ async def train(
     terminate: asyncio.Event | None = None,
     meddle: Callable[[Parts], None] = lambda parts: None,
 ) -> tuple[Ending, TrainingLoop]:
-    """Run one incarnation of the trainer to its end. ``meddle`` is done to its parts before it begins."""
+    """Run one incarnation of the trainer to its end. ``meddle`` may change its parts before it begins."""
     store = RunStore(redis)
     record = await store.get(RUN_ID)
     assert record is not None
@@ -74,14 +74,14 @@ async def train(
 async def rank_process(
     redis_url: str, run_id: str, directory: Path, *, module: str = "services.trainer.rank", **variables: str
 ) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Run one training rank as a process; what it prints is in ``directory / RUN_ID.log``.
+    """Run one training rank as a process; its output is in ``directory / RUN_ID.log``.
 
     Args:
-        redis_url: Of the run's server.
-        run_id: Of the run.
-        directory: Of runs.
-        module: What is started instead of the rank itself.
-        variables: Of its environment, besides ours.
+        redis_url: The run's Redis.
+        run_id: The run's id.
+        directory: The directory of runs.
+        module: The module to start instead of the rank itself.
+        variables: Additional environment variables.
     """
     environment = {**os.environ, "HEADRACE_REDIS_URL": redis_url, "HEADRACE_RUNS_DIR": str(directory), **variables}
     with (directory / f"{run_id}.log").open("ab") as output:
@@ -104,7 +104,7 @@ async def rank_process(
 
 
 def trained_groups(run_dir: Path) -> dict[int, list[int]]:
-    """Return the groups of each step, as the rollout log has them."""
+    """Return the groups of each step, from the rollout log."""
     steps: dict[int, list[int]] = {}
     for path in sorted((run_dir / "rollouts").glob("step_*.jsonl")):
         rows = json_lines(path)
@@ -113,7 +113,7 @@ def trained_groups(run_dir: Path) -> dict[int, list[int]]:
 
 
 def newest_ledger(run_dir: Path) -> dict[str, Any]:
-    """Return the ledger in the newest checkpoint."""
+    """Return the ledger of the newest checkpoint."""
     newest = max((run_dir / "checkpoints").glob("step_*"))
     state = json.loads((newest / "trainer_state.json").read_text())
     ledger: dict[str, Any] = state["extra"]["ledger"]
@@ -121,5 +121,5 @@ def newest_ledger(run_dir: Path) -> dict[str, Any]:
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return a log of the run."""
+    """Return the rows of one of the run's logs."""
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What tests of pauses are made of: a grader that fails, a look from outside, a trainer beside the test."""
+"""Building blocks for tests of pauses: a failing grader, an observer of the run, and a trainer beside the test."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 
 
 class Grader:
-    """A reward function that can be broken and mended, and knows which groups it failed."""
+    """A reward function that can be broken and repaired, and that records which groups it failed."""
 
     def __init__(self, *, works: bool = True) -> None:
         self.works = works
@@ -33,7 +33,7 @@ class Grader:
 
 
 class Watcher:
-    """Looks at the run from outside, as its API does."""
+    """Observes the run from outside, like its API."""
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
@@ -45,7 +45,7 @@ class Watcher:
         return found
 
     async def until(self, is_so: Callable[[RunRecord], bool]) -> RunRecord:
-        """Wait until something is true of the record."""
+        """Wait until a condition on the run's record is true."""
         found: list[RunRecord] = []
 
         async def look() -> bool:
@@ -59,14 +59,14 @@ class Watcher:
         return await self.until(lambda it: it.pause is not None and it.pause.by == by)
 
     async def reports(self, count: int) -> RunRecord:
-        """Wait for so many more reports of the rank; each says what was true after this was called."""
+        """Wait for this many more reports of the rank; each describes the state after this call."""
         for _ in range(count):
             last = (await self.record()).progress.updated_at_s
             await self.until(lambda it, last=last: it.progress.updated_at_s > last)  # type: ignore[misc]
         return await self.record()
 
     async def statuses(self) -> list[dict[str, Any]]:
-        """Return what watchers were told of pauses."""
+        """Return the status events about pauses."""
         entries: Any = await self.redis.xrange(RunKeys(RUN_ID).events)
         return [json.loads(fields[b"data"]) for _, fields in entries if fields[b"kind"] == b"status"]
 
@@ -82,7 +82,7 @@ async def training(
     terminate: asyncio.Event | None = None,
     meddle: Callable[[Parts], None] = lambda parts: None,
 ) -> AsyncGenerator[Training]:
-    """Run one incarnation beside the test, which waits for its end itself."""
+    """Run one incarnation in the background; the test waits for its end."""
     played = PlayedServices(redis, reward=grader)
     task = asyncio.create_task(
         train(redis, played=played, sender=FakeSender(redis), terminate=terminate, meddle=meddle), name="training"
@@ -95,7 +95,7 @@ async def training(
 
 
 def assert_exact(ledger: Ledger, *, run_dir: Path, failed: set[int]) -> None:
-    """Check that every admitted group was trained once or dropped once, those and only those that failed."""
+    """Check that every admitted group was trained once or dropped once, and that exactly the failed ones were dropped."""
     kept = newest_ledger(run_dir)
     assert Ledger.from_json(kept).to_json() == ledger.to_json(), "the last checkpoint has the last word"
     trained = [number for groups in trained_groups(run_dir).values() for number in groups]

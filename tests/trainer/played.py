@@ -1,4 +1,4 @@
-"""Plays the services around the trainer on a real Redis: a generator and a rewarder by hand-offs, a fleet of one."""
+"""Plays the services around the trainer on a real Redis: generator and rewarder by hand-offs, and a fleet of one."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -30,15 +30,15 @@ from shared.streams import Delivery, StreamConsumer
 
 RUN_ID = "run-test"
 Reward = Callable[[str, int], float | None]
-"""Group id and branch -> reward, or None where the reward function fails."""
+"""Group id and branch -> reward, or None for a failed reward function."""
 
 
 class FakeSender:
-    """Confirms every push at once, as a fleet of one replica would.
+    """Confirms every push at once, like a fleet of one replica.
 
     Attributes:
-        versions: Pushed so far.
-        slept_after: Of these, the ones after which generators were let sleep.
+        versions: The versions pushed so far.
+        slept_after: The versions after which generators were allowed to sleep.
     """
 
     def __init__(self, redis: Redis) -> None:
@@ -48,7 +48,7 @@ class FakeSender:
         self._pushed = asyncio.Condition()
 
     async def reached(self, version: int) -> None:
-        """Wait for a version to be pushed."""
+        """Wait until a version has been pushed."""
         async with asyncio.timeout(120), self._pushed:
             await self._pushed.wait_for(lambda: version in self.versions)
 
@@ -92,7 +92,7 @@ class FakeSender:
 
 
 class PlayedServices:
-    """Completes and scores groups as fast as they come, with the policy version of the last push."""
+    """Completes and scores groups immediately, with the policy version of the last push."""
 
     def __init__(self, redis: Redis, *, reward: Reward = lambda label, branch: float(branch % 2)) -> None:
         self.redis = redis
@@ -101,14 +101,14 @@ class PlayedServices:
         self.max_in_flight = 0
         self.bury: set[str] = set()
         self.keep_back: Callable[[str], bool] = lambda label: False
-        """Which groups are read and never completed."""
+        """Whether a group is read but never completed."""
         self.logprobs: dict[str, float] = {}
-        """Group id -> logprob of each of its tokens, -4.0 for others."""
+        """Group id -> logprob of each of its tokens; -4.0 for other groups."""
         self.truncated: set[tuple[str, int]] = set()
         self.tokens: dict[str, int] = {}
-        """Group id -> first token of each of its completions, 5 + branch for others."""
+        """Group id -> first token of each of its completions; 5 + branch for other groups."""
         self.spoil: dict[str, Callable[[ScoredGroup], ScoredGroup]] = {}
-        """Group id -> what the rewarder makes of the group before it hands it on."""
+        """Group id -> a change that the rewarder makes before it hands the group on."""
         self._prompts, self._completions = seats(redis, self.keys)
 
     async def play(self) -> None:
@@ -153,7 +153,7 @@ class PlayedServices:
 
 
 def seats(redis: Redis, keys: RunKeys) -> tuple[StreamConsumer, StreamConsumer]:
-    """Return a generator's seat at the run's prompts, and a rewarder's at its completions."""
+    """Return a generator's consumer of the run's prompts, and a rewarder's consumer of its completions."""
 
     def seat(stream: str, consumer_group: str) -> StreamConsumer:
         return StreamConsumer(
@@ -170,12 +170,12 @@ def seats(redis: Redis, keys: RunKeys) -> tuple[StreamConsumer, StreamConsumer]:
 
 
 async def hand_on_completed(delivery: Delivery, group: CompletedGroup, keys: RunKeys) -> None:
-    """Do with the entry of a prompt what a generator does when the group is complete."""
+    """Handle a prompt's entry as a generator does when the group is complete."""
     await delivery.hand_off(keys.completions, keys.seen(keys.completions), encode(group))
 
 
 async def hand_on_scored(delivery: Delivery, group: ScoredGroup, keys: RunKeys) -> None:
-    """Do with the entry of a completed group what a rewarder does when it is scored."""
+    """Handle a completed group's entry as a rewarder does when the group is scored."""
     await delivery.hand_off(keys.scored, keys.seen(keys.scored), encode(group))
 
 
@@ -205,7 +205,7 @@ def rollout_of(
 
 
 def scored(group: CompletedGroup, rewards: Iterable[float | None]) -> ScoredGroup:
-    """Return the group with one outcome of one reward function on every completion; None is a failure."""
+    """Return the group with an outcome of one reward function for each completion; None is a failure."""
     rollouts = tuple(
         msgspec.structs.replace(
             rollout, rewards=(RewardOutcome("parity", "error" if value is None else "scored", value, 1.0),)

@@ -1,10 +1,9 @@
-"""Plays generator and rewarder from a script: every group has the content its number says, and arrives in a set order.
+"""Plays generator and rewarder from a script: a group's number decides its content, and the order of arrival is fixed.
 
     admitted numbers --> [kept until their turn] --> scored, in the script's order
 
-What a real generator would do is then the same in every run, so whatever differs between two runs is the trainer's
-doing. The order is shuffled within two batches at a time, so that groups overtake each other and stragglers are waited
-for.
+So the generator's part is the same in every run, and any difference between two runs comes from the trainer. The order
+is shuffled within two batches at a time, so that groups overtake each other and the trainer waits for stragglers.
 """
 
 import asyncio
@@ -27,10 +26,10 @@ class ScriptedServices:
     """The services of one run whose admission window is two batches.
 
     Args:
-        redis: With the run's streams.
-        run_id: Of the run.
-        config: Of the run.
-        seed: Of contents and order.
+        redis: The Redis with the run's streams.
+        run_id: The run's id.
+        config: The run's config.
+        seed: Seed of contents and order.
     """
 
     def __init__(self, redis: Redis, run_id: str, config: RunConfig, *, seed: int) -> None:
@@ -56,7 +55,7 @@ class ScriptedServices:
             first += self._block
 
     def publish_blocks(self, count: int | None) -> None:
-        """Publish no more than so many shuffled blocks of two batches; None sets no limit."""
+        """Publish at most this many shuffled blocks of two batches; None sets no limit."""
         self._max_published = None if count is None else count * self._block
 
     async def play(self) -> None:
@@ -76,7 +75,7 @@ class ScriptedServices:
         return self._max_published is None or self._num_published < self._max_published
 
     def _version(self, number: int) -> int:
-        """Return the version that was pushed last when this number was admitted: two batches are in flight."""
+        """Return the last pushed version at the time when this number was admitted: two batches are in flight."""
         return max(0, number // self._shape.groups(num_steps=self._shape.steps) - 1) * self._shape.steps
 
     async def _publish(self, delivery: Delivery) -> None:

@@ -1,6 +1,6 @@
-"""A small sharded learner, and what the tests of sharded checkpoints make its ranks do: ``torchrun ... ROOT RESUME``.
+"""A small sharded learner, and the program of its ranks in tests of sharded checkpoints: ``torchrun ... ROOT RESUME``.
 
-Its dimensions divide by neither 2 nor 4, one of its tensors has fewer rows than there are ranks, and two are tied.
+Its dimensions are not divisible by 2 or 4, one of its tensors has fewer rows than there are ranks, and two are tied.
 """
 
 import os
@@ -45,7 +45,7 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([Layer(), Layer()])
         self.head = nn.Linear(WIDTH, VOCAB_SIZE, bias=False)
         self.head.weight = self.embedding.weight
-        self.register_buffer("scale", torch.tensor(0.5))  # no rows at all, and never sharded
+        self.register_buffer("scale", torch.tensor(0.5))  # a scalar, which is never sharded
         self.scale: Tensor
 
     def forward(self, ids_BT: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Model(nn.Module):
 
 
 class Learner:
-    """A core as checkpoints see it: the same numbers on any count of ranks, up to rounding."""
+    """A core with the interface for checkpoints. Its numbers do not depend on the number of ranks, up to rounding."""
 
     def __init__(self, *, rank: int = 0, num_ranks: int = 1) -> None:
         torch.manual_seed(0)
@@ -67,7 +67,8 @@ class Learner:
             for module in modules:
                 sharded: Any = cast(Any, fully_shard)(module)
                 sharded.set_gradient_divide_factor(1.0)
-                sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no sum that multiplies
+                # gloo does not support reductions that also multiply.
+                sharded.set_force_sum_reduction_for_comms(True)
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=1e-2, eps=1e-3)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 - step / TOTAL_STEPS)
@@ -82,7 +83,7 @@ class Learner:
         )
 
     def step(self) -> None:
-        """Learn from this rank's share of the step's batch."""
+        """Train on this rank's part of the step's batch."""
         generator = torch.Generator().manual_seed(self.policy_version)
         ids_BT = torch.randint(VOCAB_SIZE, (BATCH_SIZE, 5), generator=generator)[self._rank :: self._num_ranks]
         logits_BTV = self.model(ids_BT[:, :-1])
@@ -102,17 +103,17 @@ class Learner:
         return self
 
     def begin_save(self, directory: Path, tokenizer: Any | None) -> "Future[None]":
-        """As the protocol SavableCore says."""
+        """Implements SavableCore."""
         del tokenizer
         return self._state.begin_save(directory, numbers={"policy_version": self.policy_version})
 
     def load_state(self, directory: Path) -> None:
-        """As the protocol SavableCore says."""
+        """Implements SavableCore."""
         self.policy_version = int(self._state.load(directory)["policy_version"])
 
 
 def save(learner: Learner, root: Path, *, rank: int, train_on: int = 0) -> None:
-    """Save on all ranks, and train on while it is written."""
+    """Save on all ranks, and train while the checkpoint is written."""
     step = learner.policy_version
     if rank == 0:
         writer = CheckpointWriter(root, keep=3)
@@ -127,7 +128,7 @@ def save(learner: Learner, root: Path, *, rank: int, train_on: int = 0) -> None:
 
 
 class _Led:
-    """Tells the other ranks the directory, as the first rank of a run does."""
+    """Sends the directory to the other ranks, as the first rank of a run does."""
 
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
@@ -165,7 +166,7 @@ def _main(root: Path, resume: Path) -> None:
 
 
 def _fail(learner: Learner, root: Path, *, rank: int) -> None:
-    """Save to a place where rank 1 writes elsewhere, and then where rank 1 may write no more than 100 bytes."""
+    """Save to a place where rank 1 writes to another directory, and then where rank 1 may write at most 100 bytes."""
     said: list[str] = []
     for name in ("elsewhere", "full"):
         if rank == 0:

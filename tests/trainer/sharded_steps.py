@@ -1,9 +1,9 @@
-"""Training ranks as processes, without Redis and without a run: rank 0 makes steps on some models, the others follow.
+"""Training ranks as processes, without Redis or a run: rank 0 makes steps on some models, the others follow.
 
     python -m services.trainer.ranks.rank_launcher --nproc-per-node 2 DIR -- python -m tests.trainer.sharded_steps
 
-For each DIR/NAME/config.json it leaves what `make_steps` leaves in this process, and then, in DIR/troubles.json, what
-became of a series of mishaps.
+For each DIR/NAME/config.json it writes the same files as `make_steps` does in this process. Then it writes the results
+of a series of failures to DIR/troubles.json.
 """
 
 import json
@@ -60,7 +60,7 @@ def start(
 
 
 def make_steps(core: TrainingCore, directory: Path) -> None:
-    """Make the steps, and write down what came of them."""
+    """Make the steps, and write their results."""
     results: list[dict[str, Any]] = []
     for step in range(NUM_STEPS):
         rows = rows_of_step(core, step)
@@ -84,9 +84,9 @@ def make_steps(core: TrainingCore, directory: Path) -> None:
 
 
 def rows_of_step(core: TrainingCore, step: int) -> list[TrainRow]:
-    """Return ragged rows with what policy and reference make of them now.
+    """Return rows of different lengths, with the logprobs of policy and reference at the current weights.
 
-    One is without advantage, and in every second step one has an advantage for each token.
+    One row has advantage 0, and in every second step one row has an advantage for each token.
     """
     rows = random_rows(3 + step % 5, seed=step)
     if step % 2:
@@ -100,7 +100,7 @@ def rows_of_step(core: TrainingCore, step: int) -> list[TrainRow]:
 
 
 def go_through_troubles(core: LeadCore, directory: Path) -> None:
-    """Give up a reading of the weights, meet a number that is not finite, load what is not there; and go on."""
+    """Abort a read of the weights, meet a NaN, load a missing checkpoint; and go on after each of these."""
     described = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in core.named_weights.described()]
     given_up = iter(core.named_weights())
     first_name, _ = next(given_up)
@@ -145,7 +145,7 @@ def _ends_with_push_error(reading: Any) -> bool:
 
 
 def main() -> int:
-    """Be one rank; the run id is the directory."""
+    """Run one rank; the run id is the directory."""
     directory, settings = Path(sys.argv[1]), TrainerSettings()
     if is_follower():
         return follow_lead(settings)

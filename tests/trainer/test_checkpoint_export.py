@@ -1,4 +1,4 @@
-"""A checkpoint as a model directory: `headrace export`, with real models."""
+"""`headrace export`: a checkpoint as a model directory, with real models."""
 
 import json
 import shutil
@@ -106,7 +106,7 @@ def test_a_model_whose_generation_settings_contradict_each_other_is_exported_all
 
 
 def reshard(checkpoint: Path, num_ranks: int) -> None:
-    """Put a checkpoint's model into the shards that so many ranks would have written."""
+    """Reshard a checkpoint's model as this many ranks would have written it."""
     model = checkpoint / "model"
     whole = AutoModelForCausalLM.from_pretrained(model).state_dict()
     whole.pop("lm_head.weight")  # it is the embedding
@@ -139,7 +139,7 @@ def test_shards_of_several_ranks_and_tied_weights_become_one_file_in_the_dtype_o
 
 
 def test_the_experts_of_a_mixture_are_exported_under_the_names_of_the_hub(tmp_path: Path) -> None:
-    """Fused by transformers on loading; vLLM looks for them one by one."""
+    """The experts' tensors: transformers fuses them on loading, and vLLM reads them one by one."""
     config = Qwen3MoeConfig(
         vocab_size=64,
         hidden_size=16,

@@ -1,4 +1,4 @@
-"""What a run leaves behind, and its upload, by the real huggingface_hub to a hub of this machine."""
+"""The files that a run leaves, and their upload, by the real huggingface_hub to a hub on this machine."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.trainer.fake_hub import TOKEN, FakeHub, fake_hub
 
 RUN_ID = "run-7f"
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
-"""Which huggingface_hub itself does."""
+"""Warnings that huggingface_hub itself causes."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 class Run:
-    """A run of one step whose last checkpoint is on the disk."""
+    """A run of one step whose last checkpoint is on disk."""
 
     def __init__(self, redis: Redis, root: Path, model: Path, **settings: Any) -> None:
         self.config: RunConfig = make_config(model, learning_rate=1e-3, **settings)
@@ -124,7 +124,7 @@ async def test_an_upload_that_fails_leaves_the_model_the_reason_and_the_command_
     elif trouble == "no token":
         monkeypatch.delenv("HF_TOKEN")
     else:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     said = {
         "refused": "You have exceeded your storage limit",
         "wrong token": "401 Unauthorized",

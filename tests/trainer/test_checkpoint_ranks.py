@@ -1,4 +1,4 @@
-"""Checkpoints that are resumed on another number of ranks, in real processes under torchrun, on gloo."""
+"""Checkpoints are resumed on other numbers of ranks, in real processes under torchrun, on gloo."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def run_ranks(num_ranks: int, root: Path, *, resume: Path) -> None:
 
 
 def whole(checkpoint: Path) -> dict[str, Tensor]:
-    """Return every tensor of a checkpoint, weights and moments, put together from its shards."""
+    """Return every tensor of a checkpoint (weights and moments), assembled from its shards."""
     found: dict[str, Tensor] = {}
     for collection in ("model", "optimizer"):
         tensors = {name: torch.full(shape, torch.nan) for name, shape in saved_shapes(checkpoint / collection).items()}
@@ -58,7 +58,7 @@ def assert_close(left: Path, right: Path) -> None:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Checkpoints of a run on one rank that was never interrupted, by step."""
+    """Return the checkpoints of an uninterrupted run on one rank, by step."""
     root, learner = tmp_path_factory.mktemp("straight"), Learner()
     return {
         step: save_checkpoint(root / str(step), learner.train(2), {}, step=step, keep=1) for step in (2, 4, 6)
@@ -67,7 +67,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @pytest.fixture(scope="module")
 def on_two(straight: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks made of the checkpoint of step 2."""
+    """Return the checkpoints that two ranks made from the checkpoint of step 2."""
     root = tmp_path_factory.mktemp("two")
     run_ranks(2, root, resume=straight[2].parent)
     return root
@@ -75,7 +75,7 @@ def on_two(straight: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def on_four(on_two: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What four ranks made of the two ranks' checkpoint of step 4."""
+    """Return the checkpoints that four ranks made from the two ranks' checkpoint of step 4."""
     root = tmp_path_factory.mktemp("four")
     run_ranks(4, root, resume=on_two / "trained")
     return root

@@ -17,7 +17,7 @@ from tests.trainer.tensor_files import load_file
 
 
 def trained_core(model: Path, **settings: object) -> PolicyCore:
-    """Return a core with everything on that has a state: momentum, weight decay, clipping, a schedule."""
+    """Return a core that uses everything with a state: momentum, weight decay, clipping, a schedule."""
     return make_core(
         model,
         total_steps=6,
@@ -43,7 +43,7 @@ SHARD = "shard-00001-model-00001-of-00001.safetensors"
 
 
 def contents(directory: Path) -> dict[str, str]:
-    """Return every tensor as its bytes, and every other file, but for the manifest, as it is."""
+    """Return every tensor as bytes, and every other file except the manifest unchanged."""
     found: dict[str, str] = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file() and path.name != "manifest.json"):
         name = path.relative_to(directory).as_posix()
@@ -82,8 +82,8 @@ def test_three_steps_a_restart_and_three_more_are_six_steps_to_the_last_bit(
     assert_same_weights(weights(resumed), weights(first))
     resumed_stats = train(resumed, range(3, 6))
 
-    assert resumed_stats == straight_stats[3:]  # learning rates, gradient norms, losses: equal, not approximately
-    # The masters, not only what is pushed: under bfloat16 the pushed weights are rounded.
+    assert resumed_stats == straight_stats[3:]  # learning rates, gradient norms and losses are exactly equal
+    # Compare the float32 masters, not the pushed weights, which are rounded under bfloat16.
     save_checkpoint(tmp_path / "straight", straight, {}, step=6, keep=1)
     resumed_path = save_checkpoint(tmp_path / "resumed", resumed, {}, step=6, keep=1)
     expected = contents(tmp_path / "straight" / "step_00000006")
@@ -95,7 +95,7 @@ def test_a_checkpoint_before_the_first_step_resumes_too(tiny_model: Path, tmp_pa
     fresh, straight = trained_core(tiny_model), trained_core(tiny_model)
     save_state(fresh, tmp_path)
     resumed = trained_core(tiny_model)
-    train(resumed, range(2))  # what it was before is forgotten
+    train(resumed, range(2))  # the core's previous state is replaced
     resumed.load_state(tmp_path)
     assert resumed.policy_version == 0
     train(resumed, range(3))

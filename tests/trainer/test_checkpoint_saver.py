@@ -1,4 +1,4 @@
-"""Checkpoints that are written while the run goes on: on a real Redis, with a core that writes when it is told to."""
+"""Checkpoints are written while the run goes on: on a real Redis, with a core that writes when the test says so."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ from tests.groups import scored_group
 
 
 class SlowCore:
-    """Its state is its policy version; it is on the disk when `write` was called."""
+    """A core whose state is its policy version. It is on disk once `write` was called."""
 
     def __init__(self) -> None:
         self.policy_version = 0
@@ -68,7 +68,7 @@ class SlowCore:
 
 
 class Rig:
-    """A trainer's bookkeeping, with groups that are scored and trained by a call."""
+    """A trainer's bookkeeping, with a method that scores and trains groups."""
 
     def __init__(self, redis: Redis, keys: RunKeys, run_dir: Path, *, epoch: int) -> None:
         self.redis, self.keys, self.root = redis, keys, run_dir / "checkpoints"

@@ -1,4 +1,4 @@
-"""Shards on one rank, with torch.distributed.checkpoint as the oracle. For more ranks see test_checkpoint_ranks.py."""
+"""Shards on one rank, compared with torch.distributed.checkpoint. For more ranks see test_checkpoint_ranks.py."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Parquet files and the hub; JSON Lines are tested in tests/unit, where neither pyarrow nor datasets is needed."""
+"""Parquet files and the hub. JSON Lines are tested in tests/unit, which needs neither pyarrow nor datasets."""
 
 import datetime
 import decimal
@@ -35,7 +35,7 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> RunConfig:
 
 
 class HubBuilder:
-    """What ``load_dataset_builder`` gives for a data set of the hub; ``load_dataset`` says what is in it."""
+    """Plays ``load_dataset_builder`` for a data set on the hub; ``load_dataset`` returns its rows."""
 
     def __init__(self, path: str, name: str | None, load_dataset: Callable[..., Any], files: list[str]) -> None:
         self.config = SimpleNamespace(data_files={"train": files})

@@ -1,4 +1,4 @@
-"""Groups that a rank would die of: those that can be told are refused, the others are found by the second death.
+"""Groups that kill a rank: some can be detected and are refused, the others are found by the second death.
 
 Real rank processes on a real Redis; generator and rewarder are played by hand-offs.
 """
@@ -30,14 +30,14 @@ DEADLY = "00000005"
 
 
 def with_last_token(group: ScoredGroup, token: int) -> ScoredGroup:
-    """Return the group with another last token in its second completion."""
+    """Return the group with a different last token in its second completion."""
     first, second, *others = group.rollouts
     second = msgspec.structs.replace(second, token_ids=second.token_ids[:-4] + pack_ids([token]))
     return msgspec.structs.replace(group, rollouts=(first, second, *others))
 
 
 def from_the_future(group: ScoredGroup) -> ScoredGroup:
-    """Return the group sampled by a policy version that the run never comes to."""
+    """Return the group with a policy version that the run never reaches."""
     first, *others = group.rollouts
     first = msgspec.structs.replace(first, version_spans=(VersionSpan(7, 0, 2, 1),))
     return msgspec.structs.replace(group, rollouts=(first, *others))

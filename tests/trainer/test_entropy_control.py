@@ -1,4 +1,4 @@
-"""Which tokens entropy keeps in the loss, and how the coefficient of its bonus adapts."""
+"""Which tokens entropy selects for the loss, and how the coefficient of its bonus adapts."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Evaluations travel the streams of training, and leave no trace in what is trained."""
+"""Evaluations use the streams of training, and do not affect what is trained."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ EVERYTHING_TRAINED: dict[str, Any] = {"admitted": 12, "trained": [[0, 11]], "dro
 
 @pytest.fixture
 def config(tmp_path: Path, tiny_model: Path) -> RunConfig:
-    """Evaluate on five prompts, one of which is too long, with three completions each."""
+    """Evaluate on five prompts with three completions each. One prompt is too long."""
     rows = tmp_path / "test.jsonl"
     prompts = ["b1=", "b2=", "b3=", "b" * 30, "b4="]
     rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
@@ -35,7 +35,7 @@ def config(tmp_path: Path, tiny_model: Path) -> RunConfig:
 
 
 def reward(label: str, branch: int) -> float:
-    """Give every prompt of an evaluation (0, 1, 1), and a training group (0, 1, 0, 1)."""
+    """Give every evaluation prompt (0, 1, 1), and every training group (0, 1, 0, 1)."""
     return float(branch > 0) if label.startswith("eval-") else float(branch % 2)
 
 
@@ -44,7 +44,7 @@ def evaluations(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 async def logged_events(redis: Redis) -> list[str]:
-    """Return what the run said to whoever watches it."""
+    """Return the events that the run has sent."""
     entries: Any = await redis.xrange(RunKeys("run-test").events)
     return [json.loads(fields[b"data"])["message"] for _, fields in entries if fields[b"kind"] == b"log"]
 
@@ -87,7 +87,7 @@ async def test_nothing_that_is_trained_knows_of_evaluations(redis: Redis, config
 async def test_training_goes_on_while_an_evaluation_is_under_way_and_a_later_one_waits_for_it(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    """The evaluation of step 0 is kept back until step 5 was pushed; those of steps 2 and 4 were due meanwhile."""
+    """The evaluation of step 0 is kept back until step 5 was pushed. Meanwhile those of steps 2 and 4 became due."""
     await create(redis, config, tmp_path)
     played, sender = PlayedServices(redis, reward=reward), FakeSender(redis)
     played.keep_back = lambda label: label.startswith("eval-")
@@ -95,7 +95,7 @@ async def test_training_goes_on_while_an_evaluation_is_under_way_and_a_later_one
     async def let_go() -> None:
         await sender.reached(5)
         played.keep_back = lambda label: False
-        released = PlayedServices(redis, reward=reward)  # reads what the first one has kept
+        released = PlayedServices(redis, reward=reward)  # reads what the first one has left
         await released.play()
 
     releasing = asyncio.create_task(let_go(), name="let go")
@@ -105,7 +105,7 @@ async def test_training_goes_on_while_an_evaluation_is_under_way_and_a_later_one
     assert [line["step"] for line in evaluations(tmp_path)] in ([0, 5, 6], [0, 6])
     assert evaluations(tmp_path)[0]["eval_groups/done"] == 4
 
-    # Whoever waits for the evaluations of steps 2 and 4 is told what became of them.
+    # The log says that the evaluations of steps 2 and 4 were skipped, and why.
     at, due, num_skipped = (5, "2 and 4", 1) if len(evaluations(tmp_path)) == 3 else (6, "2, 4 and 6", 2)
     assert [line["eval_skipped"] for line in evaluations(tmp_path)][:2] == [0, num_skipped]
     (said,) = [message for message in await logged_events(redis) if message.startswith("the evaluation")]
@@ -158,7 +158,7 @@ async def test_a_restart_within_an_evaluation_repeats_it_and_takes_nothing_of_th
     assert (await first)[0] == "terminated"
     assert not (tmp_path / "run" / "evaluations.jsonl").exists()
 
-    # What the first incarnation left is completed and scored now, with rewards that would show.
+    # The groups of the first incarnation are completed and scored now, with rewards that would be noticed.
     second = PlayedServices(redis, reward=lambda label, branch: 9.0 if "eval-0001-" in label else reward(label, branch))
     ending, _ = await train(redis, played=second, sender=FakeSender(redis))
 

@@ -1,4 +1,4 @@
-"""What a crash or a power cut leaves of an evaluation in the run directory: all of it, or nothing."""
+"""After a crash or a power cut, the run directory has an evaluation completely or not at all."""
 
 import json
 import os
@@ -30,7 +30,7 @@ async def test_rollouts_of_an_evaluation_go_with_its_line(
 ) -> None:
     log = RunLog(redis, keys=run_keys, run_dir=tmp_path)
     await log.evaluation({"step": 40}, ROWS)
-    await log.evaluation({"step": 52}, ROWS)  # it came in after the checkpoint of step 55
+    await log.evaluation({"step": 52}, ROWS)  # it was finished after the checkpoint of step 55
     strike(tmp_path)
     os.truncate(tmp_path / "evaluations" / "step_00000052.jsonl", 150)
     log.cut_back_to(55)
@@ -43,7 +43,7 @@ async def test_rollouts_of_an_evaluation_go_with_its_line(
 async def test_rollouts_of_an_evaluation_are_on_the_disk_before_its_line_says_so(
     redis: Redis, run_keys: RunKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut may keep a line that was not synced, and must not tear then what it stands for."""
+    """A power cut may keep an unsynced line. So the files that it refers to are synced before it is written."""
     synced: dict[int, bool] = {}
     fsync = os.fsync
 

@@ -1,4 +1,4 @@
-"""A run whose numbers are not finite fails for good, with one sentence that says where to look."""
+"""A run whose numbers are not finite fails for good, with one sentence that says what to check."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A disk without room is waited for: what is half-written goes, the run says why it waits, and nothing is lost."""
+"""A full disk makes the run wait: half-written files are removed, the run reports why it waits, nothing is lost."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""A settled group's stamps become one trace, a span a stage; a run without a collector has none."""
+"""The timestamps of a settled group become one trace with a span per stage; without a collector there is none."""
 
 import gzip
 import logging
@@ -42,7 +42,7 @@ LIFE = (
 
 
 class Told:
-    """Traces, and the spans that came of them."""
+    """Traces, and the resulting spans."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -146,7 +146,7 @@ def test_a_missing_library_is_a_sentence_and_no_end_of_the_run(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("OTEL_BSP_MAX_QUEUE_SIZE", "256"),  # below the SDK's own batch of 512
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "256"),  # below the SDK's own batch size of 512
         ("OTEL_BSP_SCHEDULE_DELAY", "0"),
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many"),
     ],
@@ -186,7 +186,7 @@ def test_a_trace_that_the_library_refuses_is_the_last_and_no_end_of_a_checkpoint
 
 
 class Collector(ThreadingHTTPServer):
-    """Takes what an OTLP exporter sends."""
+    """Receives the requests of an OTLP exporter."""
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the library named it
-        """Nothing is printed."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Correction weights, decoupling and masks against numbers worked out by hand."""
+"""Correction weights, decoupling and masks against numbers computed by hand."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from tests.trainer.test_loss import Case, loss_of
 LN2 = math.log(2)
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
 DIFFERENCE = torch.log(torch.tensor([[2.0, 5.0, 0.5], [0.5, 0.5, 99.0]]))
-"""Ratios of the tokens; those of the completions are 5 and 1/4."""
+"""Ratios of the tokens; the ratios of the completions are 5 and 1/4."""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_decoupled_the_clip_is_around_the_batchs_beginning_and_the_weight_covers
 
 
 def test_coupled_the_clip_is_around_the_policy_that_sampled() -> None:
-    # pi / pi_gen = 2.2 is clipped to 1.2, whatever the batch began with.
+    # pi / pi_gen = 2.2 is clipped to 1.2, whatever the policy at the beginning of the batch was.
     case = Case(trainer=[[0.0]], old=[[-math.log(1.1)]], generator=[[-math.log(2.2)]], advantages=[1.0])
     result, gradient = loss_of(case, use_decoupled_loss=False)
     assert result.loss.item() == pytest.approx(-1.2)

@@ -1,4 +1,4 @@
-"""Which groups a rank is said to have died of, over incarnations that are played by opening the file again."""
+"""Which groups count as the cause of a rank's death, over several incarnations, each of which opens the file again."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ from tests.groups import scored_group
 
 
 class Died(BaseException):
-    """Ends a block as the end of the process would: nothing is written any more."""
+    """Ends a block like the end of the process: nothing more is written."""
 
 
 async def die_with(run_dir: Path, *numbers: int) -> None:
-    """Be a rank that is killed with these groups in hand."""
+    """Play a rank that is killed while it processes these groups."""
     in_hand = GroupsInHand(run_dir)
     with pytest.raises(Died):
         async with in_hand.holding(numbers):
@@ -58,14 +58,14 @@ async def test_only_the_group_that_was_alone_in_hand_at_the_second_death_is_cond
         MessageError, match="died 3 times with it in its hands, the last time with nothing else: it was"
     ):
         fourth.refuse_condemned(scored_group("00000005"))
-    fourth.refuse_condemned(scored_group("00000005"))  # replayed by somebody: it has another chance
+    fourth.refuse_condemned(scored_group("00000005"))  # an operator has replayed it, so it gets another chance
     assert set(GroupsInHand(tmp_path).suspects) == {4}
 
 
 async def test_a_condemned_group_stays_so_when_the_rank_ends_before_it_reads_it_again(tmp_path: Path) -> None:
     await die_with(tmp_path, 4, 5)
     await die_with(tmp_path, 5)
-    GroupsInHand(tmp_path)  # ends with nothing in hand: Redis was away, or the rank was asked to end
+    GroupsInHand(tmp_path)  # ends without a group in progress: Redis was unreachable, or the rank was asked to end
     fourth = GroupsInHand(tmp_path)
     assert set(fourth.suspects) == {4}
     with pytest.raises(MessageError, match="died 2 times with it in its hands"):

@@ -1,4 +1,4 @@
-"""The fused projection against a plain one that writes out all of its logits."""
+"""The fused projection against a plain one that computes all logits at once."""
 
 import math
 from typing import Any
@@ -117,7 +117,7 @@ def test_a_token_that_cannot_be_sampled_adds_nothing_to_the_entropy() -> None:
 def test_a_first_tile_of_tokens_that_cannot_be_sampled_changes_nothing(
     where: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """48 tokens in tiles of 16; of the first tile none can be sampled, of the others all are equally likely."""
+    """48 tokens in tiles of 16. No token of the first tile can be sampled; all others are equally likely."""
     monkeypatch.setitem(module.TILE_VOCABULARY, "cpu", 16)
     hidden_MH = torch.ones(2, 1, dtype=dtype, requires_grad=True)
     weight_VH = torch.zeros(48, 1, dtype=dtype)

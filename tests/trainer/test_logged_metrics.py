@@ -1,4 +1,4 @@
-"""Real runs log what the catalogue lists and nothing else, and put per-token arrays of the real core into the log."""
+"""Real runs log exactly the metrics of the catalogue, and the log has per-token arrays from the real core."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ OF_EVERY_STEP = {metric.name for metric in METRICS if not metric.when} - {"rewar
 
 
 async def train(redis: Redis, tiny_model: Path, tmp_path: Path, **options: Any) -> Path:
-    """Return the directory of a run of two groups a step that has ended."""
+    """Return the directory of a finished run with two groups per step."""
     rows = tmp_path / "train.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"a{number % 7}="}) + "\n" for number in range(20)))
     plain: dict[str, Any] = {"max_steps": 2, "groups_per_step": 2, "num_generations": 4, "max_completion_length": 8}

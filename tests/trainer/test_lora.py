@@ -1,4 +1,4 @@
-"""LoRA in the trainer's core: what moves, what stays, what is kept, and what PEFT makes of it."""
+"""LoRA in the trainer's core: which weights change, what is saved, and that PEFT can load it."""
 
 import json
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ ROW = make_row(list(range(4, 24)), [0] + [1] * 19)
 
 
 def all_tensors(core: PolicyCore) -> dict[str, Tensor]:
-    """Return a copy of every parameter, the base's under their names without adapters."""
+    """Return a copy of every parameter; base weights have their names without adapters."""
     return {name: tensor.detach().clone() for name, tensor in core.lm.named_parameters()}
 
 
@@ -62,7 +62,7 @@ def joined(arrays: Sequence[Any]) -> list[float]:
 
 
 def logprobs_of(model: Any, row: TrainRow) -> list[float]:
-    """Return what a model, called in the ordinary way, makes of all tokens of a row but the first."""
+    """Return the model's logprobs of all tokens of a row but the first, computed in the ordinary way."""
     ids = torch.as_tensor(row.token_ids.astype(np.int64))
     with torch.no_grad():
         all_TV: Tensor = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
@@ -70,7 +70,7 @@ def logprobs_of(model: Any, row: TrainRow) -> list[float]:
 
 
 def saved_run(run_dir: Path, model: Path, **settings: Any) -> tuple[PolicyCore, Path]:
-    """Return a trained core, and the checkpoint of it in a run's directory."""
+    """Return a trained core and its checkpoint in a run's directory."""
     core = make_core(model, **LORA, **settings)
     train(core, 2)
     run_dir.mkdir()

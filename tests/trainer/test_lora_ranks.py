@@ -15,7 +15,7 @@ from tests.trainer.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
 from tests.trainer.tensor_files import load_file
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 0.02}
-"""Of the adapters after all steps; the layers are gathered in the run's dtype, so bfloat16 rounds in other places."""
+"""Tolerance of the adapters after all steps. Layers are gathered in the run's dtype, so bfloat16 rounds elsewhere."""
 
 
 def pushed(directory: Path) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The loss of each type against numbers worked out by hand."""
+"""The loss of each type against numbers computed by hand."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ LN2 = math.log(2)
 
 @dataclass
 class Case:
-    """A microbatch that is the whole step, unless totals say otherwise. None is the trainer's own logprobs."""
+    """A microbatch. It is the whole step unless totals say otherwise. None stands for the trainer's own logprobs."""
 
     trainer: Numbers
     advantages: list[float] | Numbers
-    """One a row, or one a token."""
+    """One per row, or one per token."""
     old: Numbers | None = None
     generator: Numbers | None = None
     reference: Numbers | None = None
@@ -34,7 +34,7 @@ class Case:
 
 
 def loss_of(case: Case, **settings: Any) -> tuple[PolicyLoss, Numbers]:
-    """Return the loss, and its gradient by trainer logprob; no correction unless the settings say so."""
+    """Return the loss, and its gradient by trainer logprob; without correction unless the settings enable it."""
     trainer_BT = torch.tensor(case.trainer, dtype=case.dtype, requires_grad=True)
     advantages = torch.tensor(case.advantages)
     mask_BT = torch.ones_like(trainer_BT) if case.mask is None else torch.tensor(case.mask)
@@ -93,7 +93,7 @@ def test_the_parts_of_a_step_add_up_to_the_step_whatever_they_are_divided_by() -
     totals = StepTotals(num_rows=4, num_tokens=12.5, num_step_tokens=20)
     case = replace(RAGGED, totals=totals)
     expected = {
-        "grpo": (-0.5 + 2.0) / 4,  # rows left out of the loss count
+        "grpo": (-0.5 + 2.0) / 4,  # rows that are left out of the loss count too
         "luspo": 5.0 / 4,
         "dr_grpo": 5.0 / (4 * 512),
         "bnpo": 5.0 / 20,
@@ -219,9 +219,9 @@ BOUND = math.exp(20)
 @pytest.mark.parametrize(
     ("loss_type", "advantage", "delta", "loss"),
     [
-        # Good, and e^100 times as likely as it was: the clip holds it at 1.2.
+        # Good, and e^100 times as likely as before: the clip limits the ratio to 1.2.
         *((loss_type, 1.0, None, -1.2) for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")),
-        # Bad: delta holds it at 4, and without delta the bound of all ratios does.
+        # Bad: delta limits it to 4; without delta, the bound of all ratios applies.
         *((loss_type, -1.0, 4.0, 4.0) for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")),
         ("dapo", -1.0, None, BOUND),
         # The gate is shut: sigmoid is 1, times 4 / tau.
@@ -280,7 +280,7 @@ def test_a_correction_weight_without_an_upper_bound_is_bounded_too_and_one_that_
 
 
 def test_k3_keeps_its_digits_where_policy_and_reference_agree() -> None:
-    # x = 1e-4: x^2 / 2 + x^3 / 6, of which exp(x) - x - 1 has no digit left in float32.
+    # x = 1e-4: x^2 / 2 + x^3 / 6. In float32, exp(x) - x - 1 would have no correct digit.
     case = Case(trainer=[[0.0]], reference=[[1e-4]], advantages=[0.0], dtype=torch.float32)
     result, _ = loss_of(case, beta=1.0, use_bias_correction_kl=False)
     assert result.loss.item() == pytest.approx(1e-8 / 2 + 1e-12 / 6, rel=5e-3)
@@ -322,7 +322,7 @@ def test_vespo_and_the_off_policy_mask_go_by_the_sign_of_the_tokens_advantage() 
     good, bad = math.exp(-3) * 4, math.exp(-2) * 8
     assert gradient[0] == pytest.approx([-good / 2, bad / 2])
     assert result.stats.metrics()["vespo/phi_seq_mean"] == pytest.approx((good + bad) / 2)
-    # The policy has moved away by 0.5 nats a token: what is bad teaches nothing any more.
+    # The policy has moved away by 0.5 nats per token, so bad completions no longer have an effect.
     left = Case(trainer=[[-1.5, -1.5]], generator=[[-1.0, -1.0]], advantages=[[1.0, -1.0]])
     _, gradient = loss_of(left, off_policy_mask_threshold=0.3)
     assert gradient[0] == [pytest.approx(-0.5), 0.0]

@@ -1,4 +1,4 @@
-"""What starts the training ranks of a further machine: it follows the run API, and needs nothing else."""
+"""The process that starts a further machine's training ranks: it follows the run API, and needs nothing else."""
 
 import argparse
 import asyncio
@@ -134,7 +134,8 @@ async def test_ranks_end_when_their_run_is_deleted(settings: TrainerSettings, ap
     async with following(settings, api):
         await eventually(api.starts)
         lists, api.is_deleted = api.num_lists, True
-        await eventually(lambda: api.num_lists > lists + 1)  # it looks for another run, so it has let go of this one
+        # It looks for another run, so it has finished with this one.
+        await eventually(lambda: api.num_lists > lists + 1)
         assert len(api.starts()) == 1
 
 

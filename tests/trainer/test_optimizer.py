@@ -1,4 +1,4 @@
-"""What a step does with its gradient: schedule, clipping, weight decay."""
+"""An optimizer step's use of its gradient: schedule, clipping, weight decay."""
 
 import math
 from pathlib import Path

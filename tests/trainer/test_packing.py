@@ -1,4 +1,4 @@
-"""Rows end to end in one sequence, against the same rows one a pass, for several kinds of model."""
+"""Packed rows in one sequence, against the same rows in one pass each, for several kinds of model."""
 
 import logging
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def gradients(core: PolicyCore) -> dict[str, Tensor]:
 
 
 def by_the_model(directory: Path, token_ids: list[int]) -> Tensor:
-    """Return log p of each token but the first, by transformers alone, in its plainest attention."""
+    """Return log p of each token but the first, computed by transformers with its simplest attention."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     )
@@ -99,7 +99,7 @@ def test_packed_or_not_in_any_order_and_under_any_budget_the_loss_and_its_gradie
         (rows[::-1], {}),
         (rows, {"max_tokens_per_microbatch": 30, "max_completion_length": 30}),
     ]
-    # The load-balancing loss of experts is a loss of passes, and so the one that is not the same (algorithms.md).
+    # The load-balancing loss of experts is computed per pass, so it is the only loss that differs (algorithms.md).
     plain: dict[str, Any] = {"entropy_coef": 0.1, "router_aux_loss_coef": 0.0, **GRADIENT_DESCENT}
     for order, settings in arrangements:
         core = make_core(model_directory, **plain, **settings)

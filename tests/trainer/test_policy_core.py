@@ -1,4 +1,4 @@
-"""The core against a second implementation that has no packing, no passes and no float32."""
+"""The core against a second implementation without packing, passes and float32."""
 
 import math
 from dataclasses import replace
@@ -67,7 +67,7 @@ def totals_of(rows: list[TrainRow]) -> StepTotals:
 @pytest.mark.parametrize("is_per_token", [False, True])
 def test_loss_and_gradient_conform_to_a_reference_without_packing(tiny_model: Path, is_per_token: bool) -> None:
     rows = random_rows(12)
-    if is_per_token:  # every second row has an advantage for each token, and shares its passes with the others
+    if is_per_token:  # every second row has an advantage for each token, and is packed with the others
         rows[::2] = [replace(row, advantage=per_token_advantages(row)) for row in rows[::2]]
     core = make_core(
         tiny_model, temperature=TEMPERATURE, vllm_importance_sampling_mode="token_truncate", **GRADIENT_DESCENT
@@ -84,7 +84,7 @@ def test_loss_and_gradient_conform_to_a_reference_without_packing(tiny_model: Pa
     assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
     assert stats.metrics()["loss"] == pytest.approx(loss, rel=1e-4)
     assert stats.token_stats.num_tokens == sum(row.num_sampled for row in rows)
-    assert stats.metrics()["sampling/truncated_share"] > 0  # the cap had work to do
+    assert stats.metrics()["sampling/truncated_share"] > 0  # the gradient norm was above the cap
 
 
 def test_many_passes_over_several_calls_are_one_big_batch(tiny_model: Path) -> None:
@@ -174,7 +174,7 @@ def test_training_makes_a_rewarded_completion_likelier_and_a_punished_one_less_l
 
 
 def test_without_importance_correction_the_clip_holds_on_to_the_generator(tiny_model: Path) -> None:
-    # Far likelier now than when it was sampled, and good: the clip stops it. The truncated weight would not.
+    # Much more likely now than when it was sampled, and good: the clip stops it. The truncated weight would not.
     row = make_row([5, 6, 7], [0, 1, 1], advantage=1.0, generator_logprob=-50.0)
     clipped = make_core(tiny_model, vllm_importance_sampling_correction=False, use_decoupled_loss=False)
     clipped.accumulate([row])
@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_leaves_the_weights(tiny_mo
     assert caught.value.row_indices == (2,)
     assert_same_weights(weights(core), before)
     assert core.policy_version == 0
-    # What was accumulated before is gone with it, and the core goes on.
+    # The previously accumulated gradients are discarded too, and the core goes on.
     with pytest.raises(ValueError, match="nothing was accumulated"):
         core.step()
     core.accumulate([good])
@@ -212,7 +212,7 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_leaves_the_weights(tin
     core.accumulate([make_row([5, 6, 7], [0, 1, 1])])
     core.step()
     before = weights(core)
-    # The loss is finite, the squares in the norm of its gradient are not.
+    # The loss is finite, but the squares in the gradient's norm are not.
     core.accumulate([make_row([5, 6], [0, 1], advantage=1e30, generator_logprob=-4.0)])
     with pytest.raises(NonFiniteError, match="the gradient of step 2 has norm inf"):
         core.step()
@@ -310,7 +310,7 @@ def test_old_logprobs_hold_the_clip_where_the_batch_began(tiny_model: Path) -> N
     core = make_core(tiny_model, vllm_importance_sampling_correction=False)
     (scores,) = core.score([row])
     core.accumulate([replace(row, old_logprobs=scores.trainer_logprobs)])
-    assert core.step().grad_norm > 0  # ratio 1: nothing is clipped, whatever the generator said
+    assert core.step().grad_norm > 0  # ratio 1: nothing is clipped, whatever the generator's logprobs are
     core = make_core(tiny_model, vllm_importance_sampling_correction=False)
     core.accumulate([replace(row, old_logprobs=scores.trainer_logprobs - 1.0)])
     stats = core.step()

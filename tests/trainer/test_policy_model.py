@@ -17,7 +17,7 @@ from tests.trainer.tensor_files import load_file
 
 @pytest.fixture
 def broken_model(tiny_model: Path, tmp_path: Path) -> Path:
-    """Return a copy of the tiny model, to be damaged by the test."""
+    """Return a copy of the tiny model for the test to damage."""
     return Path(shutil.copytree(tiny_model, tmp_path / "broken"))
 
 
@@ -35,7 +35,7 @@ def test_weights_have_the_names_shapes_and_bits_of_the_files_they_came_from(tiny
     assert set(named) == set(on_disk)
     assert all(torch.equal(named[name], on_disk[name]) for name in named)
     assert not any(tensor.requires_grad for tensor in named.values())
-    assert [name for name, _ in core.named_weights()] == list(named)  # the order is the same every time
+    assert [name for name, _ in core.named_weights()] == list(named)  # the order is always the same
 
 
 def test_tied_weights_come_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the generators are asked after a push, and whether weights may be sent while it is computed."""
+"""The probe that generators answer after a push, and whether weights may be sent while it is computed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from shared.run_config import RunConfig
 
 
 def prober_of(num_ranks: int, prompts: list[list[int]], **options: Any) -> Prober | None:
-    """Of a core of some ranks, and a data set whose prompts are token ids already."""
+    """Return the prober for a core with this many ranks and a data set whose prompts are token ids."""
     config = RunConfig(model="m", dataset_name="/data.jsonl", reward_funcs=["exact"], **options)
 
     def probe(token_ids: list[int]) -> list[float]:

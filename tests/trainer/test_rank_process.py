@@ -1,4 +1,4 @@
-"""The training rank as a process: what it exits with, and what it leaves in the run's record."""
+"""The training rank as a process: its exit status, and the run's record after its end."""
 
 import json
 import os
@@ -31,7 +31,7 @@ StartRank = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start_rank(tmp_path: Path) -> Iterator[StartRank]:
-    """Return a starter of rank processes; what is still running at the end of the test is killed."""
+    """Return a function that starts rank processes; those that still run at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def start(redis_url: str, *arguments: str) -> "subprocess.Popen[str]":
@@ -134,7 +134,7 @@ async def test_a_rank_that_was_superseded_ends_and_does_not_touch_the_record(
         said.add((await record(redis)).progress.starting)
         return bool(await redis.xlen(keys.prompts))
 
-    # It has admitted its first groups and waits for a generator. Its successor takes over, and finds one group done.
+    # The rank has admitted its first groups and waits for a generator. Its successor finds one of them done.
     await eventually(trains, within_s=WITHIN_S)
     assert {"starting", "loading the model"} <= said
     assert (await record(redis)).progress.starting == "", "it trains"

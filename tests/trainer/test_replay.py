@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends with the same weights, to the last bit, as one that was not."""
+"""A run that is killed and resumed ends with bitwise the same weights as an uninterrupted run."""
 
 import asyncio
 import hashlib
@@ -41,7 +41,7 @@ async def to_the_end(redis_url: str, run_id: str, directory: Path) -> None:
 
 
 async def killed_at(step: int, services: ScriptedServices, redis_url: str, run_id: str, directory: Path) -> None:
-    """Run a rank until it has made ``step`` steps, and kill it; it can make few more before the kill arrives."""
+    """Run a rank until it has made ``step`` steps, and kill it. It can make only few more steps before it is killed."""
     metrics = directory / run_id / "metrics.jsonl"
     async with rank_process(redis_url, run_id, directory) as process:
         await eventually(lambda: metrics.exists() and len(json_lines_so_far(metrics)) >= step, within_s=WITHIN_S)
@@ -74,7 +74,7 @@ async def test_a_run_killed_at_a_random_step_and_resumed_ends_with_the_same_bits
     two_batches = 2 * config.steps_per_batch()
     kill_at = random.Random(seed).randint(2, (config.max_steps - 1) // two_batches * two_batches)
     services = {run_id: ScriptedServices(redis, run_id, config, seed=seed) for run_id in ("run-straight", "run-killed")}
-    # Published is the shuffled block of two batches that the step is in, and no more: the run waits for its kill there.
+    # Only the shuffled block of two batches with this step is published, so the run waits there to be killed.
     services["run-killed"].publish_blocks((kill_at - 1) // two_batches + 1)
     for run_id in services:
         await RunStore(redis).create(run_id, config, run_dir=str(tmp_path / run_id))

@@ -1,4 +1,4 @@
-"""Trackers get every report once through their own libraries, and none of them can stop, slow or outlive a run."""
+"""Trackers get every report once through their own libraries, and they cannot stop, slow or outlive a run."""
 
 import asyncio
 import importlib
@@ -40,7 +40,7 @@ socket.socket.connect_ex = connect
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep what libraries keep below the test's directory."""
+    """Keep the files of the libraries below the test's directory."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -66,7 +66,7 @@ def rows_of_trackio(run_dir: Path, project: str = "headrace") -> list[tuple[str,
 
 
 def records_of_wandb(run_dir: Path) -> Iterator[Any]:
-    """Yield the records of its offline files: a LevelDB log of protocol buffers."""
+    """Yield the records of its offline files, which are LevelDB logs of protocol buffers."""
     internal: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     for path in sorted((run_dir / "reports" / "wandb").glob("offline-run-*/*.wandb"), key=os.path.getmtime):
         data, position, whole = path.read_bytes(), 7, b""
@@ -91,7 +91,7 @@ def history_of_wandb(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def train_resume_train(tmp_path: Path, tracker: str) -> None:
-    """Report steps 1 to 4; then, from the checkpoint of step 2, steps 3 to 6, with other numbers."""
+    """Report steps 1 to 4. Then, from the checkpoint of step 2, report steps 3 to 6 with other numbers."""
     first = reports(tmp_path, report_to=[tracker], name="mine")
     for step in range(1, 5):
         first.step(step, {"step": float(step), "at_s": 1.0, "loss": step / 4, "reward": float("nan")})
@@ -140,7 +140,7 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb_without_a_step_twice(tmp
 
 
 def evaluate_crash_evaluate(tmp_path: Path, tracker: str) -> None:
-    """Report step 4 before the evaluation of step 2 is done; resume from step 1, and again once that is known."""
+    """Report step 4 before the evaluation of step 2 is done. Resume from step 1, and resume again when it is done."""
     first = reports(tmp_path, report_to=[tracker])
     for step in range(1, 5):
         first.step(step, {"loss": step / 4})
@@ -239,7 +239,7 @@ def test_trackio_and_tensorboard_make_no_network_call(tmp_path: Path, monkeypatc
 def test_a_tracker_that_refuses_costs_its_reports_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of Weights & Biases: it wants a key that is not there."""
+    """Of Weights & Biases: it needs a key that is not there."""
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -260,7 +260,7 @@ def test_a_tracker_that_refuses_costs_its_reports_and_nothing_else(
 
 @pytest.fixture
 async def tracker(tmp_path: Path) -> AsyncIterator[TrackerProcess]:
-    """Yield a tracker that has taken its first report."""
+    """Yield a tracker that has received its first report."""
     head: dict[str, Any] = {"run_id": RUN_ID, "name": None, "project": "p", "config": {}, "resumed_step": 0}
     tracker = TrackerProcess(
         "tensorboard", head={**head, "directory": str(tmp_path)}, output=tmp_path / "tensorboard.log"
@@ -275,7 +275,7 @@ async def tracker(tmp_path: Path) -> AsyncIterator[TrackerProcess]:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only still waits for its parent to notice."""
+    """Whether a process is gone or a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A run is paused, by its rewards or by somebody, and goes on: with the real loop, Redis and checkpoints."""
+"""A run is paused, by its rewards or by a user, and goes on: with the real loop, Redis and checkpoints."""
 
 import asyncio
 import math
@@ -22,14 +22,14 @@ LONG: dict[str, Any] = {"max_steps": 100_000, "save_steps": 100_000}
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the trainer look around and report more often than once a second."""
+    """Make the trainer check and report more than once per second."""
     monkeypatch.setattr("services.trainer.loop.surroundings._EVERY_S", 0.05)
     monkeypatch.setattr("services.trainer.loop.training_loop._REPORT_EVERY_S", 0.1)
 
 
 @pytest.fixture
 def config(tmp_path: Path, tiny_model: Path) -> RunConfig:
-    """Pause when a window of four groups, as many as may be in flight, has failed."""
+    """Pause when all groups in a window of four have failed, which is as many as may be in flight."""
     return small_config(tmp_path, tiny_model, reward_failure_window=4)
 
 
@@ -81,7 +81,7 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_su
 async def test_a_pause_is_in_no_step_time_and_in_paused_s(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path
 ) -> None:
-    """Groups 0 to 3 make the first two steps; from group 4 on all fail, for at least two seconds."""
+    """Groups 0 to 3 are trained in the first two steps. From group 4 on, all fail, for at least two seconds."""
     await create(redis, config, tmp_path)
 
     class FailsLater(Grader):
@@ -104,7 +104,7 @@ async def test_a_pause_is_in_no_step_time_and_in_paused_s(
 async def test_while_rewards_fail_for_some_completions_whole_batches_of_what_is_scored_are_trained_and_make_room(
     redis: Redis, config: RunConfig, watcher: Watcher, tmp_path: Path
 ) -> None:
-    """Three of five completions fail, two are scored: no group is dropped, and the window would stay full."""
+    """Three of five completions fail and two are scored: no group is dropped, and the window could stay full."""
     await create(redis, config.model_copy(update={"num_generations": 5, **LONG}), tmp_path)
 
     class Flaky(Grader):
@@ -197,7 +197,7 @@ async def test_somebody_who_resumes_a_run_need_not_wait_for_a_probe_and_it_pause
         again = await watcher.until(lambda it: it.pause is not None and it.pause.since_s > first.since_s)
         assert again.pause is not None
         assert again.pause.num_resumes == 1
-        # What failed before does not come back after the rewards were mended.
+        # Earlier failures do not count again after the rewards were repaired.
         await watcher.reports(1)
         await watcher.until(lambda it: it.progress.groups_admitted == sum(it.progress.groups_dropped.values()))
         grader.works = True

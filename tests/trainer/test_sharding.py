@@ -1,4 +1,4 @@
-"""Sharding changes nothing: 1, 2 and 4 ranks make the same steps; and nothing that goes wrong makes a rank hang."""
+"""Sharding does not change the steps: 1, 2 and 4 ranks make the same ones. And no failure makes a rank hang."""
 
 import json
 import re
@@ -24,11 +24,11 @@ from tests.trainer.sharded_steps import NUM_STEPS, WITHIN_S, make_steps, start
 from tests.trainer.tensor_files import load_file
 
 LOSSES_AGREE, WEIGHTS_AGREE = 1e-4, 1e-6
-"""Relative and absolute. Sums over ranks round in another order, and twenty steps of AdamW carry that on."""
+"""Relative and absolute tolerance. Sums over ranks round in another order, and twenty steps of AdamW amplify that."""
 
 
 def make_model(path: Path, *, is_tied: bool, hidden_size: int) -> Path:
-    """Write a model of three layers whose weights no number of ranks divides evenly."""
+    """Write a model of three layers whose weights are not evenly divisible by any number of ranks."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCAB_SIZE,
@@ -51,7 +51,7 @@ def make_model(path: Path, *, is_tied: bool, hidden_size: int) -> Path:
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """Return runs that differ in what sharding could break: what is tied, what is kept, what is scored."""
+    """Return runs that differ in what sharding could break: tied weights, saved tensors, computed logprobs."""
     directory = tmp_path_factory.mktemp("models")
     plain: dict[str, Any] = {"learning_rate": 1e-3, "max_tokens_per_microbatch": 40, "max_completion_length": 20}
     tied = make_model(directory / "tied", is_tied=True, hidden_size=30)
@@ -71,7 +71,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
 
 @pytest.fixture(scope="module")
 def alone(configs: dict[str, RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return what one rank makes of the runs."""
+    """Return the results of the runs on one rank."""
     directory = tmp_path_factory.mktemp("alone")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -90,7 +90,7 @@ def write_configs(directory: Path, configs: dict[str, RunConfig]) -> None:
 
 
 def assert_same_steps(several: Path, alone: Path) -> None:
-    """Compare every metric of every step, per-token arrays, and the weights in the end."""
+    """Compare every metric of every step, per-token arrays, and the final weights."""
     here, there = (json.loads((directory / "result.json").read_text()) for directory in (several, alone))
     assert len(here) == len(there) == NUM_STEPS
     for step, (mine, theirs) in enumerate(zip(here, there, strict=True)):
@@ -156,7 +156,7 @@ def test_four_ranks_make_the_steps_of_one(configs: dict[str, RunConfig], alone: 
 @pytest.mark.timeout(2 * WITHIN_S)
 def test_two_ranks_balance_experts_as_one_does(tmp_path: Path) -> None:
     model = make_tiny_moe(tmp_path / "model")
-    # The load-balancing loss is that of a pass: one row in each, so that one rank and two have the same.
+    # The load-balancing loss is computed per pass. One row in each gives one rank and two ranks the same passes.
     config = make_config(model, router_aux_loss_coef=0.1, packing=False, learning_rate=1e-3)
     by_one = tmp_path / "by_one"
     by_one.mkdir()
@@ -176,7 +176,7 @@ def test_two_ranks_balance_experts_as_one_does(tmp_path: Path) -> None:
 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
-    """Give this process its signal handlers back: torchrun takes them."""
+    """Restore this process's signal handlers, which torchrun replaces."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in kept.items():
@@ -188,7 +188,7 @@ def own_signals() -> Iterator[None]:
     ("statuses", "status", "said"),
     [
         ((0, 0), 0, ""),
-        # The innocent rank is ended by torchrun, unless it was faster.
+        # torchrun ends the other rank, unless that one ends first.
         ((2, 0), 2, r"exit statuses by rank: \{0: 2(, 1: -15)?\}"),
         ((3, 0), 3, r"exit statuses by rank: \{0: 3(, 1: -15)?\}"),
         ((0, 1), 1, r"exit statuses by rank: \{(0: -15, )?1: 1\}"),
@@ -208,7 +208,7 @@ def test_exit_statuses_of_ranks_keep_their_meaning(
 def test_the_launcher_says_what_the_failing_rank_said_and_not_what_its_victims_saw(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # As among real ranks, the victim sees nothing before the other one has said why it ends.
+    # As with real ranks, the victim notices nothing before the other rank has reported why it ends.
     code = (
         "import os, pathlib, sys, time\n"
         "from services.trainer.ranks.rank_words import leave_word\n"
@@ -232,7 +232,7 @@ def test_a_rendezvous_on_somebody_elses_address_is_refused_in_words(caplog: pyte
 
 @pytest.mark.usefixtures("own_signals")
 def test_a_rendezvous_at_a_name_that_leads_nowhere_yet_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    """After a pod was replaced its name leads to the one before, or nowhere, for as long as DNS remembers."""
+    """After a pod was replaced, its name may still resolve to the old pod, or to nothing, because DNS is cached."""
     node = Node("run-x", 1, 2, 0, "trainer-0.invalid:1", (sys.executable, "-c", "pass"), timeout_s=20)
     assert launch(node) == 1
     assert "trainer-0.invalid is not this machine" in caplog.messages[-1]

@@ -31,7 +31,7 @@ WITHIN_S = 150.0
 
 
 class TwoRanks:
-    """A run of two ranks under its supervisor, with a generator's receiving end."""
+    """A run of two ranks under its supervisor, with a generator that receives weights."""
 
     def __init__(self, redis: Redis, supervisor: RunSupervisor, replica: ServedReceiver) -> None:
         self.store = RunStore(redis)
@@ -55,7 +55,7 @@ class TwoRanks:
         await eventually(is_there, within_s=WITHIN_S)
 
     async def restarts(self, num_restarts: int) -> None:
-        """Wait until the supervisor has started the ranks that often again."""
+        """Wait until the supervisor has restarted the ranks this often."""
         await eventually(lambda: self.supervisor.num_restarts == num_restarts, within_s=WITHIN_S)
 
     async def ends(self) -> RunRecord:
@@ -68,18 +68,18 @@ class TwoRanks:
         return await self.record()
 
     def processes(self) -> list[ProcessMark]:
-        """Return the launcher's descendants and the launcher."""
+        """Return the launcher and its descendants."""
         return [mark for mark in descendants(os.getpid()) if b"services.trainer.rank" in _cmdline(mark.pid)]
 
     def kill(self, rank: int) -> None:
-        """Kill -9 a rank."""
+        """Kill a rank with SIGKILL."""
         (pid,) = [mark.pid for mark in self.processes() if f"\0RANK={rank}\0" in _environment(mark.pid)]
         os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.asynccontextmanager
 async def two_ranks(redis: Redis, redis_url: str, config: RunConfig, tmp_path: Path) -> AsyncGenerator[TwoRanks]:
-    """Start the run with everything around it; at the end nothing of it is left."""
+    """Start the run with everything around it, and end all of it at the end."""
     settings = TrainerSettings(
         redis_url=SecretStr(redis_url),
         internal_key=SecretStr(KEY),
@@ -89,7 +89,7 @@ async def two_ranks(redis: Redis, redis_url: str, config: RunConfig, tmp_path: P
         collective_timeout_s=60.0,
         rank_env={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
     )
-    # The generator of this test receives weights, and computes nothing with them.
+    # The generator of this test receives weights, but computes nothing with them.
     config = config.model_copy(update={"push_probe_tolerance": None})
     await RunStore(redis).create(RUN_ID, config, run_dir=str(tmp_path / "run"))
     stopping = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A trainer that was stopped, taken for dead and replaced, and wakes up: it changes nothing, and ends."""
+"""A trainer is stopped, taken for dead and replaced. When it wakes up, it changes nothing and ends."""
 
 import asyncio
 import hashlib
@@ -69,7 +69,7 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 async def content(redis: Any, name: bytes) -> Any:
-    """Return what a key holds; of a stream the entries and whose they are, not who looked at it when."""
+    """Return the content of a key. For a stream, the entries and their owners, but not when they were last read."""
     if await redis.type(name) != b"stream":
         return await redis.dump(name)
     groups = [group["name"] for group in await redis.xinfo_groups(name)]
@@ -77,7 +77,7 @@ async def content(redis: Any, name: bytes) -> Any:
 
 
 async def everything(redis: Redis, keys: RunKeys) -> dict[str, Any]:
-    """Return what Redis holds of the run; leases expire by themselves, and telemetry is nobody's authority."""
+    """Return Redis's data of the run, except leases, which expire by themselves, and telemetry."""
     found: dict[str, Any] = {}
     names: list[bytes] = await cast("Any", redis).keys(f"headrace:{{{keys.run_id}}}:*")
     for name in sorted(names):

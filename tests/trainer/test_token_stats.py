@@ -1,4 +1,4 @@
-"""Statistics of tokens: what is reported for which loss, and that it adds up."""
+"""Statistics of tokens: which ones are reported for which loss, and that they are consistent."""
 
 import math
 from typing import Any
@@ -89,7 +89,7 @@ def test_tokens_whose_logprob_the_generator_could_not_tell_are_counted_and_left_
 
 
 def parts() -> tuple[TokenStats, TokenStats, TokenStats]:
-    """Return the statistics of two microbatches, and of both in one."""
+    """Return the statistics of two microbatches, and of one microbatch with the rows of both."""
     trainer = [[-1.0, -0.5], [-2.0, -0.25]]
     old = [[-1.1, -1.5], [-2.5, -0.2]]
     generator = [[-1.5, -0.25], [-1.0, -3.0]]

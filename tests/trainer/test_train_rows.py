@@ -1,4 +1,4 @@
-"""How a batch is cut into minibatches, and what the loss of each is divided by."""
+"""How a batch is divided into minibatches, and the divisor of each loss."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.groups import rollout, scored_group
 
 
 def trained(number: int, *, lengths: tuple[int, ...] = (2, 2), rewards: tuple[float, ...] = (0.0, 1.0)) -> TrainedGroup:
-    """Return a group whose completions have these lengths; a reward of NaN is a failed one."""
+    """Return a group whose completions have these lengths. A reward of NaN means that the function failed."""
     label = f"{number:08d}"
     group: ScoredGroup = msgspec.structs.replace(
         scored_group(label, rewards=[0.0] * len(lengths)),
@@ -82,9 +82,9 @@ def test_failed_completions_make_no_rows_and_truncated_ones_only_if_so_configure
 def test_a_step_is_divided_by_its_own_rows_and_by_the_mean_tokens_of_a_step_of_the_batch(
     run_config: RunConfig,
 ) -> None:
-    """Two minibatches of 3 and 9 tokens: 6 a step. The truncated row counts as a row, its 2 tokens do not.
+    """Two minibatches of 3 and 9 tokens: 6 per step. The truncated row counts as a row, but its 2 tokens do not count.
 
-    What goes through the model has 3 tokens of prompt as well.
+    The model also processes 3 tokens of prompt.
     """
     settings = config(run_config, mask_truncated_completions=True)
     few = make_minibatch([truncated(trained(0, lengths=(3, 2)), 1)], settings)

@@ -22,7 +22,7 @@ from tests.trainer.played import RUN_ID, FakeSender, PlayedServices
 
 
 def beyond_float32(label: str, branch: int) -> float:
-    """Reward every second completion, those of group 5 with more than a float32 holds."""
+    """Reward every second completion; in group 5, with a reward that is too large for float32."""
     return (1e300 if label == "00000005" else 1.0) * (branch % 2)
 
 
@@ -57,7 +57,7 @@ async def test_the_reason_for_the_transport_is_told_once(redis: Redis, config: R
     sender = FakeSender(redis)
     await train(redis, played=PlayedServices(redis), sender=sender)
     assert sender.slept_after == []
-    entries: Any = await redis.xrange(RunKeys(RUN_ID).events)  # nullable in the stubs alone
+    entries: Any = await redis.xrange(RunKeys(RUN_ID).events)  # nullable only in the stubs
     events: list[tuple[bytes, bytes]] = [(fields[b"kind"], fields[b"data"]) for _, fields in entries]
     told = [json.loads(data)["message"] for kind, data in events if kind == b"log" and b"weights travel" in data]
     assert told == ["weights travel over gloo: there is no GPU"]
@@ -145,7 +145,7 @@ async def test_groups_without_signal_are_dropped_if_the_run_says_so(
 async def test_a_batch_of_several_steps_trains_each_minibatch_as_often_as_asked_and_pushes_once(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    """Two minibatches of 2 groups in 2 passes: 4 steps a batch, 3 batches of 4 groups."""
+    """Two minibatches of 2 groups in 2 passes: 4 steps per batch, 3 batches of 4 groups."""
     several = {"num_iterations": 2, "steps_per_generation": 2, "max_staleness": 7, "max_steps": 12, "save_steps": 3}
     await create(redis, config.model_copy(update=several), tmp_path)
     sender = FakeSender(redis)
@@ -172,9 +172,9 @@ async def test_a_batch_of_several_steps_trains_each_minibatch_as_often_as_asked_
 async def test_the_first_pass_over_a_batch_is_on_policy_and_later_ones_are_not(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    """The proximal policy is the one the batch began with: its ratio is 1 in the first step of a batch alone.
+    """The proximal policy is the one at the start of the batch, so its ratio is 1 only in the first step of a batch.
 
-    Of 4 completions of one group every second is right, so half of the tokens have advantages of either sign.
+    Of the 4 completions of a group, every second is right, so half of the tokens have advantages of each sign.
     """
     several = {"num_iterations": 3, "max_staleness": 2, "max_steps": 6, "epsilon": 1e-6, "learning_rate": 1e-2}
     await create(redis, config.model_copy(update=several), tmp_path)
@@ -264,7 +264,7 @@ async def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_everything_for_
 async def test_a_ratio_beyond_any_float_is_bounded_and_the_run_goes_on(
     delta: float | None, redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    """Group 5 says that its tokens had probability e^-1e30, and is held to the policy that sampled it."""
+    """Group 5 has tokens with a probability of e^-1e30, and is compared with the policy that sampled it."""
     around_the_sampler = {"use_decoupled_loss": False, "vllm_importance_sampling_correction": False, "delta": delta}
     await create(redis, config.model_copy(update=around_the_sampler), tmp_path)
     played = PlayedServices(redis)
@@ -297,11 +297,11 @@ async def test_weights_that_are_not_finite_are_named_as_the_cause(
 async def test_a_gradient_that_is_not_finite_is_traced_to_its_rollouts_although_every_loss_is_finite(
     redis: Redis, config: RunConfig, tmp_path: Path
 ) -> None:
-    # Without correction weights, which may be 0, every row has a gradient.
+    # Correction weights may be 0. Without them, every row has a gradient.
     await create(redis, config.model_copy(update={"vllm_importance_sampling_correction": False}), tmp_path)
 
     def make_overflow(parts: Parts) -> None:
-        """Let the gradient of one token's embedding be infinite: only rollouts with that token have it."""
+        """Make the gradient of one token's embedding infinite. Only rollouts with that token have such a gradient."""
 
         def overflow(gradient: torch.Tensor) -> torch.Tensor:
             return torch.where(gradient[6:7].abs().sum() > 0, torch.full_like(gradient, math.inf), gradient)
@@ -320,7 +320,7 @@ async def test_rows_whose_gradients_are_too_large_together_alone_are_all_named(
     await create(redis, config.model_copy(update={"vllm_importance_sampling_correction": False}), tmp_path)
 
     def make_overflow(parts: Parts) -> None:
-        """Let the gradient be infinite where tokens 5 and 6 were trained at once: branches 0 and 1 of a group."""
+        """Make the gradient infinite if tokens 5 and 6 are trained in the same pass: branches 0 and 1 of a group."""
 
         def overflow(gradient: torch.Tensor) -> torch.Tensor:
             has_both = (gradient[5:7].abs().sum(1) > 0).all()

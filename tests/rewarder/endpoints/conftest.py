@@ -60,7 +60,7 @@ async def endpoints_on(
     ca_file: Path | None = None,
     resolve: Resolve | None = None,
 ) -> AsyncGenerator[Endpoints]:
-    """Make what a rewarder has of endpoints; loopback is allowed unless other rules are given."""
+    """Make the rewarder's parts for endpoints. Loopback is allowed unless other rules are given."""
     endpoints = Endpoints(
         redis,
         rules=rules if rules is not None else OutboundRules(networks=LOOPBACK, ports=ALL_PORTS),
@@ -84,7 +84,7 @@ async def endpoints(redis: Redis, metrics: RewarderMetrics, secrets_dir: Path) -
 
 
 async def register(endpoints: Endpoints, name: str, url: str, **fields: Any) -> EndpointSpec:
-    """Register a TRL endpoint without retries, unless ``fields`` say otherwise."""
+    """Register a TRL endpoint without retries; ``fields`` override its registration."""
     spec = EndpointSpec.model_validate({"url": url, "wire_format": "trl", "max_retries": 0, **fields})
     assert await endpoints.register(name, spec, replace=True) in ("created", "replaced", "unchanged")
     return spec

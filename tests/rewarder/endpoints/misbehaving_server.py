@@ -1,6 +1,6 @@
-"""A real HTTP server on loopback that does to its clients what reward endpoints do: each path in its own way.
+"""A real HTTP server on loopback that misbehaves as reward endpoints may, in a different way on each path.
 
-server.on("/judge", busy(retry_after="1"), answers({"rewards": [1.0]}))     first this, then that, then that again
+server.on("/judge", busy(retry_after="1"), answers({"rewards": [1.0]}))     the first once, then the second for ever
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Received:
     body: bytes
 
     def json(self) -> object:
-        """Return what the body holds."""
+        """Return the parsed body."""
         return json.loads(self.body)
 
 
@@ -32,7 +32,7 @@ Behaviour = Callable[[Received, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class MisbehavingServer:
-    """What it was asked, and how it answers."""
+    """Records the requests, and answers them as configured."""
 
     port: int = 0
     received: list[Received] = field(default_factory=list[Received])
@@ -40,12 +40,12 @@ class MisbehavingServer:
     num_connections: int = 0
     num_open: int = 0
     greeting: bytes = b""
-    """Sent to whoever connects."""
+    """Sent to every client when it connects."""
     _beside: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
     _behaviours: dict[str, list[Behaviour]] = field(default_factory=dict[str, list[Behaviour]])
 
     def on(self, path: str, *behaviours: Behaviour) -> str:
-        """Behave so at ``path``, one after the other, the last for ever; return the URL."""
+        """Set the behaviours at ``path``, one per request; the last one repeats. Return the URL."""
         self._behaviours[path] = list(behaviours)
         return f"http://127.0.0.1:{self.port}{path}"
 
@@ -54,7 +54,7 @@ class MisbehavingServer:
         return [request for request in self.received if request.path == path]
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something while the connection that a behaviour was called for goes on."""
+        """Do something while the connection of a request goes on."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
@@ -91,7 +91,7 @@ async def _read(reader: asyncio.StreamReader) -> Received:
 
 @contextlib.asynccontextmanager
 async def misbehaving_server() -> AsyncGenerator[MisbehavingServer]:
-    """Serve on a free port of 127.0.0.1; afterwards nothing of it is left."""
+    """Serve on a free port of 127.0.0.1, and end everything afterwards."""
     server, tasks = MisbehavingServer(), set[asyncio.Task[None]]()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,7 +119,7 @@ async def misbehaving_server() -> AsyncGenerator[MisbehavingServer]:
 
 
 def answers(body: object, *, status: int = 200, headers: dict[str, str] | None = None) -> Behaviour:
-    """Answer with ``body``: bytes as they are, anything else as JSON."""
+    """Answer with ``body``: bytes unchanged, anything else as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
 
     async def behave(_request: Received, writer: asyncio.StreamWriter) -> None:
@@ -132,7 +132,7 @@ def answers(body: object, *, status: int = 200, headers: dict[str, str] | None =
 
 
 def sends(data: bytes) -> Behaviour:
-    """Answer with these bytes, HTTP or not, and keep the connection."""
+    """Send these bytes, which need not be HTTP, and keep the connection."""
 
     async def behave(_request: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
@@ -142,7 +142,7 @@ def sends(data: bytes) -> Behaviour:
 
 
 def echoes() -> Behaviour:
-    """Answer with the headers of the request, as a TRL answer would be if it were one."""
+    """Answer with the headers of the request, in the place where a TRL answer would be."""
 
     async def behave(request: Received, writer: asyncio.StreamWriter) -> None:
         await answers({"seen": request.headers}, headers={"X-Seen": request.headers.get("authorization", "")})(
@@ -158,7 +158,7 @@ async def hangs(_request: Received, _writer: asyncio.StreamWriter) -> None:
 
 
 async def drips(_request: Received, writer: asyncio.StreamWriter) -> None:
-    """Begin an answer, and go on with a byte every now and then."""
+    """Begin an answer, and send the rest one byte at a time, slowly."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n[")
     while True:
         writer.write(b" ")
@@ -176,33 +176,33 @@ async def sends_crumbs(_request: Received, writer: asyncio.StreamWriter) -> None
 
 
 async def continues_for_ever(_request: Received, writer: asyncio.StreamWriter) -> None:
-    """Say that the answer is about to come, again and again."""
+    """Send "100 Continue" again and again."""
     while True:
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
         await writer.drain()
 
 
 async def closes(_request: Received, writer: asyncio.StreamWriter) -> None:
-    """Close instead of answering."""
+    """Close the connection without an answer."""
     writer.close()
 
 
 async def closes_mid_body(_request: Received, writer: asyncio.StreamWriter) -> None:
-    """Promise more than it sends."""
+    """Announce a longer body than it sends."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n[1.0, ")
     await writer.drain()
     writer.close()
 
 
 async def talks_nonsense(_request: Received, writer: asyncio.StreamWriter) -> None:
-    """Answer with what is no HTTP."""
+    """Answer with bytes that are not HTTP."""
     writer.write(b"220 smtp.example.com ESMTP\r\n" * 3)
     await writer.drain()
     writer.close()
 
 
 def sends_plain(server: MisbehavingServer, num_bytes: int, *, is_length_known: bool = True) -> Behaviour:
-    """Answer with a huge body, as fast as it is read."""
+    """Answer with a huge body, as fast as the client reads it."""
     length = f"Content-Length: {num_bytes}\r\n" if is_length_known else "Connection: close\r\n"
 
     async def behave(_request: Received, writer: asyncio.StreamWriter) -> None:
@@ -216,6 +216,6 @@ def sends_plain(server: MisbehavingServer, num_bytes: int, *, is_length_known: b
 
 
 def gzip_bomb(num_bytes: int) -> Behaviour:
-    """Answer with few bytes that decompress to ``num_bytes``, asked for or not."""
+    """Answer with few bytes that decompress to ``num_bytes``, whether or not the client accepts gzip."""
     member = gzip.compress(b"[" + b" " * 5_999_999)
     return answers(member * (num_bytes // 6_000_000), headers={"Content-Encoding": "gzip"})

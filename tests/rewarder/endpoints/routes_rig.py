@@ -1,4 +1,4 @@
-"""A judge on a real port, and what is sent to a rewarder that is a process of its own."""
+"""A judge on a real port, and registration requests to a rewarder in a separate process."""
 
 import json
 from http.server import BaseHTTPRequestHandler
@@ -12,7 +12,7 @@ NAMES_OF_SECRETS = {"judge-key": SECRET, "judge-hmac": "hmac-secret-of-the-test"
 
 
 class Judge(BaseHTTPRequestHandler):
-    """A TRL endpoint: the length of each completion; it sends the key and the signature that it was sent back."""
+    """A TRL endpoint that returns the length of each completion, and the key and signature of the request."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -26,7 +26,7 @@ class Judge(BaseHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is http.server's
-        """Be quiet."""
+        """Log nothing."""
 
 
 def register(client: httpx.Client, url: str, **fields: Any) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""What an endpoint answers has its outcome, whatever it is and however large it is. Real HTTP."""
+"""Every answer of an endpoint leads to an outcome, whatever its content and size. Real HTTP."""
 
 import asyncio
 from pathlib import Path
@@ -140,6 +140,6 @@ async def test_a_huge_body_costs_no_memory(endpoints: Endpoints, server: Misbeha
     assert [verdicts[0].outcome for verdicts in many] == ["invalid"] * 4 + ["scored"]
     if kind != "600 MB of gzip":
         assert many[0][0].detail == f"endpoint judge: the answer has more than {MAX_ANSWER_BYTES} bytes"
-    # Each connection: what is read, and what the kernel and both ends have buffered.
+    # Per connection: the bytes read, plus the buffers of the kernel and of both ends.
     assert server.num_bytes_sent < 4 * 32_000_000
     assert peak - before < 64_000_000, f"{(peak - before) / 1e6:.0f} MB more"

@@ -1,4 +1,4 @@
-"""Endpoints that hang, drip, fail or are gone: each has its outcome, and a good one answers meanwhile. Real HTTP."""
+"""Endpoints that hang, drip, fail or are gone each lead to an outcome, and a good one answers meanwhile. Real HTTP."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Registering, looking at and deleting reward endpoints over HTTP, against the rewarder as its own process."""
+"""Registering, showing and deleting reward endpoints over HTTP, with the rewarder in a separate process."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever an endpoint sends before, around or after its answer answers no other request. Real HTTP."""
+"""Data that an endpoint sends before, around or after its answer never answers another request. Real HTTP."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Trying reward endpoints over HTTP, against the rewarder as its own process."""
+"""Trying reward endpoints over HTTP, with the rewarder in a separate process."""
 
 import hashlib
 import hmac

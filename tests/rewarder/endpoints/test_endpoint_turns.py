@@ -1,4 +1,4 @@
-"""How many requests go to an endpoint at a time, over which connections, and with which secrets. Real HTTP."""
+"""How many requests an endpoint gets at a time, over which connections, and with which secrets. Real HTTP."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run that names an endpoint beside Python functions: from the completions stream to the scored stream."""
+"""A run that uses an endpoint and Python functions: from the completions stream to the scored stream."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ from tests.rewarder.test_reward_loop import add, make_run, scoring, wait_for_sco
 
 @contextlib.asynccontextmanager
 async def scorer_with(endpoints: Endpoints, metrics: RewarderMetrics) -> AsyncGenerator[Scorer]:
-    """Start a worker and a scorer that knows endpoints too."""
+    """Start a worker and a scorer that also knows endpoints."""
     loop_functions = LoopFunctions(places=LIMITS.places, import_timeout_s=20.0)
     async with WorkerPool(
         num_workers=1, limits=LIMITS, queue_timeout_s=30.0, import_timeout_s=20.0, metrics=metrics
@@ -158,7 +158,7 @@ async def test_a_record_that_cannot_be_read_is_said_to_be_one(
 ) -> None:
     for name, data in (("newer", b'{"url": "https://judge.example/", "colour": 1}'), ("torn", b"\xff{")):
         await redis.hset("headrace:reward_endpoints", name, data)
-        assert await endpoints.registry.delete("nothing") is False  # which reads anew
+        assert await endpoints.registry.delete("nothing") is False  # which reads the registry again
         assert await endpoints.knows(name)
         with pytest.raises(RewardFailure, match="registered by another release, which this one cannot read"):
             await ask(endpoints, name, call_with("a"))

@@ -1,4 +1,4 @@
-"""An LLM judge behind real HTTP, and who may ask which endpoint."""
+"""An LLM judge behind real HTTP, and which keys may use which endpoint."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def writes(content: str) -> dict[str, Any]:
 
 
 async def judges(request: Received, writer: asyncio.StreamWriter) -> None:
-    """Be a judge: right answers are a 5, wrong ones a 1, and to what is neither it has nothing to say."""
+    """Play a judge: 5 for a right answer, 1 for a wrong one, and no score for anything else."""
     asked = cast("dict[str, Any]", request.json())["messages"][-1]["content"]
     said = {"<answer>42<": "It is.\nScore: 5", "<answer>41<": "It is not.\nScore: 1"}
     content = next((text for answer, text in said.items() if answer in asked), "Let me think about that.")

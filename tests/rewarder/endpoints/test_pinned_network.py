@@ -1,4 +1,4 @@
-"""A name is resolved once for each connection, all its addresses are judged, and the one that is dialled was judged."""
+"""A name is resolved once per connection, all its addresses are checked, and only a checked address is connected to."""
 
 import asyncio
 import ipaddress
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 
 
 class NameServer:
-    """Gives one answer after the other, the last for ever; counts the questions."""
+    """Gives one answer after the other and repeats the last; counts the questions."""
 
     def __init__(self, *addresses: list[str]) -> None:
         self.left = list(addresses)
@@ -38,7 +38,7 @@ class NameServer:
 
 
 class Dialled(httpcore.AsyncNetworkBackend):
-    """Dials, and remembers what."""
+    """Connects, and records the addresses."""
 
     def __init__(self) -> None:
         self.hosts: list[str] = []
@@ -69,7 +69,7 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
 
 
 async def closing(request: Received, writer: asyncio.StreamWriter) -> None:
-    """Answer, and end the connection, so that the next request needs a new one."""
+    """Answer and close the connection, so that the next request needs a new one."""
     await answers([1.0], headers={"Connection": "close"})(request, writer)
     writer.close()
 
@@ -77,7 +77,7 @@ async def closing(request: Received, writer: asyncio.StreamWriter) -> None:
 async def test_a_name_that_changes_its_mind_reaches_nothing_inside(
     redis: Redis, metrics: RewarderMetrics, server: MisbehavingServer, dialled: Dialled
 ) -> None:
-    rules = OutboundRules(networks=LOOPBACK, ports=ALL_PORTS)  # 127.0.0.1 plays the world outside
+    rules = OutboundRules(networks=LOOPBACK, ports=ALL_PORTS)  # 127.0.0.1 stands for the internet
     names = NameServer(["127.0.0.1"], ["127.0.0.1"], ["127.0.0.2"])
     async with endpoints_on(redis, metrics=metrics, rules=rules, resolve=names) as endpoints:
         url = server.on("/judge", closing).replace("127.0.0.1", "judge.example")
@@ -171,7 +171,7 @@ async def test_the_resolver_asks_once_for_many_who_wait_and_outlives_those_who_l
 
 @pytest.fixture
 async def tls_server() -> AsyncIterator[tuple[int, list[str | None]]]:
-    """Speaks TLS as judge.example, or as old.example with a certificate that has expired; tells the names asked for."""
+    """Serve TLS as judge.example, or as old.example with an expired certificate; record the requested names."""
     seen: list[str | None] = []
     contexts: dict[str, ssl.SSLContext] = {}
     for host in ("judge", "old"):

@@ -23,7 +23,7 @@ def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def other_reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a reward model that gives other numbers."""
+    """Return the directory of a second reward model, which gives other rewards."""
     return make_tiny_reward_model(tmp_path_factory.mktemp("other model") / "tiny", seed=1)
 
 
@@ -33,13 +33,13 @@ def call_for(*pairs: tuple[str, str]) -> RewardCall:
 
 
 def only(verdicts: list[Verdict]) -> Verdict:
-    """Return the one verdict."""
+    """Return the only verdict."""
     (verdict,) = verdicts
     return verdict
 
 
 def count(metrics: RewarderMetrics, name: str, **labels: str) -> float:
-    """Return a sample's value, 0 if it has none."""
+    """Return a sample's value; 0 if it has none."""
     return metrics.registry.get_sample_value(f"headrace_reward_model_{name}", labels) or 0.0
 
 
@@ -50,9 +50,9 @@ async def serving(
     metrics: RewarderMetrics | None = None,
     in_use: Callable[[], Collection[str]] = tuple,
 ) -> AsyncGenerator[RewardModels]:
-    """Return the source; afterwards none of its processes is left."""
+    """Return the source, and end its processes afterwards."""
     registry = (metrics or RewarderMetrics()).registry
-    # Patient: importing torch takes a while on a machine with other work.
+    # The timeout is long, because importing torch takes a while on a busy machine.
     chosen = settings or ModelSettings(device="cpu", check_timeout_s=100.0)
     models = RewardModels(chosen, metrics=RewardModelMetrics(registry), in_use=in_use)
     try:
@@ -62,6 +62,6 @@ async def serving(
 
 
 def rewrite_json(path: Path, **changes: object) -> None:
-    """Change top-level keys of a JSON file; None takes one out."""
+    """Change top-level keys of a JSON file; None removes a key."""
     content = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))

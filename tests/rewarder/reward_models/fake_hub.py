@@ -1,4 +1,4 @@
-"""A Hugging Face hub with one model on it: as much of its HTTP as fetching a snapshot takes."""
+"""A Hugging Face hub with one model: the HTTP routes that are needed to download a snapshot."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Serves ``directory`` as the model ``org/name``; ``asked`` are the paths of all requests."""
+    """Serves ``directory`` as the model ``org/name``. ``asked`` has the paths of all requests."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Architectures of other families, in this process: the numbers of a plain forward pass, and how long a text may be."""
+"""Other model architectures, in this process: the rewards equal a plain forward pass; and the length limit of texts."""
 
 import sys
 from pathlib import Path
@@ -37,7 +37,7 @@ PROMPTS, COMPLETIONS = ["a b", "abc", "x"], ["c", "de" * 10, "y" * 70]
             | {"num_attention_heads": 2, "max_position_embeddings": 64},
             64,
         ),
-        ("Llama", BERT, None),  # rotary positions have no end, and TRL does not make one
+        ("Llama", BERT, None),  # rotary positions have no limit, and TRL does not set one
     ],
 )
 def test_every_family_gives_the_numbers_of_a_plain_forward_pass_and_says_what_is_too_long(

@@ -1,4 +1,4 @@
-"""Where models come from, and which of them are in memory."""
+"""Where models may be loaded from, and which of them are in memory."""
 
 import asyncio
 import shutil

@@ -1,4 +1,4 @@
-"""What happens to a model's process, and what that costs which calls: hangs, deaths, the end of the rewarder."""
+"""Faults of a model's process, and which calls they affect: hangs, deaths, the end of the rewarder."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ asyncio.run(main())
 
 
 async def in_a_pass(models: RewardModels, name: str, go: Path, *, number: int) -> int:
-    """Wait until the model is in its pass of that number; return the process's id."""
+    """Wait until the model is in the forward pass of this number; return its process id."""
     await eventually((go / f"began-{number}").exists)
     pid = models._models[name].pid  # pyright: ignore[reportPrivateUsage]
     assert pid is not None
@@ -51,7 +51,7 @@ async def in_a_pass(models: RewardModels, name: str, go: Path, *, number: int) -
 
 
 async def outcome_of(work: "asyncio.Task[tuple[Answer, float]]") -> tuple[str, str]:
-    """Return outcome and detail of a call that fails."""
+    """Return outcome and detail of a failing call."""
     with pytest.raises(RewardFailure) as caught:
         await work
     return caught.value.outcome, caught.value.detail
@@ -70,7 +70,7 @@ def start_call(
 
 @pytest.fixture
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have the forward passes of models wait for files in this directory."""
+    """Make the models' forward passes wait for files in this directory."""
     monkeypatch.setattr(model_process, "_MODULE", "tests.rewarder.reward_models.waiting_worker")
     monkeypatch.setenv("PASSES_WAIT_IN", str(tmp_path))
     return tmp_path
@@ -82,7 +82,7 @@ async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_
 ) -> None:
     name = str(reward_model)
     async with serving(SETTINGS, metrics=metrics) as models:
-        # Sent while the model is loaded, three calls are in one pass: one has little time, the others have more.
+        # Sent while the model is loaded, the three calls are in one pass. One has a short deadline, the others a long one.
         hasty = start_call(models, name, PAIR, timeout_s=1.0)
         others = [start_call(models, name, PAIR, timeout_s=60.0) for _ in range(2)]
         pid = await in_a_pass(models, name, go, number=1)
@@ -95,7 +95,7 @@ async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_
         before = start_call(models, name, PAIR, timeout_s=60.0)
         await in_a_pass(models, name, go, number=2)
         hung = [start_call(models, name, PAIR, timeout_s=timeout_s) for timeout_s in (1.0, 2.0)]
-        await asyncio.sleep(0)  # they are sent, and wait for the end of the pass
+        await asyncio.sleep(0)  # wait until they are sent and wait for the end of the pass
         (go / "pass-2").touch()
         await before
         assert await in_a_pass(models, name, go, number=3) == pid
@@ -163,7 +163,7 @@ def test_torch_is_not_imported_where_the_rewarder_runs_and_a_model_ends_with_its
             assert rewarder.stdout.readline() == "scored []\n"
             below = descendants(rewarder.pid)
             assert len(below) == 1
-            # It cannot notice by reading that the rewarder is gone: the kernel ends it.
+            # The process cannot notice the rewarder's end by reading, so the kernel ends it.
             for pid in below:
                 os.kill(pid, signal.SIGSTOP)
         finally:

@@ -1,4 +1,4 @@
-"""What is no reward model is refused with a sentence that says what to do, at a check and as the outcome of a call."""
+"""An invalid reward model is refused with a message that says what to do, at a check and as the outcome of a call."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ async def models() -> AsyncIterator[RewardModels]:
 
 
 async def refusal(models: RewardModels, name: str) -> str:
-    """Return what a check says, having seen that a call says the same."""
+    """Return the message of a check, after comparing it with that of a call."""
     inspected = await models.inspect(name)
     assert isinstance(inspected, Refused), inspected
     with pytest.raises(RewardFailure) as caught:

@@ -1,4 +1,4 @@
-"""Reward models as users meet them: checked at submit, scored beside functions, listed; the rewarder is a process."""
+"""Reward models as users see them, with the rewarder as a process: checked at submit, used in scoring, and listed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +84,7 @@ async def test_a_run_and_v1_score_use_a_reward_model_by_its_name(
 def test_without_torch_the_sentence_says_what_to_install(
     start_rewarder: Callable[..., RewarderProcess], tmp_path: Path
 ) -> None:
-    # What an environment without the extra looks like from inside: the packages are not to be found.
+    # As in an environment without the extra: the packages cannot be found.
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util\n"
         "find = importlib.util.find_spec\n"

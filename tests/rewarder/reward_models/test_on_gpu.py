@@ -1,4 +1,4 @@
-"""The same model on a GPU gives the same numbers, as far as its arithmetic goes."""
+"""The same model on a GPU gives the same rewards, within its precision."""
 
 from pathlib import Path
 

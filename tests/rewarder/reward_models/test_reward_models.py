@@ -1,6 +1,6 @@
-"""One model in a real process: what it says, how calls are put together, and what it cannot score.
+"""One model in a real process: its rewards, how calls are batched, and what it cannot score.
 
-The processes are shared: each takes seconds to import torch.
+The processes are shared, because each takes seconds to import torch.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ async def test_calls_that_come_together_share_a_forward_pass_and_each_gets_its_o
 ) -> None:
     name = str(other_reward_model)
     calls = [call_for(*((f"{group}+{index}=", "7" * (index + 1)) for index in range(4))) for group in range(5)]
-    # Sent while the model is being loaded, they are all there when it is.
+    # They are sent while the model is loaded, so all of them are waiting when it is ready.
     together = await asyncio.gather(*(models.call(name, call, timeout_s=60, lane="a") for call in calls))
     assert count(counted, "batch_texts_count", model=name) == 1
     assert count(counted, "batch_texts_sum", model=name) == 20
@@ -84,7 +84,7 @@ async def test_a_pass_has_no_more_tokens_than_the_setting_says(
         return count(counted, "tokens_total", model=name, kind=kind)
 
     before = passes(), tokens("text"), tokens("padding")
-    # 100, 90, 20, 20 and 250 tokens: the longest alone, then two of 100, then two of 20.
+    # 100, 90, 20, 20 and 250 tokens: the longest in a pass of its own, then two of 100, then two of 20.
     call = call_for(*(("a" * (length - 2), "bb") for length in (100, 90, 20, 20, 250)))
     answer, _ = await models.call(name, call, timeout_s=60, lane="a")
     assert [verdict.outcome for verdict in answer.verdicts] == ["scored"] * 5
@@ -121,7 +121,7 @@ async def test_a_model_that_gives_nan_is_invalid_and_never_a_number(models: Rewa
     directory = make_tiny_reward_model(tmp_path / "nan")
     files: Any = safetensors.torch  # partly untyped
     weights: dict[str, torch.Tensor] = files.load_file(directory / "model.safetensors")
-    # A text with "z" in it meets a row of NaN.
+    # A text with "z" in it gets a row of NaN weights.
     weights["model.embed_tokens.weight"][4 + 25] = math.nan
     assert torch.isnan(weights["model.embed_tokens.weight"]).any()
     files.save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

@@ -1,6 +1,6 @@
-"""The process of a reward model of which each forward pass waits for a file: the first for ``pass-1``, and so on.
+"""A reward model's process in which each forward pass waits for a file: ``pass-1`` for the first one, and so on.
 
-Each says that it began with a file, too: ``began-1``.
+Each pass also writes a file when it begins: ``began-1``, and so on.
 """
 
 import itertools

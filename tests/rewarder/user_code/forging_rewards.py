@@ -1,4 +1,4 @@
-"""Reward functions that speak to the service themselves, in the place of the worker that calls them."""
+"""Reward functions that send forged messages to the service instead of their worker."""
 
 import gc
 import socket

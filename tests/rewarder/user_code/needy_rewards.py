@@ -1,4 +1,4 @@
-"""A module that needs what is not installed."""
+"""A module that imports a package which is not installed."""
 
 import no_such_package_anywhere  # type: ignore[import-not-found]  # noqa: F401
 

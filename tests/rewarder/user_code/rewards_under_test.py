@@ -14,7 +14,7 @@ _meetings: dict[str, asyncio.Barrier] = {}
 
 
 def one(completions: list[str], **_: Any) -> list[float]:
-    """1.0 for everybody."""
+    """1.0 for every completion."""
     return [1.0] * len(completions)
 
 
@@ -73,7 +73,7 @@ def starts_a_child_and_exits(pid_file: list[str], **_: Any) -> list[float]:
 
 
 def speaks_for_the_worker(**_: Any) -> list[float]:
-    """Write a frame that is no reply to the socket between service and worker."""
+    """Write a frame that is not a reply to the socket between service and worker."""
     for descriptor in range(3, 64):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.family == socket.AF_UNIX and connection.type == socket.SOCK_STREAM:
@@ -98,7 +98,7 @@ def hangs(pid_file: list[str] | None = None, **_: Any) -> list[float]:
 
 
 async def hangs_async(**_: Any) -> list[float]:
-    for _attempt in range(3):  # a user's function may swallow its cancellation
+    for _attempt in range(3):  # a user's function may suppress its cancellation
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:

@@ -1,6 +1,6 @@
-"""Reward functions of the shapes that TRL's GRPO documentation and the GRPO recipe of Hugging Face's cookbook teach.
+"""Reward functions like those in TRL's GRPO documentation and in the GRPO recipe of Hugging Face's cookbook.
 
-Written for these tests. test_trl_examples.py puts the originals through the same assertions where their documents are.
+They were written for these tests. test_trl_examples.py tests the originals in the same way if their documents exist.
 """
 
 import asyncio
