@@ -68,7 +68,7 @@ class SharedProcess(Generic[_ProcessT]):
 
 
 def lent(shared: SharedProcess[_TalkingT]) -> Iterator[_TalkingT]:
-    """Lend the process to one test. If it ends meanwhile, that test fails with its log, and the next one gets another."""
+    """Lend the process to one test. If it ends meanwhile, that test fails with its log, and the next gets another."""
     process = shared.get()
     yield process
     assert process.is_alive(), f"what this test shares with others ended: {process.log()}"

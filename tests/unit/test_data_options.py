@@ -1,4 +1,4 @@
-"""Options of data sets: exactly one way to name them, and an evaluation that has both prompts and a time."""
+"""Options of data sets: exactly one way to name them, and an evaluation that has both prompts and a schedule."""
 
 from typing import Any
 

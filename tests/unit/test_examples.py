@@ -1,4 +1,4 @@
-"""The shipped run files on rows of the shape their data sets have on the hub, and what is rewarded there."""
+"""The shipped run files, on rows with the columns of their data sets on the hub, and the resulting rewards."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_the_gsm8k_example_reads_real_rows_and_finds_their_gold_answers() -> Non
     settings = yaml.safe_load((ROOT / "examples" / "gsm8k-qwen3-0.6b.yaml").read_text(encoding="utf-8"))
     for of_the_hub in ("dataset_config", "dataset_test_split", "eval_on_start", "eval_steps", "num_generations_eval"):
         del settings[of_the_hub]
-    settings["max_prompt_length"] = None  # it is counted with the model's own tokenizer
+    settings["max_prompt_length"] = None  # tokens are counted with the model's own tokenizer
     config = parse_run_config(settings | {"dataset_name": str(GSM8K)})
     lines = [line for line in GSM8K.read_text(encoding="utf-8").splitlines() if line.strip()]
     summary = check_dataset(config)

@@ -1,4 +1,4 @@
-"""A run names files below the operator's roots; of what lies elsewhere nothing is told."""
+"""A run may name files below the operator's roots. A message about any other file reveals nothing."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the fleet's benchmark compares with: rates that follow from lengths and staleness alone."""
+"""The reference of the fleet's benchmark: rates that follow from lengths and staleness only."""
 
 import pytest
 

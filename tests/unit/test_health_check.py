@@ -1,4 +1,4 @@
-"""The container's health check: what it asks, what counts as healthy, and that it is light."""
+"""The container's health check: its request, what counts as healthy, and that it starts fast."""
 
 import http.client
 import itertools
@@ -20,7 +20,7 @@ KEY = "the-key"
 
 
 class Service:
-    """Answers like a service whose state a test sets."""
+    """Answers like a service whose state the test sets."""
 
     def __init__(self) -> None:
         self.ready: tuple[int, dict[str, str]] = (200, {"status": "ready"})
@@ -72,7 +72,7 @@ def test_a_key_that_was_changed_under_a_running_service_is_noticed_and_not_shown
 
 
 def test_where_no_key_is_mounted_none_is_tried(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stack may have named keys only, of which no container holds one."""
+    """A stack may use only named keys, which no container has."""
     monkeypatch.delenv("HEADRACE_API_KEY_FILE")
     assert main([]) == 0
 
@@ -114,7 +114,7 @@ def test_no_service_and_no_key_are_sentences(
 
 
 def test_all_questions_share_one_deadline(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks ends the program soon after it, and the sentence would be lost."""
+    """The caller ends the program soon after it, and the message would be lost."""
     given: list[float] = []
 
     class Connection(http.client.HTTPConnection):

@@ -1,6 +1,6 @@
-"""What a body holds is looked at in time that is bounded: lengths first, and names that nobody can have meant never.
+"""A body's content is checked in bounded time: lengths first, and overlong names are not searched for at all.
 
-Processor time is counted, which other processes do not take; each of these took seconds.
+The tests measure processor time, which other processes do not affect. Each of these bodies took seconds before.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What one server takes: so many requests, so large a body, so long for it; and a probe always."""
+"""A server's limits: number of requests, size of a body, time for it. Probes are always answered."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ LIMITS = HttpLimits(body_timeout_s=0.05, max_body_bytes=100)
 
 
 async def read_all(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the length of the body, or not at all if the client goes away."""
+    """Answer with the length of the body; do not answer if the client disconnects."""
     length = 0
     while True:
         message = await receive()
@@ -32,7 +32,7 @@ async def answer(send: Send, text: str) -> None:
 
 
 class Client:
-    """Sends one request, a piece at a time; after the last it says nothing."""
+    """Sends one request in pieces; after the last one it sends nothing."""
 
     def __init__(
         self, *pieces: bytes, is_whole: bool = True, leaves: bool = False, declares: int | None = None
@@ -100,7 +100,7 @@ async def test_time_in_which_nobody_waits_for_the_client_does_not_count() -> Non
     async def keeps_it_waiting(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         async with asyncio.timeout(120):
-            await asyncio.sleep(LIMITS.body_timeout_s * 2)  # what a queue does
+            await asyncio.sleep(LIMITS.body_timeout_s * 2)  # as a queue does
         await read_all(scope, receive, send)
 
     client = Client(b"x", b"y", b"z")
@@ -153,7 +153,7 @@ async def test_one_request_too_many_is_told_to_come_back_and_a_probe_is_answered
 
 
 async def reached(scope_type: str, *incoming: Message) -> tuple[bool, list[Message]]:
-    """Return whether the application was reached, and what the door sent."""
+    """Return whether the application was called, and the door's response."""
     was_reached, sent, waiting = False, list[Message](), list(incoming)
 
     async def application(_scope: Scope, _receive: Receive, _send: Send) -> None:

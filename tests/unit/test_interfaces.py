@@ -1,4 +1,4 @@
-"""NCCL is told the interface of the address that others reach us at."""
+"""NCCL uses the network interface of the address at which others reach this process."""
 
 import socket
 
@@ -9,10 +9,10 @@ from shared.interfaces import interface_of, let_nccl_use
 
 
 def own_address() -> str:
-    """Return an address of this machine that is not loopback."""
+    """Return an address of this machine other than loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
+            probe.connect(("192.0.2.1", 9))  # a UDP connect, which sends nothing
         except OSError:
             pytest.skip("this machine has no network")
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""What the options of checkpoints and of the hub refuse, with the reason."""
+"""Invalid options of checkpoints and of the hub, and the reasons."""
 
 from typing import Any
 

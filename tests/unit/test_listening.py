@@ -1,4 +1,4 @@
-"""A service's socket: listening or a sentence, and its answers wait for nobody's acknowledgement."""
+"""A service's socket: it listens or the service reports why not, and responses do not wait for acknowledgements."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""A log event is one line that says which run and which group it is about, in JSON or for people."""
+"""A log event is one line with its run and group, as JSON or as text."""
 
 import asyncio
 import json

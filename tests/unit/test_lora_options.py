@@ -1,4 +1,4 @@
-"""LoRA settings that cannot be meant are refused, each with what to do about it."""
+"""Invalid LoRA settings are refused, each with what to do about it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Schedules that make no sense are refused at submit, in sentences."""
+"""Impossible schedules are refused at submit, in sentences."""
 
 from typing import Any
 

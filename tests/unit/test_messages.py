@@ -1,4 +1,4 @@
-"""What is on the wire is either a sound group or a MessageError, never anything else."""
+"""A message on the wire is either decoded to a valid group, or a MessageError; there is no third case."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""What docs/operations.md names is there: tests, alerts, headings, settings, options of the commands."""
+"""Everything that docs/operations.md names exists: tests, alerts, headings, settings, command options."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ ALERTS = ROOT / "deploy" / "observability" / "alerts" / "headrace.yml"
 
 
 def slugs(text: str) -> set[str]:
-    """Return the anchors that GitHub gives to the headings of a page."""
+    """Return the anchors that GitHub makes for the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""Options of the weight push: what does not go together is refused, with the reason."""
+"""Options of the weight push: contradictions are refused, with the reason."""
 
 from typing import Any
 

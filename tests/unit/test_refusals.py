@@ -1,4 +1,4 @@
-"""Saying why a replica cannot serve never stands in for the reason itself."""
+"""If the reason why a replica cannot serve cannot be recorded, the reason itself is still raised."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""What a replica is called that nobody named."""
+"""The default name of a replica."""
 
 import socket
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows: file sizes, file names, light doors, one torch."""
+"""Rules of this repository that no linter checks: file sizes, file names, light entry points, one torch."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ def lock(name: str) -> dict[str, str]:
 
 
 def heavy_modules_after(import_statement: str) -> list[str]:
-    """Import in a fresh interpreter, and say which heavy packages came along."""
+    """Import a module in a fresh interpreter, and return the heavy packages that were imported with it."""
     code = f"{import_statement}\nimport sys\nprint(*sorted({set(HEAVY)!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
@@ -67,14 +67,14 @@ def test_the_packages_are_regular_packages_so_that_no_foreign_one_wins() -> None
 def test_services_take_their_sockets_from_listening_py_whose_answers_do_not_wait() -> None:
     makers = re.compile(r"socket\.(SOCK_STREAM|create_server)|start_server\(")
     found = {str(path.relative_to(ROOT)) for path in python_files() if makers.search(path.read_text())}
-    # Torch serves its store by itself; the other only asks for addresses.
+    # torch's store listens by itself; the other call only looks up addresses.
     assert found - {"services/trainer/bound_store.py", "services/rewarder/endpoints/pinned_network.py"} == {
         "shared/listening.py"
     }
 
 
 def test_nobody_looks_for_a_port_that_is_bound_later() -> None:
-    """Somebody else may bind it first; headrace/held_port.py and tests/kept_ports.py hold it meanwhile."""
+    """Another process may bind it first. headrace/held_port.py and tests/kept_ports.py hold a port meanwhile."""
     seekers = re.compile(r"\b(free|open|unused(_tcp)?|available)_port\(")
     everywhere = [path for folder in ("benchmarks", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
     found = [str(path.relative_to(ROOT)) for path in [*python_files(), *everywhere] if seekers.search(path.read_text())]
@@ -137,7 +137,8 @@ def test_the_locks_cover_every_dependency_of_the_project() -> None:
     for name, requirements in wanted.items():
         flat = [line for item in requirements for line in ([item] if isinstance(item, str) else item)]
         packages = {re.split(r"[\[<>=!~ ;]", line, maxsplit=1)[0] for line in flat}
-        locked = lock(name) | (lock("cpu") if name == "test" else {})  # test.txt holds what cpu.txt has not
+        # test.txt has only packages that are not in cpu.txt.
+        locked = lock(name) | (lock("cpu") if name == "test" else {})
         assert not packages - locked.keys(), f"not in {name}.txt, run `make lock`"
 
 

@@ -1,4 +1,4 @@
-"""A run config is refused with a sentence that says what to change."""
+"""An invalid run config is refused with a sentence that says what to change."""
 
 import re
 from typing import Any
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_said_in_a_sentence(change: dict[str, Any], sentence: s
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        # Nothing would read the option.
+        # The option would not be used.
         ({"loss_type": "sapo", "delta": 4.0}, "delta=4.0 would change nothing: loss_type sapo does not clip"),
         ({"loss_type": "vespo", "epsilon": 0.1}, "epsilon=0.1 would change nothing: loss_type vespo does not clip"),
         ({"loss_type": "cispo", "epsilon_high": 5.0, "delta": 6.0}, "delta=6.0 .*loss_type cispo does not clip"),

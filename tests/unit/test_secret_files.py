@@ -1,4 +1,4 @@
-"""Secrets that are mounted as files: what the services make of them, and what they say when one is wrong."""
+"""Secrets that are mounted as files: how services read them, and the message if one is wrong."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A wrong variable is a line that names it, in every process the same, and no value is ever quoted."""
+"""A wrong variable gives a line that names it, the same in every process. Its value is never quoted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What tests share: ports that nobody else is given, and processes that are alive."""
+"""Shared resources of tests: ports that no other process is assigned, and living processes."""
 
 import socket
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class Started:
 
 
 def shared(*outcomes: Started | Exception) -> SharedProcess[Started]:
-    """Return a process whose starts come to these outcomes, in order."""
+    """Return a process whose starts have these outcomes, in order."""
     left: Iterator[Started | Exception] = iter(outcomes)
 
     def start() -> Started:

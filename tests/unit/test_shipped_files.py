@@ -1,4 +1,4 @@
-"""What ships is what the code accepts: run files parse, and the page of settings is up to date."""
+"""Shipped files fit the code: run files can be parsed, and the page of settings is up to date."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A process is stopped for long if a minute of looks in a row has found it so, or a child of it."""
+"""A process counts as stopped if all checks within a minute have found it or one of its children stopped."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ LOOKS = int(STOPPED_S)
 
 @pytest.fixture
 def pids() -> Iterator[tuple[int, int]]:
-    """Give a process (with a name that is hard to read) and a child of it."""
+    """Yield a process (with a name that is hard to parse) and its child."""
     code = (
         "import subprocess, sys, ctypes; ctypes.CDLL(None).prctl(15, b') T (x', 0, 0, 0)\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import sys; print(0, flush=True); sys.stdin.read()'])\n"

@@ -1,4 +1,4 @@
-"""A variable that no service reads is a warning at the start of a service, with the name that was meant."""
+"""A variable that no service reads causes a warning at the start of a service, with the probable right name."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Replicas with a real vLLM each, replicas with a fake engine, and a sender for either."""
+"""Replicas with a real vLLM, replicas with a fake engine, and senders for both."""
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -38,7 +38,7 @@ StartReplica = Callable[..., SharedProcess[ReplicaProcess]]
 
 @pytest.fixture(scope="session")
 def shared_replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartReplica]:
-    """Return a function that returns the shared replica of a name."""
+    """Return a function that returns the shared replica with a given name."""
     known: dict[str, SharedProcess[ReplicaProcess]] = {}
 
     def shared(replica_id: str, model_dir: Path, more: dict[str, str] | None = None) -> SharedProcess[ReplicaProcess]:
@@ -60,7 +60,7 @@ def shared_replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartR
 
 @pytest.fixture
 def replica(shared_replicas: StartReplica, model_dir: Path) -> ReplicaProcess:
-    """Return the replica most tests share."""
+    """Return the replica that most tests share."""
     return shared_replicas("generator-1", model_dir).get()
 
 
@@ -79,13 +79,13 @@ def adapter_replica(shared_replicas: StartReplica, tied_model_dir: Path) -> Repl
 
 @pytest.fixture
 def mortal(shared_replicas: StartReplica, model_dir: Path) -> ReplicaProcess:
-    """Return a second replica, which a test may kill: the next test that asks for one waits for another to start."""
+    """Return a second replica, which a test may kill. The next test that needs one then waits for another to start."""
     return shared_replicas("generator-2", model_dir).get()
 
 
 @pytest.fixture
 async def incarnation(redis: Redis, run_keys: RunKeys) -> int:
-    """Return the trainer's incarnation, higher than any other test's: the replicas outlive the tests."""
+    """Return the trainer's incarnation. It is higher than in all other tests, because the replicas live longer."""
     number = next(_INCARNATIONS)
     await redis.set(run_keys.epoch, number)
     return number
@@ -93,7 +93,7 @@ async def incarnation(redis: Redis, run_keys: RunKeys) -> int:
 
 @pytest.fixture
 async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
-    """Return a sender of that incarnation."""
+    """Return a sender with that incarnation."""
     sender = make_sender(redis, incarnation)
     yield sender
     await sender.close()
@@ -101,7 +101,7 @@ async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
 
 @pytest.fixture
 async def quick_sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
-    """Return a sender that gives up soon and cuts small chunks."""
+    """Return a sender with short timeouts and small chunks."""
     sender = make_quick_sender(redis, incarnation)
     yield sender
     await sender.close()
@@ -109,13 +109,13 @@ async def quick_sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSe
 
 @pytest.fixture
 def adapter() -> AdapterSpec | None:
-    """Return what the fake engines of `one` and `two` serve: a whole model, unless a module says otherwise."""
+    """Return what the fake engines of `one` and `two` serve: a whole model, unless a module overrides this."""
     return None
 
 
 @pytest.fixture
 async def one(redis: Redis, run_keys: RunKeys, adapter: AdapterSpec | None) -> AsyncIterator[ServedReceiver]:
-    """Return a replica with a fake engine that is registered with the run."""
+    """Return a replica with a fake engine, registered for the run."""
     async with serve("generator-1", adapter=adapter) as served:
         await served.register(redis, run_keys)
         yield served
@@ -123,7 +123,7 @@ async def one(redis: Redis, run_keys: RunKeys, adapter: AdapterSpec | None) -> A
 
 @pytest.fixture
 async def two(redis: Redis, run_keys: RunKeys, adapter: AdapterSpec | None) -> AsyncIterator[ServedReceiver]:
-    """Return another one."""
+    """Return another such replica."""
     async with serve("generator-2", adapter=adapter) as served:
         await served.register(redis, run_keys)
         yield served
@@ -154,5 +154,5 @@ def make_sender(
 
 
 def make_quick_sender(redis: Redis, incarnation: int, *, push_timeout_s: float = 4.0) -> WeightSender:
-    """Return a sender that gives up soon and cuts small chunks."""
+    """Return a sender with short timeouts and small chunks."""
     return make_sender(redis, incarnation, push_timeout_s=push_timeout_s, buffer_bytes=32)

@@ -1,11 +1,11 @@
-"""A network between a trainer and one replica that a test can cut: packets then vanish, and nobody is told.
+"""A network between a trainer and one replica that a test can cut: packets are lost, and no connection ends.
 
     trainer --HTTP--> [door] --> replica            the replica is registered with the address of the door
     trainer <-- store, lifeline, gloo pairs --[doors]-- replica
 
-The door of HTTP puts another port into a join body, that of a door to the trainer's store. What passes there names
-the addresses at which gloo's pairs listen, as sockaddr_in; they too are replaced by doors. gloo lets the end with the
-smaller port listen, so a door is as near to its port as can be.
+The HTTP door replaces the port in a join body by that of a door to the trainer's store. The store's traffic contains
+the addresses (sockaddr_in) at which gloo's pairs listen, which are replaced by doors too. gloo lets the end with the
+smaller port listen, so a door's port is as close to the original one as possible.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _SOCKADDR = re.compile(rb"\x02\x00(..)\x7f\x00\x00\x01\x00{8}", re.DOTALL)
 
 
 class CuttableNetwork:
-    """What lies between the trainer and the replica at ``url``; the trainer is to use ``self.url``."""
+    """The network between the trainer and the replica at ``url``; the trainer has to use ``self.url``."""
 
     def __init__(self, url: str) -> None:
         self._flowing = asyncio.Event()
@@ -39,15 +39,15 @@ class CuttableNetwork:
 
     @property
     def is_joining(self) -> bool:
-        """Whether a join has come through so far."""
+        """Whether a join has passed."""
         return len(self._doors) > 1
 
     def cut(self) -> None:
-        """From now on nothing arrives, and no connection ends."""
+        """From now on, nothing arrives and no connection ends."""
         self._flowing.clear()
 
     def heal(self) -> None:
-        """Let new connections through. Those of before are gone."""
+        """Let new connections pass. The old ones are lost."""
         for writer in list(self._writers):
             writer.transport.abort()
         self._flowing.set()
@@ -64,7 +64,7 @@ class CuttableNetwork:
 
     def _door_to(self, port: int, rewrite: Rewrite) -> int:
         if port in self._inside:
-            return port  # a door already, seen from its other side
+            return port  # a door already, seen from the other side
         if port not in self._doors:
             door = _listener_near(port)
             self._doors[port] = door.getsockname()[1]

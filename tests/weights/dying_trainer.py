@@ -1,4 +1,4 @@
-"""A trainer that begins a push and is killed in the middle of the broadcast; run as a process of its own."""
+"""A trainer that begins a push and is killed in the middle of the broadcast; run as a separate process."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""FakeEngine with a real model of transformers behind the dictionary, so that it answers probes as vLLM would."""
+"""FakeEngine with a real transformers model behind its dictionary, so that it answers probes as vLLM would."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -11,7 +11,7 @@ from tests.weights.known_weights import logprobs_of
 
 
 class ExactEngine(FakeEngine):
-    """Scores probes. ``probes_go_on`` cleared keeps them back, ``is_at_probe`` says so."""
+    """Scores probes. Clearing ``probes_go_on`` makes them wait, and ``is_at_probe`` is set while one waits."""
 
     def __init__(self, model_dir: str) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ExactEngine(FakeEngine):
         return answer()
 
     def logprobs(self, ids: list[int]) -> list[float]:
-        """Return log p of all tokens but the first, under what is loaded."""
+        """Return log p of all tokens but the first, with the loaded weights."""
         weights: dict[str, Any] = dict(self.weights)
         self._policy.load_state_dict(weights, strict=False)
         return logprobs_of(self._policy, ids[:1], ids[1:])

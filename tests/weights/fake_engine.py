@@ -1,4 +1,4 @@
-"""An engine without a model: the real wires and staging memory, and a dictionary where the weights would go."""
+"""An engine without a model: real wires and staging memory, and a dictionary for the weights."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -16,7 +16,7 @@ from services.generator.worker_reports import Progress
 from shared.control import Transport
 
 PROBE_LOGPROBS = [-1.0, -2.0, -3.0]
-"""What it says of every prompt of four tokens."""
+"""Its logprobs for every prompt of four tokens."""
 
 
 def is_there(directory: str) -> bool:
@@ -27,14 +27,14 @@ class FakeEngine:
     """See receiving_engine.ReceivingEngine.
 
     Attributes:
-        failing: Calls that raise a bare Exception, as vLLM's do; moves of workers by their own names.
-        failing_late: Moves that end with a failure after they have begun.
-        hanging: Calls that do not return until cancelled; for moves that begin something, it never ends.
-        calls: Every call so far, in order, but for asking how far workers are.
-        spoilt: Whether what is loaded comes out wrong.
-        damage_staged: Whether a byte of what is received is changed.
-        answers_probes: Cleared: probes are not answered for now.
-        checks: Cleared: what is announced is still being checked.
+        failing: Calls that raise a bare Exception, as vLLM's do; workers' moves have names of their own.
+        failing_late: Moves that fail after they have begun.
+        hanging: Calls that do not return until they are cancelled. A move that begins something never ends.
+        calls: Every call so far, in order, except queries of the workers' progress.
+        spoilt: Whether loaded weights are wrong.
+        damage_staged: Whether one received byte is changed.
+        answers_probes: While it is cleared, probes get no answer.
+        checks: While it is cleared, the announcement is still being checked.
     """
 
     transports: Sequence[Transport] = ("gloo", "disk")

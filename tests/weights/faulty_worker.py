@@ -1,4 +1,4 @@
-"""A vLLM worker in which loading can be made to go wrong in the ways it has gone wrong, without any error."""
+"""A vLLM worker that can be made to load weights wrong without an error, in ways that have really occurred."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ def _leave_as_it_is(model: Any) -> None:
 
 
 class FaultyWorker(StagingWorker):
-    """StagingWorker, with a switch."""
+    """StagingWorker with a switch for faults."""
 
     def set_fault(self, fault: str) -> None:
-        """Keep the old head of a model with tied embeddings (``old head``), or load rightly again (empty)."""
+        """Keep the old head of a model with tied embeddings (``old head``), or load correctly again (empty)."""
         checked_reload.prepack_tied_head = _leave_as_it_is if fault == "old head" else _prepack

@@ -1,7 +1,7 @@
-"""Trainers and receivers as processes of their own that start in a moment: forked from one that has torch imported.
+"""Trainers and receivers as separate processes that start fast: they are forked from a process with torch imported.
 
-What a process is told and what it answers goes over a pipe. A trainer can be held at a step of a push, a receiver
-before it scores a probe, so that a test does its worst at just that moment.
+Commands and answers go through a pipe. A trainer can be held at a step of a push, and a receiver before it scores a
+probe, so that a test can cause a fault at exactly that moment.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ JOIN, RENDEZVOUS, TRANSFER, COMMIT, PROBE = "join", "rendezvous", "transfer", "c
 STEPS = (JOIN, RENDEZVOUS, TRANSFER, COMMIT, PROBE)
 GRACE_S = 5.0
 INFO_TIMEOUT_S = 6.0
-"""How long a trainer waits for a replica to say who it is: on a busy machine 3 s are not enough."""
+"""How long a trainer waits for a replica's answer about itself; on a busy machine, 3 s are not enough."""
 _AT_PARAMETER = 8
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([__name__])
 
 
 class Forked:
-    """A process in the role of ``role``, which is called with our end of its pipe and the arguments."""
+    """A process that runs ``role`` with its end of the pipe and the arguments."""
 
     def __init__(self, role: Callable[..., None], *arguments: Any) -> None:
         self._pipe, theirs = _context.Pipe()
@@ -51,11 +51,11 @@ class Forked:
         return self._process.pid
 
     def tell(self, *command: Any) -> None:
-        """Send a command, and do not wait."""
+        """Send a command without waiting for an answer."""
         self._pipe.send(command)
 
     async def answer(self, *, within_s: float) -> Any:
-        """Return what it says next."""
+        """Return the next answer."""
         async with asyncio.timeout(within_s):
             while not self._pipe.poll():  # noqa: ASYNC110  the other process cannot set an event
                 await asyncio.sleep(0.01)
@@ -86,12 +86,12 @@ def forked(role: Callable[..., None], *arguments: Any) -> Generator[Forked]:
 
 
 def trainer(pipe: Connection, redis_url: str, model_dir: str, incarnation: int, push_timeout_s: float) -> None:
-    """Role: ("push", version, seed, step to be held at or None) -> ("held",), and after ("go",) the result."""
+    """Role: ("push", version, seed, step at which to hold, or None) -> ("held",), and after ("go",) the result."""
     asyncio.run(_train(pipe, redis_url, Path(model_dir), incarnation, push_timeout_s))
 
 
 def receiver(pipe: Connection, replica_id: str, model_dir: str) -> None:
-    """Role: says its url; ("hold probes", whether) -> None, ("is at probe",) -> whether, ("info",) -> what it holds."""
+    """Role: sends its url; ("hold probes", whether) -> None, ("is at probe",) -> whether, ("info",) -> its state."""
     asyncio.run(_receive(pipe, replica_id, model_dir))
 
 
@@ -127,7 +127,7 @@ async def _train(pipe: Connection, redis_url: str, model_dir: Path, incarnation:
 
 
 class _Hold:
-    """Says that a step is reached, and waits to be told to go on."""
+    """Reports that a step is reached, and waits for permission to go on."""
 
     def __init__(self, pipe: Connection) -> None:
         self.step: str | None = None
@@ -179,7 +179,7 @@ async def _receive(pipe: Connection, replica_id: str, model_dir: str) -> None:
 
 
 async def _end_when_stuck(served: ServedReceiver) -> None:
-    """As a generator does; its supervisor would start it again."""
+    """End as a generator does; its supervisor would restart it."""
     await served.receiver.fatal.wait()
     os._exit(1)
 

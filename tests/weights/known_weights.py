@@ -1,4 +1,4 @@
-"""Policies of known weights, and what transformers says of tokens under them."""
+"""Policies with known weights, and transformers' logprobs under them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,13 +26,13 @@ def make_model_dir(path: Path, *, tied: bool) -> Path:
 
 
 def make_policy(model_dir: Path, *, seed: int) -> Qwen3ForCausalLM:
-    """Return a policy of that architecture with weights unrelated to any other seed's, so that a mix-up shows."""
+    """Return a policy of that architecture. The weights of different seeds are unrelated, so that a mix-up shows."""
     torch.manual_seed(1000 + seed)
     return Qwen3ForCausalLM(Qwen3Config.from_pretrained(model_dir)).eval()
 
 
 def make_adapter_policy(model_dir: Path, *, seed: int) -> Any:
-    """Return the model of the directory in PEFT's wrapper, with adapters unrelated to any other seed's."""
+    """Return the model of the directory in PEFT's wrapper. The adapters of different seeds are unrelated."""
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -45,7 +45,7 @@ def make_adapter_policy(model_dir: Path, *, seed: int) -> Any:
 
 
 def adapters_of(policy: Any) -> dict[str, torch.Tensor]:
-    """Return the adapters by the names they have in PEFT's files."""
+    """Return the adapters under their names in PEFT's files."""
     import peft
 
     found: dict[str, torch.Tensor] = cast(Any, peft).get_peft_model_state_dict(policy)
@@ -53,16 +53,16 @@ def adapters_of(policy: Any) -> dict[str, torch.Tensor]:
 
 
 def weights_of(policy: Qwen3ForCausalLM) -> Callable[[], Iterable[tuple[str, torch.Tensor]]]:
-    """Return what the sender is given."""
+    """Return the sender's input."""
     return lambda: policy.named_parameters()
 
 
 def interrupted(
     policy: Qwen3ForCausalLM, *, at: int, by: Callable[[], None]
 ) -> Callable[[], Iterator[tuple[str, torch.Tensor]]]:
-    """Return the same weights, calling ``by`` before parameter ``at`` is sent for the first time.
+    """Return the same weights, but call ``by`` before parameter ``at`` is sent for the first time.
 
-    The first pass over them announces and sends nothing. An attempt may break off before it comes that far.
+    The first pass over the weights only announces them. An attempt may fail before it comes that far.
     """
     num_passes = 0
     is_called = False
@@ -80,7 +80,7 @@ def interrupted(
 
 
 def prober_of(policy: Qwen3ForCausalLM) -> Prober:
-    """Return what probes for that policy."""
+    """Return the prober for that policy."""
 
     def logprobs(token_ids: Sequence[int]) -> list[float]:
         return logprobs_of(policy, list(token_ids[:1]), list(token_ids[1:]))

@@ -1,6 +1,6 @@
-"""A worker's end of the NCCL wire, on the second GPU; run as a process of its own.
+"""A worker's end of the NCCL wire, on the second GPU; run as a separate process.
 
-Reads one JSON line with the unique id and the announcement, prints one with the sum of every parameter.
+Reads one JSON line with the unique id and the announcement, and prints one with the sum of every parameter.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Starts and asks replica_process.py."""
+"""Starts replica_process.py, and sends requests to it."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # loading certificates takes 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the engine sampled: spans are (version, start, end)."""
+    """The engine's sample; spans are (version, start, end)."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -47,8 +47,8 @@ class ReplicaProcess:
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            # By itself vLLM puts the worker on the first core of a NUMA node: two replicas would share it, whatever
-            # is idle, and a replica of two workers would look for a second node.
+            # By default, vLLM puts the worker on the first core of a NUMA node. Two replicas would share it, even if others
+            # are idle, and a replica of two workers would need a second node.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -73,7 +73,7 @@ class ReplicaProcess:
             )
 
     def is_alive(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the process still runs."""
         return self._process.poll() is None
 
     def wait_until_up(self) -> None:
@@ -89,7 +89,7 @@ class ReplicaProcess:
         raise AssertionError(f"{self.replica_id} did not start: {self._log_path.read_text()[-4000:]}")
 
     def info(self) -> ReplicaInfo:
-        """Return what it says of itself."""
+        """Return its description of itself."""
         response = httpx.get(f"{self.url}{WEIGHTS_PATH}", headers=HEADERS, timeout=60, trust_env=False)
         return ReplicaInfo.model_validate_json(response.raise_for_status().content)
 
@@ -102,28 +102,28 @@ class ReplicaProcess:
         return Sample(body["token_ids"], body["logprobs"], spans)
 
     async def attach(self, *, push_staging: str = "memory", kv_after_push: str = "recompute") -> None:
-        """Have it receive for the run with these options, and hold no version yet."""
+        """Make it receive for the run with these options, without weights at first."""
         async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
             options = {"push_staging": push_staging, "kv_after_push": kv_after_push}
             (await client.post(f"{self.url}/attach", json=options)).raise_for_status()
 
     async def set_fault(self, fault: str) -> None:
-        """Have it load weights wrong; see faulty_worker.py."""
+        """Make it load weights wrong; see faulty_worker.py."""
         async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
             (await client.post(f"{self.url}/fault", json={"fault": fault})).raise_for_status()
 
     async def hold_probes(self, is_held: bool) -> None:
-        """Have it score no probe until told otherwise."""
+        """Make probes wait until this is turned off."""
         async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
             (await client.post(f"{self.url}/hold-probes", json={"is_held": is_held})).raise_for_status()
 
     async def is_at_probe(self) -> bool:
-        """Return whether a probe is held."""
+        """Return whether a probe is waiting."""
         async with httpx.AsyncClient(headers=HEADERS, timeout=60, trust_env=False, verify=_NO_TLS) as client:
             return bool((await client.get(f"{self.url}/is-at-probe")).raise_for_status().json())
 
     async def register(self, redis: Redis, keys: RunKeys) -> None:
-        """Announce it as a generator does, for longer than any test takes."""
+        """Register it as a generator does, for longer than any test takes."""
         await redis.hset(keys.generators, self.replica_id, f'{{"url": "{self.url}"}}')
         await lease.renew(redis, leases=keys.leases(GENERATORS), consumer=self.replica_id, lease_s=_LEASE_S)
 
@@ -133,6 +133,6 @@ class ReplicaProcess:
             os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
-        """End it with SIGKILL, children included; they may outlive it."""
+        """Kill it with SIGKILL, including its children, which may outlive it for a moment."""
         self.signal_all(signal.SIGKILL)
         self._process.wait(timeout=120)

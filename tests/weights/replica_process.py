@@ -1,8 +1,8 @@
-"""A generator replica reduced to its engine and the receiving end of the push; run as a process of its own.
+"""A generator replica with only its engine and the receiving end of the push; run as a separate process.
 
-Beside the weight routes and the OpenAI-compatible ones it answers ``POST /probe``: sample, and say what was sampled
-under which version; ``POST /attach``: receive for the run with these options, from nothing; ``POST /fault``: load
-weights wrong from now on (faulty_worker.py); and ``POST /hold-probes``: score none until told otherwise.
+In addition to the weight routes and the OpenAI-compatible ones, it has ``POST /probe``: sample, and return the tokens
+with their versions; ``POST /attach``: receive for the run with these options, without weights at first;
+``POST /fault``: load weights wrong from now on (faulty_worker.py); and ``POST /hold-probes``: make probes wait.
 """
 
 import argparse

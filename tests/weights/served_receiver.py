@@ -25,7 +25,7 @@ from tests.weights.replica import KEY, RUN_ID
 
 
 class ServedReceiver:
-    """One replica. ``url`` is where it answers."""
+    """One replica. ``url`` is its address."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ServedReceiver:
         )
 
     async def register(self, redis: Redis, keys: RunKeys) -> None:
-        """Announce it as a generator does."""
+        """Register it as a generator does."""
         await redis.hset(keys.generators, self.replica_id, f'{{"url": "{self.url}"}}')
         await lease.renew(redis, leases=keys.leases(GENERATORS), consumer=self.replica_id, lease_s=600)
 
@@ -67,7 +67,7 @@ async def serve(
     engine: FakeEngine | None = None,
     grace_s: float = 0.5,
 ) -> AsyncGenerator[ServedReceiver]:
-    """Serve a receiver on a port of its own."""
+    """Serve a receiver on a free port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Pushes of a model of three parameters: what is sent, by a sender that gives up soon, and whether it is there."""
+"""Pushes of a model with three parameters: the weights, a sender with short timeouts, and whether they arrived."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def weights(value: float) -> Weights:
 
 
 def many_weights() -> Weights:
-    """Return 32 MB in 8 chunks: more than the sockets in between can hold."""
+    """Return 32 MB in 8 chunks, which is more than the sockets can buffer."""
     named = {f"layer {number}": torch.zeros(1_000_000) for number in range(8)}
     return lambda: named.items()
 

@@ -1,7 +1,7 @@
-"""Compares what replicas sampled with what transformers says of the weights that they name, token by token.
+"""Compares replicas' samples token by token with transformers, for the weights that the replicas name.
 
-A completion is cut into spans, one a version that sampled it. Together they must cover it, each token once, and the
-logprob of each token must be the one that the weights of its span give it.
+A completion is divided into spans, one for each version that sampled it. Together they must cover it, each token once,
+and the logprob of each token must be the one under the weights of its span.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from tests.weights.replica import ReplicaProcess, Sample
 log = logging.getLogger(__name__)
 
 MAX_DIFFERENCE = 1e-3
-"""In nats, between two implementations in float32."""
+"""In nats, between two float32 implementations."""
 _BATCH = 64
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A prompt and what a replica sampled after it."""
+    """A prompt and a replica's sample after it."""
 
     prompt_ids: list[int]
     sample: Sample
@@ -36,11 +36,11 @@ class Completion:
 
 @dataclass
 class Checked:
-    """What a check of spans has seen.
+    """The results of a check of spans.
 
     Attributes:
-        worst: Largest difference between the logprob of a token and what its version gives it, in nats.
-        versions: Those that sampled a token.
+        worst: Largest difference between the logprob of a token and its logprob under its version, in nats.
+        versions: The versions that sampled a token.
     """
 
     num_completions: int
@@ -56,12 +56,12 @@ class Checked:
 
 
 def worst(sample: Sample, expected: Sequence[float], *, start: int = 0, end: int | None = None) -> float:
-    """Return the largest difference between the logprobs of a span of the sample and those ``expected`` of it."""
+    """Return the largest difference between the sample's logprobs in a span and ``expected``."""
     return max(abs(mine - theirs) for mine, theirs in zip(sample.logprobs[start:end], expected, strict=True))
 
 
 async def check(replica: ReplicaProcess, policy: Any, *, version: int, max_difference: float = MAX_DIFFERENCE) -> None:
-    """Assert that the replica samples from ``policy``, and calls it ``version``."""
+    """Assert that the replica samples from ``policy``, and names it ``version``."""
     sample = await replica.sample(PROMPT_IDS, max_tokens=48)
     difference = worst(sample, logprobs_of(policy, PROMPT_IDS, sample.token_ids))
     log.info("%s, version %d: largest difference of logprobs %.2e", replica.replica_id, version, difference)
@@ -73,9 +73,9 @@ async def check(replica: ReplicaProcess, policy: Any, *, version: int, max_diffe
 async def kept_busy(
     replica: ReplicaProcess, *, num_requests: int = 8, max_tokens: int = 200, refusals: list[int] | None = None
 ) -> AsyncGenerator[list[Completion]]:
-    """Have the replica sample so many completions at a time; all of them are there at the end.
+    """Keep this many requests running on the replica; at the end, all completions have been yielded.
 
-    Requests are never refused, unless ``refusals`` is given: it gets the status of each refusal.
+    A refused request raises, unless ``refusals`` is given; then the status of each refusal is added to it.
     """
     completions: list[Completion] = []
     is_over = asyncio.Event()
@@ -102,9 +102,9 @@ async def kept_busy(
 
 
 def check_spans(completions: Sequence[Completion], policy_of: Callable[[int], Any]) -> Checked:
-    """Assert that every token of every completion is in one span, and compare its logprob with that of its version.
+    """Assert that every token is in exactly one span, and compare its logprob with that under its version.
 
-    ``policy_of`` returns the policy of a version, and raises if there is no such version. A policy is asked for once.
+    ``policy_of`` returns the policy of a version, and raises if there is no such version. It is called once for each.
     """
     checked = Checked(num_completions=len(completions))
     of_version: dict[int, list[tuple[Completion, int, int]]] = defaultdict(list)
@@ -127,7 +127,7 @@ def check_spans(completions: Sequence[Completion], policy_of: Callable[[int], An
 
 
 def _assert_covered(sample: Sample) -> None:
-    """Each token is in one span, and its logprob is a number: ``max`` takes no notice of NaN."""
+    """Assert that each token is in one span, and that its logprob is a number: ``max`` ignores NaN."""
     edges = [0]
     for _, start, end in sample.spans:
         assert start == edges[-1] < end, sample.spans
@@ -137,9 +137,9 @@ def _assert_covered(sample: Sample) -> None:
 
 
 def _logprobs(policy: Any, completions: Sequence[Completion]) -> list[list[float]]:
-    """Return log p of each token of each completion; see known_weights.logprobs_of, which takes one at a time.
+    """Return log p of each token of each completion; known_weights.logprobs_of does this for one completion.
 
-    The shorter ones are filled up at their ends, which no token before them sees.
+    Shorter completions are padded at their ends, which earlier tokens do not see.
     """
     rows = [torch.tensor(completion.prompt_ids + completion.sample.token_ids) for completion in completions]
     ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -1,4 +1,4 @@
-"""The push of a LoRA run against a real vLLM: adapters alone travel, and the generator says what PEFT says of them."""
+"""The push of a LoRA run to a real vLLM: only adapters are sent, and the generator's logprobs are those of PEFT."""
 
 import logging
 from pathlib import Path
@@ -31,7 +31,7 @@ async def test_every_span_sampled_under_load_matches_the_adapters_it_names(
     policies = {version: make_adapter_policy(tied_model_dir, seed=version) for version in range(4)}
     first = await sender.push(lambda: adapters_of(policies[0]).items(), policy_version=0)
     assert first.failed == {}
-    # 2 layers of 7 matrices: r * (in + out) float32 numbers each.
+    # 2 layers of 7 matrices, each r * (in + out) float32 numbers.
     sides = [64 + 64] * 4 + [64 + 128] * 3
     assert first.num_bytes == 2 * 4 * sum(sides) * 4
     await check(adapter_replica, policies[0], version=0, max_difference=MAX_DIFFERENCE)

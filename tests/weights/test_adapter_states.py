@@ -1,4 +1,4 @@
-"""How the push of a LoRA run can fail, with the real wire and HTTP, and engines without a model."""
+"""Failures in the push of a LoRA run, with the real wire and HTTP, and engines without a model."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
-"""Pushes of what changed, and pushes through a directory, against a real vLLM.
+"""Pushes of deltas, and pushes through a directory, to a real vLLM.
 
-From version to version a fifth of all numbers is replaced, at random places: far enough apart that a mix-up shows, and
-few enough that a delta is smaller than the weights.
+From version to version, a fifth of all numbers is replaced, at random places. That is enough for a mix-up to show, and
+few enough for a delta to be smaller than the weights.
 """
 
 import copy
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def successors(model_dir: Path, *, count: int) -> list[Qwen3ForCausalLM]:
-    """Return policies that follow each other."""
+    """Return policies in which each is a changed copy of the previous one."""
     policies = [make_policy(model_dir, seed=50)]
     for seed in range(51, 50 + count):
         policy = copy.deepcopy(policies[-1])
@@ -72,7 +72,7 @@ async def disk_sender(redis: Redis, incarnation: int, tmp_path: Path) -> AsyncIt
 async def changes_sender(
     redis: Redis, incarnation: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[WeightSender]:
-    """Return a sender of what changed, over either transport."""
+    """Return a sender of deltas, over either transport."""
     if request.param == "disk":
         sender = make_sender(redis, incarnation, transport="disk", encoding="auto", weight_dir=str(tmp_path))
     else:
@@ -85,7 +85,7 @@ async def test_every_span_sampled_under_load_matches_the_version_it_names(
     replica: ReplicaProcess, model_dir: Path, redis: Redis, run_keys: RunKeys, changes_sender: WeightSender
 ) -> None:
     sender = changes_sender
-    await replica.attach()  # whatever options the test before has left
+    await replica.attach()  # whatever options the previous test has left
     await replica.register(redis, run_keys)
     policies = successors(model_dir, count=5)
     first = await sender.push(weights_of(policies[0]), policy_version=0)
@@ -106,7 +106,7 @@ async def test_every_span_sampled_under_load_matches_the_version_it_names(
     assert not await sender.needs_push()
 
 
-@pytest.mark.long  # it starts an engine; test_disk_states.py has it without one
+@pytest.mark.long  # it starts an engine; test_disk_states.py does this without one
 async def test_a_late_replica_reads_the_chain_and_the_other_does_not_notice(
     replica: ReplicaProcess,
     mortal: ReplicaProcess,

@@ -1,4 +1,4 @@
-"""Pushes through a directory, and of deltas: real files, real HTTP and real Redis, and engines without a model."""
+"""Pushes through a directory, and pushes of deltas: real files, HTTP and Redis, and engines without a model."""
 
 import asyncio
 import time
@@ -127,7 +127,7 @@ async def test_a_version_number_that_comes_again_with_other_weights_is_read_agai
     await heir.close()
     assert result.failed == {}
     assert holds(one, 5)
-    # The predecessor's directories are gone.
+    # The directories of the predecessor are gone.
     assert [manifest.encoding for manifest in written(tmp_path)] == ["full"]
 
 
@@ -269,7 +269,7 @@ async def test_reading_weights_that_takes_too_long_ends_the_push_and_then_the_re
         nonlocal num_read
         for number in range(100):
             num_read += 1
-            time.sleep(0.1)  # in a thread: a GPU that is slow to give them away
+            time.sleep(0.1)  # in a thread, as for a GPU that is slow to copy them
             yield f"layer {number}", torch.zeros(3)
 
     named: list[tuple[str, torch.Tensor]] = [(f"layer {number}", torch.zeros(3)) for number in range(100)]
@@ -286,7 +286,7 @@ async def test_reading_weights_that_takes_too_long_ends_the_push_and_then_the_re
 
 
 class DescribedWeights:
-    """Weights that can say what they are without being read."""
+    """Weights that can be described without being read."""
 
     def __init__(self, read: Weights, named: list[tuple[str, torch.Tensor]]) -> None:
         self._read = read

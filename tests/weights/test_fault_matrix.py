@@ -1,11 +1,11 @@
 """{kill -9, SIGSTOP for longer than the lease, network cut} x {each step of the push} x {generator, trainer}.
 
-Real processes, real sockets. What must stay right is a real vLLM; who is hurt beside it is a receiver with the same
-wire on a model of transformers, which starts in a moment. A push ends within
+Real processes, real sockets. The replica that must stay correct is a real vLLM. The victim next to it is a receiver
+with the same wire and a transformers model, which starts fast. Whatever happens, a push ends within
 
-    2 attempts x (push_timeout_s + 3 s to settle + 5 s for aborts) + 2 x 3 s (here 10) to ask who is there
+    2 attempts x (push_timeout_s + 3 s to settle + 5 s for aborts) + 2 x 3 s (here 10) to ask which replicas are there
 
-whatever happens to whom, and a replica leaves a push that nobody goes on with within push_timeout_s and its grace.
+and a replica leaves an abandoned push within push_timeout_s and its grace.
 """
 
 import asyncio
@@ -49,23 +49,23 @@ log = logging.getLogger(__name__)
 Fault = Literal["kill", "stop", "cut"]
 FAULTS: tuple[Fault, ...] = ("kill", "stop", "cut")
 ALWAYS = {("kill", TRANSFER), ("kill", COMMIT), ("stop", TRANSFER), ("cut", TRANSFER)}
-"""The others take long, each the time it takes to find a silent peer, and differ from these in where it is found."""
+"""The others take as long as it takes to find a silent peer, and differ from these only in where it is found."""
 CASES = [
     pytest.param(fault, step, id=f"{fault} at {step}", marks=() if (fault, step) in ALWAYS else pytest.mark.long)
     for fault in FAULTS
     for step in STEPS
 ]
-PUSH_TIMEOUT_S = 24.0  # the others' part of the push is done by then on a busy machine, too
+PUSH_TIMEOUT_S = 24.0  # even on a busy machine, the others have done their part of the push by then
 BOUND_S = 2 * (PUSH_TIMEOUT_S + 3 + 5) + 2 * INFO_TIMEOUT_S
 PATIENT_S = 90.0
-"""Deadline of a push in which nobody is hurt."""
-RECEIVER_BOUND_S = PUSH_TIMEOUT_S + GRACE_S + 10  # to be scheduled and asked on a busy machine
+"""Deadline of a push without a fault."""
+RECEIVER_BOUND_S = PUSH_TIMEOUT_S + GRACE_S + 10  # time to be scheduled and to answer on a busy machine
 LEASE_S = 2.0
 NOTHING = LineageVersion(0, -1)
 
 
 class Victim:
-    """A receiver that can be hurt, behind a network that can be cut. Its lease is short, and renewed while it runs."""
+    """A receiver for faults, behind a network that can be cut. Its lease is short, and is renewed while it runs."""
 
     def __init__(self, redis: Redis, keys: RunKeys, model_dir: Path) -> None:
         self._redis, self._keys, self._model_dir = redis, keys, model_dir
@@ -135,7 +135,7 @@ async def a_trainer(
     *,
     push_timeout_s: float = PUSH_TIMEOUT_S,
 ) -> AsyncGenerator[Forked]:
-    """Take the run over."""
+    """Play a trainer that takes the run over."""
     await redis.set(keys.epoch, number)
     with forked(trainer, redis_url, str(model_dir), number, push_timeout_s) as process:
         yield process
@@ -147,7 +147,7 @@ async def required(redis: Redis, keys: RunKeys) -> LineageVersion:
 
 
 class Pushed(NamedTuple):
-    """What a trainer says of a push that was made."""
+    """A trainer's report of a finished push."""
 
     failed: dict[str, str]
     members: tuple[str, ...]
@@ -155,7 +155,7 @@ class Pushed(NamedTuple):
 
 
 def pushed(answer: tuple[Any, ...]) -> Pushed:
-    """Return it; fails with what the trainer said if there was none."""
+    """Return the push; without one, fail with the trainer's messages."""
     assert answer[0] == "pushed", answer
     return Pushed(*answer[1:])
 
@@ -201,10 +201,10 @@ async def test_a_generator_that_is_hurt_costs_the_others_a_bounded_time_and_come
         assert await required(redis, run_keys) == (incarnation, 1)
         await victim.recover(fault)
         if step == PROBE and fault != "kill":
-            # It has all of the new weights, and could not say so: once it is let, it serves what it names.
+            # It has all of the new weights, but could not report that. Once it goes on, it serves the right version.
             await victim.process.ask("hold probes", False)
         elif (fault, step) == ("stop", COMMIT):
-            # The commit is in its socket, and is carried out once it goes on: then it has all of the new weights.
+            # The commit is in its socket, and is executed once it goes on. Then it has all of the new weights.
             held, is_held, _ = await victim.process.ask("info")
             assert is_held or held in (NOTHING, (incarnation, 1)), "it serves what it names, or takes no prompts"
         else:
@@ -269,8 +269,8 @@ async def test_a_trainer_that_is_hurt_leaves_generators_serving_what_they_name_a
 
         def has_left() -> bool:
             info = replica.info()
-            # Before the rendezvous and after the transfer it waits for nobody; a worker that is in the rendezvous shows
-            # only in that it can enter no other.
+            # Before the rendezvous and after the transfer, it waits for nothing. That a worker is still in the
+            # rendezvous shows only in that it cannot enter another one.
             has_nothing_to_leave = step in (JOIN, RENDEZVOUS, COMMIT)
             return not info.is_held and (has_nothing_to_leave or info.policy_version == 6 or info.epoch == 0)
 
@@ -283,7 +283,7 @@ async def test_a_trainer_that_is_hurt_leaves_generators_serving_what_they_name_a
             failed = pushed(await pushing.answer(within_s=BOUND_S)).failed
             assert list(failed) == [replica.replica_id]
             network.heal()
-        # A checkpoint of step 5 is where the next one begins: the same number, other weights.
+        # The next trainer begins from a checkpoint of step 5: the same number, but other weights.
         number = incarnation + 2
         async with a_trainer(redis, run_keys, redis_url, model_dir, number, push_timeout_s=PATIENT_S) as heir:
             result = pushed(await heir.ask("push", 5, 50, None, within_s=2 * PATIENT_S))

@@ -1,4 +1,4 @@
-"""Versions across trainers that resumed: a replica that missed a takeover takes no prompts, whatever its numbers."""
+"""Versions of resumed trainers: a replica that missed a takeover takes no prompts, whatever its version numbers are."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Many pushes under load over two replicas with a real vLLM: every token is of the weights that its span names.
+"""Many pushes under load to two replicas with a real vLLM: every token was sampled with the weights of its span.
 
-Each version's weights have nothing in common with those of any other, so a token that names the wrong one, or whose
-keys and values are another's, is off by nats.
+The weights of different versions are unrelated. If a token names the wrong one, or its keys and values are from
+another, its logprob is off by nats.
 """
 
 import contextlib

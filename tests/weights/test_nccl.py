@@ -1,4 +1,4 @@
-"""The NCCL wire: the sender on torch alone, against a worker's end on vLLM's communicator. Needs two GPUs."""
+"""The NCCL wire: the sender with torch only, against a worker's end with vLLM's communicator. Needs two GPUs."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The push into an engine of several workers: each is a rank of its own, and each loads its own part."""
+"""The push to an engine with several workers: each is a rank, and each loads its own part."""
 
 import json
 from collections.abc import Iterator
@@ -38,5 +38,5 @@ async def test_both_workers_sample_from_the_pushed_weights(
         result = await sender.push(weights_of(policy), policy_version=version, prober=prober_of(policy))
         assert result.failed == {}
         assert result.is_confirmed
-        for _ in range(4):  # so that each of two engine cores is asked
+        for _ in range(4):  # so that each of the two engine cores is asked
             await check(pair, policy, version=version)

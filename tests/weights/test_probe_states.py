@@ -1,4 +1,4 @@
-"""What the probe after a push decides: what goes out, what does not, and who is taken out."""
+"""The decisions of the probe after a push: which tokens go out, which are kept back, and which replicas are removed."""
 
 import asyncio
 import math

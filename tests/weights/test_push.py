@@ -1,4 +1,4 @@
-"""The push against a real vLLM: what the generator says afterwards is what transformers says of the pushed weights."""
+"""The push to a real vLLM: afterwards, the generator's logprobs are those of transformers under the pushed weights."""
 
 import asyncio
 import logging
@@ -174,7 +174,7 @@ async def test_kept_keys_and_values_are_those_of_the_old_weights_and_new_request
     policies = [make_policy(model_dir, seed=0), make_policy(model_dir, seed=1)]
     await sender.push(weights_of(policies[0]), policy_version=0)
     sample = Sample([], [], [])
-    # One at a time until a push falls into it.
+    # One request at a time until a push happens during one.
     for version in range(1, 20):
         sampling = asyncio.create_task(replica.sample(PROMPT_IDS, max_tokens=200), name="sample")
         await replica.sample(PROMPT_IDS, max_tokens=20)

@@ -1,4 +1,4 @@
-"""Who is pushed to again, and who no longer pushes: retries, takeovers, and the probe beside it all."""
+"""Which replicas are pushed to again, and which trainers stop pushing: retries, takeovers, concurrent probes."""
 
 import asyncio
 import math
@@ -41,7 +41,7 @@ async def test_a_sleeping_replica_that_missed_a_push_is_pushed_to(
     await quick_sender.let_sleep()
     assert sleepy.receiver.info().is_asleep
     assert not await quick_sender.needs_push()
-    # As after a push that it never heard of, and whose abort it never heard of either.
+    # As after a push of which it received neither the beginning nor the abort.
     monkeypatch.setattr(quick_sender, "_pushed_version", 1)
     assert await quick_sender.needs_push()
 
@@ -85,7 +85,7 @@ async def test_a_trainer_that_was_superseded_while_it_sent_commits_nothing(
 
 
 class SlowProber(Prober):
-    """Computes until it is told to end."""
+    """Computes until it is told to stop."""
 
     def __init__(self, *, is_alone: bool = False, logprobs: list[float] = PROBE_LOGPROBS) -> None:
         super().__init__(self._wait, token_ids=[5, 6, 7, 8], tolerance=0.5, is_alone=is_alone)

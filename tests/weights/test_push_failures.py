@@ -231,7 +231,7 @@ async def test_a_communicator_that_cannot_be_opened_fails_the_push_and_blames_no
     with monkeypatch.context() as patched:
         patched.setattr("services.trainer.push.epochs.open_communicator", refuse)
         result = await quick_sender.push(weights(1.0), policy_version=1)
-    assert opened == ["gloo 127.0.0.1"] * 2  # nobody was to blame, so the second attempt had the same member
+    assert opened == ["gloo 127.0.0.1"] * 2  # no replica was the cause, so the second attempt had the same member
     assert not result.is_confirmed
     assert result.failed == {"generator-1": "no port is left"}
     assert await required(redis, run_keys) == 1

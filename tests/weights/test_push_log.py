@@ -1,4 +1,4 @@
-"""What is kept of each push: a line in the run's directory, counts that outlive the trainer, what "confirmed" means."""
+"""The records of each push: a line in the run's directory, counts that outlive the trainer, and "confirmed" pushes."""
 
 import asyncio
 import json
@@ -70,7 +70,7 @@ def test_a_push_is_confirmed_if_every_member_of_its_last_attempt_has_the_version
 
 
 class ScriptedSender:
-    """Has these results, one a push."""
+    """Returns these results, one per push."""
 
     def __init__(self, *results: PushResult, asking_s: float = 0.0) -> None:
         self._results = list(results)

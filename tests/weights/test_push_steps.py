@@ -1,4 +1,4 @@
-"""A push that succeeds, step by step: the real wire, real HTTP and real Redis, and engines without a model."""
+"""A successful push, step by step: the real wire, real HTTP and real Redis, and engines without a model."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Weights that are received straight into a real vLLM's model: damage on the way is found before they are served."""
+"""Weights received directly into a real vLLM's model: damage in transit is found before they are served."""
 
 import time
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ async def test_damage_spoils_the_replica_until_the_next_push(
     info = replica.info()
     assert (info.policy_version, info.is_held) == (-1, True)
 
-    await replica.attach(push_staging="none")  # the epoch above is newer than any of the sender's
+    await replica.attach(push_staging="none")  # the epoch above is newer than any epoch of the sender
     result = await sender.push(weights_of(second), policy_version=2)
     assert result.failed == {}
     sample = await replica.sample(PROMPT_IDS, max_tokens=16)
@@ -49,7 +49,7 @@ async def test_damage_spoils_the_replica_until_the_next_push(
 
 
 async def push_damaged(replica: ReplicaProcess, weights: Weights, *, epoch: int) -> str:
-    """Push with a byte changed on its way, and return why the replica refuses to commit."""
+    """Push with one changed byte, and return why the replica refuses to commit."""
     own, announced = own_abilities(), announce(weights())
 
     def damaged() -> Iterator[tuple[str, torch.Tensor]]:
@@ -80,7 +80,7 @@ async def push_damaged(replica: ReplicaProcess, weights: Weights, *, epoch: int)
 
 
 def checksum_of(parcel: Parcel) -> str:
-    """Return the checksum of what a parcel brings."""
+    """Return the checksum of a parcel's content."""
     digests = SentDigests()
     for _ in digests.watching(parcel.tensors()):
         pass

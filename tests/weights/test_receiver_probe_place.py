@@ -1,4 +1,4 @@
-"""The probe after a push has a place of its own, and a step of its own; with a real vLLM."""
+"""The probe after a push has its own place in the batch and its own step; with a real vLLM."""
 
 import asyncio
 import os

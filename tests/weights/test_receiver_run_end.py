@@ -1,4 +1,4 @@
-"""A run that ends in the middle of a push: whoever waits is told, and the next run notices nothing."""
+"""A run ends in the middle of a push: waiting callers get an error, and the next run is not affected."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -26,7 +26,7 @@ from tests.weights.uncommitted import attempt_on, begin
 
 
 def weights(value: float) -> Weights:
-    """Return 2 parameters, a chunk each at a buffer of 32 bytes."""
+    """Return 2 parameters, one chunk each with a buffer of 32 bytes."""
     named = {"embed": torch.full((2, 5), value), "layer": torch.full((12,), value)}
     return lambda: named.items()
 
@@ -88,7 +88,7 @@ async def test_a_load_that_the_end_of_its_run_interrupts_does_not_end_the_next_r
         assert not one.receiver.is_held
         async with asyncio.timeout(120):
             assert (await sender.push(weights(2.0), policy_version=0)).is_confirmed
-        # Past the deadline of the load that is no more, which was 1 s and half a second of grace.
+        # Past the deadline of the abandoned load, which was 1 s plus half a second of grace.
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(one.receiver.fatal.wait(), timeout=2.0)
     assert one.receiver.policy_version == 0
@@ -132,7 +132,7 @@ async def test_a_begin_that_the_end_of_its_run_interrupts_leaves_the_next_epoch_
         one.engine.checks.set()
         async with attempt_on(one) as new:
             await new.join(address="127.0.0.1", weight_dir=None)
-            # What the interrupted begin would have come to: a receiver that fails, and leaves the communicator.
+            # The interrupted begin would have led to this: a receiver that fails and leaves the communicator.
             for _ in range(20):
                 await asyncio.sleep(0.01)
             assert one.receiver.info().epoch == new.epoch

@@ -1,4 +1,4 @@
-"""What a worker does in a push, on a machine without a GPU and with no model behind it."""
+"""A worker's part in a push, on a machine without a GPU and without a model."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ NAMED = {"embed": torch.arange(10, dtype=torch.float32).view(2, 5), "norm": torc
 
 
 class NamedWire:
-    """Sends one chunk, and the last byte of it changed if it is damaged."""
+    """Sends one chunk; if it is damaged, with its last byte changed."""
 
     is_damaged = False
 
@@ -35,7 +35,7 @@ class NamedWire:
 
 
 class Reload:
-    """In place of CheckedReload: what was loaded and not put to use."""
+    """Replaces CheckedReload; records what was loaded but is not used."""
 
     def __init__(self, *_: Any) -> None:
         self.loaded: dict[str, Tensor] = {}
@@ -54,7 +54,7 @@ class Reload:
 
 
 class CountedCuda:
-    """In place of torch.cuda."""
+    """Replaces torch.cuda."""
 
     def __init__(self) -> None:
         self.num_streams = 0
@@ -71,7 +71,7 @@ class CountedCuda:
 
 
 def giving(value: object) -> Callable[..., object]:
-    """Return a function that returns ``value``, whatever it is called with."""
+    """Return a function that returns ``value`` for all arguments."""
 
     def function(*_: object, **__: object) -> object:
         return value
@@ -81,13 +81,13 @@ def giving(value: object) -> Callable[..., object]:
 
 @pytest.fixture(autouse=True)
 def vllm_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep vLLM from compiling as it is imported, which it warns about."""
+    """Keep vLLM from compiling when it is imported, which would cause a warning."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
 
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> NamedWire:
-    """Return what every worker gets for its wire."""
+    """Return the wire that every worker gets."""
     from services.generator import worker_transfer
 
     wire = NamedWire()

@@ -1,4 +1,4 @@
-"""Many rounds of joining, giving up and pushing: nothing grows, neither in the trainer nor in the replicas."""
+"""Many rounds of joining, aborting and pushing: no resource grows, neither in the trainer nor in the replicas."""
 
 import logging
 from pathlib import Path
@@ -43,7 +43,7 @@ async def test_rounds_of_join_abort_and_push_leave_nothing_behind(
             else:
                 await redis.hdel(run_keys.generators, "generator-2")
             if number % 5 == 0:
-                # The first try breaks off in the middle of the transfer, and is given up.
+                # The first attempt fails in the middle of the transfer and is aborted.
                 pushing.tell("push", number, number % 2, TRANSFER)
                 assert await pushing.answer(within_s=120) == ("held",)
                 pushing.tell("break off")
@@ -56,5 +56,5 @@ async def test_rounds_of_join_abort_and_push_leave_nothing_behind(
     for (memory, files, threads), (memory_then, files_then, threads_then) in zip(after, before, strict=True):
         assert files <= files_then + 2
         assert threads <= threads_then + 2
-        # What the allocator may keep, and less a round than a communicator or the weights.
+        # Memory that the allocator may keep; less per round than a communicator or the weights.
         assert memory - memory_then <= 4 * MEGABYTE + num_rounds * MEGABYTE // 8

@@ -1,4 +1,4 @@
-"""An engine that gives its GPU memory away between two batches, and takes it back for a push."""
+"""An engine that releases its GPU memory between two batches, and takes it back for a push."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Literal
@@ -18,7 +18,7 @@ from tests.weights.served_receiver import ServedReceiver, serve
 
 
 class SleepyEngine(FakeEngine):
-    """See receiving_engine.Sleeper. Counts as vLLM does: no part is taken back twice, or used while it is away."""
+    """See receiving_engine.Sleeper. Raises as vLLM does if a part is taken back twice, or used while it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ async def one(redis: Redis, run_keys: RunKeys) -> AsyncIterator[ServedReceiver]:
 
 @pytest.fixture
 async def sender(redis: Redis, incarnation: int) -> AsyncIterator[WeightSender]:
-    """Return a sender over gloo that takes trainer and generator for neighbours on one GPU, once it has pushed."""
+    """Return a sender over gloo that treats trainer and generator as sharing a GPU, once it has pushed."""
     sender = make_sender(redis, incarnation)
     yield sender
     await sender.close()

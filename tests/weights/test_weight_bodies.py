@@ -1,4 +1,4 @@
-"""What a replica or the trainer refuses because it is not what was announced, or of another run or time."""
+"""Bodies that a replica or the trainer refuses: not as announced, or for another run or another time."""
 
 from collections.abc import Mapping
 

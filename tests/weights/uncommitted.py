@@ -35,7 +35,7 @@ async def attempt_on(served: ServedReceiver) -> AsyncGenerator[PushAttempt]:
 
 
 async def begin(attempt: PushAttempt, weights: Weights) -> Parcel:
-    """Have the replica join, and wait for version 1."""
+    """Make the replica join and wait for version 1."""
     announced = announce(weights())
     parcel = Parcel(1, announced, "full", weights, announced.num_bytes)
     await attempt.join(address="127.0.0.1", weight_dir=None)
@@ -44,7 +44,7 @@ async def begin(attempt: PushAttempt, weights: Weights) -> Parcel:
 
 
 async def abort(attempt: PushAttempt) -> ReplicaInfo:
-    """Give up instead of committing, and return what the replica says afterwards."""
+    """Abort instead of committing, and return the replica's description of itself."""
     (member,) = attempt.members.values()
     body = AbortRequest(run_id=RUN_ID, epoch=attempt.epoch, reason="the trainer gave up")
     return await member.replica.abort(body, timeout_s=5.0)

@@ -82,7 +82,7 @@ async def test_a_deadline_is_of_one_call_and_a_hang_costs_the_calls_in_it_and_a_
 ) -> None:
     name = str(reward_model)
     async with serving(SETTINGS, metrics=metrics) as models:
-        # Sent while the model is loaded, the three calls are in one pass. One has a short deadline, the others a long one.
+        # Sent while the model is loaded, the calls are in one pass. One has a short deadline, the others a long one.
         hasty = start_call(models, name, PAIR, timeout_s=1.0)
         others = [start_call(models, name, PAIR, timeout_s=60.0) for _ in range(2)]
         pid = await in_a_pass(models, name, go, number=1)

@@ -1,4 +1,4 @@
-"""Blocking work beside the loop: a result, an error, or a deadline."""
+"""Blocking work next to the event loop: a result, an error, or a deadline."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The Hugging Face hub's answers become sentences; asked over real HTTP, of a hub that runs in this test."""
+"""The responses of the Hugging Face hub become sentences; over real HTTP, with a hub that runs in this test."""
 
 import json
 import threading
@@ -25,7 +25,7 @@ ANSWERS: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 @pytest.fixture
 def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
-    """Return a lookup at a hub on a real port."""
+    """Return a lookup that uses a hub on a real port."""
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -39,7 +39,7 @@ def lookup(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubLookup]:
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-            """Say nothing."""
+            """Log nothing."""
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)

@@ -125,7 +125,7 @@ def test_hub_ids_are_told_from_paths(name: str, is_id: bool) -> None:
 
 
 def write_header(file: Path, tensors: Mapping[str, list[int]]) -> None:
-    """Write a safetensors file as far as its header."""
+    """Write the header of a safetensors file, without the tensors."""
     header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in tensors.items()}).encode()
     file.write_bytes(struct.pack("<Q", len(header)) + header)
 

@@ -1,4 +1,4 @@
-"""A child process that is logged, stopped, killed and quoted."""
+"""A child process whose output is logged and quoted, and which can be stopped and killed."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""How often and after what pause a crashed rank is started again."""
+"""How often a crashed rank is restarted, and after which pause."""
 
 from services.trainer.run_api.restarts import Restarts
 

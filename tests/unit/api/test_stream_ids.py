@@ -1,4 +1,4 @@
-"""Stream ids from clients: what Redis would refuse never reaches it."""
+"""Stream ids from clients: an id that Redis would refuse is never sent to it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What training ranks need around them is asked for at submit."""
+"""A submit checks that the training ranks' environment has what they need."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""An option that was written and changes nothing is said; one that was not written is not."""
+"""A written option without an effect is reported; options that were not written are not."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Why a run is waiting, in one sentence made from what can be seen from outside."""
+"""Why a run is waiting, in one sentence made from its visible state."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A run whose weights could not be kept is refused at submit, and one that is only validated leaves nothing behind."""
+"""A run whose weights could not be stored is refused at submit. A run that is only validated leaves no files."""
 
 import importlib.util
 from pathlib import Path

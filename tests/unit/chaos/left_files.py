@@ -19,7 +19,7 @@ PROMPTS = [f"reverse a{letter} =" for letter in "abcdefgh"]
 
 
 class Files:
-    """What a run of three steps of two groups left, with a seventh group that was dropped."""
+    """The files of a run of three steps with two groups each, and a seventh group that was dropped."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -53,7 +53,7 @@ class Files:
             ]
             for step in groups
         }
-        # A completion of 8 tokens earns 8 % 7, and 2.
+        # A completion of 8 tokens gets 8 % 7 and 2.
         self.metrics = [
             {
                 "step": step,
@@ -70,7 +70,7 @@ class Files:
         ]
         self.pushes = [(EPOCH_1, 0), (EPOCH_1, 1), (EPOCH_1, 2), (EPOCH_2, 2), (EPOCH_2, 3)]
         self.sightings = [Sighting(0, 0), Sighting(2, 1), Sighting(1, 1), Sighting(3, 3)]
-        # That of step 2 fell due while the first was under way.
+        # The evaluation of step 2 became due while the first one was in progress.
         self.evaluations = [
             {"step": 1, "eval_skipped": 0, "eval_groups/done": 2},
             {"step": 3, "eval_skipped": 1, "eval_groups/done": 2},

@@ -1,4 +1,4 @@
-"""The judge, on histories that were made by hand: a good one, and each way to break it."""
+"""The judge, on histories that are made by hand: a good one, and each way to break it."""
 
 import shutil
 from collections.abc import Callable

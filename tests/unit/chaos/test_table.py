@@ -1,4 +1,4 @@
-"""What a trial is written as, and what many add up to."""
+"""The rows for trials, and their summary."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A group that was claimed when the weights went out of service: it begins with the next ones, under their name."""
+"""A group that is claimed just before the weights are taken away is sampled with the next weights, and says so."""
 
 import asyncio
 
@@ -54,7 +54,7 @@ async def test_no_group_is_noted_as_begun_without_weights(
     try:
         await asyncio.wait_for(claimed.wait(), timeout=120)
         for _ in range(20):
-            await asyncio.sleep(0.01)  # in which it would be noted
+            await asyncio.sleep(0.01)  # in which it would be recorded
         assert await redis.hgetall(run_keys.started) == {}
         assert engine.started == []
         gate.open(LineageVersion(1, 4))

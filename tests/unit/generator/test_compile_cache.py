@@ -1,4 +1,4 @@
-"""Replicas of one machine do not read what another is writing, nor what one left half-written."""
+"""Replicas on one machine do not read a cache that another one is writing or has left incomplete."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ sys.stdin.read()
 
 
 @pytest.fixture(autouse=True)
-def let_go() -> Iterator[None]:  # a process holds its claims for good; a test must not
+def let_go() -> Iterator[None]:  # a process keeps its claims until it ends; a test must not
     yield
     while compile_cache.held:
         os.close(compile_cache.held.pop())

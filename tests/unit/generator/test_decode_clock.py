@@ -1,4 +1,4 @@
-"""Continuous batching as arithmetic: numbers here are worked out by hand."""
+"""Continuous batching as arithmetic, with numbers computed by hand."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def v(policy_version: int) -> LineageVersion:
 
 
 def a_clock(*, max_num_seqs: int = 8) -> DecodeClock:
-    """Return a clock whose step takes 1 s alone, and half a second more for each further sequence."""
+    """Return a clock whose step takes 1 s for one sequence, and half a second more for each further sequence."""
     clock = DecodeClock(step_s=lambda count: 1.0 + 0.5 * (count - 1), max_num_seqs=max_num_seqs)
     clock.set_version(v(0))
     return clock
@@ -48,7 +48,7 @@ def test_who_comes_later_changes_the_pace_from_then_on() -> None:
     clock.submit(first)
     assert clock.advance(4.0) == []  # 3 of 5 tokens
     clock.submit(second)
-    # A sequence of one token is over with its first: no step is shared with it.
+    # A sequence of one token ends with its first token, so it shares no step.
     assert clock.advance(6.0) == [second, first]
 
 

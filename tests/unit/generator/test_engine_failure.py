@@ -1,4 +1,4 @@
-"""What failed first in vLLM's processes is known here, where vLLM itself says only that something did."""
+"""The first failure in vLLM's processes is known here, while vLLM itself only reports that something failed."""
 
 import logging
 import logging.config
@@ -13,7 +13,7 @@ LOGGER = logging.getLogger("vllm.v1.engine.core")
 
 @pytest.fixture(autouse=True)
 def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Listen to vLLM's loggers as its processes do, without what an engine of this process may have left there."""
+    """Listen to vLLM's loggers as its processes do, without the handlers of other engines in this process."""
     monkeypatch.delenv("HEADRACE_ENGINE_FAILURE_FILE", raising=False)
     monkeypatch.setattr(LOGGER, "filters", [])
     engine_failure.prepare()

@@ -1,4 +1,4 @@
-"""What an engine is started with."""
+"""The arguments that an engine is started with."""
 
 import importlib.util
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sharing prompts: everybody gets some, nothing is left lying, and one replica alone has no limit."""
+"""Sharing prompts: each replica gets some, no prompt is left, and a single replica has no limit."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ TICK_S = 0.1
 
 @dataclass
 class ToyReplica:
-    """Claims as the loop does; ``room`` is what its engine holds."""
+    """Claims prompts as the loop does; ``room`` is how many its engine can hold."""
 
     room: int
     num_inflight: int = 0
@@ -35,7 +35,7 @@ class ToyReplica:
 
 
 def share_out(replicas: list[ToyReplica], num_groups: int, *, num_takers: int | None = None, for_s: float) -> int:
-    """Let all claim, in turn, and return what is unclaimed after that time."""
+    """Let all claim in turn, and return the number of unclaimed prompts after that time."""
     num_unclaimed = num_groups
     for tick in range(round(for_s / TICK_S)):
         for replica in replicas:

@@ -1,4 +1,4 @@
-"""The generation loop and the registration on a real Redis, with an engine that a test commands."""
+"""The generation loop and the registration on a real Redis, with an engine that the test controls."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from tests.stream_view import entries
 
 
 class CommandedEngine:
-    """Samples one token a completion, once it is let."""
+    """Samples one token per completion, once the test lets it."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()

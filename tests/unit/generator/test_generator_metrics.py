@@ -1,4 +1,4 @@
-"""Where /metrics is served, and whose it is."""
+"""The address of /metrics, and the processes whose metrics it shows."""
 
 import socket
 

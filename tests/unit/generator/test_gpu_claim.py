@@ -1,4 +1,4 @@
-"""Replicas of one machine that all see its GPUs share them out."""
+"""Replicas on a machine that all see the same GPUs divide them."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from shared.errors import UserError
 
 
 @pytest.fixture(autouse=True)
-def let_go() -> Iterator[None]:  # a process holds its claims for good; a test must not
+def let_go() -> Iterator[None]:  # a process keeps its claims until it ends; a test must not
     yield
     while gpu_claim.held:
         os.close(gpu_claim.held.pop())
@@ -24,7 +24,7 @@ def let_go() -> Iterator[None]:  # a process holds its claims for good; a test m
 
 @pytest.fixture
 def devices(tmp_path: Path) -> Path:
-    """Return a /dev with three GPUs, and what stands beside them."""
+    """Return a /dev with three GPUs and other devices."""
     directory = tmp_path / "dev"
     directory.mkdir()
     for name in ("nvidia4", "nvidia5", "nvidia6", "nvidiactl", "nvidia-uvm", "null"):

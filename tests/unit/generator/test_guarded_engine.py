@@ -21,7 +21,7 @@ BODY = BeginRequest(
 
 
 class Workers:
-    """An engine of which only the progress is asked; it says what it is told to, after a pause."""
+    """An engine that is only asked for progress. It gives a set answer after a pause."""
 
     def __init__(self, *said: tuple[float, str, str | None]) -> None:
         self._said = list(said)
@@ -59,7 +59,7 @@ async def test_workers_that_are_still_at_it_after_their_deadline_are_fatal() -> 
 async def test_a_call_that_fails_because_the_engine_died_says_what_that_died_of(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """VLLM's client says "See stack trace (above)" to people who see none."""
+    """Check the message: vLLM's client says "See stack trace (above)" to users who do not see one."""
     (tmp_path / "failure").write_text("RuntimeError: Unsupported CPU attention configuration")
     monkeypatch.setenv("HEADRACE_ENGINE_FAILURE_FILE", str(tmp_path / "failure"))
 

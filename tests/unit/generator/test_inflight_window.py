@@ -1,4 +1,4 @@
-"""The in-flight window against a toy engine: it fills the KV cache, and hardly ever overfills it."""
+"""The in-flight window with a toy engine: it fills the KV cache, and rarely overfills it."""
 
 import random
 from collections import deque
@@ -22,7 +22,7 @@ class Sequence:
 
 @dataclass
 class ToyEngine:
-    """Adds a token to each running sequence a step; preempts the youngest when the cache is full."""
+    """Adds a token to each running sequence per step; preempts the youngest one when the cache is full."""
 
     capacity: int
     max_num_seqs: int = 10_000
@@ -36,7 +36,7 @@ class ToyEngine:
         return sum(sequence.num_tokens for sequence in self.running)
 
     def step(self) -> list[Sequence]:
-        """Return the sequences that ended."""
+        """Return the finished sequences."""
         while (
             self.waiting
             and len(self.running) < self.max_num_seqs
@@ -72,7 +72,7 @@ class Served:
 def serve(
     engine: ToyEngine, window: InflightWindow, length: Callable[[int], int], *, num_steps: int, settled_after: int = 0
 ) -> Served:
-    """Serve groups for ever, one sequence length after the other, and return what was seen once settled."""
+    """Serve groups without end, one sequence length after the other; return the observations of the steady state."""
     left: dict[int, int] = {}
     next_group = 0
     served = Served([], [], 0, 0, float("inf"))
@@ -135,7 +135,7 @@ def test_a_window_that_follows_the_cache_preempts_a_small_share_of_what_the_uppe
 
 class Fixed(InflightWindow):
     def observe(self, load: EngineLoad, *, num_inflight: int) -> None:
-        """Look away."""
+        """Do nothing."""
 
 
 def test_completions_that_become_longer_make_it_smaller() -> None:
@@ -174,7 +174,7 @@ def test_requests_preempted_by_a_push_are_no_sign_of_a_full_cache() -> None:
     window.observe(EngineLoad(kv_usage=0.5, num_running=40, num_recomputed=40), num_inflight=10)
     assert window.size == 10
     window.observe(EngineLoad(kv_usage=0.95, num_running=40, num_preempted=1), num_inflight=10)
-    assert window.size == 6  # 10 groups need 1.25 of the cache, 0.8 is aimed at
+    assert window.size == 6  # 10 groups need 1.25 of the cache; the target is 0.8
 
 
 def test_it_does_not_grow_before_every_group_of_it_has_lived_its_life() -> None:

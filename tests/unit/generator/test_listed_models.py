@@ -1,4 +1,4 @@
-"""/v1/models in front of handlers that answer otherwise than with a list."""
+"""/v1/models in front of handlers that return something else than a list."""
 
 import httpx
 import pytest

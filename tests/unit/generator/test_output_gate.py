@@ -1,4 +1,4 @@
-"""Tokens of weights that nobody has verified stay inside, whoever waits for them."""
+"""Tokens sampled with unverified weights are kept back from every client."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,7 +9,7 @@ from services.generator.output_gate import GatedClient, OutputGate, UnverifiedEr
 
 
 class Client:
-    """An engine's client that streams letters, and notes when a stream is closed."""
+    """A client of an engine that streams letters, and records when a stream is closed."""
 
     name = "client"
 

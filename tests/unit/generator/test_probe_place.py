@@ -1,4 +1,4 @@
-"""The place in an engine's batch that no request can take."""
+"""The place in an engine's batch that is reserved for probes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from services.generator.probe_place import num_places, reserve_place
 
 
 def a_scheduler_config(**changes: Any) -> Any:
-    """Return the fields of vLLM's SchedulerConfig that matter."""
+    """Return the relevant fields of vLLM's SchedulerConfig."""
     fields = {
         "max_num_seqs": 64,
         "max_num_active_seqs": None,

@@ -1,4 +1,4 @@
-"""Who asked for tokens of weights that turned out to be wrong gets a sentence, and may ask again."""
+"""A client that asked for tokens of weights that turned out wrong gets a message, and may ask again."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

@@ -1,4 +1,4 @@
-"""What the engine sampled becomes rows, or is refused."""
+"""The engine's samples become rollouts, or are refused."""
 
 import math
 

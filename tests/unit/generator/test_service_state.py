@@ -1,4 +1,4 @@
-"""What /readyz says to anybody, and an OpenAI route to who has a key."""
+"""What /readyz tells everyone, and what an OpenAI route tells a client with a key."""
 
 from services.generator.service_state import ServiceState
 from shared.lineage import NO_WEIGHTS, LineageVersion

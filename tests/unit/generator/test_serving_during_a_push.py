@@ -1,4 +1,4 @@
-"""What a replica answers while a push has its engine held: a push is not an outage."""
+"""A replica answers requests while a push holds its engine: a push is not an outage."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ ASK = {"model": "policy", "prompt": [4, 5, 6], "max_tokens": 2}
 
 
 class SlowLoad(SimulatedReceivingEngine):
-    """Loads when it is told to."""
+    """Loads when the test tells it to."""
 
     def __init__(self, engine: SimulatedEngine, settings: SimulationSettings) -> None:
         super().__init__(engine, settings)
@@ -54,7 +54,7 @@ class Replica:
     client: httpx.AsyncClient
 
     async def push(self, version: int) -> httpx.Response:
-        """Play the trainer: begin and commit a version in the epoch that stands."""
+        """Play the trainer: begin and commit a version in the current epoch."""
         named = {"run_id": "run-1", "epoch": EPOCH, "policy_version": version, "timeout_s": 20.0}
         parameters = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}
         await self.move("begin", **named, **parameters)

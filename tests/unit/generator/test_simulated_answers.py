@@ -1,4 +1,4 @@
-"""What becomes of requests to a simulated engine that does not finish them."""
+"""Requests that a simulated engine does not finish."""
 
 import asyncio
 from collections.abc import Callable

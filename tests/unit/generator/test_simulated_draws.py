@@ -1,4 +1,4 @@
-"""What simulated replicas draw: valid, repeatable, and distributed as the settings say."""
+"""The random draws of simulated replicas: valid, repeatable, and distributed as in the settings."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The gauges of what a generator holds are those of the run that it serves, and none once that has ended."""
+"""The gauges about a generator's weights describe the run that it serves, and are reset when the run has ended."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def shown(registry: CollectorRegistry) -> tuple[float | None, float | None]:
 
 
 class HoldingReceiver:
-    """In the middle of a push for as long as a run is served."""
+    """In the middle of a push as long as a run is served."""
 
     outputs = OutputGate()
     is_asleep = False
@@ -87,24 +87,24 @@ class LoadedEngine(CommandedEngine):
         return otherwise
 
     async def shutdown(self) -> None:
-        """Nothing runs."""
+        """Nothing to shut down."""
 
 
 class NoReceiving:
-    """The receiving end of an engine that receives nothing."""
+    """Stands for the receiving end, but receives nothing."""
 
     def __init__(self, *_: object) -> None:
-        """Take what a real one takes."""
+        """Accept the arguments of a real one."""
 
 
 class NoRoutes:
-    """OpenAI routes that nobody asks."""
+    """OpenAI routes without requests."""
 
     async def open(self, engine: object) -> None:
-        """Begin to answer."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Answer no more."""
+        """Do nothing."""
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ async def following(work: Any) -> AsyncGenerator[None]:
 def follow(
     redis: Redis, settings: GeneratorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[RunFollower, GeneratorMetrics, list[LoadedEngine]]:
-    """Return a generator whose engine is none of vLLM's, with its metrics and the engines that it has started."""
+    """Return a generator with a fake engine, its metrics, and the engines that it has started."""
     started: list[LoadedEngine] = []
 
     async def start_engine(spec: EngineSpec, **_: object) -> LoadedEngine:
@@ -149,7 +149,7 @@ def follow(
 
 
 async def end_in_the_middle_of_a_push(redis: Redis, keys: RunKeys, registry: CollectorRegistry) -> None:
-    """Have the run served until its gauges are shown, and end it."""
+    """Serve the run until its gauges are shown, and end it."""
     store = RunStore(redis)
     await eventually(lambda: shown(registry) == NOTHING)
     await store.set_current_run(keys.run_id)
@@ -169,7 +169,7 @@ async def test_a_generator_whose_run_ended_in_the_middle_of_a_push_holds_nothing
 
 @pytest.fixture
 def core() -> Iterator["subprocess.Popen[bytes]"]:
-    """Give a process that stands for the engine's."""
+    """Yield a process that stands for the engine's."""
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()

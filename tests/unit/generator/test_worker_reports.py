@@ -1,4 +1,4 @@
-"""What workers say of their own accord, and when the listener has to ask."""
+"""Reports that workers send by themselves, and when the listener has to ask."""
 
 import socket
 import threading
@@ -66,7 +66,7 @@ async def test_without_news_the_listener_is_to_ask(reports_of: Callable[[int], W
 async def test_whoever_reports_waits_for_nobody(reports_of: Callable[[int], WorkerReports]) -> None:
     reports = reports_of(1)
     report_to = reports.begin()
-    for _ in range(1000):  # more than a socket takes that is not read
+    for _ in range(1000):  # more than a socket buffers if nothing reads it
         report_to.send(0, Progress("receiving", "x" * 100_000, None))
     ReportTo("/there/is/no/such/socket", 1).send(0, Progress("idle", None, None))
     heard = await reports.wait(120.0)

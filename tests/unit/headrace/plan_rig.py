@@ -1,4 +1,4 @@
-"""A plan as tests ask for it, and a small model to plan for."""
+"""Options for plans in tests, and a model to plan for."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ PACE = (
 
 
 def large_model(directory: Path) -> Path:
-    """Return a model of 8 190 735 360 parameters: the shape of Qwen3-8B."""
+    """Return a model of 8 190 735 360 parameters, with the shape of Qwen3-8B."""
     directory.mkdir()
     shape = {
         "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,

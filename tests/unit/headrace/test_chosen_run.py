@@ -1,4 +1,4 @@
-"""Commands that name no run take the one that trains, though a newer one is queued, and say which they took."""
+"""Commands without a run id choose the training run, even if a newer one is queued, and print which one they chose."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def test_a_command_without_a_run_takes_the_one_it_is_for_and_says_which(
         if of_taken == "/rollouts":
             return {"rollouts": [], "step": 1, "next_offset": None}
         run = next(run for run in runs if run["run_id"] == taken)
-        # Whoever watches has seen the end.
+        # A watching user has already seen the end.
         return run | ({"status": "finished"} if command == "watch" else {})
 
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
@@ -90,7 +90,7 @@ def test_a_command_without_a_run_takes_the_one_it_is_for_and_says_which(
 def test_a_run_that_has_not_begun_is_paused_and_stopped_by_name_only(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An impatient second `stop` comes when the run that trained has ended, and would take the next one for good."""
+    """A second, impatient `stop` arrives when the training run has ended. It must not stop the next run for good."""
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
     with serving(lambda asked: {"runs": WITH_QUEUE[:2], "next_cursor": None}) as api:
         assert cli.main([command, "--url", api.url]) == 1

@@ -14,7 +14,7 @@ from tests.headrace.scripted_api import Answer, Asked, problem, serving
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in an empty directory, with nothing in the environment that names a service."""
+    """Work in an empty directory, with no environment variable that names a service."""
     monkeypatch.chdir(tmp_path)
     for name in ("HEADRACE_STATE_DIR", "HEADRACE_URL", "HEADRACE_API_KEY", "HEADRACE_API_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -111,7 +111,7 @@ def test_a_key_that_is_refused_is_named_by_where_it_came_from(
 def test_what_headrace_up_runs_here_is_shown_its_own_key_and_one_elsewhere_that_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key of production that is exported goes to no service that a folder names, whoever wrote that folder."""
+    """An exported production key is not sent to a service whose address comes from a folder, whoever wrote it."""
     (tmp_path / "api-key").write_text("of-a-file\n")
     with serving(lambda _: {"runs": [], "next_cursor": None}) as api:
         state = local_service(tmp_path / ".headrace", api.url)

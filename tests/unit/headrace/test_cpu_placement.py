@@ -1,4 +1,4 @@
-"""Who gets which cores without a GPU."""
+"""The cores of each process on a machine without a GPU."""
 
 import json
 

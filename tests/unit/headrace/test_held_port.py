@@ -1,4 +1,4 @@
-"""A port is its holder's from the moment it is picked: before its service listens, and while that is started again."""
+"""A port belongs to its holder from the moment it is chosen: before its service listens, and while it restarts."""
 
 import contextlib
 import socket
@@ -35,7 +35,7 @@ def port() -> Iterator[HeldPort]:
 
 
 def what_answers(port: HeldPort) -> bytes:
-    """Return what is said to a caller; nothing if it is refused."""
+    """Return the response to a connection; empty if it is refused."""
     with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port.number)) as caller:
         caller.settimeout(30)
         return caller.recv(100)
@@ -44,7 +44,7 @@ def what_answers(port: HeldPort) -> bytes:
 
 @contextlib.contextmanager
 def service_on(port: HeldPort, answer: str) -> "Generator[subprocess.Popen[str]]":
-    """Run a service that is handed the port, and listens."""
+    """Run a service that inherits the port and listens on it."""
     process = subprocess.Popen(
         [*guarded_exec.guard({"http": port.fileno()}), sys.executable, "-c", _SERVES_ONCE, str(port.number), answer],
         pass_fds=[port.fileno()],
@@ -60,7 +60,7 @@ def service_on(port: HeldPort, answer: str) -> "Generator[subprocess.Popen[str]]
 
 
 def binds(number: int) -> bool:
-    """Whether a service that is told to listen on this port can, as services bind."""
+    """Whether a service could bind this port by itself."""
     try:
         listening_socket("127.0.0.1", number).close()
     except UserError:
@@ -86,7 +86,7 @@ def test_two_launches_at_once_pick_different_ports() -> None:
 def test_a_port_that_was_asked_for_is_refused_while_another_launch_holds_it(port: HeldPort) -> None:
     with pytest.raises(UserError, match=f"port {port.number} is taken; name another one with --port"):
         hold_ports(api_port=port.number, metrics_port=0, num_generators=1)
-    before = port.number - 1  # which may be somebody else's
+    before = port.number - 1  # which may belong to another process
     with pytest.raises(
         UserError, match=f"port ({before}|{port.number}) is taken; HEADRACE_METRICS_PORT names the first"
     ):
@@ -95,7 +95,7 @@ def test_a_port_that_was_asked_for_is_refused_while_another_launch_holds_it(port
 
 def test_the_api_keeps_away_from_the_ports_of_metrics() -> None:
     first = DEFAULT_API_PORT - 1
-    with contextlib.suppress(UserError):  # somebody else may have one of these ports
+    with contextlib.suppress(UserError):  # another process may use one of these ports
         ports = hold_ports(api_port=None, metrics_port=first, num_generators=1)
         with contextlib.closing(ports):
             assert int(ports.trainer.environment["HEADRACE_PORT"]) not in range(first, first + 3)
@@ -105,7 +105,7 @@ def test_the_api_keeps_away_from_the_ports_of_metrics() -> None:
 
 def test_no_port_is_picked_that_metrics_are_going_to_want(port: HeldPort, monkeypatch: pytest.MonkeyPatch) -> None:
     port.close()
-    draws = iter([port.number])  # what the kernel picks first, as bad luck would have it
+    draws = iter([port.number])  # the port that the kernel chooses first, as a bad coincidence
 
     def draw(number: int = 0) -> HeldPort:
         return HeldPort(number or next(draws, 0))
@@ -151,7 +151,7 @@ def test_a_server_that_binds_by_itself_may_be_let(port: HeldPort) -> None:
 
 
 def test_what_a_service_starts_takes_its_sockets_for_nothing(port: HeldPort) -> None:
-    """It inherits the variables."""
+    """A child process inherits the variables."""
     child = "from shared.listening import listening_socket as a; a('127.0.0.1', 0).close(); print('its own socket')"
     code = (
         "import subprocess, sys, os; from shared.listening import listening_socket\n"
@@ -172,7 +172,7 @@ def test_what_a_service_starts_takes_its_sockets_for_nothing(port: HeldPort) -> 
 def test_a_socket_that_is_bound_elsewhere_is_refused(
     port: HeldPort, host: str, port_asked_for: int, sentence: str
 ) -> None:
-    """A service without keys may be handed loopback alone, whoever hands it on."""
+    """A service without keys accepts only a loopback socket, whichever program hands it on."""
     code = (
         "import sys; from shared.listening import listening_socket; from shared.errors import UserError\n"
         "try: listening_socket(sys.argv[1], int(sys.argv[2]))\nexcept UserError as error: print(error)"

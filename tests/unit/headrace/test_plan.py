@@ -1,4 +1,4 @@
-"""`headrace plan`: numbers worked out by hand."""
+"""`headrace plan`: numbers computed by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.unit.headrace.plan_rig import PACE, large_model, planned, value
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in an empty directory, with nothing in the environment that names a service."""
+    """Work in an empty directory, with no environment variable that names a service."""
     monkeypatch.chdir(tmp_path)
     for name in ("HEADRACE_STATE_DIR", "HEADRACE_URL", "HEADRACE_API_KEY", "HF_ENDPOINT", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -27,7 +27,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_what_the_trainer_keeps_is_what_the_plan_says() -> None:
-    """Float32 weights and two float32 moments a parameter, by the trainer's own optimizer."""
+    """Float32 weights and two float32 moments per parameter, by the trainer's own optimizer."""
     torch = pytest.importorskip("torch")
     from services.trainer.policy.optimizer import make_optimizer
     from shared.run_config import RunConfig
@@ -79,7 +79,7 @@ def test_tensor_parallelism_divides_weights_and_heads_but_not_what_is_staged(
 def test_a_pipeline_divides_the_layers_and_engines_beside_each_other_have_a_cache_each(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """8 heads over 2 GPUs, 36 layers over 4 stages, twice: weights are on 8 GPUs, a replica has 16."""
+    """8 heads over 2 GPUs, 36 layers over 4 stages, two replicas: weights are on 8 GPUs, and a replica has 16."""
     sizes = "vllm={tensor_parallel_size: 2, pipeline_parallel_size: 4, data_parallel_size: 2}"
     asked = ("--model", model, *PACE, "--generator-tokens-per-s", 3000, "--gpu-gib", 8, "--prompt-tokens", 100)
     body = planned(capsys, *asked, "--set", sizes, status=1)  # the trainer's own GPU is too small
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_marked_and_the_exit_status_is_1(model: Path, capsy
 def test_of_any_model_of_a_size_what_its_size_decides_is_planned_and_the_rest_is_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """16 bytes a parameter over 4 ranks; 0.92 x 80 GiB less 2 bytes a parameter are left for KV cache."""
+    """16 bytes per parameter over 4 ranks; 0.92 x 80 GiB less 2 bytes per parameter are left for the KV cache."""
     asked = ("--parameters", "8e9", "--dtype", "bfloat16", "--trainer-gpus", 4, "--gpu-gib", 80)
     body = planned(capsys, *asked, *PACE[2:], "--generator-tokens-per-s", 3000)
     assert body["model"] is None
@@ -152,7 +152,7 @@ def test_a_replica_on_gpus_that_cannot_share_the_heads_is_refused_with_numbers_t
 def test_what_lies_in_main_memory_is_summed_up_for_a_trainer_node_and_a_replica(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """4 ranks on 2 nodes hold 12 bytes a parameter between them; each of 2 workers stages 2 bytes a parameter."""
+    """4 ranks on 2 nodes hold 12 bytes per parameter in total; each of 2 workers stages 2 bytes per parameter."""
     arguments = ("--model", model, "--dtype", "bfloat16", "--trainer-gpus", 4, "--set", "nnodes=2")
     small = planned(capsys, *arguments, "--generator-gpus", 2, "--gpu-gib", 80)
     host = "main memory of a machine"

@@ -1,4 +1,4 @@
-"""`headrace plan --from-run`: rates that a run has measured of itself."""
+"""`headrace plan --from-run`: rates from a run's own metrics."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.unit.headrace.plan_rig import TINY, planned, value
 
 
 def lines(*, train_s: float, step_s: float) -> list[dict[str, Any]]:
-    """Eight steps of 2 groups of 4: completions of 100 tokens after prompts of 30, so 1040 tokens a step."""
+    """Return eight steps of 2 groups of 4 with completions of 100 tokens after prompts of 30: 1040 tokens per step."""
     return [
         {
             "step": step, "train_time": train_s, "step_time": step_s, "num_tokens": 1040.0 * step,

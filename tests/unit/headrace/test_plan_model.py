@@ -1,4 +1,4 @@
-"""What `headrace plan` reads of a model: counts that are those of the real libraries, and where a config is found."""
+"""The model facts in `headrace plan`: counts that equal those of the real libraries, and where a config is found."""
 
 import json
 import struct
@@ -84,7 +84,7 @@ def test_a_file_that_is_no_config_is_refused_without_being_read(tmp_path: Path) 
 
 
 def test_key_value_heads_are_shared_evenly_or_copied_evenly() -> None:
-    """Of 28 heads and 4 of keys and values, 7 GPUs get 4 heads each, and 4 are not copied to 7 evenly."""
+    """Of 28 query heads, 7 GPUs get 4 each; but 4 key-value heads cannot be copied evenly to 7 GPUs."""
     shape = model_shape(
         {**TINY, "model_type": "qwen2", "num_attention_heads": 28, "num_key_value_heads": 4}, where="config.json"
     )
@@ -98,7 +98,7 @@ def test_layers_without_attention_have_no_kv_cache() -> None:
 
 
 def test_a_gpu_keeps_its_share_of_the_heads_in_its_share_of_the_layers() -> None:
-    """Two key-value heads of size 16 in three layers; no GPU keeps less than a head of a layer."""
+    """Two key-value heads of size 16 in three layers; each GPU has at least one head of a layer."""
     shape = model_shape({**TINY, "model_type": "qwen3"}, where="config.json")
     assert shape.kv_numbers_per_token() == 2 * 3 * 2 * 16
     assert shape.kv_numbers_per_token(tensor_parallel=2, pipeline_parallel=3) == 2 * 1 * 1 * 16

@@ -1,4 +1,4 @@
-"""`headrace plan` of what depends on speed: generators, groups in flight, workers; worked out by hand."""
+"""The throughput estimates of `headrace plan`: generators, groups in flight and workers, computed by hand."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_a_plan_that_is_slow_and_fits_ends_with_0(model: Path, capsys: pytest.Ca
 def test_generators_are_those_that_keep_the_trainer_busy_through_the_pushes(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """32 x 8 x 1500 tokens at 9000 a second are 42.67 s; 1.2 s of each stand still: 9000 / (3000 x 0.97188) = 3.09."""
+    """32 x 8 x 1500 tokens at 9000 per second take 42.67 s, 1.2 s of it at rest: 9000 / (3000 x 0.97188) = 3.09."""
     body = planned(
         capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000, "--push-standstill-s", 1.2, "--reward-s", 4,
         "--trainer-gpus", 2,
@@ -32,7 +32,7 @@ def test_generators_are_those_that_keep_the_trainer_busy_through_the_pushes(
     assert value(body, "pace", "generator GPUs a trainer GPU") == 2
     assert value(body, "pace", "groups in flight") == 96
     assert value(body, "pace", "staleness, about") == 2
-    assert value(body, "rewarder", "workers") == 3  # 0.75 groups a second, 4 s each
+    assert value(body, "rewarder", "workers") == 3  # 0.75 groups per second, 4 s each
     assert body["missing"] == ["generator, each GPU: sequences that fit: give --gpu-gib"]
 
 
@@ -78,7 +78,7 @@ def test_without_rates_nothing_is_made_up_and_each_missing_one_says_how_to_measu
 def test_groups_that_are_dropped_are_sampled_scored_and_kept_until_a_checkpoint_too(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every second one: 9000 / 0.5 tokens a second, 0.75 / 0.5 groups a second, 96 + 2 x 5 x 32 / 0.5 groups."""
+    """Every second group: 9000 / 0.5 tokens per second, 0.75 / 0.5 groups per second, 96 + 2 x 5 x 32 / 0.5 groups."""
     body = planned(
         capsys, "--model", model, *PACE, "--generator-tokens-per-s", 3000,
         "--drop-share", 0.5, "--reward-s", 4, "--set", "save_steps=5",

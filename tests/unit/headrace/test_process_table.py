@@ -1,4 +1,4 @@
-"""Who is alive: real processes, real signals."""
+"""Living processes and their descendants: real processes, real signals."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Generators that have to move do so one after another, and somebody serves the run all the while."""
+"""Generators move one after another, and the run is served all the time."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from headrace.rearrangement import rearrange
 
 
 class Generator:
-    """Plays a generator: not ready for a while after it was moved."""
+    """Plays a generator that is not ready for a while after a move."""
 
     def __init__(self, fleet: list["Generator"], *, is_serving: bool = True, comes_back: bool = True) -> None:
         self.is_serving = is_serving

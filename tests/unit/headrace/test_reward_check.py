@@ -1,4 +1,4 @@
-"""What `headrace rewards check` makes of names, rows and outcomes: no processes."""
+"""How `headrace rewards check` treats names, rows and outcomes, without processes."""
 
 import asyncio
 import json

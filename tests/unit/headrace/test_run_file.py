@@ -1,4 +1,4 @@
-"""Run files: what people write, and what they write wrong."""
+"""Run files: valid ones, and common mistakes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a watched run looks like, from records and events as the API sends them."""
+"""The state of a watched run, from records and events as the API sends them."""
 
 import io
 from typing import Any
@@ -66,7 +66,7 @@ def test_a_pause_is_in_no_pace_and_while_it_lasts_no_time_is_left() -> None:
     watch = RunWatch(make_run())
     for step, paused_s in ((1, 0.0), (2, 0.0), (3, 1.0)):
         watch.take_event(metrics(step, paused_s=paused_s))
-    # Four seconds by the clock, of which one was a pause.
+    # Four seconds of wall-clock time, one of which was a pause.
     assert watch.seconds_left() == (10 - 3) * 1.5
     watch.take_run(make_run(status="paused", reason="somebody asked for it"))
     assert watch.seconds_left() is None

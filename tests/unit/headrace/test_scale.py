@@ -1,4 +1,4 @@
-"""`headrace scale` where it cannot be done says what to do instead, and tells the launcher nothing."""
+"""If `headrace scale` is impossible, it says what to do instead, and does not signal the launcher."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from shared.errors import UserError
 
 @pytest.fixture
 def told() -> list[int]:
-    """Return the signals that this process, which plays the launcher, was sent."""
+    """Return the signals that this process received; it plays the launcher."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Which processes `headrace up` starts, and what they are told."""
+"""The processes that `headrace up` starts, and their environments."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def specs_of(settings: UpSettings) -> dict[str, ServiceSpec]:
 def specs_with_metrics(
     state_dir: Path, *, num_generators: int = 1, num_simulated: int = 0
 ) -> tuple[int, dict[str, ServiceSpec]]:
-    """Return the first of the first row of ports for metrics that is free, and the specs."""
+    """Return the first metrics port of a free row, and the specs."""
     for first in range(20_000, 30_000, 10):
         with contextlib.suppress(UserError):
             return first, specs_of(UpSettings(state_dir, num_generators, num_simulated, metrics_port=first))
@@ -42,7 +42,7 @@ def specs_with_metrics(
 
 
 def launches_seen(monkeypatch: pytest.MonkeyPatch) -> list[UpSettings]:
-    """Launch nothing; return the list of what would have been launched."""
+    """Launch nothing; return the list of launches that would have happened."""
     seen: list[UpSettings] = []
 
     def launch(settings: UpSettings, **_: object) -> int:
@@ -84,7 +84,7 @@ def test_the_announcement_says_that_generators_are_simulated(tmp_path: Path) -> 
 
 
 def test_without_a_port_for_metrics_nobody_serves_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_METRICS_PORT", "9321")  # the launcher's own setting, and no service's
+    monkeypatch.setenv("HEADRACE_METRICS_PORT", "9321")  # a setting of the launcher only, not of a service
     specs = specs_of(UpSettings(tmp_path / "state"))
     assert {spec.environment["HEADRACE_METRICS_PORT"] for spec in specs.values()} == {"0"}
 

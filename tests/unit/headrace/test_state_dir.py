@@ -1,4 +1,4 @@
-"""What a launcher keeps, and who may read it."""
+"""The files of a state directory, and their permissions."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""What other people wrote is shown on a terminal as it is, and never obeyed."""
+"""Untrusted text is printed on a terminal without being interpreted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a body may hold, and how little is said of one that is all wrong."""
+"""Allowed content of a request body, and the short message for a body that is completely wrong."""
 
 from typing import Any
 

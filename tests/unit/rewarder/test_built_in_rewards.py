@@ -1,4 +1,4 @@
-"""The built-in rewards against answers worked out by hand. They run in the main thread here, as in a worker."""
+"""The built-in rewards against values computed by hand. They run in the main thread here, as in a worker."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def test_a_comparison_without_end_is_a_timeout_and_not_a_zero() -> None:
 @pytest.mark.parametrize("slow", ["slow", r"\boxed{slow}"])
 def test_an_answer_or_gold_that_takes_too_long_to_read_is_a_timeout(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def parse(text: str, *, raise_on_error: bool = False, **options: Any) -> list[Any]:
-        """Parse as math-verify does, and run out of time where it is told to."""
+        """Parse as math-verify does, and time out for a given text."""
         if text != slow:
             return cast("list[Any]", parse_of_math_verify(text, raise_on_error=raise_on_error, **options))
         if raise_on_error:
@@ -133,7 +133,7 @@ def test_the_think_format_is_one_block_at_the_start() -> None:
 
 def test_the_overlong_punishment_falls_within_the_last_fifth() -> None:
     ids = [[0] * length for length in (1, 80, 81, 90, 100, 101)]
-    # 100 tokens allowed, so the punishment runs over the last 20: 0 up to 80, then -1/20 a token, -1 from 100 on.
+    # 100 tokens are allowed, so the penalty covers the last 20: 0 up to 80, then -1/20 per token, -1 from 100 on.
     assert soft_overlong_punishment_reward(ids, max_completion_length=100) == [0.0, 0.0, -0.05, -0.5, -1.0, -1.0]
 
 

@@ -1,4 +1,4 @@
-"""Which part of a completion is its code, and which of a row's values are tests."""
+"""Which part of a completion is code, and which values of a row are tests."""
 
 import pytest
 

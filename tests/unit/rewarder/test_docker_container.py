@@ -1,4 +1,4 @@
-"""What the Docker engine is asked for, and what its answers mean; the engine is played here."""
+"""The requests to the Docker engine, and the meaning of its responses; the engine is fake."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ LIMITS = Limits(wall_s=30.0, output_bytes=1000)
 
 
 class Made:
-    """A container that was made so many seconds ago, and not started."""
+    """A container that was created this many seconds ago and was not started."""
 
     def __init__(self, seconds_ago: float) -> None:
         self.attrs = {"Created": int(time.time() - seconds_ago)}
@@ -180,6 +180,6 @@ async def test_containers_that_killed_workers_never_started_are_removed_at_the_f
     finally:
         engine.close()
     assert [container.removed for container in made] == [1, 0, 1]
-    with contextlib.suppress(SandboxUnavailableError):  # this engine plays one program
+    with contextlib.suppress(SandboxUnavailableError):  # this fake engine runs a single program
         await sandbox.run("print(1)", limits=LIMITS)
     assert [container.removed for container in made] == [1, 0, 1]

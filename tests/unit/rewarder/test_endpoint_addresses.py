@@ -1,4 +1,4 @@
-"""Where reward endpoints may be: the list of addresses, the form of URLs, and what an operator allows on purpose."""
+"""Allowed addresses of reward endpoints: the list of addresses, the format of URLs, and an operator's exceptions."""
 
 import ipaddress
 

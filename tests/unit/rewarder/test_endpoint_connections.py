@@ -1,4 +1,4 @@
-"""Connections that are cut off and given up, and names that are asked for, with a network of the test's."""
+"""Connections that are cut off and given up, and name lookups, with a fake network."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ async def turn_loop() -> None:
 
 
 class FakeStream(httpcore.AsyncNetworkStream):
-    """Has always something to read, and never ends its handshake."""
+    """Always has something to read, and never completes its handshake."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -29,7 +29,7 @@ class FakeStream(httpcore.AsyncNetworkStream):
         return b" " * max_bytes
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Take it."""
+        """Discard the data."""
 
     async def aclose(self) -> None:
         self.is_closed = True

@@ -1,4 +1,4 @@
-"""Breakers and retries of an endpoint, by a clock of the test's."""
+"""Circuit breakers and retries of an endpoint, with a fake clock."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What a rewarder remembers of the endpoints it has read."""
+"""Which endpoints a rewarder caches after reading the registry."""
 
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ from shared.redis_connection import Redis
 
 
 class FakeRedis:
-    """One hash."""
+    """A Redis with one hash."""
 
     def __init__(self) -> None:
         self.found: dict[bytes, bytes] = {b"judge": b'{"url": "https://judge.example/"}', b"later": b'{"since": "2.0"}'}

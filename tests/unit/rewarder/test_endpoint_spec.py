@@ -1,4 +1,4 @@
-"""What can be registered, which secrets it may name, how a body is signed, and the settings that allow it."""
+"""Which endpoints can be registered, which secrets they may name, how a body is signed, and the settings for that."""
 
 import hashlib
 import hmac
@@ -111,7 +111,7 @@ async def test_an_international_name_is_its_xn_form_everywhere(tmp_path: Path) -
     exchange = HttpExchange(PinnedNetwork(rules, max_answer_bytes=1024), max_answer_bytes=1024)
     requests = OutgoingRequests(exchange, rules=rules, secrets=SecretFiles(tmp_path))
     header = {"authorization": {"secret": "judge-key"}}
-    for url in ("https://xn--i-7iq.ws/", "http://xn--jdge-0ra.example/"):  # the first is one that nobody can decode
+    for url in ("https://xn--i-7iq.ws/", "http://xn--jdge-0ra.example/"):  # the first one cannot be decoded
         found = requests.check(EndpointSpec.model_validate({"url": url, "headers": header}))
         assert f"{found.scheme}://{target(found)[0]}/" == url
     await exchange.aclose()
@@ -128,7 +128,7 @@ def test_a_signature_can_be_checked_as_the_documentation_says() -> None:
     headers = signature_headers(body, secret="hmac-secret", at_s=1795174943.9)
     expected = hmac.new(b"hmac-secret", b"1795174943." + body, hashlib.sha256).hexdigest()
     assert headers == {"x-headrace-timestamp": "1795174943", "x-headrace-signature": f"v1={expected}"}
-    # By another implementation: printf '1795174943.{"items": []}' | openssl dgst -sha256 -hmac hmac-secret
+    # Computed by another implementation: printf '1795174943.{"items": []}' | openssl dgst -sha256 -hmac hmac-secret
     assert expected == "126769e576cb7964aaaf9402fbd5d4227ca16599996fef647280820f52dc1646"
 
 

@@ -1,4 +1,4 @@
-"""A function that takes any keyword argument and looks at none is known for it; any other is not."""
+"""A function that takes any keyword arguments but reads none of them is recognised; no other function is."""
 
 import functools
 import inspect

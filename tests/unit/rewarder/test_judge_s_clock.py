@@ -1,4 +1,4 @@
-"""Whether code whose time is up was slow, or was kept from working."""
+"""Whether code that ran out of time was slow or was kept from running."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from services.rewarder.sandbox.inside.judge import was_too_busy
 @pytest.mark.parametrize(
     ("used_s", "waited_s", "is_too_busy"),
     [
-        (2.9, 7.0, True),  # it worked or waited for a processor all the time
+        (2.9, 7.0, True),  # it computed or waited for a processor all the time
         (0.1, 6.0, True),
         (0.1, 0.2, False),  # it slept
         (0.1, 4.0, False),
-        (3.0, 7.0, False),  # it had all that it may have
-        (20.0, 60.0, False),  # it fills the machine itself
+        (3.0, 7.0, False),  # it had all the processor time that it may have
+        (20.0, 60.0, False),  # it uses all processors itself
     ],
 )
 def test_time_is_no_fault_of_code_that_waited_for_a_processor_and_had_time_of_it_left(

@@ -1,4 +1,4 @@
-"""Async functions in the service: their modules are imported here, and may hang here."""
+"""Async functions in the service: their modules are imported in this process, and may hang."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Built-in rewards that compare a completion with what its row, or the run, asks for; values worked out by hand."""
+"""Built-in rewards that compare a completion with its row or the run's settings; values computed by hand."""
 
 from collections.abc import Generator
 from contextlib import contextmanager

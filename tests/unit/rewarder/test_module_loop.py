@@ -1,4 +1,4 @@
-"""The way of a call to a module's event loop and back, at its edges."""
+"""Edge cases of a call to a module's event loop and of its result."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Async functions that block their module's event loop: what becomes of them, their neighbours, and the thread."""
+"""Async functions that block their module's event loop: the effect on them, on other functions, and on the thread."""
 
 import asyncio
 import contextvars
@@ -75,7 +75,7 @@ MODULES = ("loop_blocking", "loop_other", "loop_with_version")  # which stays in
 
 @pytest.fixture
 async def functions(tmp_path: Path) -> AsyncIterator[LoopFunctions]:
-    """Return those of modules with the same code, and end what they block."""
+    """Return functions of modules with the same code, and release those that block."""
     for module in MODULES:
         (tmp_path / f"{module}.py").write_text(REWARDS)
     functions = LoopFunctions(places=RewardPlaces((str(tmp_path),)), import_timeout_s=60.0)
@@ -144,7 +144,7 @@ async def test_a_blocked_loop_is_given_up_and_the_next_call_of_its_module_runs_o
     assert "in blocks\n" in said, "the stack names the function"
     assert "time.sleep(0.005)" in said
     assert not (tmp_path / "go").exists()
-    # The module is imported anew: its clients and locks belonged to the loop before.
+    # The module is imported again, because its clients and locks belonged to the previous loop.
     assert await value(functions, "loop_with_version:counts", version=version) == 1.0
     assert threads() == ["async rewards of loop_with_version"] * 2
     assert not in_flight.done()

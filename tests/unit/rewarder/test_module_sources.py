@@ -1,4 +1,4 @@
-"""What belongs to a version of a module, and what does not."""
+"""Which files belong to a version of a module."""
 
 import hashlib
 import subprocess

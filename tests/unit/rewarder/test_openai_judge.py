@@ -1,4 +1,4 @@
-"""What an LLM judge is asked, and which of its answers are scores."""
+"""The request to an LLM judge, and which of its answers are scores."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ def sent(call: RewardCall = CALL, **options: Any) -> Any:
 
 
 def read(content: object, **options: Any) -> Verdict:
-    """Return the verdict on what the judge wrote."""
+    """Return the verdict for the judge's text."""
     choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
     return read_body({"id": "c", "object": "chat.completion", "choices": [choice]}, **options)
 

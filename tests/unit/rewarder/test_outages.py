@@ -1,4 +1,4 @@
-"""What the log says of a reward function that goes out of order and comes back."""
+"""The log lines when a reward function starts to fail and when it works again."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from services.rewarder.outages import Outages
 
 
 class Told:
-    """Outages on a clock of its own, and what was logged of them; a call takes a second."""
+    """Outages with a fake clock, and their log lines. A call takes a second."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO")
@@ -15,7 +15,7 @@ class Told:
         self._outages = Outages(clock=lambda: self._now_s)
 
     def after(self, calls: str) -> list[str]:
-        """Return what is logged of these calls: x failed, o worked."""
+        """Return the log lines of these calls: x failed, o worked."""
         self._caplog.clear()
         for call in calls:
             self._now_s += 1.0

@@ -1,4 +1,4 @@
-"""Which version of a module is in force when its files change while they are looked at. No processes."""
+"""Which version of a module is used if its files change while they are read. No processes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
@@ -17,7 +17,7 @@ from tests.eventually import eventually
 
 
 class FakePool:
-    """Finds ``def NAME(`` in the file as it is; ``after_reading`` is what happens before it says so."""
+    """Finds ``def NAME(`` in the current file; ``after_reading`` is called before it reports that."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -45,7 +45,7 @@ class FakePool:
 
 
 class Files:
-    """Modules in a directory, and what is known of them."""
+    """Modules in a directory, and the functions known from them."""
 
     def __init__(self, directory: Path, in_use: Collection[str]) -> None:
         self.directory = directory
@@ -62,7 +62,7 @@ class Files:
         (self.directory / f"{module}.py").write_text(code)
 
     def in_force(self, module: str) -> str:
-        """Return the source of what is in force."""
+        """Return the source of the version in use."""
         return self.functions.modules[module].files[0].code.decode()
 
 

@@ -1,4 +1,4 @@
-"""Requests that wait for their turn, and clients that do not wait as long."""
+"""Requests that wait for their turn, and clients that give up before."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from shared.http_guard import Message, Receive, Scope, Send
 
 
 class Application:
-    """Reads the whole body, and answers when it may."""
+    """Reads the whole body, and answers when the test lets it."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -34,7 +34,7 @@ class Application:
 
 
 class Client:
-    """Sends what it is told to, and hangs up when it is told to."""
+    """Sends the given messages, and disconnects when it is told to."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.messages = asyncio.Queue[Message]()

@@ -1,4 +1,4 @@
-"""What a function is called with, and what its answer means: no processes, no I/O."""
+"""The arguments of a reward function, and the meaning of its answer: no processes, no I/O."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -33,7 +33,7 @@ CALL = RewardCall(
 
 
 class OneElementTensor:
-    """Like a 0-d tensor: no number, but it has one."""
+    """Like a 0-d tensor: it is not a number, but can be converted to one."""
 
     def item(self) -> float:
         return 0.25

@@ -1,4 +1,4 @@
-"""Keyword arguments of reward functions: what a run may say, what a function is given, and what is refused."""
+"""Keyword arguments of reward functions: allowed in a run, passed to the function, and refused."""
 
 import datetime
 from typing import Any

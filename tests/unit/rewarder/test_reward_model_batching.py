@@ -1,4 +1,4 @@
-"""Which calls make a round, and which texts a pass."""
+"""Which calls form a round, and which texts a pass."""
 
 from collections import deque
 

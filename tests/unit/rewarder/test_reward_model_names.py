@@ -1,4 +1,4 @@
-"""Which names are reward models, and where they say the model is. No torch."""
+"""Which names are reward models, and where each model is. No torch."""
 
 from pathlib import Path
 

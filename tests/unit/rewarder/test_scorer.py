@@ -1,4 +1,4 @@
-"""What the scorer counts and logs of what its sources say, and what it sums up. No processes."""
+"""The scorer's counts and log lines for its sources' answers, and its sums. No processes."""
 
 import contextlib
 from collections.abc import Generator
@@ -20,7 +20,7 @@ CALL = RewardCall(prompts=["p"], completions=["c"], columns={})
 
 
 class FakeSource:
-    """Takes every name for one of its own, and knows ``judge`` alone; scores 0.5, or fails."""
+    """Claims every name, but knows only ``judge``; scores 0.5, or fails."""
 
     def __init__(self, failure: RewardFailure | None = None) -> None:
         self.failure = failure
@@ -56,7 +56,7 @@ async def outcome_of(source: FakeSource, metrics: RewarderMetrics, name: str = "
 
 
 def functions_shown(metrics: RewarderMetrics) -> set[str]:
-    """Return what the label ``function`` holds, in all metrics."""
+    """Return the values of the label ``function`` in all metrics."""
     samples = [sample for metric in metrics.registry.collect() for sample in metric.samples]
     return {sample.labels["function"] for sample in samples if "function" in sample.labels}
 
@@ -116,7 +116,7 @@ def test_a_sum_is_a_finite_number_or_none(outcomes: list[RewardOutcome], total: 
 
 
 class FakeFunctions(FakeSource):
-    """In the place of the Python functions."""
+    """Replaces the Python functions."""
 
     @contextlib.contextmanager
     def one_version(self) -> Generator[None]:

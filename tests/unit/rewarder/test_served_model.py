@@ -1,4 +1,4 @@
-"""Reward models without their processes: what the test says, a process says. No torch."""
+"""Reward models without their processes: the test provides the processes' answers. No torch."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ LOADED: list[Reply] = [Described("Fake", None), Loaded("Fake", "v1", "cpu", "flo
 
 
 class FakeProcess:
-    """Says what it is told to."""
+    """Gives the answers that a test sets."""
 
     pid = 1
 
@@ -55,7 +55,7 @@ class FakeProcess:
 
 
 class Said(logging.Handler):
-    """What was logged, with whom it was about then."""
+    """The log messages, each with the model that was its context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Said(logging.Handler):
 
 
 class Processes:
-    """Those that were started; ``failure`` is why none can be."""
+    """The started processes; ``failure`` is why none can be started."""
 
     def __init__(self) -> None:
         self.started: list[FakeProcess] = []
@@ -103,7 +103,7 @@ def start_call(models: RewardModels, name: str, *, timeout_s: float = 60.0) -> "
 
 
 async def turn_the_loop() -> None:
-    """Let all tasks go as far as they can."""
+    """Run all tasks as far as possible."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -114,7 +114,7 @@ async def test_a_deadline_does_not_run_while_the_model_is_loaded_again(
     calls = [start_call(models, "org/name") for _ in range(2)]
     first = await processes.newest(1)
     await eventually(lambda: first.scores() == [0, 1])
-    # It begins with one, turns to the other, and dies; and so does the next.
+    # It begins with one round, takes the next, and dies; and so does the next process.
     first.says(*LOADED, Working([0], is_scoring=True))
     await turn_the_loop()
     first.says(Working([1], is_scoring=True), ModelDiedError("gone"))
@@ -127,7 +127,7 @@ async def test_a_deadline_does_not_run_while_the_model_is_loaded_again(
         await calls[1]
     loop = asyncio.get_running_loop()
     clock = loop.time
-    monkeypatch.setattr(loop, "time", lambda: clock() + 120.0)  # as timers see it
+    monkeypatch.setattr(loop, "time", lambda: clock() + 120.0)  # as timers measure it
     await turn_the_loop()
     assert not calls[0].done()
     third.says(*LOADED, Working([0], is_scoring=True), Scored(0, [Verdict("scored", 0.5)]))

@@ -1,4 +1,4 @@
-"""Turns and minutes, by a clock of the test's."""
+"""Turns and per-minute limits, with a fake clock."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ def entering(gate: Turnstile, lane: str, order: list[str], *, tokens: int = 0) -
 
 
 async def look_at(now: float, gate: Turnstile, clock: list[float]) -> None:
-    """Let the gate see that it is ``now``."""
+    """Set the gate's time to ``now``."""
     clock[0] = now
     gate.num_in_flight += 1
     gate.leave()
@@ -116,7 +116,7 @@ async def test_a_full_queue_takes_nobody_while_a_giant_is_first_in_it() -> None:
     assert (order, gate.num_queued) == (["a"], 1)
     for _ in range(3):
         with pytest.raises(TurnedAwayError, match="1 requests wait already"):
-            await gate.enter(lane="b", tokens=1)  # for which the minute has room
+            await gate.enter(lane="b", tokens=1)  # which fits into the limit of this minute
     assert gate.num_queued == 1
     tasks[1].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

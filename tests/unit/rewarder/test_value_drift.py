@@ -1,4 +1,4 @@
-"""Mean and spread of a function's values, lately."""
+"""Mean and spread of a function's recent values."""
 
 import pytest
 

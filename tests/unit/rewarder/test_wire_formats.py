@@ -1,4 +1,4 @@
-"""What reward endpoints are sent, in each wire format, and how their answers are read."""
+"""The requests to reward endpoints in each wire format, and how the responses are read."""
 
 import json
 import math
@@ -47,7 +47,7 @@ TALK = RewardCall(
 SECTIONS: dict[str, dict[str, Any]] = {
     "openai_judge": {"model": "j", "rubric": "{{completion}}?", "min_score": 0.0, "max_score": 1.0}
 }
-"""Of the formats that cannot do without."""
+"""Of the formats that require it."""
 
 
 def spec(wire_format: WireFormatName, **fields: Any) -> EndpointSpec:

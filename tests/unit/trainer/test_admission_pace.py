@@ -1,4 +1,4 @@
-"""Admission goes on as staleness allows, and stops, or slows to single probes, while the run is paused."""
+"""Admission goes on as far as staleness allows. While the run is paused, it stops or admits single probes."""
 
 from services.trainer.loop.admission_pace import AdmissionPace
 from services.trainer.loop.ledger import Ledger

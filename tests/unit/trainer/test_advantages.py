@@ -1,4 +1,4 @@
-"""The numbers here were worked out by hand."""
+"""Advantages, with numbers computed by hand."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_advantages_without_scaling_are_deviations_from_the_mean() -> None:
 
 
 def test_an_unscored_completion_is_left_out_of_mean_and_std_and_gets_advantage_zero() -> None:
-    # Over 2 and 4 alone: mean 3, std sqrt(2). With the unscored one as zero, the mean would be 2.
+    # Over 2 and 4 only: mean 3, std sqrt(2). If the unscored one counted as zero, the mean would be 2.
     advantages_G = group_advantages(np.array([2.0, np.nan, 4.0]), scale="group")
     assert advantages_G is not None
     assert advantages_G.tolist() == pytest.approx([-1 / (math.sqrt(2) + 1e-4), 0.0, 1 / (math.sqrt(2) + 1e-4)])
@@ -77,7 +77,7 @@ def test_an_unscored_completion_is_left_out_of_mean_and_std_and_gets_advantage_z
 
 def test_equal_rewards_teach_nothing_even_where_rounding_gives_them_a_std() -> None:
     rewards_G = np.array([0.1] * 7)
-    assert rewards_G.std(ddof=1) > 0  # which is why equality is not tested on the std
+    assert rewards_G.std(ddof=1) > 0  # so equality is not tested on the std
     assert group_advantages(rewards_G, scale="group") is None
     assert is_scorable(rewards_G)
 
@@ -97,7 +97,7 @@ def test_two_scored_completions_are_scorable() -> None:
 
 
 def group(*rewards: float | None) -> list[list[RewardOutcome]]:
-    """Return a group that one function scored; None is a failure."""
+    """Return a group scored by one function; None is a failure."""
     return [[unscored("error") if reward is None else scored(reward)] for reward in rewards]
 
 
@@ -113,14 +113,14 @@ def advantages_of(
 
 def test_within_groups_a_batch_is_scaled_group_by_group() -> None:
     groups = [group(1.0, 0.0), group(3.0, 3.0), group(8.0, 0.0)]
-    std = math.sqrt(0.5)  # of 1 and 0; that of 8 and 0 is 8 times as much
+    std = math.sqrt(0.5)  # the std of 1 and 0; that of 8 and 0 is 8 times as large
     near, far = 0.5 / (std + 1e-4), 4.0 / (8 * std + 1e-4)
     assert advantages_of(groups) == [pytest.approx([near, -near]), None, pytest.approx([far, -far])]
     assert advantages_of(groups, scale="none") == [[0.5, -0.5], None, [4.0, -4.0]]
 
 
 def test_over_the_batch_one_std_scales_all_groups_equal_ones_included_and_failures_not() -> None:
-    # Scored are 1, 0, 3, 3, 8: mean 3, squares 4 + 9 + 0 + 0 + 25 = 38, over 4.
+    # The scored ones are 1, 0, 3, 3, 8: mean 3, squares 4 + 9 + 0 + 0 + 25 = 38, over 4.
     std = math.sqrt(38 / 4) + 1e-4
     groups = [group(1.0, 0.0), group(3.0, 3.0), group(8.0, None)]
     assert advantages_of(groups, scale="batch") == [pytest.approx([0.5 / std, -0.5 / std]), None, None]

@@ -1,4 +1,4 @@
-"""What enters a step, and what is dropped before it, with its reason."""
+"""Which groups are in a step, and which are dropped before it, with the reason."""
 
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from tests.groups import scored_group
 
 
 class FakeScoredGroups:
-    """The waiting groups without a stream."""
+    """The waiting groups, without a stream."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, WaitingGroup] = {}
@@ -63,7 +63,7 @@ def failed(group: ScoredGroup, branch: int) -> ScoredGroup:
 
 
 def truncated(group: ScoredGroup, *branches: int) -> ScoredGroup:
-    """Return the group with some completions cut off by the length limit."""
+    """Return the group with some completions truncated."""
     rollouts = list(group.rollouts)
     for branch in branches:
         turn = msgspec.structs.replace(rollouts[branch].turns[0], finish_reason="length")
@@ -115,7 +115,7 @@ def test_a_failed_completion_leaves_the_mean_and_the_others_stay(run_config: Run
     rig = Rig(run_config, groups_per_step=1)
     rig.arrive(0, failed(scored_group(rewards=(0.0, 1.0, 1.0)), 2))
     (group,) = rig.batch().groups
-    # Mean 0.5 and std sqrt(0.5) of the two scored ones: -0.5/0.7072 and 0.5/0.7072; the failed one gets nothing.
+    # The two scored rewards have mean 0.5 and std sqrt(0.5): -0.5/0.7072 and 0.5/0.7072. The failed one gets none.
     assert group.advantages_G.tolist() == pytest.approx([-0.70701, 0.70701, 0.0], abs=1e-4)
 
 
@@ -201,7 +201,7 @@ def test_a_group_too_stale_for_the_last_step_of_a_batch_is_dropped_before_its_fi
 
 
 def test_advantages_over_the_batch_are_those_of_the_batch_that_was_chosen(run_config: RunConfig) -> None:
-    """Rewards 0, 2 and 0, 6 have a std of sqrt(8); that of a third group, which is left out, does not count."""
+    """Rewards 0, 2 and 0, 6 have a std of sqrt(8). The rewards of a third group, which is left out, do not count."""
     rig = Rig(run_config, groups_per_step=2, scale_rewards="batch")
     for number, high in enumerate((2.0, 6.0, 100.0)):
         rig.arrive(number, scored_group(f"{number:08d}", rewards=(0.0, high)))

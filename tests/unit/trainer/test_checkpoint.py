@@ -1,4 +1,4 @@
-"""Checkpoints as directories: whole or not there. What a real core writes is tested in tests/trainer."""
+"""Checkpoint directories are complete or do not exist. Checkpoints of a real core are tested in tests/trainer."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ MODEL = "model/shard-00001-model-00001-of-00001.safetensors"
 
 
 class FakeCore:
-    """Its whole state is one number; it writes only when it is told to, and may run out of disk then."""
+    """A core whose state is one number. It writes only when it is told to, and may run out of disk space then."""
 
     def __init__(self, weight: int = 0, *, disk_is_full: bool = False, writes_at_once: bool = True) -> None:
         self.weight = weight
@@ -195,7 +195,7 @@ def test_a_crash_before_it_is_published_leaves_the_older_checkpoint(tmp_path: Pa
 
 
 def test_two_that_write_the_same_step_do_not_write_into_each_other(tmp_path: Path) -> None:
-    """A trainer that was superseded while it wrote, and the one that took over."""
+    """A trainer is superseded while it writes; and the trainer that took over."""
     old, new = CheckpointWriter(tmp_path, keep=1), CheckpointWriter(tmp_path, keep=1)
     late, core = FakeCore(7, writes_at_once=False), FakeCore(8)
     pending = old.begin(late, {}, step=1)

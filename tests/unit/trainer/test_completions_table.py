@@ -1,4 +1,4 @@
-"""The table of what the model wrote: every completion in a row, and nothing in it that moves a terminal's cursor."""
+"""The table of completions: one row for each, without characters that move a terminal's cursor."""
 
 import dataclasses
 

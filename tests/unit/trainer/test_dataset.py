@@ -15,7 +15,7 @@ Write = Callable[..., RunConfig]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Return a function that writes lines to a file and returns the config of a run on it."""
+    """Return a function that writes lines to a file and returns the config of a run on that file."""
 
     def written(lines: list[str], **settings: Any) -> RunConfig:
         path = tmp_path / "train.jsonl"
@@ -58,7 +58,7 @@ def test_every_epoch_is_another_permutation_and_a_function_of_the_seed_alone(wri
     assert sorted(first) == sorted(second) == list(range(20))
     assert first != second
     assert first != list(range(20))
-    # Asked for in any order, by another process, the same admission number is the same row.
+    # In any order and in another process, an admission number gives the same row.
     assert [again.row_at(n).position for n in reversed(range(40))] == list(reversed(first + second))
     other_seed = open_dataset(shuffled.model_copy(update={"seed": 7}))
     assert [other_seed.row_at(n).position for n in range(20)] != first

@@ -1,4 +1,4 @@
-"""Several data sets: shares, epochs, aligned columns. The oracle counts one by one; the code answers at once."""
+"""Several data sets: shares, epochs, aligned columns. The reference counts row by row, the code computes directly."""
 
 import itertools
 import json
@@ -69,14 +69,14 @@ def test_no_data_set_is_ever_far_from_its_share(weights: tuple[int, ...]) -> Non
 
 
 def test_two_data_sets_take_turns_as_evenly_as_seven_to_three_can() -> None:
-    # Of the first n prompts round(0.7 n) are of the first: 0.7, 1.4, 2.1, 2.8, 3.5, 4.2, 4.9, 5.6, 6.3, 7.
+    # Of the first n prompts, round(0.7 n) are from the first data set: 0.7, 1.4, 2.1, 2.8, 3.5, 4.2, 4.9, 5.6, 6.3, 7.
     counts = [1, 1, 2, 3, 4, 4, 5, 6, 6, 7]
     sources = [of(7, 3).turn(n).source for n in range(10)]
     assert list(itertools.accumulate(1 - source for source in sources)) == counts
 
 
 def test_the_turn_of_a_number_in_the_millions_of_millions_is_known_at_once() -> None:
-    # Of 3e15 prompts a third went to the first data set; a third of 3e15 + 1 is rounded to the same number.
+    # Of 3e15 prompts, a third is from the first data set; a third of 3e15 + 1 is rounded to the same number.
     assert of(1, 2).turn(3 * 10**15) == Turn(source=1, number=2 * 10**15)
 
 
@@ -102,7 +102,7 @@ def test_with_fractions_an_epoch_ends_where_a_data_set_would_begin_again(tmp_pat
     seen = Counter(prompts(dataset, 24))
     assert set(seen.values()) == {1}
     assert sum(prompt.startswith("small") for prompt in seen) == 6
-    assert prompts(dataset, 33)[24:].count("large18") == 1  # the next epoch goes on where the large one was
+    assert prompts(dataset, 33)[24:].count("large18") == 1  # the next epoch continues the large data set where it was
 
 
 def test_each_data_set_is_shuffled_in_epochs_of_its_own(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the user of a run that its rewards have paused is told to do."""
+"""The advice for the user of a run that its rewards have paused."""
 
 import pytest
 

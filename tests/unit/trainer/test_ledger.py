@@ -1,4 +1,4 @@
-"""The ledger's promise: trained once or dropped with a reason, never both, never twice."""
+"""The ledger's guarantee: a group is trained once or dropped with a reason, never both and never twice."""
 
 import json
 from typing import Any

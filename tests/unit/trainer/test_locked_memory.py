@@ -1,4 +1,4 @@
-"""RDMA without the right to lock memory is said at the start, and not by NCCL in the middle of a step."""
+"""RDMA without the right to lock memory is reported at the start, and not by NCCL in the middle of a step."""
 
 import logging
 import resource

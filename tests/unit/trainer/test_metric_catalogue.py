@@ -1,4 +1,4 @@
-"""Metrics have one name, one unit and one meaning: in the log, in the page about them and on Prometheus."""
+"""Metrics have one name, one unit and one meaning: in the log, on their page and in Prometheus."""
 
 import math
 from pathlib import Path

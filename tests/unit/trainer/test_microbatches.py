@@ -24,7 +24,7 @@ def row(
 
 
 def test_rows_stand_end_to_end_and_the_logits_before_sampled_tokens_are_asked_for() -> None:
-    # Row 0 samples at positions 2 and 4 (a tool answered at 3), row 1 at 1 and 2 of its own, 6 and 7 of all.
+    # Row 0 has samples at 2 and 4 (a tool's answer is at 3); row 1 at its positions 1 and 2, the pass's 6 and 7.
     rows = [
         row([11, 12, 13, 14, 15], [0, 0, 1, 0, 1], [-1.0, -2.0]),
         row([21, 22, 23], [0, 1, 1], [-3.0, -4.0]),

@@ -1,4 +1,4 @@
-"""How many training ranks a run gets, what starts them, and what is said when they end."""
+"""The number of training ranks of a run, their command, and the messages when they end."""
 
 from pathlib import Path
 

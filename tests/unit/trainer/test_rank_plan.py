@@ -1,4 +1,4 @@
-"""How the rows of a step are split over training ranks."""
+"""How the rows of a step are divided among training ranks."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ def split(
 
 
 def test_four_rows_on_two_ranks_are_split_so_that_both_have_as_much_to_do() -> None:
-    # 9 + 4 and 7 + 6: longest first to the emptiest gives exactly this.
+    # 9 + 4 and 7 + 6: always giving the longest row to the emptiest bin leads to exactly this.
     first, second = split([(9, True), (7, True), (6, True), (4, True)], num_ranks=2)
     assert (first, second) == ((Slot((1, 2), True),), (Slot((0, 3), True),))
 
@@ -70,7 +70,7 @@ def test_all_ranks_make_the_same_passes_and_none_is_too_full(
 def test_within_a_pass_and_over_all_of_them_ranks_differ_by_at_most_a_few_rows(
     lengths: list[int], num_ranks: int
 ) -> None:
-    """Longest first to the emptiest leaves no two bins further apart than one row; dealing passes out keeps it so."""
+    """If the longest row always goes to the emptiest bin, bins differ by one row at most. Dealing passes keeps that."""
     plan = split([(length, True) for length in lengths], num_ranks=num_ranks)
     tokens = [[sum(lengths[index] for index in slot.row_indices) for slot in passes] for passes in plan]
     for together in zip(*tokens, strict=True):

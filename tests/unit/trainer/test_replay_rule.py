@@ -1,4 +1,4 @@
-"""After a crash no group is too stale, whatever the seed: the rule that keeps prompts back, played through."""
+"""After a crash, no group is too stale, whatever the seed: a simulation of the rule that keeps prompts back."""
 
 import random
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ STEPS = 60
 
 @dataclass
 class World:
-    """A trainer, a generator and a crash of both; groups are numbers, and all that is kept of one is a version."""
+    """A trainer, a generator and a crash of both. Groups are numbers, each with the version that sampled it."""
 
     random: random.Random
     per_step: int
@@ -22,10 +22,10 @@ class World:
     version: int = 0
     admitted: int = 0
     waiting: set[int] = field(default_factory=set[int])
-    """On the prompts stream."""
+    """Groups on the prompts stream."""
     begun: dict[int, int] = field(default_factory=dict[int, int])
     sampled: dict[int, int] = field(default_factory=dict[int, int])
-    """On the scored stream until a checkpoint has them: number -> version."""
+    """Groups on the scored stream, until a checkpoint contains them: number -> version."""
     trained: set[int] = field(default_factory=set[int])
     held_back: list[int] = field(default_factory=list[int])
     saved: tuple[int, int, frozenset[int]] = (0, 0, frozenset())
@@ -87,7 +87,7 @@ class World:
             self.sampled = {number: version for number, version in self.sampled.items() if number not in self.trained}
 
     def crash(self, *, keeps_back: bool) -> None:
-        """Kill both: what was being sampled is on the prompts stream again, what was trained since is on the scored."""
+        """Kill both: unfinished groups are on the prompts stream again, and trained ones since then on the scored one."""
         self.waiting |= set(self.begun)
         self.begun = {}
         version, admitted, trained = self.saved

@@ -1,4 +1,4 @@
-"""When a run should not go on: which function fails how often over the newest groups; and what says that it works."""
+"""When rewards pause a run: how often which function failed in the newest groups, and when it works again."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def failures(config: RunConfig, **changes: Any) -> RewardFailures:
 
 
 def said(*outcomes: Outcome, name: str = "judge", detail: str = "") -> GroupOutcomes:
-    """Return what one function said of as many completions."""
+    """Return the outcomes of one function for this many completions."""
     return [
         (
             RewardOutcome(
@@ -68,7 +68,7 @@ def test_what_does_not_apply_is_no_failure_but_a_window_in_which_nothing_applies
 
 
 def test_functions_that_fail_rarely_each_but_leave_no_group_scorable_stop_the_run_too(run_config: RunConfig) -> None:
-    """Of 4 completions one is unscored by each function, and three are to be scored."""
+    """Each function leaves one of 4 completions unscored, and three are needed."""
     found = failures(run_config, min_scored_completions=3)
     a, b = (
         said("error", "scored", "scored", "scored", name="a"),

@@ -1,4 +1,4 @@
-"""No trained group is staler than max_staleness, and the pipeline never runs dry for lack of places."""
+"""No trained group is staler than max_staleness, and the pipeline never runs dry because it has too few places."""
 
 import random
 
@@ -38,7 +38,7 @@ def test_a_step_waits_for_a_group_that_it_would_push_past_its_deadline() -> None
 
 
 def test_a_step_waits_when_more_groups_share_a_deadline_than_later_steps_can_train() -> None:
-    """At version 5 with deadline 6 there is one step left: it can take two groups, and there are three."""
+    """At version 5 with deadline 6, one step is left. It has room for two groups, but there are three."""
     unfinished = {7: 4, 8: 4, 9: 4}
     late = stragglers(left_out={}, unfinished=unfinished, policy_version=5, max_staleness=2, shape=BatchShape(2))
     assert late == [7, 8, 9]
@@ -96,10 +96,11 @@ def _runs(draw: st.DrawFn) -> tuple[BatchShape, int, int, int]:
 def test_with_any_order_of_completion_no_trained_group_exceeds_the_bound(
     run: tuple[BatchShape, int, int, int],
 ) -> None:
-    """Simulates the rules of the loop: random sampling starts, random completions, oldest tokens first.
+    """Simulates the rules of the loop: sampling starts and completions are random, and oldest tokens come first.
 
-    Weights are pushed between batches alone, so what begins within a batch is sampled by the version the batch began
-    at. Every admitted group is trained: the last batch, which the run may end within, needs exactly what is left.
+    Weights are pushed only between batches. So a group that begins during a batch is sampled with the version at the
+    batch's beginning. Every admitted group is trained: the last batch, during which the run may end, needs exactly the
+    remaining groups.
     """
     shape, max_staleness, total_steps, seed = run
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The metrics of a batch's rollouts are TRL's numbers, and every rollout is in the log with what was known of it."""
+"""The metrics of a batch's rollouts have TRL's values, and every rollout is logged with everything known about it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def trained(
     truncated: Sequence[int] = (),
     policy_version: int = 0,
 ) -> TrainedGroup:
-    """Return a group in which reward functions said these values; a string is the outcome of a failure."""
+    """Return a group with these values of the reward functions; a string is the outcome of a failure."""
     group_id = f"{number:08d}"
     group = scored_group(group_id, rewards=[0.0] * len(said), policy_version=policy_version)
     rollouts: list[Rollout] = []
@@ -98,7 +98,7 @@ def test_terminated_lengths_are_zero_if_nothing_ended_by_itself_as_trl_has_it() 
 def test_reward_std_is_over_the_batch_and_not_the_mean_over_groups() -> None:
     found = metrics(trained(0, exact(0.0, 0.0)), trained(1, exact(1.0, 1.0)))
     assert found["reward"] == 0.5
-    assert found["reward_std"] == pytest.approx((4 * 0.25 / 3) ** 0.5)  # within the groups it is 0
+    assert found["reward_std"] == pytest.approx((4 * 0.25 / 3) ** 0.5)  # within each group it is 0
     assert found["frac_reward_zero_std"] == 1.0
 
 
@@ -141,7 +141,7 @@ def test_with_one_reward_for_all_nothing_has_a_std_however_it_is_scaled() -> Non
 
 
 def test_rewards_that_cancel_out_have_a_std_when_each_is_normalised_first() -> None:
-    """Sums are equal: 0 + 1 and 1 + 0. Of the normalised rewards, one weighted double, they are not."""
+    """The sums are equal: 0 + 1 and 1 + 0. The sums of the normalised rewards, one of them with weight 2, are not."""
     groups = trained(0, [{"exact": 0.0, "style": 1.0}, {"exact": 1.0, "style": 0.0}])
     config: dict[str, Any] = {"reward_funcs": ["exact", "style"], "reward_weights": [2.0, 1.0]}
     assert metrics(groups, **config)["frac_reward_zero_std"] == 1.0
@@ -193,7 +193,7 @@ def test_a_reward_function_is_called_what_trl_calls_it_unless_two_share_a_name(
 
 
 class Arrays:
-    """What a core saw of a rollout of two tokens."""
+    """A core's arrays for a rollout of two tokens."""
 
     trainer_logprobs = np.array([-0.123456789, -12.3456789], dtype=np.float32)
     importance_ratio = np.array([1.45671, np.inf], dtype=np.float32)
@@ -251,7 +251,7 @@ def test_per_token_arrays_stand_beside_the_generators_with_five_digits() -> None
 def test_the_sample_is_the_share_asked_for_and_the_same_every_time() -> None:
     groups = [trained(number, exact(*[0.0] * 8)) for number in range(250)]
     chosen = sampled_rollouts(groups, run_id="run-a", share=0.1)
-    assert 140 <= len(chosen) <= 260  # 200 of 2000, give or take four and a half times sqrt(180)
+    assert 140 <= len(chosen) <= 260  # 200 of 2000, within four and a half times sqrt(180)
     assert sampled_rollouts(list(reversed(groups)), run_id="run-a", share=0.1) == chosen
     assert sampled_rollouts(groups[:10], run_id="run-a", share=0.1) <= chosen
     assert sampled_rollouts(groups, run_id="run-b", share=0.1) != chosen

@@ -1,4 +1,4 @@
-"""An evaluation set of which no prompt can be used is refused when the training rank starts."""
+"""An evaluation set without usable prompts is refused when the training rank starts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from shared.run_config import parse_run_config
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows with these prompts; of an empty one there is a problem."""
+    """Rows with these prompts; an empty prompt is a problem."""
 
     prompts: tuple[str, ...]
 
@@ -29,7 +29,7 @@ class Rows:
 
 
 class Letters:
-    """Makes a token of every letter."""
+    """Makes one token of every letter."""
 
     def encode(self, prompt: Prompt) -> list[int]:
         return [ord(letter) for letter in prompt if isinstance(letter, str)]

@@ -1,4 +1,4 @@
-"""Who is left out of the next attempt when a step fails: who broke it, and nobody who only suffered from it."""
+"""Which replicas are left out after a failed step: those that caused it, and not those that only noticed it."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ INFO = ReplicaInfo(
 
 
 class ScriptedReplica(Replica):
-    """Answers begin as told."""
+    """Gives a set answer to begin."""
 
     def __init__(self, name: str, client: httpx.AsyncClient, answer: Answer) -> None:
         super().__init__(name, "http://nowhere", client)

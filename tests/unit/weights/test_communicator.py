@@ -1,4 +1,4 @@
-"""Communicators that cannot be formed say so with our own error."""
+"""A communicator that cannot be formed raises our own error."""
 
 import contextlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Deltas: what is decoded is what was encoded, bit for bit, and what was damaged is refused."""
+"""Deltas: decoding restores the encoded bytes exactly, and damaged ones are refused."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def tensor_of(data: Bytes, item_bytes: int) -> torch.Tensor:
 
 
 def applied(before: Bytes, delta: bytes, item_bytes: int) -> bytes:
-    """Return the bytes of ``before`` as a tensor of that element size, after the delta."""
+    """Return the bytes of ``before``, as a tensor with this element size, after the delta."""
     target = tensor_of(before, item_bytes)
     apply_delta(target, delta)
     return target.view(torch.uint8).numpy().tobytes()
@@ -37,7 +37,7 @@ def applied(before: Bytes, delta: bytes, item_bytes: int) -> bytes:
 
 @st.composite
 def two_versions(draw: st.DrawFn) -> tuple[int, Bytes, Bytes]:
-    """Draw an element size and the bytes of two versions: any bits at all, so any NaN, and any share of changes."""
+    """Draw an element size and the bytes of two versions: any bits, so any NaN, and any share of changes."""
     item_bytes = draw(ITEM_BYTES)
     num_elements = draw(st.integers(0, 600))
     before = draw(arrays.arrays(np.uint8, num_elements * item_bytes))

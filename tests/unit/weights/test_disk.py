@@ -1,4 +1,4 @@
-"""Weights on disk: what is read is what was written, and what is damaged, missing or half-written is not read."""
+"""Weights on disk: the read weights are the written ones, and damaged, missing or incomplete ones are not read."""
 
 import itertools
 import sys
@@ -29,7 +29,7 @@ _NUMBERS = itertools.count()
 
 
 class Trainer:
-    """A trainer's end: weights that change a little from version to version."""
+    """The trainer's end: weights that change a little from version to version."""
 
     def __init__(self, root: str, *, incarnation: int = 1, max_chain: int = 16, file_bytes: int = 6_000) -> None:
         self.sent = SentWeights()
@@ -57,7 +57,7 @@ class Trainer:
 
 @pytest.fixture(params=["local", "memory", "file"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return a directory, an object store of fsspec's, and a directory through fsspec."""
+    """Return a directory, an object store of fsspec, and a directory through fsspec."""
     roots = {
         "local": str(tmp_path / "weights"),
         "memory": f"memory://bucket-{next(_NUMBERS)}/weights",
@@ -126,7 +126,7 @@ def test_what_the_two_newest_versions_do_not_need_is_removed(root: str) -> None:
 def test_the_next_trainer_removes_what_the_last_left_and_nothing_that_is_not_ours(tmp_path: Path) -> None:
     first = Trainer(str(tmp_path))
     first.writer.publish(first.parcel(0))
-    # A crash in the middle of a version: files, and no manifest.
+    # After a crash in the middle of a version, there are files but no manifest.
     LocalStore(tmp_path).write("00000001-00000002-v1/weights-00001-of-00002.safetensors", b"half")
     LocalStore(tmp_path).write("00000003-00000001-v1/manifest.json", b"of a newer trainer")
     (tmp_path / "photographs").mkdir()
@@ -158,7 +158,7 @@ def test_a_trainer_that_dies_while_it_writes_leaves_nothing_that_is_read(
             trainer.writer.publish(parcel)
     (half,) = (path for path in tmp_path.iterdir() if path.name.endswith("-v1"))
     assert [path.name for path in half.iterdir()] == ["weights-00001-of-00001.safetensors"]
-    # What was published still is, so the same delta can be tried again.
+    # The published versions are still there, so the same delta can be tried again.
     place = trainer.writer.publish(parcel)
     staged = trainer.staging()
     DiskReader(str(tmp_path)).receive_into(staged, place, held=None, timeout_s=30)

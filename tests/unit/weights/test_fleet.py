@@ -1,4 +1,4 @@
-"""Who takes part in a push, and what is said to who does not."""
+"""Which replicas take part in a push, and the messages to the others."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,6 @@
-"""The wire within one GPU, without the GPU: buffers are in the host's memory, the driver's handles are made up.
+"""The wire within one GPU, without a GPU: buffers are in the host's memory, and the driver's handles are fake.
 
-The gloo group that says when bytes are there is a real one. What only a GPU can show is in
+The gloo group that signals when bytes are ready is real. The parts that need a GPU are tested in
 tests/weights/test_ipc_gpu.py.
 """
 
@@ -49,7 +49,7 @@ def properties_of(uuid: str) -> Callable[[torch.device], SimpleNamespace]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """Stand in for the driver: whoever exports or maps gets this one buffer."""
+    """Replace the driver: every export and every mapping gets this one buffer."""
     memory = torch.zeros(BUFFER_BYTES, dtype=torch.uint8)
 
     def share(storage: Any) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ def communicator(gpu: torch.Tensor) -> Iterator[IpcCommunicator]:
 
 
 def enter(communicator: IpcCommunicator) -> IpcGroup:
-    """Enter as a worker does that was sent the join body."""
+    """Enter as a worker that was sent the join body."""
     place = IpcBuffer.model_validate_json(communicator.export().model_dump_json())
     group = TrainerGroup(master_address="127.0.0.1", master_port=communicator.port, rank=1, world_size=2, timeout_s=20)
     return IpcGroup(group, map_buffer(place, DEVICE))
@@ -91,7 +91,7 @@ def enter(communicator: IpcCommunicator) -> IpcGroup:
 
 def test_what_goes_through_the_buffer_comes_out_in_whatever_pieces(communicator: IpcCommunicator) -> None:
     torch.manual_seed(3)
-    # One is larger than the buffer, one ends in the middle of it, one has bytes that align with nothing.
+    # One is larger than the buffer, one ends in the middle of it, and one has an unaligned number of bytes.
     weights = [("wide", torch.randn(40, 30)), ("codes", torch.arange(7, dtype=torch.int8)), ("last", torch.randn(11))]
     announced = announce(weights)
     specs = list(zip(announced.names, announced.dtypes, announced.shapes, strict=True))

@@ -1,4 +1,4 @@
-"""What is sent of a version: what changed, or everything, without a comparison that nobody asked for."""
+"""What is sent for a version: the changes or everything, without unnecessary comparisons."""
 
 import threading
 import time
@@ -59,7 +59,7 @@ def test_nothing_is_compared_for_what_is_written_in_full(
     monkeypatch.setattr(sent_weights, "encode_delta", counted)
     outgoing = Outgoing(run_id="run", encoding=encoding, weight_dir=str(tmp_path))
     parcels = [write(outgoing, prepare(outgoing, version)) for version in range(3)]
-    assert len(compared) == num_compared  # two parameters, two versions that have one before them
+    assert len(compared) == num_compared  # two parameters, two versions with a predecessor
     assert {parcel.encoding for parcel in parcels[1:]} == {"full" if encoding == "full" else "delta"}
     assert len({parcel.checksum for parcel in parcels}) == 3
 

@@ -1,4 +1,4 @@
-"""Both ends cut the same chunks; what is sent is what was announced."""
+"""Both ends cut the same chunks, and the sent parameters are the announced ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whether a push is due though nothing new was learnt."""
+"""Whether a push is due although there are no new weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who is still in an epoch: who has left says so, one is stopped, and others are only slow."""
+"""Which replicas are still in an epoch: some say that they have left, one is stopped, others are only slow."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ COMMIT = CommitRequest(run_id="run", epoch=INFO.epoch, policy_version=1, timeout
 
 
 class Asked(Replica):
-    """Says who it is as told, and that it ran out of memory when something is to be committed."""
+    """Gives a set answer about itself, and fails a commit with "out of memory"."""
 
     def __init__(self, name: str, client: httpx.AsyncClient, says: Says) -> None:
         super().__init__(name, "http://nowhere", client)

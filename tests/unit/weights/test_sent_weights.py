@@ -1,4 +1,4 @@
-"""The trainer's copy of what it sent: what changed since is what comes out, and it is the set that was taken."""
+"""The trainer's copy of the sent weights: it gives the changes since then, and restores the set that was taken."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What the checksum of weights sees, and that both ends of the wire compute the same."""
+"""Which changes the checksum of weights detects, and that both ends of the wire compute the same one."""
 
 from collections.abc import Callable
 
