@@ -47,8 +47,8 @@ class ReplicaProcess:
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            # By default, vLLM puts the worker on the first core of a NUMA node. Two replicas would share it, even if others
-            # are idle, and a replica of two workers would need a second node.
+            # By default, vLLM puts the worker on the first core of a NUMA node. Two replicas would share it, even if
+            # others are idle, and a replica of two workers would need a second node.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",

@@ -87,7 +87,7 @@ class World:
             self.sampled = {number: version for number, version in self.sampled.items() if number not in self.trained}
 
     def crash(self, *, keeps_back: bool) -> None:
-        """Kill both: unfinished groups are on the prompts stream again, and trained ones since then on the scored one."""
+        """Kill both: unfinished groups are on the prompts stream again, later trained ones on the scored stream."""
         self.waiting |= set(self.begun)
         self.begun = {}
         version, admitted, trained = self.saved
