@@ -4,8 +4,8 @@
     n              replicas with an engine for the run that called ``look`` within the last LEASE_S
     ceil(g / n)    the share of each replica: the most groups that it has in flight
 
-Some group is always unclaimed, and the shares add up to at least g. So at least one replica is below its share and
-claims the unclaimed groups. A single replica is never limited.
+At least 1 of the g groups is unclaimed, and the shares add up to at least g. So at least one replica is below its share
+and claims the unclaimed groups. A single replica is never limited.
 
 A replica may not use its whole share: its KV cache is full, it has no weights, or it is slow or dead. Every
 LEFTOVERS_EVERY_S, the other replicas claim these leftovers beyond their shares, each 1/n of the unclaimed groups.

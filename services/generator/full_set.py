@@ -1,4 +1,4 @@
-"""Checks, before anything is transferred, that the announced parameters are exactly this worker's model.
+"""Checks, before anything is transferred, that the announced parameters make up this worker's model exactly.
 
     model --shadow: the same modules, tensors without content--> load_weights(announced, without content) --> missing
 

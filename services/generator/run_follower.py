@@ -71,7 +71,7 @@ class Receiver(WeightGate, Protocol):
         ...
 
     def detach(self) -> None:
-        """The run is over."""
+        """Stop receiving, because the run is over."""
         ...
 
 
