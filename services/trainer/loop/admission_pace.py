@@ -2,7 +2,7 @@
 
     not paused          as many as may be in flight
     paused by user      none
-    paused by rewards   a probe, when nothing else is under way: one group tries whether the rewards work again
+    paused by rewards   a probe, when nothing else is under way: one group tests whether rewards work again
 
 Sampling at full speed while rewards fail would waste the generators. Failing the run instead would let an outage of an
 hour end a run of a week.

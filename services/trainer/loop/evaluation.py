@@ -57,7 +57,7 @@ class _Running:
     step: int
     num_prompts: int
     num_skipped: int
-    """Further evaluations that were due since the last one and are replaced by this one."""
+    """Number of further evaluations that were due since the last one and are replaced by this one."""
     began_at: float
     next_index: int = 0
     in_flight: dict[str, int] = field(default_factory=dict[str, int])
