@@ -3,10 +3,10 @@
     judged groups --note--> [the newest reward_failure_window] --verdict--> function, share of failures, last failure
     the probe     --note--> has_recovered
 
-The window must be full. A function fails too often when the share of its outcomes that are failures exceeds
-``reward_failure_threshold``. A run also fails when every group of the window was unscorable, at any share of failures:
-several functions may each fail for some completions, or no function may apply. A probe is judged by the same two rules,
-by itself.
+The window must be full. A function fails too often when failures are more than ``reward_failure_threshold`` of its
+outcomes. A run also should not go on if every group of the window was unscorable, at any share of failures: several
+functions may each fail for some completions, or no function may apply. A probe is judged by itself, by the same two
+rules.
 """
 
 from collections import deque

@@ -6,6 +6,8 @@
 
 A run consists of whole batches, unless ``max_steps`` ends it within one. That last batch only has the groups that its
 remaining steps use, and is trained for those steps.
+
+    n  steps in a batch
 """
 
 import math

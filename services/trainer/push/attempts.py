@@ -5,9 +5,9 @@
     disk: probe --> read, write --> join, begin -----------^
 
 Weights are read after the probe is computed. With several training ranks both use collectives, which must not run
-beside each other or beside the push. Over gloo, a single rank goes on computing the probe while it sends, and finishes
-it before the commits. If an attempt fails before its commits, its members are asked to abort and keep serving the
-weights they hold.
+beside each other or beside the push. With a single rank and gloo, the probe may be computed while the weights are sent;
+it is ready before the commits. If an attempt fails before its commits, its members are asked to abort and keep serving
+the weights they hold.
 """
 
 import asyncio
@@ -220,6 +220,6 @@ class Attempts:
         return [info for info in answers if info is not None]
 
     def _is_held_by(self, info: ReplicaInfo, parcel: Parcel) -> bool:
-        """Return whether a replica already serves exactly these weights of this incarnation, and need not read them."""
+        """Return whether a replica already serves exactly these weights, pushed by this incarnation."""
         is_ours = (info.incarnation, info.policy_version) == (self._incarnation, parcel.policy_version)
         return is_ours and not info.is_held and parcel.checksum is not None and info.staged_checksum == parcel.checksum

@@ -5,8 +5,8 @@
 
 The manifest publishes a version. A trainer that dies before writing it leaves a directory that no replica reads, and
 the next trainer removes it. A published version is not written again, so a replica that joins late costs the trainer
-nothing. Names contain the trainer's incarnation: a superseded trainer writes to directories of its own, which no
-manifest refers to.
+nothing. Names contain the trainer's incarnation: a superseded trainer writes to directories of its own, and no
+replica is asked to read them.
 
 Blocks; call it off the event loop, from one thread at a time.
 """

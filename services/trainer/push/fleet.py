@@ -28,7 +28,7 @@ class Abilities:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a member must have in common with the trainer.
+    """The properties that members must share with the trainer.
 
     Attributes:
         why_transport: A sentence on why this transport was chosen.

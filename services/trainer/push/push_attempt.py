@@ -8,7 +8,7 @@ needed because their own deadlines began when the body reached them, and gloo's 
 arrives.
 
 The replicas to blame are chosen in this order: a replica that was unreachable before the close; a replica that stays
-silent after it (of several: roll_call.py); the first replica that reported the failure. Commits are independent: a
+silent after it (of several: roll_call.py); the replicas that reported an error before it. Commits are independent: a
 member that holds the new version keeps it, even if others fail.
 """
 
@@ -260,7 +260,7 @@ class PushAttempt:
         return self.deadline - time.monotonic()
 
     def _is_late(self) -> bool:
-        """Whether the deadline has come. Then every member gives up, innocent ones first, so no replica is blamed."""
+        """Return whether the deadline has come. All members give up then, so no replica is blamed."""
         return time.monotonic() >= self._late_at()
 
     def _late_at(self) -> float:

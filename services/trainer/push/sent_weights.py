@@ -32,7 +32,7 @@ class SentWeights:
 
     Attributes:
         checksum: Checksum of the weights last sent; None before the first push, or after a read that broke off.
-        policy_version: Policy version of the weights last sent; None when ``checksum`` is.
+        policy_version: Policy version of the weights last sent; None whenever ``checksum`` is None.
     """
 
     def __init__(self) -> None:
