@@ -104,7 +104,7 @@ class FileRoots:
         return is_inside and not any(_is_below(real, closed) for closed in self._closed())
 
     def _why_not_all_below(self, directory: str) -> str:
-        """Return what is wrong, or "": a link below the directory, or below a linked directory, leads out."""
+        """Return what is wrong, or "": a link leads out, here or in a linked directory, or there are too many files."""
         num_entries = 0
         waiting = [os.path.realpath(directory)]
         seen = set(waiting)

@@ -1,9 +1,9 @@
-"""The name of a replica that the operator did not name: the container's, or the host's.
+"""The default name of a replica: the container's name, or the host's.
 
-Docker names the host of a container by twelve hexadecimal digits, new for each container. Under Docker Compose the
-engine's DNS also knows the name that Compose gave the container, such as ``headrace-generator-2``. People can read it,
-and the next container in its place has it too. DNS is asked directly, since
-/etc/hosts answers first and has only the digits.
+In a Docker container the host name is twelve hexadecimal digits, new for each container. Under Docker Compose, the
+engine's DNS also has the name that Compose gave the container, such as ``headrace-generator-2``. People can read that
+name, and a container that replaces this one gets it too. DNS is asked directly, because /etc/hosts answers first and
+has only the digits.
 """
 
 import functools
@@ -17,7 +17,7 @@ _TIMEOUT_S = 5.0
 
 @functools.cache
 def replica_name() -> str:
-    """Return the container's name where Docker's DNS has one, else the host name. May wait for DNS, once."""
+    """Return the container's name if Docker's DNS has one, else the host name. The first call may wait for DNS."""
     host = socket.gethostname()
     if not _CONTAINER_ID.fullmatch(host):
         return host

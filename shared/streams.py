@@ -202,8 +202,8 @@ class StreamConsumer:
     async def _fetch_lost_replies(self) -> None:
         """Find entries that a lost reply assigned to us, or that are ours again.
 
-        It does not read our pending entries again. That would count as a delivery of the entries in work right now, and
-        a few bad moments of the network would bury them.
+        It does not read our pending entries again. That would count as a delivery of the entries that are being worked
+        on, and a few bad moments of the network would bury them.
         """
         pending = await self._pending(min="-", max="+", count=_MAX_PENDING, consumername=self.name)
         for entry_id in (item["message_id"] for item in pending):

@@ -1,7 +1,7 @@
 """Checks Redis: the settings that keep rollouts from being evicted or lost, and the registered generators.
 
-Uses only PING, INFO, TIME, FUNCTION LIST and reads of headrace's own keys. If an ACL forbids a command, that
-is reported and the other checks go on.
+Uses only PING, INFO, TIME, FUNCTION LIST and reads of headrace's own keys. If an ACL forbids a command, that is
+reported and the other checks go on.
 """
 
 import asyncio

@@ -43,7 +43,7 @@ class ModelShape:
     max_position_embeddings: int | None = None
 
     def splits_over(self, tensor_parallel: int) -> bool:
-        """Return whether vLLM can split the layers so: heads divide evenly; key-value heads divide or repeat evenly."""
+        """Whether vLLM can split the layers over these GPUs: heads divide evenly, key-value heads divide or repeat."""
         whole, copied = self.num_kv_heads % tensor_parallel, tensor_parallel % self.num_kv_heads
         return self.num_heads % tensor_parallel == 0 and 0 in (whole, copied)
 

@@ -1,7 +1,8 @@
-"""Makes prompt groups from rows of a data set, with completions that the data set contains.
+"""Makes prompt groups from rows of a data set. Their completions come from the data set too.
 
 row --> prompt, columns                          as the trainer reads them
-    --> completions: the list of texts in the column, or the row's text and another row's: one right, one wrong
+    --> completions: the list of texts in the column, or the row's text and another row's: one right, one wrong;
+                     without such a column, an empty text and the prompt's own text
 
 The trainer's own code reads the rows. A row that the trainer would drop is left out here too, with the same message.
 """

@@ -1,4 +1,4 @@
-"""Adds to a service's OpenAPI document what the layers before the application answer. All services use it.
+"""Completes a service's OpenAPI document with the answers of the layers before the application. All services use it.
 
     document of the framework, RouteTable --> names, keys and scopes, problems of door and guard, one error
 

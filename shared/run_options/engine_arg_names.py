@@ -1,6 +1,6 @@
-"""The names that a run file's `vllm:` section may use. Each was read up in vLLM 0.32: none loads code or files.
+"""The names that a run file's `vllm:` section may use. Each was looked up in vLLM 0.32: none loads code or files.
 
-Every other name is refused (engine_args.py), so a later vLLM's new arguments are refused until they have been read up.
+Every other name is refused (engine_args.py), so new arguments of a later vLLM are refused until they are looked up.
 tests/generator/test_engine_arg_names.py compares with vLLM. The lists are grouped as vLLM's are.
 """
 

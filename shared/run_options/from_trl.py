@@ -1,8 +1,7 @@
 """Hints for users of TRL: what to write instead of options that a run does not have.
 
 Every option of TRL's ``GRPOConfig`` is a setting of a run under the same name, or is in the two tables here. They
-are hints in error messages, and a section of docs/run-file.md. A test in tests/conformance compares them with
-TRL.
+are hints in error messages, and a section of docs/run-file.md. A test in tests/conformance compares them with TRL.
 """
 
 from collections.abc import Mapping

@@ -145,7 +145,7 @@ class LrSchedule:
         return math.ceil(total_steps * self.warmup_steps)
 
     def misfit(self, total_steps: int, *, run: str) -> tuple[str, str] | None:
-        """Return the wrong option and a sentence if the schedule does not fit a run of so many steps, else None.
+        """Return the wrong option and a sentence if the schedule does not fit a run of ``total_steps``, else None.
 
         Args:
             total_steps: Optimizer steps of the run.

@@ -1,4 +1,4 @@
-"""Options about the weight push, and about the engine meanwhile."""
+"""Options about the weight push, and about the engine during a push."""
 
 import re
 from typing import Annotated, Literal, Self

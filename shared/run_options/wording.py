@@ -1,4 +1,4 @@
-"""Describes a wrong value in the terms of a run file, because the library that checks it uses Python's.
+"""Describes a wrong value in the terms of a run file, because the library that checks it uses Python's terms.
 
     Input should be a valid integer   -->   must be a whole number, and is text; write it without quotes
 

@@ -5,7 +5,7 @@
                                                          +-- client reads nothing for send_timeout_s: cut off
 
 An answer that comes before the client has sent everything ends the connection, but not at once: a client that is still
-sending when its connection closes never reads the answer. For a few seconds, its data is discarded unread.
+sending when its connection closes never reads the answer. For a few seconds its data is discarded without parsing.
 """
 
 import asyncio
