@@ -260,7 +260,10 @@ class PushAttempt:
         return self.deadline - time.monotonic()
 
     def _is_late(self) -> bool:
-        """Return whether the deadline has come. All members give up then, so no replica is blamed."""
+        """Return whether the deadline has come.
+
+        All members give up then because one did not come, and innocent ones give up first. So no replica is blamed.
+        """
         return time.monotonic() >= self._late_at()
 
     def _late_at(self) -> float:
