@@ -28,7 +28,7 @@ class Option:
     may_be_empty: bool = True
 
     def why_not(self, value: object) -> str | None:
-        """Return the requirement that ``value`` does not meet, beginning with "must"; None if it meets all."""
+        """Return the requirement that ``value`` does not meet, beginning with "must", or None."""
         if not self._is_of_kind(value):
             return f"must be {self.kind}"
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -60,7 +60,7 @@ class Option:
 
 
 def why_not_options(options: Mapping[str, Option], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the problem with these arguments, as a sentence that begins with a verb; None if there is none."""
+    """Return the problem with these arguments as a sentence that begins with a verb, or None."""
     for name, value in kwargs.items():
         option = options.get(name)
         if option is None:

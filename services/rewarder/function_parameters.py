@@ -1,4 +1,4 @@
-"""Finds the arguments that a reward function accepts, and those that it may read.
+"""Finds the arguments that a reward function accepts, and the arguments that it may read.
 
 Most reward functions accept any keyword argument, because TRL requires ``**kwargs``, but read none of them:
 ``def reward(completions, **kwargs)``. Arguments that a function does not read need not be computed.

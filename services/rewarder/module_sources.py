@@ -203,7 +203,7 @@ def complete(module: str, recorded: Mapping[str, SourceFile], places: RewardPlac
     """Return the recorded version of ``module``, plus the modules that it imports only when its functions are called.
 
     Raises:
-        UserError: The files together are too large to keep, or one of them cannot be read.
+        UserError: The files together are too large to keep, or a file cannot be read.
     """
     files = dict(recorded)
     unread = list(files.values())

@@ -174,7 +174,7 @@ class RewarderService:
         await self._redis.aclose()
 
     async def let_go(self) -> bool:
-        """Cancel the remaining tasks of users' async functions; return False if one of them does not end."""
+        """Cancel the remaining tasks of users' async functions; return False if a task does not end."""
         return await self._loop_functions.close()
 
     async def _work(self) -> None:

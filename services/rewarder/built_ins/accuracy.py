@@ -1,7 +1,7 @@
 r"""Compares a completion's mathematical answer with the gold answer, with math-verify.
 
-The rules are those of TRL's ``accuracy_reward``. The answer must be LaTeX, and ``\boxed{}`` is preferred. The reward is
-1.0 if the answer equals the gold answer and 0.0 if not. A gold answer that does not parse is not applicable.
+It follows TRL's ``accuracy_reward``. The answer must be LaTeX, and ``\boxed{}`` is preferred. The reward is 1.0 if the
+answer equals the gold answer and 0.0 if not. A gold answer that does not parse is not applicable.
 
 There are two additions. Gold answers in GSM8K's format (``... #### 42``) are read after the mark. Completions for such
 rows may use the mark too, and it takes precedence over text that looks like LaTeX, such as ``$12 + $2.25``. Second,

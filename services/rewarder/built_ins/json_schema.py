@@ -32,7 +32,7 @@ def json_schema_reward(
 
 
 def check_schema(kwargs: Mapping[str, Any]) -> str | None:
-    """Return the problem with the schema in ``reward_kwargs``, or None if there is none."""
+    """Return the problem with the schema in ``reward_kwargs``, or None."""
     schema = kwargs.get("json_schema")
     try:
         why_not = None if schema is None else _why_no_schema(json.dumps(schema))

@@ -1,7 +1,7 @@
 """accuracy_reward for models that reason first: only the text after the reasoning is compared.
 
-The rules are those of TRL's ``reasoning_accuracy_reward``. The first listed delimiter that occurs in the completion
-is used, and the answer is the text after its last occurrence. A completion whose reasoning does not end gets 0.0. As in
+It follows TRL's ``reasoning_accuracy_reward``. The first listed delimiter that occurs in the completion is used, and
+the answer is the text after its last occurrence. A completion whose reasoning does not end gets 0.0. As in
 accuracy_reward, a gold answer that does not parse is not applicable, even if the reasoning does not end.
 """
 

@@ -20,7 +20,7 @@ def regex_reward(
 
 
 def check_pattern(kwargs: Mapping[str, Any]) -> str | None:
-    """Return the problem with the pattern in ``reward_kwargs``, or None if there is none."""
+    """Return the problem with the pattern in ``reward_kwargs``, or None."""
     try:
         re.compile(kwargs.get("pattern", ""))
     except (re.error, RecursionError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Decides which network addresses a reward endpoint may have: public ones, and those that the operator allows.
+"""Decides which addresses a reward endpoint may have: public addresses, and addresses that the operator allows.
 
     address --unwrap--> itself and every IPv4 address inside it --> on our list? --> allowed by the operator? --> dial
 

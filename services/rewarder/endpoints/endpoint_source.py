@@ -40,7 +40,7 @@ class Endpoints:
     Args:
         redis: Holds the registered endpoints.
         rules: The URLs and addresses that endpoints may have.
-        secrets_dir: Directory with one file per secret; None if there are no secrets.
+        secrets_dir: Directory with one file per secret; without it, no secret can be used.
         queue_timeout_s: Longest wait of a request for its turn, in seconds.
         max_answer_bytes: Longest answer body. Completions with a longer answer are ``invalid``.
         ca_file: CA certificates that servers are verified with; certifi's if None.

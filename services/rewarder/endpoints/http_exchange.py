@@ -56,7 +56,7 @@ class HttpExchange:
     Args:
         network: Opens the connections.
         max_answer_bytes: Longest answer body. A longer one is refused once this many bytes were read.
-        ca_file: CA certificates that servers are verified with; those of the certifi package if None.
+        ca_file: CA certificates that servers are verified with; the certifi package's if None.
     """
 
     def __init__(self, network: PinnedNetwork, *, max_answer_bytes: int, ca_file: Path | None = None) -> None:

@@ -45,7 +45,7 @@ class AllowedHost:
 
 @dataclass(frozen=True)
 class OutboundRules:
-    """What the operator allows: hosts and networks besides public addresses, and ports."""
+    """The operator's rules: the allowed ports, and the hosts and networks allowed besides public addresses."""
 
     hosts: tuple[AllowedHost, ...] = ()
     networks: tuple[Network, ...] = ()

@@ -112,7 +112,7 @@ def parse_json(text: bytes | str, *, what: str = "the answer") -> Any:
     """Parse JSON. NaN and Infinity, which many servers write, are accepted here and checked value by value later.
 
     Raises:
-        InvalidAnswerError: The text is not JSON, or one of its objects has a name twice.
+        InvalidAnswerError: The text is not JSON, or an object in it has the same name twice.
     """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

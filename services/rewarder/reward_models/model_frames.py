@@ -9,7 +9,7 @@
        <------------------------------ Passed        one forward pass is done
        <------------------------------ Scored        one call is answered
 
-Frames are those of worker_frames.py: four bytes of length, big-endian, then msgpack of this length.
+A frame has the same form as in worker_frames.py: four bytes of length, big-endian, then msgpack of this length.
 """
 
 from typing import Any

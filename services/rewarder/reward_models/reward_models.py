@@ -1,8 +1,8 @@
 """Keeps reward models by name, loads them, and unloads one when another needs its place.
 
-A model is loaded at a check or at its first call. It stays until another model needs its place. The model to unload is
-the least recently used one that no call waits for and no run of this rewarder uses. If there is no such model, the call
-is an overload, and a check is refused.
+A model is loaded at a check or at its first call. It stays until another model needs its place. Then the least recently
+used model is unloaded, but never a model that a call waits for or that a run of this rewarder uses. If no model can be
+unloaded, the call is an overload, and a check is refused.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class RewardModels:
 
         Raises:
             UserError: The name is not valid, or torch, transformers or safetensors is not installed.
-            RewardFailure: There is no room, the model's files have changed during calls, or the rewarder is stopping.
+            RewardFailure: No place is free, the model's files have changed during calls, or the rewarder is stopping.
         """
         known = self._models.get(name)
         if known is None or anew_if_changed or (not known.is_up and known.recent_failure() is None):

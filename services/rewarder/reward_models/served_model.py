@@ -4,11 +4,11 @@
                load_timeout_s            queue_timeout_s           timeout_s     timeout: only of this call
 
 The deadline of a call starts when the model begins to score it. A call that misses its deadline is a timeout, and calls
-scored in the same pass continue. The process is killed when one pass takes longer than the longest deadline of its
-calls. These calls are timeouts then, and other calls go to the next process.
+scored in the same pass continue. The process is killed when one piece of work takes longer than the longest deadline of
+its calls. These calls are timeouts then, and other calls go to the next process.
 
-If the process dies by itself, the next process scores its calls again. If that process dies too, the calls that both
-were working on are errors, because one of them may be the cause.
+If the process dies by itself, the next process scores its calls again. A call during which two processes died is an
+error, because it may be the cause.
 """
 
 import asyncio

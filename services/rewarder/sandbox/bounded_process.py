@@ -1,4 +1,4 @@
-"""Runs a command with limits on its time and its output, and kills it when it reaches one of them."""
+"""Runs a command with limits on its time and its output, and kills it when it reaches a limit."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ _DRAIN_S = 10.0
 async def run_bounded(
     command: Sequence[str], *, stdin: bytes, wall_s: float, output_bytes: int, identity: Mapping[str, Any]
 ) -> Finished:
-    """Run the command and return how it ended. If cancelled, kill the command first.
+    """Run the command and return how it ended. If cancelled, kill the command and wait for its end first.
 
     Args:
         command: The command line.

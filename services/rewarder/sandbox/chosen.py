@@ -67,7 +67,7 @@ async def usable_sandbox() -> Sandbox:
     """Return the sandbox, after a successful test now or a short while ago.
 
     Raises:
-        SandboxUnavailableError: The sandbox does not work. The message says how to get one that works.
+        SandboxUnavailableError: The sandbox does not work. The message says how to get a working sandbox.
     """
     if time.monotonic() >= _State.checked_until:
         _State.why_unusable = await _why_unusable(_State.sandbox)

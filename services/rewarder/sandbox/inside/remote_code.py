@@ -33,7 +33,7 @@ class UnfitTestError(BaseException):
 
 
 class CodeRaisedError(Exception):
-    """The code raised an exception that the judge cannot rebuild, such as one of its own classes."""
+    """The code raised an exception that the judge cannot rebuild, for example of a class that the code defines."""
 
 
 class RemoteObject:
@@ -134,7 +134,7 @@ class TestedCode:
         return self.gone
 
     def _names(self, said: Any) -> dict[str, Any]:
-        """Return the names of the code that tests may use, without those of built-ins and standard library modules.
+        """Return the names of the code that tests may use, except names of built-ins and standard library modules.
 
         A module of the standard library that the code imports is imported here.
         """
@@ -178,7 +178,7 @@ class TestedCode:
 
 
 def _rebuilt(kind: str, message: str) -> Exception:
-    """Return an exception like the one that the code raised, built from its name and message only."""
+    """Rebuild the code's exception from its name and message, the only parts that were sent."""
     known = getattr(builtins, kind, None)
     # StopIteration would silently end a loop in the test, and skip the loop's remaining assertions.
     if isinstance(known, type) and issubclass(known, Exception) and known is not StopIteration:
