@@ -33,7 +33,7 @@ from shared.errors import HeadraceError
 log = logging.getLogger(__name__)
 
 _IN_USE_FOR_S = 600.0
-"""Seconds after its last call that a function counts as in use. An edit that removes a function in use is refused."""
+"""Seconds that a function counts as in use after its last call. An edit that removes a function in use is refused."""
 
 
 @dataclass

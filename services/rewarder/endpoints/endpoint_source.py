@@ -42,7 +42,7 @@ class Endpoints:
         rules: The URLs and addresses that endpoints may have.
         secrets_dir: Directory with one file per secret; without it, no secret can be used.
         queue_timeout_s: Longest wait of a request for its turn, in seconds.
-        max_answer_bytes: Longest answer body. Completions with a longer answer are ``invalid``.
+        max_answer_bytes: Longest answer body. If it is longer, the completions of the request are ``invalid``.
         ca_file: CA certificates that servers are verified with; certifi's if None.
         metrics: Receives the counts and gauges.
         resolve: Looks up the addresses of a host name; the system's resolver if None.

@@ -2,7 +2,7 @@
 
     specification (names of secrets) --> headers (values) --> POST --> answer --> the same without the values
 
-Only this module sees secrets. An endpoint that echoes its headers cannot put a secret into a log or a reply.
+No later step sees a secret: an endpoint that echoes its headers cannot put one into a log or a reply.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Retries a request if the endpoint judged nothing, and never past the deadline.
+"""Retries a request only if the endpoint has judged nothing, and never past the deadline.
 
     connection error, 429, 502, 503, 504 --> wait (full jitter, or Retry-After if longer; limits) --> try again
     any other status, a timeout, an answer that cannot be read --> no retry

@@ -145,7 +145,7 @@ class ServedModel:
             call.fail("error", "the reward model was unloaded")
 
     def recent_failure(self) -> str | None:
-        """Return why loading failed a short while ago, or None. Until then, calls fail without a new try."""
+        """Return why loading failed a short while ago, or None. While there is a reason, calls fail at once."""
         if self._failure is not None and time.monotonic() - self._failure[1] >= _RETRY_LOAD_AFTER_S:
             self._failure = None
         return None if self._failure is None else self._failure[0]
