@@ -131,7 +131,7 @@ def docker(*words: str, is_shown: bool = True) -> str:
     """Run docker in the repository's root. Return its output, or an empty string if the output ``is_shown``.
 
     Raises:
-        ReleaseError: There is no docker, or it failed.
+        ReleaseError: docker is missing, or it failed.
     """
     environment = {**os.environ, "DOCKER_BUILDKIT": "1"}  # Docker Engine before 23 needs this to use BuildKit
     stdout = None if is_shown else subprocess.PIPE

@@ -28,9 +28,9 @@ class Answer:
     """The result of one request.
 
     Args:
-        status: HTTP status; 0 if there was no answer.
+        status: HTTP status; 0 without an answer.
         body: The decoded JSON; None if the body is not JSON.
-        why: Why there was no answer; empty if there was one.
+        why: Why the request failed; empty if there was an answer.
         clock_ahead_s: Seconds by which the server's clock is ahead of ours, from its Date header; None without one.
     """
 

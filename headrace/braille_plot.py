@@ -23,8 +23,8 @@ def braille_curve(
 
     Args:
         values: Evenly spaced, oldest first.
-        width: In characters; each is two dots wide.
-        height: In lines; each is four dots high.
+        width: Width in characters, each two dots wide.
+        height: Height in lines, each four dots high.
         low: Value at the bottom dot.
         high: Value at the top dot.
         share: Fraction of the width that the values fill, 0 to 1. A growing share makes the curve grow to the right.

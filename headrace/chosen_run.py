@@ -39,14 +39,14 @@ _CHOICES: dict[Purpose, tuple[_Choice, ...]] = {
     "stop": (_TRAINS, _PAUSED),
 }
 _BY_NAME: frozenset[Purpose] = frozenset({"pause", "stop"})
-"""Commands that need a run id for a run that has not begun."""
+"""Commands that affect a queued run only if its id is given."""
 
 
 def choose_run(client: HeadraceClient, run_id: str | None, *, purpose: Purpose) -> str:
     """Return ``run_id`` if it is given. Otherwise choose a run and print which one to standard error.
 
     Raises:
-        HeadraceApiError: There are no runs, or none that this command may choose without a name.
+        HeadraceApiError: No run exists, or none that this command may choose without a name.
     """
     if run_id is not None:
         return run_id

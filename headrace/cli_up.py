@@ -169,7 +169,7 @@ def _tls() -> dict[str, Any]:
     """Return the TLS settings of the environment as arguments of UpSettings.
 
     Raises:
-        UserError: Our own clients would refuse the certificate, or only one of certificate and key is set.
+        UserError: Our own clients would refuse the certificate, or the certificate or the key is missing.
     """
     cert, key, ca = (os.environ.get(f"HEADRACE_TLS_{name}_FILE", "") for name in ("CERT", "KEY", "CA"))
     if not (cert or key):

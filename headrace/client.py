@@ -42,7 +42,7 @@ class HeadraceApiError(HeadraceError):
 
     Args:
         message: A sentence, such as the problem's ``detail``.
-        status: HTTP status; None if there was no answer.
+        status: HTTP status; None without an answer.
         problem: The RFC 9457 body, if there was one.
     """
 
@@ -158,7 +158,7 @@ class HeadraceClient:
             raise self._away(error, self._timeout_s) from error
 
     def list(self, *, status: Collection[str] = (), name: str | None = None) -> list[Run]:
-        """Return the runs with one of these statuses and this name, newest first; all runs without arguments."""
+        """Return the runs with these statuses and this name, newest first; all runs without arguments."""
         return [*self.each_run(status=status, name=name)]
 
     def each_run(self, *, status: Collection[str] = (), name: str | None = None) -> Iterator[Run]:
@@ -187,7 +187,7 @@ class HeadraceClient:
         return [*self._pages(f"/v1/runs/{_quoted(run_id)}/metrics", "metrics")]
 
     def rollouts(self, run_id: str, *, step: int | None = None) -> Rows:
-        """Return the rollouts trained in ``step``; by default, those of the newest step that was logged."""
+        """Return the rollouts trained in ``step``; by default, of the newest step that was logged."""
         path = f"/v1/runs/{_quoted(run_id)}/rollouts"
         return [*self._pages(path, "rollouts", **({} if step is None else {"step": step}))]
 

@@ -26,7 +26,7 @@ def has_gpu(environment: Mapping[str, str]) -> bool:
 
 
 def place(cores: Sequence[int], *, num_generators: int) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Return the environment variables of each generator, and those of the trainer.
+    """Return the environment variables of each generator, and of the trainer.
 
     Generators get the first half of the cores and the training rank the rest. Two generators share a core only if
     there are more generators than cores for them. With a single core, no variables are set.

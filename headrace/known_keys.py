@@ -21,7 +21,7 @@ KeyName = Literal["api_key", "internal_key"]
 
 @dataclass(frozen=True)
 class KnownKey:
-    """A key and where it was found; both empty if there is none.
+    """A key and where it was found; both are empty if it was not found.
 
     Args:
         key: The secret.

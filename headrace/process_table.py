@@ -24,7 +24,7 @@ def adopt_orphans() -> None:
 
 
 def mark(pid: int) -> ProcessMark | None:
-    """Return the mark of a living process; None if there is no such process or it is a zombie."""
+    """Return the mark of a process; None if it does not exist or is a zombie."""
     state = _stat(pid)
     return None if state is None or state[0] in "ZX" else ProcessMark(pid, state[2])
 

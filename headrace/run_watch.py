@@ -80,7 +80,7 @@ class RunWatch:
 
     @property
     def reason(self) -> str:
-        """Why the run ended or is paused; empty if there is no reason."""
+        """Why the run ended or is paused; empty without a reason."""
         return str(self.run.get("reason") or "")
 
     @property
@@ -110,7 +110,7 @@ class RunWatch:
 
     @property
     def progress_in_words(self) -> str:
-        """The number of steps made, or why there are none yet."""
+        """The number of steps made, or the state of a run without steps."""
         if self.max_steps:
             return f"step {self.step} of {self.max_steps}"
         if self.step:
@@ -168,7 +168,7 @@ class RunWatch:
         return None if started is None else max(0.0, float(ended or now_s) - float(started))
 
     def seconds_left(self) -> float | None:
-        """Return an estimate from the pace of the newest steps, without pauses; None if there is no estimate."""
+        """Return an estimate from the pace of the newest steps, without pauses; None while this is unknown."""
         rows = [row for _, row in sorted(self.by_step.items()) if "at_s" in row][-_RATE_STEPS:]
         times = [row["at_s"] - row.get("paused_s", 0.0) for row in rows]
         if self.has_ended or self.is_paused or len(times) < 2 or not self.max_steps:

@@ -5,7 +5,7 @@
 HEADRACE_URL                      a service on another machine
 HEADRACE_STATE_DIR, ./.headrace   the service that `headrace up` runs here
 
-The first one that is set is used. Its key comes from the same place (known_keys.py). So does the CA file for its
+The first that is set is used. Its key comes from the same place (known_keys.py). So does the CA file for its
 certificate: HEADRACE_TLS_CA_FILE, or the file that `headrace up` was started with.
 """
 

@@ -56,7 +56,7 @@ class Endpoint:
     processes: Mapping[str, ProcessMark]
     is_ready: bool
     num_simulated: int = 0
-    """Number of simulated generators; if it is not 0, there are no real ones."""
+    """Number of simulated generators; if it is not 0, all generators are simulated."""
     ca_file: Path | None = None
     """File with the CA of the services' certificates; None if it is a public CA, or the services do not use TLS."""
 
@@ -152,7 +152,7 @@ class StateDir:
         write_privately(self.endpoint_file, json.dumps(body, indent=2) + "\n")
 
     def endpoint(self) -> Endpoint | None:
-        """Return the content of endpoint.json; None if there is no such file.
+        """Return the content of endpoint.json; None if the file does not exist.
 
         Raises:
             UserError: The file cannot be read.

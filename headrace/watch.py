@@ -1,7 +1,7 @@
 """Follows a run on the terminal until it ends or the user presses Ctrl-C.
 
     events (a thread, reconnecting) --> queue --> |      |
-    GET run, once a second ---------------------> | draw | --> panel, or lines if there is no terminal
+    GET run, once a second ---------------------> | draw | --> panel, or lines without a terminal
 
 Ctrl-C ends only the watching; the run goes on.
 """
@@ -123,7 +123,7 @@ def _draw(follower: _Follower, console: Console) -> None:
 
 
 def _print_lines(follower: _Follower, console: Console) -> None:
-    """Print a line every few seconds if the state has changed, and once a minute if it has not."""
+    """Print a line every few seconds if the state has changed, and otherwise once a minute."""
     shown, shown_at = "", -_SAME_LINE_EVERY_S
     while True:
         follower.update(wait_s=_DRAW_EVERY_S)

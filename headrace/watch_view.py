@@ -1,4 +1,4 @@
-"""Draws a run for the terminal: one panel that is redrawn, or one line at a time if there is no terminal.
+"""Draws a run for the terminal: one panel that is redrawn, or one line at a time without a terminal.
 
 Pure functions of a RunWatch and the time; watch.py decides when to draw.
 """
@@ -167,6 +167,6 @@ def _foot(watch: RunWatch) -> list[RenderableType]:
 
 
 def _values(watch: RunWatch, form: str, *names: str, factor: float = 1.0) -> str:
-    """Return the newest values of the metrics in the text ``form``; a dash while one of them is unknown."""
+    """Return the newest values of the metrics in the text ``form``; a dash while a value is unknown."""
     values = [value for name in names if (value := watch.last(name)) is not None]
     return form.format(*(factor * value for value in values)) if len(values) == len(names) else "-"

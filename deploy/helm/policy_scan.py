@@ -81,7 +81,7 @@ def findings(checkov: str, directory: str) -> dict[tuple[str, str], str]:
 
 
 def judge(found: dict[tuple[str, str], str]) -> int:
-    """Print findings without a reason and reasons without a finding; return 0 if there are none, else 1."""
+    """Print findings without a reason and reasons without a finding; return the exit status."""
     explained = {(check, workload) for check, reasons in EXPLAINED.items() for workload in reasons}
     for check, workload in sorted(found.keys() - explained):
         print(f"{workload}: {check} {found[check, workload]}: mend it, or say why not in {Path(__file__).name}")

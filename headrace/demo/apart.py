@@ -36,7 +36,7 @@ def evaluate(directory: Path, model: Path) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of the two commands and return its exit status."""
+    """Run the given command and return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m headrace.demo.apart", description="The demo: make its model and data, or evaluate a model."
     )

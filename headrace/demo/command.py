@@ -220,7 +220,7 @@ def _report(
     began_at: float,
     console: Console,
 ) -> int:
-    """Print the results; the last line is JSON. Return the exit status: 0 if there are no problems."""
+    """Print the results; the last line is JSON. Return the exit status: 0 without problems."""
     run_dir = Path(str(watch.run["run_dir"]))
     metrics = curves.read_metrics(run_dir / "metrics.jsonl")
     png = run_dir / "curves.png"
