@@ -95,7 +95,7 @@ class RunWatch:
 
     @property
     def waiting_for(self) -> str:
-        """What the run is waiting for; empty if it is not waiting."""
+        """The reason why the run is waiting; empty if it is not waiting."""
         return "" if self.has_ended else str(self.run.get("waiting_for") or "")
 
     @property

@@ -2,7 +2,7 @@
 
     "reverse kfjwq ="  -->  "qwjfk"
 
-The warm-up imitates a careless teacher that can reverse, but often copies the string instead. The longer the string, the
+The warm-up imitates a careless teacher that can reverse, but often copies the string instead. It copies longer strings
 more often. The warmed-up model can then reverse, but mostly does not. Rewards can correct that, because they select
 among completions that the policy samples anyway. Only the warm-up uses the teacher; all other answers are right.
 
