@@ -80,7 +80,8 @@ def main(channel: socket.socket, limits: Limits) -> None:
             _send(channel, _inspect(request, limits))
         else:
             _serve(channel, request, limits, loaded, versions)
-        signal.alarm(0)  # an alarm left by user code would hit the next call
+        signal.alarm(0)  # an alarm or a timer left by user code would hit the next call
+        signal.setitimer(signal.ITIMER_PROF, 0)
     # Threads left by user code must not keep the process alive.
     os._exit(0)
 

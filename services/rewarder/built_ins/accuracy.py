@@ -7,23 +7,24 @@ There are two additions. Gold answers in GSM8K's format (``... #### 42``) are re
 rows may use the mark too, and it takes precedence over text that looks like LaTeX, such as ``$12 + $2.25``. Second,
 parsing or comparing that runs out of time is a ``timeout``, while TRL scores it 0.0.
 
-math-verify limits its own time with SIGALRM, which works only in the main thread of a process. This function therefore
-runs in a reward worker, never on the event loop or in a thread.
+Time limits work only in the main thread of a process (time_limit.py). This function therefore runs in a reward worker,
+never on the event loop or in a thread.
 """
 
 import itertools
-import threading
 from typing import Any, cast
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
-from math_verify.errors import TimeoutException
 
 from services.rewarder.built_ins.gold_answers import GSM8K_MARK, gold_answers
+from services.rewarder.built_ins.time_limit import TimeIsUpError, time_limit
 from services.rewarder.reward_call import Completion, Verdict, text_of
 
 STEP_TIMEOUT_S, SHORT_STEP_TIMEOUT_S = 2, 1
-"""Limits for one parse or one comparison. A plain answer takes 4 ms. math-verify accepts only whole seconds."""
+"""Limits for one parse or one comparison, in processor time. A plain answer takes 4 ms."""
+_NEVER_S = 24 * 3600
+"""For math-verify's own limits, which count time on the clock. It warns if there are none."""
 NUM_PATIENT_TIMEOUTS = 4
 """After this many timeouts in one call the short limit applies: 16 answers like 100000000! then take 20 s, not 32 s."""
 
@@ -62,7 +63,7 @@ def without_answer(gold: object, detail: str) -> Verdict:
     """Return the verdict on a completion without an answer: 0.0, or not applicable without a readable gold answer."""
     try:
         golds = _parse(_after_mark(_as_text(gold)), timeout_s=STEP_TIMEOUT_S)
-    except TimeoutException:
+    except TimeIsUpError:
         return _parsing_timed_out(STEP_TIMEOUT_S)
     return Verdict("scored", 0.0, detail) if golds else NO_GOLD
 
@@ -71,7 +72,7 @@ def _as_text(gold: object) -> str:
     return str(gold) if isinstance(gold, str | int | float) else ""
 
 
-def _judge(gold: str, text: str, *, timeout_s: int) -> Verdict:
+def _judge(gold: str, text: str, *, timeout_s: float) -> Verdict:
     try:
         golds = _parse(_after_mark(gold), timeout_s=timeout_s)
         if not golds:
@@ -80,42 +81,43 @@ def _judge(gold: str, text: str, *, timeout_s: int) -> Verdict:
             answers = _parse(_after_mark(text), timeout_s=timeout_s)
         else:
             answers = _parse_latex(text, timeout_s=timeout_s)
-    except TimeoutException:
+    except TimeIsUpError:
         return _parsing_timed_out(timeout_s)
     timed_out = False
     for left, right in itertools.product(golds, answers):
         try:
-            if verify(left, right, timeout_seconds=timeout_s, raise_on_error=True):
+            with time_limit(timeout_s):
+                is_equal = verify(left, right, timeout_seconds=_NEVER_S, raise_on_error=True)
+            if is_equal:
                 return Verdict("scored", 1.0)
-        except TimeoutException:
+        except TimeIsUpError:
             timed_out = True
         except Exception:  # noqa: BLE001  expressions that cannot be compared are not equal
             continue
     if timed_out:
-        return Verdict("timeout", None, f"comparing took longer than {timeout_s} s")
+        return Verdict("timeout", None, f"comparing took longer than {timeout_s:g} s of processor time")
     return Verdict("scored", 0.0)
 
 
-def _parsing_timed_out(timeout_s: int) -> Verdict:
-    return Verdict("timeout", None, f"parsing took longer than {timeout_s} s")
+def _parsing_timed_out(timeout_s: float) -> Verdict:
+    return Verdict("timeout", None, f"parsing took longer than {timeout_s:g} s of processor time")
 
 
-def _parse_latex(text: str, *, timeout_s: int) -> list[Any]:
+def _parse_latex(text: str, *, timeout_s: float) -> list[Any]:
     return _parse(text, timeout_s=timeout_s, extraction_config=_LATEX, extraction_mode="first_match")
 
 
-def _parse(text: str, *, timeout_s: int, **options: Any) -> list[Any]:
+def _parse(text: str, *, timeout_s: float, **options: Any) -> list[Any]:
     """Return the parsed expressions, or an empty list if the text does not parse.
 
     Raises:
-        TimeoutException: Parsing took too long. ``parse`` itself hides this error by default.
+        TimeIsUpError: Parsing took too long.
     """
-    try:
-        return cast("list[Any]", parse(text, parsing_timeout=timeout_s, raise_on_error=True, **options))
-    except Exception:
-        if threading.current_thread() is not threading.main_thread():
-            raise  # SIGALRM does not work in a thread, so nothing was parsed
-        return []
+    with time_limit(timeout_s):
+        try:
+            return cast("list[Any]", parse(text, parsing_timeout=_NEVER_S, raise_on_error=True, **options))
+        except Exception:  # noqa: BLE001  it is not an expression
+            return []
 
 
 def _after_mark(text: str) -> str:

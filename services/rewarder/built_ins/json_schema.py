@@ -37,7 +37,7 @@ def check_schema(kwargs: Mapping[str, Any]) -> str | None:
     try:
         why_not = None if schema is None else _why_no_schema(json.dumps(schema))
     except TimeIsUpError:
-        why_not = f"checking it took longer than {VALIDATION_TIMEOUT_S:g} s"
+        why_not = f"checking it took longer than {VALIDATION_TIMEOUT_S:g} s of processor time"
     return f"cannot use its json_schema: {why_not}" if why_not else None
 
 
@@ -51,7 +51,7 @@ def _judge(text: str, schema: object) -> Verdict:
         with time_limit(VALIDATION_TIMEOUT_S):
             wrong = _what_is_wrong(text, json.loads(written))
     except TimeIsUpError:
-        return Verdict("timeout", None, f"validating it took longer than {VALIDATION_TIMEOUT_S:g} s")
+        return Verdict("timeout", None, f"validating it took longer than {VALIDATION_TIMEOUT_S:g} s of processor time")
     except re.error as error:
         return _unusable(f"{error} in a pattern")
     except (RecursionError, OverflowError) as error:  # an endless schema, or a number too large for a float

@@ -46,4 +46,4 @@ def _judge(text: str, pattern: object, mode: str) -> Verdict:
         with time_limit(SEARCH_TIMEOUT_S):
             return Verdict("scored", 1.0 if match(text) else 0.0)
     except TimeIsUpError:
-        return Verdict("timeout", None, f"the pattern took longer than {SEARCH_TIMEOUT_S:g} s on this completion")
+        return Verdict("timeout", None, f"the pattern took longer than {SEARCH_TIMEOUT_S:g} s of processor time")

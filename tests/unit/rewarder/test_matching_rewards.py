@@ -1,5 +1,8 @@
 """Built-in rewards that compare a completion with its row or the run's settings; values computed by hand."""
 
+import sys
+import threading
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -206,7 +209,10 @@ def test_a_schema_that_took_too_long_to_check_once_is_checked_again(monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(json_schema, "time_limit", no_time_at_all)
         assert said(json_schema_reward(texts("{}"), json_schema=schema)) == [("timeout", None)]
-        assert check_schema({"json_schema": schema}) == "cannot use its json_schema: checking it took longer than 1 s"
+        assert (
+            check_schema({"json_schema": schema})
+            == "cannot use its json_schema: checking it took longer than 1 s of processor time"
+        )
     assert said(json_schema_reward(texts("{}"), json_schema=schema)) == [RIGHT]
 
 
@@ -267,3 +273,30 @@ def test_a_time_limit_ends_with_its_block_and_leaves_an_outer_one_in_place() -> 
             pass
         while True:
             pass
+
+
+def test_a_time_limit_counts_the_time_of_the_processor_and_not_of_the_clock() -> None:
+    with time_limit(0.2):
+        threading.Event().wait(0.6)
+
+
+def test_a_time_limit_holds_also_where_its_first_signal_is_lost_in_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: lost.append(unraisable.exc_type))
+
+    class Referent:
+        """Something that goes away."""
+
+    def burn(_: object) -> None:
+        while True:
+            pass
+
+    def lose_one_and_go_on() -> None:
+        referent = Referent()
+        reference = weakref.ref(referent, burn)
+        del referent
+        burn(reference)
+
+    with pytest.raises(TimeIsUpError), time_limit(0.2):
+        lose_one_and_go_on()
+    assert lost == [TimeIsUpError]
