@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,25 @@ async def test_a_valid_run_is_queued_with_its_streams_directory_and_config(
     assert written["num_generations"] == 4
     assert written["temperature"] == 1.0
     assert rewarder.keys_seen == [f"Bearer {KEY}"]
+
+
+async def test_the_options_of_a_run_are_on_the_disk_before_it_is_accepted(
+    client: httpx.AsyncClient, run: Run, settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss would leave half of a file that was only renamed into place."""
+    synced: dict[str, int] = {}
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        synced[os.readlink(f"/proc/self/fd/{descriptor}")] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(os, "fsync", noted)
+    reply = await client.post("/v1/runs", json=run)
+    run_dir = settings.runs_dir / reply.json()["run"]["run_id"]
+    (aside,) = (Path(name) for name in synced if Path(name).parent == run_dir)
+    assert synced[str(aside)] == (run_dir / "config.json").stat().st_size
+    assert str(run_dir) in synced, "its directory too"
 
 
 async def test_a_dry_run_says_what_the_settings_amount_to_and_starts_nothing(

@@ -189,6 +189,15 @@ def test_a_checkpoint_that_was_moved_away_from_its_run_is_exported_without_its_s
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
 
 
+@pytest.mark.parametrize("left", ["", '{"num_iterations": 1, "learning_r', "[]"])
+def test_a_run_whose_options_are_damaged_keeps_its_model(tiny_model: Path, tmp_path: Path, left: str) -> None:
+    checkpoint, _ = saved_run(tmp_path / "run-1", tiny_model)
+    (tmp_path / "run-1" / "config.json").write_text(left)
+    card = (export_checkpoint(checkpoint, tmp_path / "out") / "README.md").read_text()
+    assert "## Settings" not in card
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
+
+
 @pytest.mark.parametrize("mistake", ["truncated", "not a checkpoint", "no checkpoints", "not empty"])
 def test_a_mistake_is_refused_with_a_sentence_and_nothing_is_written(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mistake: str

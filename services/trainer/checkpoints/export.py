@@ -16,6 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -96,7 +97,11 @@ def run_facts(checkpoint: Path) -> RunFacts:
     config_file = run_dir / "config.json"
     if not config_file.is_file() or checkpoint.parent.name != "checkpoints":
         return RunFacts(step=step)
-    config: dict[str, Any] = json.loads(config_file.read_text("utf-8"))
+    try:
+        config = msgspec.json.decode(config_file.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the model is exported without its options
+        log.warning("the model card has no options: %s is damaged: %s", config_file, error)
+        return RunFacts(step=step)
     # Metrics that are logged once per batch are in the line of the batch's first step.
     steps = int(config.get("num_iterations", 1)) * int(config.get("steps_per_generation", 1))
     lines, _ = read_metrics(run_dir, after_step=step - steps, limit=steps)

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from services.trainer.checkpoints.manifest import MANIFEST_FILE
+from services.trainer.checkpoints.manifest import MANIFEST_FILE, sync_directory
 from services.trainer.run_api.idempotency import Ticket
 from services.trainer.run_api.problems import Problem, documented, no_such_run
 from services.trainer.run_api.run_listing import Position, find_runs
@@ -310,11 +310,16 @@ def _new_run_id() -> str:
 
 
 def _write_config(run_dir: Path, config: RunConfig) -> None:
+    """Write the run's options so that a power loss leaves the file whole."""
     run_dir.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(config.model_dump(mode="json")), indent=2)
     aside = run_dir / f"config.{hashlib.sha256(text).hexdigest()[:8]}.tmp"
-    aside.write_bytes(text + b"\n")
+    with aside.open("wb") as file:
+        file.write(text + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(aside, run_dir / "config.json")
+    sync_directory(run_dir)
 
 
 def _remove_config(run_dir: Path) -> None:
