@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,18 +184,30 @@ class RewarderProcess:
         """Return whether the process still runs."""
         return self.process.poll() is None
 
+    def wait_until_listening(self) -> None:
+        """Wait until the log says where it listens."""
+        # With the quote behind the port: the line may be half written.
+        address = re.compile(r'rewarder listens on http://127\.0\.0\.1:(\d+)"')
+
+        def ports() -> list[str]:
+            assert self.is_alive(), self.log()
+            return address.findall(self.log())
+
+        wait_for(ports, what="the port")
+        self.port = int(ports()[-1])
+
     def wait_until_ready(self) -> None:
         """Wait for /readyz."""
-        start = "rewarder listens on http://127.0.0.1:"
+        self.wait_until_listening()
 
-        def is_listening() -> bool:
-            assert self.process.poll() is None, self.log()
-            return start in self.log()
+        def is_ready() -> bool:
+            try:
+                return client.get(self.url("/readyz")).status_code == 200
+            except httpx.ConnectError as error:
+                raise AssertionError(f"it ended: {self.log()}") from error
 
-        wait_for(is_listening, what="the port")
-        self.port = int(self.log().rpartition(start)[2].partition('"')[0])
         with httpx.Client(trust_env=False, timeout=120) as client:
-            wait_for(lambda: client.get(self.url("/readyz")).status_code == 200, what="/readyz")
+            wait_for(is_ready, what="/readyz")
 
     def url(self, path: str) -> str:
         """Return the URL of a route."""

@@ -183,9 +183,7 @@ async def test_why_it_cannot_start_is_left_where_people_look_until_it_does(
 
 def test_without_redis_it_is_alive_but_not_ready_and_gives_up_with_exit_1(start_rewarder: StartRewarder) -> None:
     rewarder = start_rewarder(HEADRACE_REDIS_URL="redis://127.0.0.1:9/0", HEADRACE_REDIS_PATIENCE_S="3")
-    start = "rewarder listens on http://127.0.0.1:"
-    wait_for(lambda: start in rewarder.log(), what="the port")
-    rewarder.port = int(rewarder.log().rpartition(start)[2].partition('"')[0])
+    rewarder.wait_until_listening()
     with httpx.Client(trust_env=False, timeout=120) as client:
         assert client.get(rewarder.url("/livez")).status_code == 200
         reply = client.get(rewarder.url("/readyz"))
