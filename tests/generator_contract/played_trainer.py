@@ -25,6 +25,7 @@ from tests.stream_view import entries
 from tests.weights.known_weights import make_policy, weights_of
 
 PUSH_TIMEOUT_S = 90.0
+INFO_TIMEOUT_S = 30.0
 ENGINE_START_S = 400.0
 _RUN_NUMBERS = itertools.count(1)
 _INCARNATIONS = itertools.count(1, step=10)
@@ -48,6 +49,7 @@ class PlayedTrainer:
             transport=implementation.transport,
             push_timeout_s=PUSH_TIMEOUT_S,
             incarnation=self.incarnation,
+            info_timeout_s=INFO_TIMEOUT_S,
             buffer_bytes=20_000,
         )
 

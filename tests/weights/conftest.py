@@ -137,6 +137,7 @@ def make_sender(
     encoding: PushEncoding = "full",
     weight_dir: str | None = None,
     push_timeout_s: float = PUSH_TIMEOUT_S,
+    info_timeout_s: float = 30.0,
     buffer_bytes: int = 20_000,
 ) -> WeightSender:
     """Return a sender that cuts chunks in the middle of layers."""
@@ -149,10 +150,11 @@ def make_sender(
         weight_dir=weight_dir,
         push_timeout_s=push_timeout_s,
         incarnation=incarnation,
+        info_timeout_s=info_timeout_s,
         buffer_bytes=buffer_bytes,
     )
 
 
 def make_quick_sender(redis: Redis, incarnation: int, *, push_timeout_s: float = 4.0) -> WeightSender:
     """Return a sender with short timeouts and small chunks."""
-    return make_sender(redis, incarnation, push_timeout_s=push_timeout_s, buffer_bytes=32)
+    return make_sender(redis, incarnation, push_timeout_s=push_timeout_s, info_timeout_s=3.0, buffer_bytes=32)

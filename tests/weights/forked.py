@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from services.trainer.push import push_attempt, replicas
+from services.trainer.push import push_attempt
 from services.trainer.push.communicator import GlooCommunicator
 from services.trainer.push.push_attempt import PushAttempt
 from services.trainer.push.weight_sender import WeightSender
@@ -96,7 +96,6 @@ def receiver(pipe: Connection, replica_id: str, model_dir: str) -> None:
 
 
 async def _train(pipe: Connection, redis_url: str, model_dir: Path, incarnation: int, push_timeout_s: float) -> None:
-    setattr(replicas, "_INFO_TIMEOUT_S", INFO_TIMEOUT_S)  # noqa: B010  it is not for others
     held_at = _Hold(pipe)
     held_at.install()
     sender = WeightSender(
@@ -106,6 +105,7 @@ async def _train(pipe: Connection, redis_url: str, model_dir: Path, incarnation:
         transport="gloo",
         push_timeout_s=push_timeout_s,
         incarnation=incarnation,
+        info_timeout_s=INFO_TIMEOUT_S,
         buffer_bytes=20_000,
     )
     while True:

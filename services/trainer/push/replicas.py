@@ -38,7 +38,6 @@ from shared.tls import why_away
 log = logging.getLogger(__name__)
 
 _PATIENCE_S = 60.0
-_INFO_TIMEOUT_S = 3.0
 _ReplyT = TypeVar("_ReplyT", bound=BaseModel)
 
 
@@ -152,13 +151,14 @@ async def reconcile(
     transport: WantedTransport,
     own: Abilities,
     dtype: str | None,
+    info_timeout_s: float,
     without: Collection[str],
 ) -> Fleet:
-    """Ask every live replica not in ``without`` for its state. A replica that does not answer within 3 s is refused."""
+    """Ask every live replica not in ``without`` for its state. One that does not answer in time is refused."""
     replicas = {
         name: replica for name, replica in (await registered(redis, keys, client)).items() if name not in without
     }
-    answers = await asyncio.gather(*(_info(replica) for replica in replicas.values()))
+    answers = await asyncio.gather(*(_info(replica, timeout_s=info_timeout_s) for replica in replicas.values()))
     infos = {name: answer for name, answer in zip(replicas, answers, strict=True) if isinstance(answer, ReplicaInfo)}
     ready = {name: info for name, info in infos.items() if is_ready(info, run_id=keys.run_id)}
     chosen, why = choose_transport(transport, list(ready.values()), own)
@@ -208,9 +208,9 @@ async def _entries(redis: Redis, keys: RunKeys) -> dict[bytes, bytes]:
     return entries
 
 
-async def _info(replica: Replica) -> ReplicaInfo | str:
+async def _info(replica: Replica, *, timeout_s: float) -> ReplicaInfo | str:
     try:
-        return await replica.info(timeout_s=_INFO_TIMEOUT_S)
+        return await replica.info(timeout_s=timeout_s)
     except HeadraceError as error:
         return str(error)
 

@@ -73,6 +73,7 @@ class WeightSender:
         push_timeout_s: Deadline of one attempt, in seconds; a push has at most two attempts.
         incarnation: This trainer's value of the run's epoch counter.
         dtype: Dtype in which the generators' engines must hold the weights; None is not compared.
+        info_timeout_s: Longest wait for a replica's state, in seconds. A replica that does not answer is left out.
         buffer_bytes: Size after which a packed chunk is cut; None chooses a size for the transport.
     """
 
@@ -90,6 +91,7 @@ class WeightSender:
         push_timeout_s: float,
         incarnation: int,
         dtype: str | None = None,
+        info_timeout_s: float = 3.0,
         buffer_bytes: int | None = None,
     ) -> None:
         self._redis = redis
@@ -107,6 +109,7 @@ class WeightSender:
         )
         self._push_timeout_s = push_timeout_s
         self._dtype = dtype
+        self._info_timeout_s = info_timeout_s
         self._incarnation = incarnation
         headers = {"authorization": f"Bearer {internal_key}"} if internal_key else {}
         self._client = httpx.AsyncClient(headers=headers, **peers.for_async_client())
@@ -217,6 +220,7 @@ class WeightSender:
             transport=self._wanted_transport,
             own=self._abilities,
             dtype=self._dtype,
+            info_timeout_s=self._info_timeout_s,
             without=without,
         )
 
