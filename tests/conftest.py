@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from shared.keys import RunKeys
@@ -24,6 +25,12 @@ from tests.kept_ports import kept_port
 # The models of these tests are so small that a second thread costs more than it computes, and many times more on a
 # busy machine. torch reads this when it is loaded, which is later; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says something of the machine, and nothing of the code.
+hypothesis.settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy machine")
 
 
 CONFORMANCE = "conformance with TRL"

@@ -195,7 +195,7 @@ def test_it_does_not_grow_while_fewer_groups_are_in_flight_than_it_allows() -> N
     assert window.size == 4
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(-3, 100), st.integers(1, 64),
     st.lists(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -53,7 +53,6 @@ def two_versions(draw: st.DrawFn) -> tuple[int, Bytes, Bytes]:
     return item_bytes, before, after
 
 
-@settings(deadline=None)
 @given(two_versions())
 def test_a_decoded_delta_is_the_newer_version_bit_for_bit(versions: tuple[int, Bytes, Bytes]) -> None:
     item_bytes, before, after = versions
@@ -61,7 +60,6 @@ def test_a_decoded_delta_is_the_newer_version_bit_for_bit(versions: tuple[int, B
     assert applied(before, delta, item_bytes) == after.tobytes()
 
 
-@settings(deadline=None)
 @given(two_versions(), st.data())
 def test_a_cut_off_or_flipped_delta_is_refused_and_changes_nothing(
     versions: tuple[int, Bytes, Bytes], data: st.DataObject
