@@ -33,7 +33,7 @@ FAILING = Pause(
     failed_ratio=0.75,
     last_failure="timeout took longer than 30 s",
 )
-ASKED = Pause(by="user", reason="somebody asked for it", since_s=1000.0)
+ASKED = Pause(by="user", reason="a user asked for it", since_s=1000.0)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_a_run_is_asked_to_pause_and_shown_as_paused_once_its_rank_says_so
 
     await store.write_pause(run_id, ASKED)
     paused = await shown(client, run_id)
-    assert (paused["status"], paused["reason"]) == ("paused", "somebody asked for it")
+    assert (paused["status"], paused["reason"]) == ("paused", "a user asked for it")
     assert paused["pause"] == {
         "by": "user", "since_s": 1000.0, "reward_func": None, "failed_ratio": 0.0, "last_failure": "",
     }  # fmt: skip
@@ -97,7 +97,7 @@ async def test_a_run_that_its_rewards_paused_is_shown_with_the_function_and_what
     client: httpx.AsyncClient, run_id: str, store: RunStore
 ) -> None:
     await store.write_pause(run_id, FAILING)
-    waiting_for = "reward function judge to work again; one group every 5 s tries it"
+    waiting_for = "reward function judge to work again; one group every 5 s tests it"
     await store.write_progress(run_id, Progress(waiting_for=waiting_for, updated_at_s=time.time()))
     paused = await shown(client, run_id)
     assert (paused["status"], paused["desired"], paused["reason"]) == ("paused", "run", FAILING.reason)

@@ -19,7 +19,7 @@ def test_a_run_whose_reward_always_fails_drops_groups_is_paused_and_can_be_stopp
     waiting_for = ""
     for event in stack.client.events(run_id):
         waiting_for = str(event.data.get("waiting_for", "")) if event.kind == "progress" else waiting_for
-        if waiting_for.startswith(f"reward function user_rewards:{name} to work again; one group every 5 s tries it"):
+        if waiting_for.startswith(f"reward function user_rewards:{name} to work again; one group every 5 s tests it"):
             break
     assert "unscorable" in waiting_for
     paused = stack.client.get(run_id)

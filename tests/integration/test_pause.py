@@ -88,7 +88,7 @@ def test_a_run_whose_grader_goes_away_pauses_outlives_a_kill_and_finishes_with_e
         stack.client.pause(run_id)
         held = until(stack, run_id, is_paused_by("user"))
         assert held["waiting_for"] == "somebody to resume it"
-        assert "somebody asked for it" in headrace(stack, "show", run_id)
+        assert "a user asked for it" in headrace(stack, "show", run_id)
         assert headrace(stack, "resume", run_id) == f"{run_id} goes on\n"
         run = stack.wait_for_end(run_id)
     assert run["status"] == "finished", run

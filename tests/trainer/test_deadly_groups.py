@@ -117,8 +117,8 @@ async def test_a_group_that_a_rank_dies_of_twice_is_buried_with_its_post_mortem(
     assert ledger["admitted"] == 6 * groups_per_step + 1
     where = tmp_path / "run" / "post_mortem" / f"group_{DEADLY}"
     assert await letters(redis) == {
-        DEADLY: "the training rank died 2 times with it in its hands, the last time with nothing else: "
-        f"{said or 'it was killed, or the machine had no memory left'}; look at {where}/report.json"
+        DEADLY: "the training rank died 2 times while it computed on this group, the last time only on it: "
+        f"{said or 'it was killed, or the machine ran out of memory'}; look at {where}/report.json"
     }
     report: dict[str, Any] = json.loads((where / "report.json").read_text())
     assert (report["group_id"], report["deaths"], report["last_words"]) == (DEADLY, 2, said)

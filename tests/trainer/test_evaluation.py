@@ -110,8 +110,8 @@ async def test_training_goes_on_while_an_evaluation_is_under_way_and_a_later_one
     assert [line["eval_skipped"] for line in evaluations(tmp_path)][:2] == [0, num_skipped]
     (said,) = [message for message in await logged_events(redis) if message.startswith("the evaluation")]
     assert said == (
-        f"the evaluations of steps {due} are made as one at step {at}, on the policy of then: that of step 0 was under "
-        "way. Raise eval_steps, or lower max_eval_prompts or num_generations_eval"
+        f"the evaluations of steps {due} are made as one at step {at}, on its policy, because the evaluation of step 0 "
+        "was still running. Raise eval_steps, or lower max_eval_prompts or num_generations_eval"
     )
 
 

@@ -31,7 +31,7 @@ async def test_the_record_of_a_run_with_a_loss_that_is_not_finite_names_the_post
     assert record.status == "failed"
     report = tmp_path / "run" / "post_mortem" / "step_00000003" / "report.json"
     assert str(report) in record.reason
-    assert "its last checkpoint is as it was" in record.reason
+    assert "its last checkpoint is unchanged" in record.reason
     assert report.is_file()
     assert newest_ledger(tmp_path / "run")["trained"] == [[0, 3]], "that of step 2, written just before"
     assert "Traceback" not in (tmp_path / f"{RUN_ID}.log").read_text()

@@ -55,7 +55,7 @@ async def test_only_the_group_that_was_alone_in_hand_at_the_second_death_is_cond
     assert set(fourth.suspects) == {4}
     fourth.refuse_condemned(scored_group("00000004"))
     with pytest.raises(
-        MessageError, match="died 3 times with it in its hands, the last time with nothing else: it was"
+        MessageError, match="died 3 times while it computed on this group, the last time only on it: it was"
     ):
         fourth.refuse_condemned(scored_group("00000005"))
     fourth.refuse_condemned(scored_group("00000005"))  # an operator has replayed it, so it gets another chance
@@ -68,7 +68,7 @@ async def test_a_condemned_group_stays_so_when_the_rank_ends_before_it_reads_it_
     GroupsInHand(tmp_path)  # ends without a group in progress: Redis was unreachable, or the rank was asked to end
     fourth = GroupsInHand(tmp_path)
     assert set(fourth.suspects) == {4}
-    with pytest.raises(MessageError, match="died 2 times with it in its hands"):
+    with pytest.raises(MessageError, match="died 2 times while it computed on this group"):
         fourth.refuse_condemned(scored_group("00000005"))
 
 

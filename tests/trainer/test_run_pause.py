@@ -59,7 +59,7 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_su
         now = await watcher.reports(1)
         assert now.progress.step == 0
         assert now.progress.waiting_for.startswith(
-            "reward function parity to work again; one group every 0 s tries it. Mend it: "
+            "reward function parity to work again; one group every 0 s tests it. Fix it: "
         )
         assert now.progress.waiting_for.endswith(" unscorable (last failure: parity: error)")
         in_flight = now.progress.groups_admitted - sum(now.progress.groups_dropped.values())
@@ -74,7 +74,7 @@ async def test_failing_rewards_pause_the_run_with_the_reason_and_a_probe_that_su
     told = await watcher.statuses()
     assert told == [
         {"status": "paused", "by": "rewards", "reason": paused.reason, "reward_func": "parity", "failed_ratio": 1.0},
-        {"status": "running", "reason": "the rewards of a group that tried them were fine"},
+        {"status": "running", "reason": "a probe group was scored successfully"},
     ]
 
 
@@ -116,7 +116,7 @@ async def test_while_rewards_fail_for_some_completions_whole_batches_of_what_is_
         paused = await watcher.paused("rewards")
         assert paused.pause is not None
         assert paused.pause.failed_ratio == pytest.approx(0.6)
-        probing = " tries it (last failure: error). Mend it: "
+        probing = " tests it (last failure: error). Fix it: "
         before = (await watcher.until(lambda it: probing in it.progress.waiting_for)).progress
         await watcher.until(lambda it: it.progress.groups_admitted >= before.groups_admitted + 3)
         assert (await watcher.record()).status == "paused"
@@ -138,14 +138,14 @@ async def test_a_pause_that_was_asked_for_keeps_what_is_under_way_until_the_run_
         await watcher.until(lambda it: it.progress.step >= 2)
         await watcher.store.ask_to(RUN_ID, "pause")
         paused = await watcher.paused("user")
-        assert (paused.status, paused.reason) == ("paused", "somebody asked for it")
+        assert (paused.status, paused.reason) == ("paused", "a user asked for it")
 
         async def is_everything_scored() -> bool:
             return await redis.xlen(keys.prompts) == await redis.xlen(keys.completions) == 0
 
         await eventually(is_everything_scored)
         before = (await watcher.reports(1)).progress
-        assert before.waiting_for == "somebody to resume it"
+        assert before.waiting_for == "a user to resume it"
         assert before.groups_admitted - before.groups_trained >= 2, "a whole batch is here, and waits"
         after = (await watcher.reports(2)).progress
         assert (after.step, after.groups_admitted) == (before.step, before.groups_admitted)
@@ -206,7 +206,7 @@ async def test_somebody_who_resumes_a_run_need_not_wait_for_a_probe_and_it_pause
     assert ending == "finished"
     assert_exact(loop.ledger, run_dir=tmp_path / "run", failed=grader.failed)
     statuses = [(told["status"], told.get("by", told["reason"])) for told in await watcher.statuses()]
-    assert statuses == [("paused", "rewards"), ("running", "somebody resumed it")] * 2
+    assert statuses == [("paused", "rewards"), ("running", "a user resumed it")] * 2
 
 
 @pytest.mark.parametrize("by", ["user", "rewards"])

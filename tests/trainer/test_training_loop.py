@@ -290,7 +290,7 @@ async def test_weights_that_are_not_finite_are_named_as_the_cause(
     with pytest.raises(ExceptionGroup):
         await train(redis, played=PlayedServices(redis), sender=FakeSender(redis), meddle=poison)
     report = json.loads((tmp_path / "run" / "post_mortem" / "step_00000001" / "report.json").read_text())
-    assert {row["fault"] for row in report["rows"]} == {"the policy in training has no finite logprobs for it"}
+    assert {row["fault"] for row in report["rows"]} == {"its logprobs under the policy in training are not finite"}
     assert not list((tmp_path / "run" / "checkpoints").glob("step_*"))
 
 
@@ -333,5 +333,5 @@ async def test_rows_whose_gradients_are_too_large_together_alone_are_all_named(
     report = json.loads((tmp_path / "run" / "post_mortem" / "step_00000001" / "report.json").read_text())
     first, second = report["group_ids"]
     assert report["rollouts_at_fault"] == [f"{first}-0", f"{first}-1", f"{second}-0", f"{second}-1"]
-    together = "its gradient is not finite, together with those of 1 other rows"
+    together = "its gradient is not finite together with 1 other rows"
     assert {row["fault"] for row in report["rows"]} == {together, ""}

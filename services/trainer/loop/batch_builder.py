@@ -106,7 +106,9 @@ class BatchBuilder:
                 self.drop(waiting.number, STALE)
         candidates = self._scored.oldest_first()
         if len(candidates) < wanted:
-            return Batch((), f"scored groups: {len(candidates)} of the {wanted} of a batch are here{self._drops()}")
+            return Batch(
+                (), f"scored groups: {len(candidates)} of the {wanted} for a batch have arrived{self._drops()}"
+            )
         chosen, left_out = candidates[:wanted], candidates[wanted:]
         here = self._scored.considered()
         unfinished = stragglers(

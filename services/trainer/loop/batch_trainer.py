@@ -154,7 +154,7 @@ class BatchTrainer:
     async def _try_alone(self, group: TrainedGroup) -> None:
         """Run a step's passes on one group and discard the gradients: an earlier rank may have died of it."""
         number = group.waiting.number
-        log.info("trying group %s alone: the rank before died with it", group_id(number))
+        log.info("trying group %s by itself: the previous rank died while it computed on it", group_id(number))
         async with self._in_hand.holding([number]):
             (minibatch,) = await self._scored([make_minibatch([group], self._config)], num_steps=2)
             (totals,) = step_totals([minibatch])
@@ -192,7 +192,7 @@ class BatchTrainer:
 
     async def _post_mortem(self, error: NonFiniteError, minibatch: Minibatch, totals: StepTotals) -> NonFiniteError:
         step = self._core.policy_version + 1
-        ended = f"{error}. The run ended at step {step}, its last checkpoint is as it was"
+        ended = f"{error}. The run ended at step {step}; its last checkpoint is unchanged"
         try:
             where = await self._in_torch_thread(
                 lambda: write_post_mortem(
@@ -206,10 +206,9 @@ class BatchTrainer:
                 )
             )
         except OSError as failure:
-            return NonFiniteError(f"{ended}; there is no post-mortem, because it could not be written: {failure}")
+            return NonFiniteError(f"{ended}; the post-mortem could not be written: {failure}")
         return NonFiniteError(
-            f"{ended}; look at {where}/report.json: it says which rollouts were at fault, and the groups of the step "
-            "are beside it"
+            f"{ended}; look at {where}/report.json for the rollouts at fault; the groups of the step are beside it"
         )
 
     async def _in_torch_thread(self, work: Callable[[], _ResultT]) -> _ResultT:

@@ -118,7 +118,7 @@ class Evaluations:
         running = self._running
         if running is None:
             return ""
-        return f"the evaluation of step {running.step}: {len(running.groups)} of {running.num_prompts} prompts are in"
+        return f"the evaluation of step {running.step}: {len(running.groups)} of {running.num_prompts} prompts are done"
 
     def is_due(self, policy_version: int) -> bool:
         """Return whether an evaluation is to begin on this version."""
@@ -182,7 +182,7 @@ class Evaluations:
             return None
         if running.in_flight:
             log.warning(
-                "the evaluation of step %d is reported without %d prompts: nothing came in for %.0f s",
+                "the evaluation of step %d is reported without %d prompts: no group arrived for %.0f s",
                 running.step, len(running.in_flight), self.idle_s,
             )  # fmt: skip
         running.num_missing += len(running.in_flight) + running.num_prompts - running.next_index
@@ -210,7 +210,7 @@ class Evaluations:
         known = {*in_hand, *await groups_in_flight(self._redis, self._keys), *await buried(self._redis, self._keys)}
         for label, index in self._running.in_flight.items():
             if label not in known:
-                log.warning("prompt %d of the evaluation is sent off again: no trace of it is left", index)
+                log.warning("sending prompt %d of the evaluation again: Redis has lost it", index)
                 payload = self._payload(label, index)
                 await send_off(self._redis, self._keys, self._epoch, label, payload, is_again=True)
 
@@ -292,8 +292,9 @@ class EvaluationResult:
 def _moved(due: range, *, to: int, fell_into: int) -> str:
     these = f"evaluation of step {due[0]} is" if len(due) == 1 else f"evaluations of steps {_listed(due)} are"
     return (
-        f"the {these} made {'as one ' if len(due) > 1 else ''}at step {to}, on the policy of then: that of step "
-        f"{fell_into} was under way. Raise eval_steps, or lower max_eval_prompts or num_generations_eval"
+        f"the {these} made {'as one ' if len(due) > 1 else ''}at step {to}, on its policy, because the "
+        f"evaluation of step {fell_into} was still running. Raise eval_steps, or lower max_eval_prompts or "
+        "num_generations_eval"
     )
 
 

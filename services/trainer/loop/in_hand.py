@@ -69,7 +69,7 @@ class GroupsInHand:
             self._record.condemned = sorted({*self._record.condemned, *died_with})
         self._last_words, self._died_at_s = self._record.last_words, self._modified_at_s()
         if died_with:
-            log.warning("the rank before died with groups %s in its hands", died_with)
+            log.warning("the previous rank died while it computed on groups %s", died_with)
             self._write([])
 
     @property
@@ -108,7 +108,7 @@ class GroupsInHand:
         number = training_number(group.prompt.group_id)
         if number is None or number not in self._record.condemned:
             return
-        how = self._last_words or "it was killed, or the machine had no memory left"
+        how = self._last_words or "it was killed, or the machine ran out of memory"
         where = self._run_dir / "post_mortem" / f"group_{group.prompt.group_id}"
         report = {
             "group_id": group.prompt.group_id,
@@ -121,13 +121,13 @@ class GroupsInHand:
         try:
             write_whole(where, report, [group])
         except OSError as error:
-            kept = f"; there is no post-mortem, because it could not be written: {error}"
+            kept = f"; the post-mortem could not be written: {error}"
         self._record.condemned.remove(number)
         self._record.deaths.pop(number)
         self._write(self._record.groups)
         raise MessageError(
-            f"the training rank died {report['deaths']} times with it in its hands, the last time with nothing else: "
-            f"{how}{kept}"
+            f"the training rank died {report['deaths']} times while it computed on this group, the last time only "
+            f"on it: {how}{kept}"
         )
 
     def _read(self) -> _Record:
@@ -136,7 +136,7 @@ class GroupsInHand:
         except FileNotFoundError:
             return _Record()
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            log.warning("%s cannot be read, so nothing is known of how the rank before died: %s", self._file, error)
+            log.warning("%s cannot be read, so it is unknown how the previous rank died: %s", self._file, error)
             return _Record()
 
     def _modified_at_s(self) -> float:
@@ -153,7 +153,7 @@ class GroupsInHand:
             aside.write_bytes(msgspec.json.encode(self._record))
             aside.rename(self._file)
         except OSError as error:
-            log.warning("what the rank has in its hands could not be written to %s: %s", self._file, error)
+            log.warning("the groups that the rank computes on could not be written to %s: %s", self._file, error)
 
 
 def _described(group: ScoredGroup, index: int) -> Mapping[str, Any]:

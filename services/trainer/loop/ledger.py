@@ -108,13 +108,15 @@ class Ledger:
         except (msgspec.ValidationError, RecursionError) as error:
             raise HeadraceError(f"the ledger of the checkpoint cannot be read: {error}") from error
         if kept.admitted > _MAX_GROUPS:
-            raise HeadraceError(f"the ledger of the checkpoint has {kept.admitted} groups admitted, which cannot be")
+            raise HeadraceError(
+                f"the ledger of the checkpoint has {kept.admitted} admitted groups, more than group ids allow"
+            )
         end = 0
         for first, last in sorted(run for runs in (kept.trained, *kept.dropped.values()) for run in runs):
             if not end <= first <= last < kept.admitted:
                 raise HeadraceError(
                     f"the ledger of the checkpoint contradicts itself: groups {first} to {last} of {kept.admitted} "
-                    "admitted have an outcome twice, or were never admitted"
+                    "admitted have two outcomes, or were never admitted"
                 )
             end = last + 1
         ledger = cls(admitted=kept.admitted)

@@ -61,7 +61,7 @@ class LostWrites:
         """
         if not await self._restarts.has_restarted():
             return
-        log.info("Redis was started again: looking for groups that it has lost")
+        log.info("Redis was restarted: looking for groups that it has lost")
         missing = await missing_groups(self._redis, self._keys, self._ledger)
         in_hand = self._scored.numbers()
         self._admission.admit_again(number for number in missing if number not in in_hand)

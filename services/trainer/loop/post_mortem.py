@@ -85,7 +85,7 @@ def write_post_mortem(
     }
     directory = run_dir / "post_mortem" / f"step_{step:08d}"
     write_whole(directory, report, [group.waiting.group for group in minibatch.groups])
-    log.error("step %d has no finite loss or gradient; the post-mortem is in %s", step, directory)
+    log.error("the loss or gradient of step %d is not finite; the post-mortem is in %s", step, directory)
     return directory
 
 
@@ -135,7 +135,7 @@ def _loss(row: TrainRow, score: Scores, totals: StepTotals, config: RunConfig) -
 def _fault(row: TrainRow, score: Scores, loss: float) -> str:
     """Return the problem with the row; empty if its numbers are finite."""
     if not np.isfinite(score.trainer_logprobs).all():
-        return "the policy in training has no finite logprobs for it"
+        return "its logprobs under the policy in training are not finite"
     for name in ("generator_logprobs", "old_logprobs", "reference_logprobs"):
         values: Logprobs | None = getattr(row, name)
         # A NaN is a logprob that the generator does not know.
@@ -170,7 +170,7 @@ def _faulty_gradients(rows: Sequence[TrainRow], totals: StepTotals, core: Traini
         failed = [half for half in halves if not _is_finite([rows[index] for index in half], totals, core)]
         suspects += failed
         if not failed:
-            together = f", together with those of {len(suspect) - 1} other rows" if middle else ""
+            together = f" together with {len(suspect) - 1} other rows" if middle else ""
             for index in suspect:
                 faults[index] = f"its gradient is not finite{together}"
     return faults

@@ -85,7 +85,7 @@ async def withdraw_unsampled(redis: Redis, keys: RunKeys, ledger: Ledger, *, epo
             args=(epoch, GENERATORS, *(part for entry in entries[start : start + _PAGE] for part in entry)),
         )
     if num_withdrawn:
-        log.info("%d prompts wait until the steps since the checkpoint are made again", num_withdrawn)
+        log.info("withdrew %d prompts until the steps since the checkpoint are repeated", num_withdrawn)
     return num_withdrawn
 
 
@@ -99,7 +99,7 @@ async def missing_groups(redis: Redis, keys: RunKeys, ledger: Ledger) -> list[in
             ledger.record_dropped(number, DEAD_LETTER)
     missing = [number for number in ledger.in_flight() if number not in in_flight]
     if missing:
-        log.warning("admitting %d groups again of which no trace is left", len(missing))
+        log.warning("admitting %d lost groups again", len(missing))
     return missing
 
 

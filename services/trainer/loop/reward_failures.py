@@ -115,7 +115,7 @@ class RewardFailures:
             )
         elif not any(judged.is_scorable for judged in self._judged):
             why = (
-                f"reward function {name} failed most, for {failed_ratio:.0%} of the completions{said}"
+                f"reward function {name} failed most often, for {failed_ratio:.0%} of the completions{said}"
                 if name
                 else "no reward function applies to them"
             )

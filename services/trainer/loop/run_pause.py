@@ -63,7 +63,7 @@ class RunPause:
         if self._pause is not None and (why := self._why_over(self._pause, wishes)):
             await self._go_on(self._pause, why)
         if wishes.desired == "pause" and self.by != "user":
-            await self._begin(Pause("user", "somebody asked for it", time.time(), num_resumes=wishes.num_resumes))
+            await self._begin(Pause("user", "a user asked for it", time.time(), num_resumes=wishes.num_resumes))
         elif self._pause is None and (verdict := self._failures.verdict()) is not None:
             found = dataclasses.asdict(verdict)
             await self._begin(Pause("rewards", since_s=time.time(), num_resumes=wishes.num_resumes, **found))
@@ -73,22 +73,22 @@ class RunPause:
         if self._pause is None:
             return batch_waits_for
         if self._pause.by == "user":
-            return "somebody to resume it"
+            return "a user to resume it"
         name = self._pause.reward_func
         said = self._failures.last_failure() or self._pause.last_failure
         last_failure = f" (last failure: {said})" if said and said not in batch_waits_for else ""
         return (
             f"{f'reward function {name}' if name else 'a reward function'} to work again; one group every "
-            f"{probe_every_s:.0f} s tries it{last_failure}. {how_to_mend(name)} Or resume or stop the run. "
+            f"{probe_every_s:.0f} s tests it{last_failure}. {how_to_mend(name)} Or resume or stop the run. "
             f"Meanwhile {batch_waits_for}"
         )
 
     def _why_over(self, pause: Pause, wishes: Wishes) -> str:
         """Return why a pause is over; empty if it is not."""
         if wishes.desired == "run" if pause.by == "user" else wishes.num_resumes > pause.num_resumes:
-            return "somebody resumed it"
+            return "a user resumed it"
         if pause.by == "rewards" and self._failures.has_recovered:
-            return "the rewards of a group that tried them were fine"
+            return "a probe group was scored successfully"
         return ""
 
     async def _begin(self, pause: Pause) -> None:
@@ -110,12 +110,12 @@ class RunPause:
 def how_to_mend(reward_func: str) -> str:
     """Return advice for a failing reward function, by the form of its name; an empty name gives general advice."""
     if ":" in reward_func:
-        return "Mend it: an edit that is saved and imports is taken in by itself."
+        return "Fix it: a saved edit that can be imported is loaded automatically."
     if "/" in reward_func:
-        return "It is a reward model: the rewarder's log says more."
+        return "It is a reward model: see the rewarder's log for details."
     if reward_func:
         return (
-            "Mend it: an endpoint where it runs, or by registering it again; for what is built in, submit a new run "
-            "with the columns and reward_kwargs that it asks for."
+            "Fix it: repair an endpoint where it runs, or register it again; for a built-in function, submit a new run "
+            "with the columns and reward_kwargs that it needs."
         )
-    return "Mend what fails."
+    return "Fix the failing functions."

@@ -102,7 +102,7 @@ class Surroundings:
         try:
             return number, LineageVersion.parse(version.decode(errors="replace")).policy_version
         except ValueError as error:
-            log.warning("which weights began group %s is not known: %s", group_id(number), error)
+            log.warning("the policy version that began group %s is unknown: %s", group_id(number), error)
             return None
 
     async def _note_dead_letters(self) -> None:

@@ -68,7 +68,7 @@ def test_a_pause_is_in_no_pace_and_while_it_lasts_no_time_is_left() -> None:
         watch.take_event(metrics(step, paused_s=paused_s))
     # Four seconds of wall-clock time, one of which was a pause.
     assert watch.seconds_left() == (10 - 3) * 1.5
-    watch.take_run(make_run(status="paused", reason="somebody asked for it"))
+    watch.take_run(make_run(status="paused", reason="a user asked for it"))
     assert watch.seconds_left() is None
 
 

@@ -83,7 +83,7 @@ def test_too_few_groups_make_no_step_and_the_reason_says_how_many(run_config: Ru
     rig.arrive(0, scored_group())
     batch = rig.batch()
     assert batch.groups == ()
-    assert batch.waiting_for == "scored groups: 1 of the 2 of a batch are here"
+    assert batch.waiting_for == "scored groups: 1 of the 2 for a batch have arrived"
 
 
 def test_a_group_with_one_scored_completion_is_dropped_and_the_failure_is_told(run_config: RunConfig) -> None:

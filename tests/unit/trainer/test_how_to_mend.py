@@ -8,11 +8,11 @@ from services.trainer.loop.run_pause import how_to_mend
 @pytest.mark.parametrize(
     ("reward_func", "says"),
     [
-        ("my_rewards:judge", "an edit that is saved and imports is taken in by itself"),
-        ("judge", "an endpoint where it runs, or by registering it again"),
+        ("my_rewards:judge", "a saved edit that can be imported is loaded automatically"),
+        ("judge", "repair an endpoint where it runs, or register it again"),
         ("accuracy_reward", "submit a new run with the columns and reward_kwargs"),
         ("some-org/some-model", "It is a reward model"),
-        ("", "Mend what fails."),
+        ("", "Fix the failing functions."),
     ],
 )
 def test_how_to_mend_a_reward_depends_on_what_it_is(reward_func: str, says: str) -> None:

@@ -74,7 +74,7 @@ def test_a_ledger_survives_its_checkpoint(outcomes: dict[int, str]) -> None:
         ({"admitted": 5, "trained": [[3, 1]], "dropped": {}}, "groups 3 to 1 of 5 admitted"),
         ({"admitted": 5, "trained": [[-2, 1]], "dropped": {}}, "cannot be read"),
         ({"admitted": -1, "trained": [], "dropped": {}}, "cannot be read"),
-        ({"admitted": 2**53, "trained": [[0, 2**52]], "dropped": {}}, "9007199254740992 groups admitted"),
+        ({"admitted": 2**53, "trained": [[0, 2**52]], "dropped": {}}, "9007199254740992 admitted groups"),
         ({"admitted": 5, "trained": [[0, 1, 2]], "dropped": {}}, "cannot be read"),
         ({"admitted": 5, "trained": "x", "dropped": {}}, "cannot be read"),
         ({"admitted": 5}, "cannot be read"),

@@ -79,8 +79,8 @@ def test_functions_that_fail_rarely_each_but_leave_no_group_scorable_stop_the_ru
     verdict = found.verdict()
     assert verdict is not None
     assert verdict.reason == (
-        "no group of the last 2 groups had 3 scored completions: reward function a failed most, for 25% of the "
-        "completions; it last said: error"
+        "no group of the last 2 groups had 3 scored completions: reward function a failed most often, for 25% "
+        "of the completions; it last said: error"
     )
 
 
