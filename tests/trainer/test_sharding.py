@@ -235,7 +235,7 @@ def test_a_rendezvous_at_a_name_that_leads_nowhere_yet_is_tried_again(caplog: py
     """After a pod was replaced, its name may still resolve to the old pod, or to nothing, because DNS is cached."""
     node = Node("run-x", 1, 2, 0, "trainer-0.invalid:1", (sys.executable, "-c", "pass"), timeout_s=20)
     assert launch(node) == 1
-    assert "trainer-0.invalid is not this machine" in caplog.messages[-1]
+    assert "trainer-0.invalid does not resolve to this machine" in caplog.messages[-1]
 
 
 async def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:

@@ -152,8 +152,8 @@ def own_device(local_rank: int, *, num_local_ranks: int) -> torch.device:
     num_gpus = torch.cuda.device_count()
     if num_local_ranks > num_gpus:
         raise UserError(
-            f"{num_local_ranks} training ranks on a machine that shows them {num_gpus} GPUs: each needs its own. "
-            f"Set nproc_per_node to at most {num_gpus}, or to auto",
+            f"this machine has {num_local_ranks} training ranks and {num_gpus} visible GPUs: each rank needs its own "
+            f"GPU. Set nproc_per_node to at most {num_gpus}, or to auto",
             field="nproc_per_node",
         )
     torch.cuda.set_device(local_rank)

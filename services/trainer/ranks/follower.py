@@ -109,7 +109,7 @@ class Follower:
             self._buckets = WeightBuckets(self._core.lm, dtype=self._core.dtype, bucket_bytes=command.bucket_bytes)
             return Done()
         if self._core is None or self._buckets is None:
-            raise RankLostError(f"rank 0 asked for {type(command).__name__} before there was a core")
+            raise RankLostError(f"rank 0 sent {type(command).__name__} before Build")
         if isinstance(command, GatherBucket):
             self._buckets.gather(command.bucket)
             return Done()
@@ -147,7 +147,7 @@ def _do(core: PolicyCore, command: Command) -> Answer:
         case LoadState(directory=directory):
             core.load_state(Path(directory))
         case _:
-            raise RankLostError(f"rank 0 sent {type(command).__name__}, which is no command for a core")
+            raise RankLostError(f"rank 0 sent {type(command).__name__}, which is not a command for a core")
     return Done()
 
 

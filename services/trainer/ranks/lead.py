@@ -132,7 +132,7 @@ class Lead:
             raise RankLostError(f"a command to the training ranks did not end within {timeout_s:.0f} s")
         try:
             if self._is_broken:
-                raise RankLostError("the training ranks are out of step after a failure; they are started again")
+                raise RankLostError("the training ranks are out of step after a failure; they will be restarted")
             yield
         finally:
             self._turn.release()

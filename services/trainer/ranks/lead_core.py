@@ -110,7 +110,9 @@ class LeadCore:
             for index, arrays in unpack_arrays(answer.arrays).items():
                 trainer_logprobs, entropies, reference_logprobs = arrays
                 if trainer_logprobs is None or entropies is None:
-                    raise RankLostError("a training rank scored a row without logprobs; it runs another version of us")
+                    raise RankLostError(
+                        "a training rank scored a row without logprobs; it runs another headrace version"
+                    )
                 merged[share.indices[index]] = Scores(trainer_logprobs, entropies, reference_logprobs)
         return [merged[index] for index in range(len(rows))]
 
@@ -145,7 +147,7 @@ class LeadCore:
         for share, answer in zip(shares[1:], answers, strict=True):
             for index, (logprobs, ratio, entropy) in unpack_arrays(answer.arrays).items():
                 if logprobs is None or ratio is None or entropy is None:
-                    raise RankLostError("a training rank left out arrays of a row; it runs another version of us")
+                    raise RankLostError("a training rank left out arrays of a row; it runs another headrace version")
                 row = share.indices[index]
                 merged[row] = PerTokenArrays(logprobs, ratio, entropy, advantage=rows[row].advantage)
         return dataclasses.replace(stats, per_token=merged)

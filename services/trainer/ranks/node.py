@@ -222,13 +222,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m services.trainer.ranks.node",
         description="Starts the training ranks of a further machine for every run with enough nnodes. Reads the "
-        "trainer's HEADRACE_* variables, of them HEADRACE_RENDEZVOUS_ENDPOINT, and needs no Redis.",
+        "trainer's HEADRACE_* variables: HEADRACE_RENDEZVOUS_ENDPOINT must be set, Redis is not needed.",
     )
     parser.add_argument("--api", required=True, metavar="URL", help="the run API")
     parser.add_argument(
-        "--node-rank", required=True, type=node_number, metavar="NUMBER|NAME", help="1 and up; of a name, its end"
+        "--node-rank",
+        required=True,
+        type=node_number,
+        metavar="NUMBER|NAME",
+        help="1 or more, or a name that ends with -NUMBER",
     )
-    parser.add_argument("--heartbeat", type=Path, metavar="FILE", help="touched whenever the loop turns")
+    parser.add_argument("--heartbeat", type=Path, metavar="FILE", help="file to touch in every iteration of the loop")
     options = parser.parse_args(arguments)
     configure_first_logging(os.environ)
     warn_of_unknown_variables(os.environ)
@@ -240,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hide_secrets(os.environ)
     configure_logging(settings.log_level, log_format=settings.log_format)
     if not settings.rendezvous_endpoint:
-        log.critical("HEADRACE_RENDEZVOUS_ENDPOINT is not set: say where the first machine's ranks are, HOST:PORT")
+        log.critical("HEADRACE_RENDEZVOUS_ENDPOINT is not set: set it to HOST:PORT of the first machine's ranks")
         return REFUSED
     asyncio.run(_run(settings, options.api, node_rank=options.node_rank, heartbeat=options.heartbeat))
     return STOPPED

@@ -36,18 +36,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the ranks of this machine and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m services.trainer.ranks.rank_launcher",
-        description="Starts the training ranks of one machine. The run API does it on the first one; on every other "
-        "one of a run with nnodes > 1 start this with the same RUN_ID, --nnodes, --nproc-per-node and --endpoint.",
+        description="Starts the training ranks of one machine. The run API does it on the first machine. For a run "
+        "with nnodes > 1, start this on every other machine, with the same RUN_ID, --nnodes, --nproc-per-node and "
+        "--endpoint.",
     )
     parser.add_argument("run_id", metavar="RUN_ID")
-    parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks on this machine")
-    parser.add_argument("--nnodes", type=int, default=1, help="machines")
+    parser.add_argument("--nproc-per-node", type=int, required=True, help="number of ranks on this machine")
+    parser.add_argument("--nnodes", type=int, default=1, help="number of machines")
     parser.add_argument("--node-rank", type=int, default=0, help="number of this machine; 0 is the run API's")
     parser.add_argument("--endpoint", default="127.0.0.1:0", help="HOST:PORT on node 0, its rendezvous_endpoint")
-    parser.add_argument("command", nargs="*", help="what a rank runs, after '--'; the run id is appended")
+    parser.add_argument("command", nargs="*", help="command of a rank, after '--'; the run id is appended")
     options = parser.parse_args(arguments)
     if not 0 <= options.node_rank < options.nnodes or options.nproc_per_node < 1:
-        parser.error("--node-rank is below --nnodes, and --nproc-per-node at least 1")
+        parser.error("--node-rank must be below --nnodes, and --nproc-per-node at least 1")
     try:
         host, _ = split_endpoint(options.endpoint)
         settings = from_environment(TrainerSettings)

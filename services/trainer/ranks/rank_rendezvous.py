@@ -134,7 +134,7 @@ def _serve(host: str, port: int, *, timeout_s: float) -> tuple[Any, int]:
         return listen_store(host, port, timeout_s=timeout_s)
     except OSError as error:
         if _may_yet_be_ours(host, error):
-            raise RuntimeError(f"{host} is not this machine, by what names lead to at the moment: {error}") from error
+            raise RuntimeError(f"{host} does not resolve to this machine at the moment: {error}") from error
         raise UserError(
             f"the training ranks cannot meet at {host}:{port}: {error}. HEADRACE_RENDEZVOUS_ENDPOINT must be an "
             "address of this machine, and the port free"

@@ -110,7 +110,7 @@ def decoder_layers(lm: Any) -> list[tuple[str, nn.Module]]:
             found.append((name, module))
     if not found:
         raise UserError(
-            f"{type(lm).__name__} does not say what its decoder layers are, so it cannot be sharded over several "
+            f"{type(lm).__name__} does not name its decoder layers, so it cannot be sharded over several "
             "ranks. Set nproc_per_node: 1 and nnodes: 1",
             field="nproc_per_node",
         )
