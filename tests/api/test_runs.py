@@ -231,11 +231,11 @@ async def test_generators_that_pushes_leave_out_are_named_with_the_reason(
     run_id = await submit(client, run)
     store = RunStore(redis)
     await store.set_status(run_id, "running")
-    left_out = {"generator-7": "it refused to say who it is: HTTP 401"}
+    left_out = {"generator-7": "it refused GET info: HTTP 401"}
     await store.write_progress(run_id, Progress(updated_at_s=time.time(), num_left_out=1, left_out=left_out))
     (refusal,) = (await client.get(f"/v1/runs/{run_id}")).json()["refusals"]
     assert (refusal["kind"], refusal["replica_id"]) == ("generator", "generator-7")
-    assert refusal["reason"] == "the last push left it out: it refused to say who it is: HTTP 401"
+    assert refusal["reason"] == "the last push left it out: it refused GET info: HTTP 401"
     await store.write_progress(run_id, Progress(updated_at_s=time.time()))
     assert (await client.get(f"/v1/runs/{run_id}")).json()["refusals"] == []
 

@@ -120,7 +120,7 @@ async def test_the_trainer_calls_generators_over_tls_and_says_why_it_refuses_one
     authority: Authority, stranger: Authority
 ) -> None:
     async with Served(authority.issue()) as generator:
-        assert "refused to say who it is: HTTP 404" in await said_of(generator.url, PeerTls(authority.file))
+        assert "refused GET info: HTTP 404" in await said_of(generator.url, PeerTls(authority.file))
         untrusted = await said_of(generator.url, PeerTls(stranger.file))
         assert untrusted.startswith(
             f"generator generator-0 at {generator.url} cannot be reached: its certificate is not "

@@ -65,7 +65,7 @@ async def test_a_generator_whose_engine_has_another_dtype_is_refused(
     )
     result = await sender.push(weights(0.0), policy_version=0)
     await sender.close()
-    assert "holds weights in float32, the run's are bfloat16" in result.failed["generator-1"]
+    assert "holds weights in float32, the run's are in bfloat16" in result.failed["generator-1"]
     assert one.engine.calls == []
 
 

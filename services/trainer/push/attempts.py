@@ -185,7 +185,9 @@ class Attempts:
                 policy_version=course.policy_version, checksum=checksum, probe=probe
             )
             if failed:
-                log.warning("of %d generators %s failed to commit", len(ready), ", ".join(sorted(failed)))
+                log.warning(
+                    "%d of %d generators failed to commit: %s", len(failed), len(ready), ", ".join(sorted(failed))
+                )
                 members = {name: ready[name] for name in failed}
                 await self._leave_out(course, failed, aborted=members, reason="the commit failed")
         await self._parcels.remove_old(deadline=deadline)

@@ -109,7 +109,7 @@ class DiskWriter:
             PushError: It cannot be written, or it is a delta whose base is not the newest version.
         """
         if self.wants_full(parcel) or parcel.checksum is None:
-            raise PushError("the weights on disk do not fit the delta that was to be written; a full version is needed")
+            raise PushError("the delta does not start from the newest version on disk; a full version is needed")
         newest = self._published[-1] if parcel.encoding == "delta" else None
         # A failed write does not use up the number: the next try overwrites its files, which would otherwise pile up.
         number = self._num_written + 1

@@ -54,10 +54,10 @@ def refusal(info: ReplicaInfo, required: Requirements) -> str | None:
         offered = ", ".join(info.transports) or "nothing"
         return (
             f"it receives weights over {offered}, the run pushes over {required.transport}; "
-            "set weight_transport to what the generators have"
+            "set weight_transport to a transport that the generators have"
         )
     if required.dtype is not None and info.dtype != required.dtype:
-        return f"its engine holds weights in {info.dtype}, the run's are {required.dtype}; start the generator again"
+        return f"its engine holds weights in {info.dtype}, the run's are in {required.dtype}; restart the generator"
     has_wire = required.transport not in ("disk", "simulated")
     if has_wire and release(info.torch_version) != release(required.torch_version):
         return (
@@ -88,7 +88,7 @@ def choose_transport(wanted: WantedTransport, infos: Sequence[ReplicaInfo], own:
     if wanted != "auto":
         return wanted, f"the run says weight_transport: {wanted}"
     if not infos:
-        return "gloo", "no generator is there to be asked what it has"
+        return "gloo", "no generator is available yet"
     if all(info.transports == ["simulated"] for info in infos):
         return "simulated", "all generators are simulated"
     shared_gpu = [info for info in infos if own.device_uuid is not None and info.device_uuid == own.device_uuid]

@@ -156,7 +156,9 @@ class Outgoing:
     @contextlib.contextmanager
     def _own_turn(self, *, deadline: float) -> Generator[None]:
         if not self._turn.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
-            raise StoreError(f"an earlier version is still being written to {self.run_dir}, or old ones removed")
+            raise StoreError(
+                f"an earlier version is still being read, or written to {self.run_dir}, or old ones removed"
+            )
         try:
             yield
         finally:

@@ -65,7 +65,7 @@ def announce(weights: NamedTensors) -> Announcement:
         raise PushError("there are no weights to push")
     if len(set(names)) != len(names):
         double = next(name for name in names if names.count(name) > 1)
-        raise PushError(f"the weights to push name {double} twice")
+        raise PushError(f"the weights to push contain {double} twice")
     return Announcement(names, tuple(dtype for _, dtype, _ in found), tuple(shape for _, _, shape in found))
 
 
@@ -112,8 +112,8 @@ def checked(weights: NamedTensors, announced: Announcement) -> Iterator[tuple[st
             raise PushError(f"{name} was never announced to the generators")
         expected = (announced.names[index], announced.dtypes[index], announced.shapes[index])
         if (name, tensor.dtype, tuple(tensor.shape)) != expected:
-            raise PushError(f"announced {expected} to the generators, but {name} {tensor.dtype} came")
+            raise PushError(f"announced {expected} to the generators, but got {name} {tensor.dtype}")
         index += 1
         yield name, tensor
     if index < len(announced.names):
-        raise PushError(f"{announced.names[index]} was announced to the generators, but never came")
+        raise PushError(f"{announced.names[index]} was announced to the generators, but is missing")

@@ -113,7 +113,7 @@ class StartedProbe:
         except TimeoutError as error:
             raise UnavailableError(
                 f"the trainer did not compute the logprobs of the probe within {self._timeout_s:.0f} s "
-                "(push_timeout_s): it is stuck, and has to be started again"
+                "(push_timeout_s): it is stuck and must be restarted"
             ) from error
 
     async def ended(self) -> None:

@@ -149,7 +149,7 @@ class PushLog:
         if self._failed:
             replica, reason = next(iter(self._failed.items()))
             return f"a generator: the push to {replica} failed ({reason})"
-        return "a generator with its model loaded; the log and /readyz of the generator say how far it is"
+        return "a generator with its model loaded; the log and /readyz of the generator show its progress"
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the last push."""

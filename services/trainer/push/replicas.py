@@ -102,7 +102,7 @@ class Replica:
                     timeout=None,
                 )
         except TimeoutError as error:
-            raise UnavailableError(f"{what} did not answer {route or 'who it is'} within {timeout_s:.1f} s") from error
+            raise UnavailableError(f"{what} did not answer {route or 'GET info'} within {timeout_s:.1f} s") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnavailableError(f"{what} cannot be reached: {why_away(error, url=self.url)}") from error
         if response.is_error:
@@ -110,13 +110,13 @@ class Replica:
             detail = _problem(response, "detail") or f"HTTP {response.status_code}"
             if response.status_code == 401:
                 detail = "HTTP 401: its internal key is not the trainer's; give both the same HEADRACE_INTERNAL_KEY"
-            raise error_type(f"{what} refused {route or 'to say who it is'}: {detail}")
+            raise error_type(f"{what} refused {route or 'GET info'}: {detail}")
         try:
             return reply.model_validate_json(response.content)
         except ValidationError as error:
             raise PushError(
-                f"{what} answered {route or 'who it is'} in a form this trainer does not know; "
-                "are both of the same headrace version?"
+                f"{what} answered {route or 'GET info'} in a form that this trainer does not know; "
+                "do both have the same headrace version?"
             ) from error
 
 

@@ -82,7 +82,7 @@ class SentWeights:
         """Return all weights that ``update`` last copied."""
         announced = self._announced
         if announced is None or self.policy_version is None:
-            raise RuntimeError("there is no complete copy of the weights")
+            raise RuntimeError("the copy of the weights is not complete")
         kinds = zip(announced.names, announced.dtypes, announced.shapes, strict=True)
         described = [(name, dtype, shape) for name, dtype, shape in kinds]
         return Parcel(

@@ -189,7 +189,7 @@ class WeightSender:
             try:
                 await replica.sleep(body, timeout_s=self._push_timeout_s)
             except HeadraceError as error:
-                log.warning("a generator did not give its memory away: %s", error)
+                log.warning("a generator did not release its GPU memory: %s", error)
 
         fleet = await self._reconcile(without=())
         inside = [member.replica for member in fleet.ready.values() if member.info.epoch == self._epochs.current]

@@ -63,7 +63,7 @@ def test_an_engine_in_another_dtype_is_refused_if_the_run_says_its_own() -> None
     assert refusal(info(dtype="bfloat16"), exact) is None
     reason = refusal(info(dtype="float32"), exact)
     assert reason is not None
-    assert "holds weights in float32, the run's are bfloat16" in reason
+    assert "holds weights in float32, the run's are in bfloat16" in reason
 
 
 GPU = Abilities(torch_version="2.13.0+cu130", nccl_version="2.28.9", device_uuid="gpu-0")
@@ -104,7 +104,7 @@ def on_gpu(uuid: str | None, **changes: Any) -> ReplicaInfo:
         ([on_gpu("gpu-1")], CPU, ("gloo", "not nccl, because the trainer has no GPU")),
         ([info(transports=["simulated"])], CPU, ("simulated", "all generators are simulated")),
         ([info(transports=["simulated"]), info()], CPU, ("gloo", "not nccl, because the trainer has no GPU")),
-        ([], GPU, ("gloo", "no generator is there to be asked what it has")),
+        ([], GPU, ("gloo", "no generator is available yet")),
     ],
 )
 def test_auto_takes_the_fastest_that_everybody_has_and_says_why(

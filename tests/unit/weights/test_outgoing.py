@@ -106,7 +106,7 @@ def test_old_versions_are_never_removed_beside_the_next_write(tmp_path: Path, mo
     removing.start()
     assert is_removing.wait(120.0)
     parcel = Parcel(1, announce(weights(1)), "full", lambda: weights(1), 40_012, checksum="of version 1")
-    with pytest.raises(StoreError, match=r"still being written to .*, or old ones removed"):
+    with pytest.raises(StoreError, match=r"still being read, or written to .*, or old ones removed"):
         outgoing.write(parcel, incarnation=1, deadline=time.monotonic() + 0.05)
     may_end.set()
     removing.join(120.0)

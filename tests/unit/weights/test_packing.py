@@ -56,17 +56,17 @@ def test_a_transposed_parameter_is_sent_in_the_order_of_its_shape() -> None:
 def test_no_weights_and_doubles_are_refused() -> None:
     with pytest.raises(PushError, match="no weights"):
         announce([])
-    with pytest.raises(PushError, match="name a twice"):
+    with pytest.raises(PushError, match="contain a twice"):
         announce([("a", torch.zeros(1)), ("b", torch.zeros(1)), ("a", torch.zeros(1))])
 
 
 def test_weights_that_are_not_what_was_announced_are_refused() -> None:
     announced = announce(named())
-    with pytest.raises(PushError, match="d was announced to the generators, but never came"):
+    with pytest.raises(PushError, match="d was announced to the generators, but is missing"):
         list(pack(named()[:-1], announced, buffer_bytes=10))
     with pytest.raises(PushError, match="more was never announced"):
         list(pack([*named(), ("more", torch.zeros(1))], announced, buffer_bytes=10))
-    with pytest.raises(PushError, match=r"but a torch\.float64 came"):
+    with pytest.raises(PushError, match=r"but got a torch\.float64"):
         list(pack([("a", torch.zeros(2, dtype=torch.float64))], announced, buffer_bytes=10))
 
 
