@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
             leave_word(str(error), status=REFUSED)
             return REFUSED
         except (HeadraceError, OSError) as error:
-            log.critical("the training rank ends and will be started again: %s", error)
+            log.critical("the training rank ends and will be restarted: %s", error)
             leave_word(str(error), status=CRASHED, is_loss=isinstance(error, RankLostError))
             return CRASHED
 
@@ -193,7 +193,7 @@ async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) 
     from services.trainer.loop.reconcile import check_not_fenced
 
     if ending == "terminated":
-        log.info("asked to end; the run goes on from its checkpoint when it is started again")
+        log.info("asked to end; the run continues from its checkpoint after a restart")
         return CRASHED
     run_id = parts.keys.run_id
 
@@ -214,7 +214,7 @@ async def _conclude(parts: "Parts", ending: "Ending", terminate: asyncio.Event) 
         terminate=terminate,
     )
     if warning is None:
-        log.info("asked to end; the model is uploaded when the run is started again")
+        log.info("asked to end; the model is uploaded after a restart")
         return CRASHED
     await check_not_fenced(parts.redis, parts.keys, parts.epoch)
     await parts.log.event("status", {"status": ending})

@@ -40,7 +40,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 def room_for(what: str, where: Path) -> str:
     """Return the words for the missing disk space. They follow 'waiting for'."""
-    return f"room on the disk of {where}, which is full, for {what}: delete what is not needed, or make it larger"
+    return f"space for {what} on the disk of {where}, which is full: delete unneeded files, or enlarge the disk"
 
 
 class Room:
@@ -96,7 +96,7 @@ class Room:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(backoff_s):
                 await self._terminate.wait()
-                raise UnavailableError(f"asked to end while there was no room for {what} in {where}")
+                raise UnavailableError(f"asked to end while the disk of {where} had no space for {what}")
         return min(2 * backoff_s, _LAST_BACKOFF_S)
 
     async def note(self, *, what: str, where: Path) -> None:
@@ -111,4 +111,4 @@ class Room:
     def found(self, what: str) -> None:
         """Report that a write has succeeded."""
         if self._missing.pop(what, None) is not None:
-            log.info("there is room again: %s was written", what)
+            log.info("the disk has space again: %s was written", what)

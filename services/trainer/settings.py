@@ -26,15 +26,17 @@ class TrainerSettings(ServiceSettings):
     )
     rank_env: dict[str, str] = Field(default_factory=dict, description="Added to the environment of the rank")
     rank_cpus: list[int] | None = Field(default=None, min_length=1, description="CPUs the rank is pinned to")
-    rank_stop_grace_s: float = Field(default=15.0, gt=0, description="From SIGTERM to SIGKILL of a rank")
+    rank_stop_grace_s: float = Field(default=15.0, gt=0, description="Time from SIGTERM to SIGKILL of a rank")
     rank_exit_grace_s: float = Field(default=30.0, gt=0, description="How long a rank may outlive the end of its run")
-    max_restarts_without_progress: int = Field(default=5, ge=0, description="Then the run fails")
+    max_restarts_without_progress: int = Field(
+        default=5, ge=0, description="Restarts without a new step; then the run fails"
+    )
     first_backoff_s: float = Field(default=0.5, gt=0, description="Pause before the first restart of a rank; doubles")
     last_backoff_s: float = Field(default=10.0, gt=0, description="Longest pause before a restart")
-    supervise_every_s: float = Field(default=1.0, gt=0, description="How often a run's record is looked at")
+    supervise_every_s: float = Field(default=1.0, gt=0, description="How often a run's record is checked")
 
     collective_timeout_s: float = Field(
-        default=600.0, gt=0, description="Deadline of whatever several training ranks do together"
+        default=600.0, gt=0, description="Timeout of collective operations of several training ranks"
     )
     rendezvous_endpoint: str = Field(
         default="",
@@ -50,17 +52,21 @@ class TrainerSettings(ServiceSettings):
         description="Name that generators' certificates must be for; if empty, the host of each one's address",
     )
 
-    dataset_check_timeout_s: float = Field(default=60.0, gt=0, description="Deadline of reading a dataset at submit")
-    hub_timeout_s: float = Field(default=10.0, gt=0, description="Deadline of asking the Hugging Face hub for a model")
-    reward_check_timeout_s: float = Field(default=20.0, gt=0, description="Deadline of the rewarder's check at submit")
+    dataset_check_timeout_s: float = Field(default=60.0, gt=0, description="Timeout for reading a dataset at submit")
+    hub_timeout_s: float = Field(
+        default=10.0, gt=0, description="Timeout for asking the Hugging Face hub about a model"
+    )
+    reward_check_timeout_s: float = Field(default=20.0, gt=0, description="Timeout of the rewarder's check at submit")
     engine_check_timeout_s: float = Field(
-        default=75.0, gt=0, description="Deadline of a generator's check of vLLM's options at submit"
+        default=75.0, gt=0, description="Timeout of a generator's check of vLLM's options at submit"
     )
 
-    max_queued_runs: int = Field(default=1000, ge=1, description="Runs that may wait for their turn")
-    heartbeat_s: float = Field(default=15.0, gt=0, description="Longest silence on an event stream")
-    max_event_streams: int = Field(default=64, ge=1, description="Watchers at a time")
-    progress_is_stale_after_s: float = Field(default=30.0, gt=0, description="Then a silent rank is reported as silent")
+    max_queued_runs: int = Field(default=1000, ge=1, description="Maximum number of queued runs")
+    heartbeat_s: float = Field(default=15.0, gt=0, description="Longest time without data on an event stream")
+    max_event_streams: int = Field(default=64, ge=1, description="Maximum number of open event streams")
+    progress_is_stale_after_s: float = Field(
+        default=30.0, gt=0, description="Time without progress after which a rank is reported as silent"
+    )
 
     @model_validator(mode="after")
     def _paths_do_not_depend_on_the_working_directory(self) -> Self:
@@ -72,15 +78,15 @@ class TrainerSettings(ServiceSettings):
     def _watchers_leave_room_for_other_requests(self) -> Self:
         if self.max_event_streams >= self.max_requests:
             raise ValueError(
-                f"HEADRACE_MAX_EVENT_STREAMS={self.max_event_streams} leaves none of HEADRACE_MAX_REQUESTS="
-                f"{self.max_requests} for anything else: each stream is a request. Raise the latter"
+                f"HEADRACE_MAX_EVENT_STREAMS={self.max_event_streams} leaves no requests for anything else, because "
+                f"each stream is a request. Raise HEADRACE_MAX_REQUESTS={self.max_requests}"
             )
         return self
 
     @model_validator(mode="after")
     def _the_rewarder_is_an_http_address(self) -> Self:
         if not self.rewarder_url.startswith(("http://", "https://")):
-            raise ValueError(f"rewarder_url={self.rewarder_url} is no http:// or https:// address")
+            raise ValueError(f"rewarder_url={self.rewarder_url} is not an http:// or https:// address")
         return self
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ def end(environment: dict[str, str]) -> tuple[int, str]:
         ({"HEADRACE_RUNS_DIR": "runs"}, r"absolute path in HEADRACE_RUNS_DIR"),
         ({"HEADRACE_RUNS_DIR": "/dev/null"}, r"runs cannot be kept in /dev/null \(File exists\)"),
         ({"HEADRACE_RUNS_DIR": "/proc/runs"}, r"runs cannot be kept in /proc/runs \("),
-        ({"HEADRACE_REWARDER_URL": "rewarder:8200"}, r"is no http:// or https:// address"),
+        ({"HEADRACE_REWARDER_URL": "rewarder:8200"}, r"is not an http:// or https:// address"),
         ({"HEADRACE_LOG_FORMAT": "xml"}, r"HEADRACE_LOG_FORMAT: .*'json' or 'text'"),
         ({"HEADRACE_RANK_CPUS": "[100000]"}, r"CPUs \[100000\], which this process may not use"),
     ],

@@ -136,7 +136,7 @@ def test_a_rank_that_cannot_write_and_one_that_writes_elsewhere_fail_the_checkpo
     on_two: Path,
 ) -> None:
     elsewhere, full = (on_two / "said.txt").read_text().splitlines()
-    assert "there is nothing of training rank 1" in elsewhere
+    assert "contains no files of training rank 1" in elsewhere
     assert "file system that all machines of the run share" in elsewhere
     assert "training rank 1: " in full
     assert "File too large" in full

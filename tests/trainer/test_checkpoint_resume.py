@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Pa
     config = Qwen3Config.from_pretrained(tiny_model, vocab_size=VOCAB_SIZE + 1)
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "other")
     save_state(trained_core(tmp_path / "other"), tmp_path / "state")
-    with pytest.raises(HeadraceError, match="is of another model"):
+    with pytest.raises(HeadraceError, match="belongs to another model"):
         trained_core(tiny_model).load_state(tmp_path / "state")
 
 

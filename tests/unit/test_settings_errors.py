@@ -96,7 +96,7 @@ def test_requests_leave_connections_for_probes_and_watchers_leave_requests_for_o
     monkeypatch.setenv("HEADRACE_MAX_CONNECTIONS", "134")
     assert from_environment(ServiceSettings).http_limits().max_requests == 100
     monkeypatch.setenv("HEADRACE_MAX_EVENT_STREAMS", "100")
-    with pytest.raises(UserError, match=r"HEADRACE_MAX_EVENT_STREAMS=100 leaves none of HEADRACE_MAX_REQUESTS=100"):
+    with pytest.raises(UserError, match=r"HEADRACE_MAX_EVENT_STREAMS=100 leaves no requests for anything else"):
         from_environment(TrainerSettings)
 
 

@@ -51,7 +51,9 @@ def export_merged(source: Path, directory: Path, *, dtype: torch.dtype) -> None:
         a, b = adapters[name], adapters[name.replace(".lora_A.", ".lora_B.")]
         weight = weights.get(f"{layer}.weight")
         if weight is None or weight.shape != (b.shape[0], a.shape[1]):
-            raise UserError(f"{base} has no layer {layer} of the adapters' size; it is not what the run began with")
+            raise UserError(
+                f"{base} has no layer {layer} of the adapters' size; it is not the model that the run started from"
+            )
         weight.add_(b @ a, alpha=factor)
     save_policy(lm, directory, dtype=dtype)
 

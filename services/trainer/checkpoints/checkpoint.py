@@ -141,7 +141,7 @@ class CheckpointWriter:
             except TimeoutError as error:
                 if pending.written.done():
                     raise  # from the file system, not from this wait
-                raise OSError(f"it was not done after {WRITING_DEADLINE_S:g} s") from error
+                raise OSError(f"writing took longer than {WRITING_DEADLINE_S:g} s") from error
             write_manifest(pending.directory)
         except OSError as error:
             shutil.rmtree(pending.directory, ignore_errors=True)
@@ -185,12 +185,14 @@ class CheckpointWriter:
         if (newer := _incarnation(replaced)) > self._incarnation:
             # Checked after the rename, so that no other trainer can have written it since.
             replaced.rename(target)
-            raise FencedError(f"{target} was written by incarnation {newer}; this is {self._incarnation}")
+            raise FencedError(
+                f"{target} was written by incarnation {newer}; this trainer is incarnation {self._incarnation}"
+            )
 
     def _error(self, step: int, error: OSError) -> CheckpointError:
         return CheckpointError(
             f"the checkpoint of step {step} could not be written to {self._root}: {error}; older checkpoints are "
-            "untouched. Make room or mend the directory; the training rank is started again and tries"
+            "untouched. Free disk space or fix the directory; the training rank is restarted and tries again"
         )
 
     def _prune(self, *, newest: Path) -> None:
@@ -229,7 +231,7 @@ def newest_valid(root: Path) -> Checkpoint | None:
         state = _state(path) if damage is None else None
         if state is not None:
             return Checkpoint(path, step=state.step, incarnation=state.incarnation, extra=state.extra)
-        damage = damage or f"{path / STATE_FILE} is as it was written, but says nothing that can be"
+        damage = damage or f"{path / STATE_FILE} is unchanged since it was written, but cannot be decoded"
         log.error("checkpoint %s is damaged and was skipped: %s", path.name, damage)
     return None
 

@@ -119,7 +119,7 @@ class CoreState:
             for name, tensors in self._weights.items():
                 read_shards(directory / name, tensors)
         except ShardError as error:
-            raise HeadraceError(f"the checkpoint {directory} is of another model: {error}") from error
+            raise HeadraceError(f"the checkpoint {directory} belongs to another model: {error}") from error
         try:
             self._load_moments(directory / OPTIMIZER, state.pop("adam_steps"))
         except ShardError as error:
@@ -195,7 +195,7 @@ class CoreState:
         for rank in range(self._num_ranks):
             if self._rank == 0 and not part_file(directory, rank).exists():
                 raise OSError(
-                    f"there is nothing of training rank {rank} in {directory}: the run's directory must be on a file "
+                    f"{directory} contains no files of training rank {rank}: the run's directory must be on a file "
                     "system that all machines of the run share"
                 )
 
@@ -204,7 +204,7 @@ class CoreState:
             return
         wait([self._writing], timeout=_WAIT_FOR_WRITING_S)
         if (error := self._writing.exception(timeout=0)) is not None:
-            log.warning("the checkpoint before this one could not be written: %s", error)
+            log.warning("the previous checkpoint could not be written: %s", error)
 
     def _load_moments(self, directory: Path, steps: Mapping[str, float]) -> None:
         state: dict[Tensor, dict[str, Tensor]] = self._optimizer.state

@@ -58,7 +58,7 @@ def export_checkpoint(
     if merge:
         _check_mergeable(facts, is_adapter=is_adapter)
     if not is_adapter and not (source / "config.json").is_file():
-        raise HeadraceError(f"{checkpoint} holds no model: there is no {source / 'config.json'}")
+        raise HeadraceError(f"{checkpoint} contains no model: {source / 'config.json'} is missing")
     aside = to.with_name(f".{to.name}.writing")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -82,12 +82,12 @@ def check_exportable(checkpoint: Path, to: Path, *, is_verified: bool = False) -
         UserError: ``checkpoint`` is not a checkpoint or is damaged, or ``to`` contains anything but an exported model.
     """
     if not checkpoint.is_dir():
-        raise UserError(f"{checkpoint} is no directory; a checkpoint is one like RUN_DIR/checkpoints/step_00000010")
+        raise UserError(f"{checkpoint} is not a directory; give one like RUN_DIR/checkpoints/step_00000010")
     if not is_verified and (damage := find_damage(checkpoint)) is not None:
-        raise UserError(f"{checkpoint} cannot be exported: {damage}. Use the checkpoint before it")
+        raise UserError(f"{checkpoint} cannot be exported: {damage}. Use an older checkpoint")
     is_model = (to / "config.json").is_file() or holds_adapters(to)
     if to.exists() and (not to.is_dir() or (any(to.iterdir()) and not is_model)):
-        raise UserError(f"{to} is not empty and holds no model; give another directory, it would be replaced")
+        raise UserError(f"{to} would be replaced, but contains other files than a model; give another directory")
 
 
 def run_facts(checkpoint: Path) -> RunFacts:
@@ -148,9 +148,9 @@ def _copy_the_rest(source: Path, directory: Path) -> None:
 
 def _check_mergeable(facts: RunFacts, *, is_adapter: bool) -> None:
     if not is_adapter:
-        raise UserError("the checkpoint is of a run that trained all weights; there is nothing to merge")
+        raise UserError("the run of this checkpoint trained all weights, so it has no adapters to merge")
     if facts.config.get("load_in_4bit"):
         raise UserError(
-            "the adapters were trained beside a base in 4 bits, and are not merged with another; export them without "
+            "the adapters were trained with a base in 4 bits, and cannot be merged into another; export them without "
             "--merge, and load them with PEFT onto the base in 4 bits"
         )

@@ -104,7 +104,7 @@ async def _bounded(work: Callable[[], str], *, timeout_s: float) -> str:
     try:
         return await in_thread(work, timeout_s=timeout_s, name="hub")
     except TimeoutError as error:
-        raise HubError(f"the hub was not done after {timeout_s:g} s") from error
+        raise HubError(f"the hub took longer than {timeout_s:g} s") from error
 
 
 async def _warn(run_log: RunLog, model: Path, repo_id: str, config: RunConfig, reason: str) -> str:

@@ -33,7 +33,7 @@ def open_repository(repo_id: str, *, is_private: bool) -> str:
 
     if get_token() is None:
         raise HubError(
-            "there is no token of the Hugging Face Hub: set HF_TOKEN for the trainer, or run `hf auth login`"
+            "no token for the Hugging Face Hub was found: set HF_TOKEN for the trainer, or run `hf auth login`"
         )
     created: Any = _asking(lambda: HfApi().create_repo(repo_id, private=is_private or None, exist_ok=True))
     return str(created.repo_id)

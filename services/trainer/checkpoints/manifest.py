@@ -75,11 +75,11 @@ def find_damage(directory: Path) -> str | None:
     try:
         manifest = msgspec.json.decode(manifest_file.read_bytes(), type=Manifest)
     except FileNotFoundError:
-        return f"{manifest_file} is missing: it was never finished"
+        return f"{manifest_file} is missing: writing was never finished"
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return f"{manifest_file} cannot be read: {error}"
     if not manifest.files:
-        return f"{manifest_file} lists no file"
+        return f"{manifest_file} lists no files"
     for name, record in manifest.files.items():
         path = directory / name
         try:
@@ -88,7 +88,7 @@ def find_damage(directory: Path) -> str | None:
                 return f"{path} has {size_bytes} bytes instead of {record.size_bytes}"
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != record.sha256:
-                    return f"{path} is not what was written: its SHA-256 differs"
+                    return f"{path} has changed since it was written: its SHA-256 differs"
         except FileNotFoundError:
             return f"{path} is missing"
         except OSError as error:

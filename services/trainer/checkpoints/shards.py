@@ -136,7 +136,7 @@ def _read_metadata(directory: Path) -> tuple[Any, Any]:
     reader: Any = HuggingFaceStorageReader(str(directory))
     metadata: Any = reader.read_metadata()
     if not metadata.state_dict_metadata:
-        raise ShardError(f"there are no tensors in {directory}")
+        raise ShardError(f"{directory} contains no tensors")
     for name, tensor in metadata.state_dict_metadata.items():
         if sum(math.prod(chunk.sizes) for chunk in tensor.chunks) != math.prod(tensor.size):
             raise ShardError(f"a part of {name} is missing in {directory}")

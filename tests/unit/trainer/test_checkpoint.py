@@ -215,7 +215,7 @@ def test_a_core_that_never_finishes_writing_is_given_up_with_a_sentence(
 ) -> None:
     monkeypatch.setattr("services.trainer.checkpoints.checkpoint.WRITING_DEADLINE_S", 0.01)
     writer = CheckpointWriter(tmp_path, keep=1)
-    with pytest.raises(CheckpointError, match=r"step 1 could not be written .* not done after 0.01 s"):
+    with pytest.raises(CheckpointError, match=r"step 1 could not be written .* longer than 0.01 s"):
         writer.wait(writer.begin(FakeCore(writes_at_once=False), {}, step=1))
     assert names(tmp_path) == []
 
@@ -303,4 +303,4 @@ def test_a_checkpoint_whose_state_cannot_be_is_skipped_although_its_sums_agree(
     (tmp_path / "step_00000003" / "trainer_state.json").write_bytes(state)
     write_manifest(tmp_path / "step_00000003")
     assert newest_valid(tmp_path) is None
-    assert "says nothing that can be" in caplog.text
+    assert "cannot be decoded" in caplog.text
