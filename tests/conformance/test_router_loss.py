@@ -134,7 +134,7 @@ def test_it_is_learnt_from_rows_without_advantage_and_not_if_it_is_off(moe: Path
 def test_a_model_without_experts_has_no_such_loss_and_a_coefficient_for_one_is_refused(models: Models) -> None:
     assert "aux_loss" not in make_core(models.start).accumulate(random_rows(2)).token_stats.metrics()
     make_core(models.start, router_aux_loss_coef=0.0)
-    with pytest.raises(UserError, match="Qwen3ForCausalLM is none that returns its router's logits") as caught:
+    with pytest.raises(UserError, match="Qwen3ForCausalLM does not return its router's logits") as caught:
         make_core(models.start, router_aux_loss_coef=0.01)
     assert caught.value.field == "router_aux_loss_coef"
 

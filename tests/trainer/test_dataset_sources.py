@@ -96,7 +96,7 @@ def test_a_bad_parquet_row_is_named(tmp_path: Path) -> None:
 def test_a_column_of_bytes_is_refused_with_what_to_do(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "image": b"\x00", "answer": 4}]
     (found,) = check_dataset(parquet(tmp_path / "train.parquet", rows)).sources
-    assert "'image', which a reward function cannot be sent; leave that column out" in found.first_bad
+    assert "'image', which cannot be sent to a reward function; leave that column out" in found.first_bad
     left_out = parquet(tmp_path / "train.parquet", rows).model_copy(update={"columns": ["answer"]})
     assert open_dataset(left_out).row_at(0).columns == {"answer": 4}
 
@@ -125,7 +125,7 @@ def test_a_split_of_a_dataset_is_read_like_a_file(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (DatasetNotFoundError("no"), "no such file, and no dataset of that name"),
+        (DatasetNotFoundError("no"), "neither a file nor a dataset on the Hugging Face Hub"),
         (ValueError("Unknown split 'tain'. Should be one of ['train']."), "Unknown split 'tain'"),
         (ConnectionError("no route"), "could not be loaded: no route"),
         (DatasetGenerationError("torn"), "could not be loaded: torn"),
@@ -231,7 +231,7 @@ def test_the_readme_of_a_data_set_of_the_hub_cannot_name_files_of_the_machine_or
         raise AssertionError("it was read")
 
     answer_as_the_hub(monkeypatch, load_dataset, "hf://datasets/owner/name@0123/train.jsonl", file)
-    with pytest.raises(UserError, match="names files that are not in it"):
+    with pytest.raises(UserError, match="refers to files outside the dataset"):
         open_dataset(config("owner/name"))
 
 
@@ -256,7 +256,7 @@ def test_files_of_a_data_set_of_the_hub_are_its_own_in_any_revision_and_spelling
 
 def test_formats_that_can_name_other_files_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "rows.h5").write_bytes(b"\x89HDF")
-    with pytest.raises(UserError, match="of the format hdf5, which is not read"):
+    with pytest.raises(UserError, match="of the format hdf5, which is not supported"):
         open_dataset(config(str(tmp_path)))
 
 

@@ -181,7 +181,7 @@ def test_a_checkpoint_is_refused_when_the_base_is_not_the_one_the_run_began_with
     newest = newest_valid(tmp_path / "checkpoints")
     assert newest is not None
     other = make_core(make_tiny_model(tmp_path / "other", seed=7), **LORA)
-    with pytest.raises(HeadraceError, match=r"adapters of another base: the weights of .*other are not those"):
+    with pytest.raises(HeadraceError, match=r"adapters of another base: the weights of .*other have changed"):
         load_into(other, newest)
 
 
@@ -246,7 +246,7 @@ def test_what_cannot_be_merged_is_refused_with_the_reason(
     assert "a base in 4 bits" in capsys.readouterr().err
     plain = save_checkpoint(tmp_path / "whole", make_core(tiny_model), {}, step=1, keep=1)
     assert main(["export", str(plain), "--to", str(tmp_path / "merged"), "--merge"]) != 0
-    assert "nothing to merge" in capsys.readouterr().err
+    assert "no adapters to merge" in capsys.readouterr().err
     assert not (tmp_path / "merged").exists()
 
 
@@ -277,7 +277,9 @@ def test_only_the_layers_that_are_named_get_adapters(tiny_model: Path) -> None:
 
 
 def test_target_modules_that_match_nothing_are_refused_with_the_names_there_are(tiny_model: Path) -> None:
-    with pytest.raises(UserError, match="called query or self_attn; there are down_proj, gate_proj, k_proj") as caught:
+    with pytest.raises(
+        UserError, match="named query or self_attn; its layers are down_proj, gate_proj, k_proj"
+    ) as caught:
         make_core(tiny_model, lora_target_modules=["q_proj", "query", "self_attn"], **LORA)
     assert caught.value.field == "lora_target_modules"
 

@@ -132,7 +132,7 @@ def test_a_model_that_runs_across_rows_is_found_out_and_trained_one_row_a_pass(
     with caplog.at_level(logging.WARNING, logger="services.trainer.policy.packing_check"):
         core = make_core(directory)
     assert not core.packs
-    assert "MambaForCausalLM is trained one rollout a pass, without packing: its logprobs" in caplog.text
+    assert "MambaForCausalLM is trained with one rollout per pass, without packing: its logprobs" in caplog.text
     rows = random_rows(3)
     assert core.accumulate(rows).num_passes == 3
     expected = by_the_model(directory, rows[1].token_ids.tolist())[torch.tensor(rows[1].loss_mask[1:]) == 1]
@@ -155,7 +155,7 @@ def test_a_window_far_longer_than_the_test_rows_is_tested_all_the_same(
     monkeypatch.setitem(cast(Any, transformers.AttentionInterface)._global_mapping, PACKED, without_window)
     monkeypatch.setattr("services.trainer.policy.model_options.register", lambda: None)
     assert not make_core(directory).packs
-    assert "without packing: its logprobs come out" in caplog.text
+    assert "without packing: its logprobs differ by" in caplog.text
 
 
 def test_logits_changed_in_a_way_nobody_knows_of_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_logits_changed_in_a_way_nobody_knows_of_are_refused(tmp_path: Path, mon
         return HeadTransform(temperature=temperature)
 
     monkeypatch.setattr(HeadTransform, "of_model", knows_nothing)
-    with pytest.raises(UserError, match="GraniteForCausalLM does something to its logits that is not known here"):
+    with pytest.raises(UserError, match="GraniteForCausalLM changes its logits in an unknown way"):
         make_core(directory)
 
 
@@ -175,16 +175,16 @@ def test_weights_that_are_not_finite_are_refused_at_the_start(tmp_path: Path) ->
     model = MODELS["llama"]()
     with torch.no_grad():
         model.model.norm.weight[3] = float("nan")
-    with pytest.raises(UserError, match=r"the weights of .* make logprobs that are NaN or infinite"):
+    with pytest.raises(UserError, match=r"the weights of .* give logprobs that are NaN or infinite"):
         make_core(save(model, tmp_path))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cu_seq_lens_q": None}, "where rows begin"),
-        ({"position_bias": torch.zeros(1)}, "its attention takes position_bias"),
-        ({"is_causal": False}, "looks ahead"),
+        ({"cu_seq_lens_q": None}, "boundaries of rows"),
+        ({"position_bias": torch.zeros(1)}, "its attention uses position_bias"),
+        ({"is_causal": False}, "not causal"),
         ({"dropout": 0.1}, "dropout"),
     ],
 )

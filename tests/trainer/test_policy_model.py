@@ -70,7 +70,7 @@ def test_updates_too_small_for_bfloat16_add_up(tiny_model: Path) -> None:
 
 
 def test_a_missing_model_is_named_with_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is no model '.*absent': no such directory") as caught:
+    with pytest.raises(UserError, match=r"the model '.*absent' was not found: it is not a directory") as caught:
         load_policy(str(tmp_path / "absent"), revision=None, device=CPU)
     assert caught.value.field == "model"
 
@@ -78,13 +78,13 @@ def test_a_missing_model_is_named_with_what_was_looked_for(tmp_path: Path) -> No
 def test_a_model_that_comes_with_its_own_code_is_refused(broken_model: Path) -> None:
     edit_json(broken_model / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
     (broken_model / "evil.py").write_text("raise AssertionError('was run')")
-    with pytest.raises(UserError, match=r"code of its own .* never run"):
+    with pytest.raises(UserError, match=r"needs Python code from its repository .* never run"):
         load_policy(str(broken_model), revision=None, device=CPU)
 
 
 def test_a_tokenizer_that_comes_with_its_own_code_is_refused(broken_model: Path) -> None:
     edit_json(broken_model / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
-    with pytest.raises(UserError, match="code of its own"):
+    with pytest.raises(UserError, match="needs Python code from its repository"):
         load_tokenizer(str(broken_model))
 
 
@@ -93,7 +93,7 @@ def test_a_model_whose_files_lack_a_weight_is_refused_instead_of_made_up(broken_
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     SAFETENSORS.save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"lack 1 of the model's parameters, first of all model.layers.1.mlp.up_proj"):
+    with pytest.raises(UserError, match=r"lack 1 of the model's parameters, such as model.layers.1.mlp.up_proj"):
         load_policy(str(broken_model), revision=None, device=CPU)
 
 

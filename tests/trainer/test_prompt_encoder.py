@@ -60,7 +60,7 @@ def test_a_conversation_the_template_refuses_is_explained(tokenizer: PreTrainedT
 
 
 def test_a_prompt_of_no_token_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(UserError, match="no token at all"):
+    with pytest.raises(UserError, match="encodes to no tokens"):
         PromptEncoder(tokenizer).encode("")
 
 

@@ -73,7 +73,7 @@ def _open(source: DatasetSource, field: str, roots: FileRoots | None) -> RowSour
             )
         return _JsonLines(path, field, roots) if path.suffix == ".jsonl" else _Parquet(path, field, roots)
     if path.is_file():
-        raise UserError(f"{path} is neither .jsonl nor .parquet; convert it to one of them", field=field)
+        raise UserError(f"{path} is neither .jsonl nor .parquet; convert it to .parquet", field=field)
     return _Hub(source, field)
 
 
@@ -166,8 +166,8 @@ class _Hub:
             rows: Any = builder.as_dataset(split=self._split)
         except DatasetNotFoundError as error:
             raise UserError(
-                f"no such file, and no dataset of that name on the Hugging Face Hub that can be read from here: "
-                f"{self._name!r}; a file must end in .jsonl or .parquet",
+                f"{self._name!r} is neither a file nor a dataset on the Hugging Face Hub that this machine can read; a "
+                "file must end in .jsonl or .parquet",
                 field=field,
             ) from error
         except (OSError, ValueError, DatasetsError) as error:
@@ -194,14 +194,14 @@ def _require_own_files(source: DatasetSource, builder: Any, field: str) -> None:
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in _FORMATS:
         raise UserError(
-            f"the dataset {source.path!r} has files of the format {kind}, which is not read; convert them to one of "
-            f"{', '.join(sorted(_FORMATS))}",
+            f"the dataset {source.path!r} has files of the format {kind}, which is not supported; convert them to any "
+            f"of {', '.join(sorted(_FORMATS))}",
             field=field,
         )
     by_split: Mapping[str, list[Any]] = builder.config.data_files or {}
     if not all(_is_of(source.path, str(file)) for files in by_split.values() for file in files):
         raise UserError(
-            f"the README.md of the dataset {source.path!r} names files that are not in it; put them beside it",
+            f"the README.md of the dataset {source.path!r} refers to files outside the dataset; put them into it",
             field=field,
         )
 

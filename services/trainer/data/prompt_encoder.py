@@ -32,7 +32,7 @@ class PromptEncoder:
         """
         ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_messages(prompt)
         if not ids:
-            raise UserError("the prompt comes to no token at all, and the policy needs one to begin from")
+            raise UserError("the prompt encodes to no tokens, but the policy needs at least one")
         return ids
 
     def _encode_text(self, text: str) -> list[int]:
@@ -80,7 +80,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
         raise UserError(f"no tokenizer could be loaded from {model!r}: {_first_line(error)}", field="model") from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         # Without tokenizer files, transformers makes an empty tokenizer from the architecture's name.
-        raise UserError(f"{model!r} has no tokenizer files; copy those of the model it was made from", field="model")
+        raise UserError(f"{model!r} has no tokenizer files; copy them from the model it was made from", field="model")
     return tokenizer
 
 
@@ -95,14 +95,14 @@ def refuse_own_code(model: str, revision: str | None = None) -> None:
         has_own_code = bool(model_config.get("auto_map") or tokenizer_config.get("auto_map"))
     except unreadable() as error:
         raise UserError(
-            f"there is no model {model!r}: no such directory with a sound config.json, and none of that name could be "
-            f"had from the Hugging Face Hub ({_first_line(error)})",
+            f"the model {model!r} was not found: it is not a directory with a valid config.json, and the Hugging Face "
+            f"Hub could not provide it ({_first_line(error)})",
             field="model",
         ) from error
     if has_own_code:
         raise UserError(
-            f"{model!r} comes with Python code of its own (auto_map in its configuration), which is never run; use a "
-            "model that transformers supports by itself",
+            f"{model!r} needs Python code from its repository (auto_map in its configuration), which is never run; use "
+            "a model that transformers supports directly",
             field="model",
         )
 

@@ -135,7 +135,8 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_plain(element, where) for element in cast(Sequence[object], value)]
     raise BadRowError(
-        f"has {_name(value)} in {where!r}, which a reward function cannot be sent; leave that column out (see columns)"
+        f"has {_name(value)} in {where!r}, which cannot be sent to a reward function; leave that column out "
+        "(see columns)"
     )
 
 
@@ -143,6 +144,6 @@ def _name(value: Any) -> str:
     if value is None:
         return "null"
     kind = type(value).__name__
-    return {"dict": "an object", "list": "a list", "int": "a number", "float": "a number", "bool": "a truth value"}.get(
+    return {"dict": "an object", "list": "a list", "int": "a number", "float": "a number", "bool": "a boolean"}.get(
         kind, f"a value of type {kind}"
     )

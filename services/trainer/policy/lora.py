@@ -191,8 +191,8 @@ def _targets(lm: Any, wanted: list[str] | None) -> list[str]:
     ]
     if unmatched:
         raise UserError(
-            f"no linear layer of this model is called {' or '.join(unmatched)}; there are {', '.join(names)}. Leave "
-            "lora_target_modules out to give an adapter to each of them",
+            f"no linear layer of this model is named {' or '.join(unmatched)}; its layers are {', '.join(names)}. "
+            "Leave lora_target_modules out to give an adapter to each of them",
             field="lora_target_modules",
         )
     return sorted(wanted or names)

@@ -45,7 +45,8 @@ class TrainRow:
         num_sampled = int(self.loss_mask.sum())
         if self.loss_mask.shape != self.token_ids.shape or self.generator_logprobs.shape != (num_sampled,):
             raise ValueError(
-                f"{self.token_ids.size} tokens, {self.loss_mask.size} mask entries of which {num_sampled} are 1, and "
+                f"the row's arrays do not match: {self.token_ids.size} tokens, {self.loss_mask.size} mask entries of "
+                f"which {num_sampled} are 1, and "
                 f"{self.generator_logprobs.size} logprobs"
             )
         if num_sampled == 0 or self.loss_mask[0]:
@@ -53,9 +54,13 @@ class TrainRow:
         for name in ("old_logprobs", "reference_logprobs"):
             logprobs: Logprobs | None = getattr(self, name)
             if logprobs is not None and logprobs.shape != (num_sampled,):
-                raise ValueError(f"{num_sampled} sampled tokens and {logprobs.size} {name}")
+                raise ValueError(
+                    f"the row's arrays do not match: {num_sampled} sampled tokens and {logprobs.size} {name}"
+                )
         if self.advantages.shape not in ((1,), (num_sampled,)):
-            raise ValueError(f"{num_sampled} sampled tokens and {self.advantages.size} advantages")
+            raise ValueError(
+                f"the row's arrays do not match: {num_sampled} sampled tokens and {self.advantages.size} advantages"
+            )
 
     @property
     def advantages(self) -> Advantages:

@@ -61,7 +61,7 @@ def backbone(lm: Any) -> Any:
     found = next((part for part in candidates if part is not None and part is not lm), None)
     if found is None or lm.get_output_embeddings() is None:
         raise UserError(
-            f"{type(lm).__name__} does not keep its last projection apart from its layers, so it cannot be trained",
+            f"{type(lm).__name__} does not separate its last projection from its layers, so it cannot be trained",
             field="model",
         )
     return found

@@ -58,7 +58,7 @@ def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bo
             own = _alone(module, device, by_the_model_itself=True)
         if not all(np.isfinite(logprobs).all() for logprobs in own):
             name = module.lm.config.name_or_path
-            raise UserError(f"the weights of {name} make logprobs that are NaN or infinite", field="model")
+            raise UserError(f"the weights of {name} give logprobs that are NaN or infinite", field="model")
         reason = _why_not_packable(module, own, device, tolerance) if packing else None
         if not packing or reason is not None:
             _settle_alone(module, own, device, tolerance)
@@ -69,9 +69,11 @@ def settle_packing(module: PolicyModule, *, device: torch.device, is_rounded: bo
             doubt = _why_not_packable(module, own, device, _ROUNDED)
         if doubt is not None:
             module.attend_row_by_row()
-            log.warning("%s attends row by row: with fused attention %s. This is right, but slower", name, doubt)
+            log.warning("%s attends row by row: with fused attention %s. This is correct, but slower", name, doubt)
     if reason is not None:
-        log.warning("%s is trained one rollout a pass, without packing: %s. This is right, but slower", name, reason)
+        log.warning(
+            "%s is trained with one rollout per pass, without packing: %s. This is correct, but slower", name, reason
+        )
 
 
 def _settle_alone(module: PolicyModule, own: list[Logprobs], device: torch.device, tolerance: float) -> None:
@@ -84,8 +86,8 @@ def _settle_alone(module: PolicyModule, own: list[Logprobs], device: torch.devic
             if difference <= tolerance:
                 return
     raise UserError(
-        f"{type(module.lm).__name__} does something to its logits that is not known here: its logprobs come out "
-        f"{difference:.2g} standard deviations different, so it cannot be trained",
+        f"{type(module.lm).__name__} changes its logits in an unknown way: its logprobs differ from the model's own by "
+        f"{difference:.2g} standard deviations, so it cannot be trained",
         field="model",
     )
 
@@ -97,10 +99,10 @@ def _why_not_packable(module: PolicyModule, own: list[Logprobs], device: torch.d
     except NotPackableError as error:
         return str(error)
     except (TypeError, ValueError, RuntimeError) as error:
-        return f"its code cannot take packed rows ({type(error).__name__}: {error})"
+        return f"its code does not accept packed rows ({type(error).__name__}: {error})"
     difference = _difference(own, np.split(packed, [own[0].size]), tolerance)
     if not difference <= tolerance:  # also true for NaN
-        return f"its logprobs come out {difference:.2g} standard deviations different on packed rows"
+        return f"its logprobs differ by {difference:.2g} standard deviations on packed rows"
     return None
 
 

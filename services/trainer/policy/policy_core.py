@@ -38,7 +38,7 @@ from services.trainer.ranks.ranks import SINGLE, Ranks
 from services.trainer.ranks.sharding import as_float
 from shared.run_config import RunConfig
 
-_ADVICE = "the weights are as they were; lower learning_rate or max_grad_norm, or look at the rollouts of this step"
+_ADVICE = "the weights are unchanged; lower learning_rate or max_grad_norm, or inspect the rollouts of this step"
 
 
 class PolicyCore:

@@ -61,8 +61,8 @@ def load_policy(
     absent: list[str] = sorted(info["missing_keys"])
     if absent:
         raise UserError(
-            f"the weight files of {model!r} lack {len(absent)} of the model's parameters, first of all {absent[0]}; "
-            "they would have been made up at random",
+            f"the weight files of {model!r} lack {len(absent)} of the model's parameters, such as {absent[0]}; "
+            "they would be initialised at random",
             field="model",
         )
     policy.eval()

@@ -33,7 +33,7 @@ def router_aux_loss_coef(lm: Any, config: RunConfig) -> float:
     if config.router_aux_loss_coef:
         raise UserError(
             f"router_aux_loss_coef={config.router_aux_loss_coef} balances the experts of a mixture-of-experts model, "
-            f"and {type(lm).__name__} is none that returns its router's logits; leave it out",
+            f"but {type(lm).__name__} does not return its router's logits; leave it out",
             field=_FIELD,
         )
     return 0.0

@@ -96,7 +96,7 @@ def in_rows(arrays: Sequence[npt.NDArray[Any] | None], *, device: torch.device) 
     if not given:
         return None
     if len(given) < len(arrays):
-        raise ValueError("of the rows of one pass, some come with old or reference logprobs and some without")
+        raise ValueError("only some rows of the pass have old or reference logprobs")
     array_BT = np.zeros((len(given), max(array.size for array in given)), dtype=given[0].dtype)
     for b, array in enumerate(given):
         array_BT[b, : array.size] = array

@@ -92,8 +92,8 @@ class AdapterWeights:
     def check(self, numbers: dict[str, Any], checkpoint: Path) -> None:  # noqa: D102
         if numbers.get("base") != self._base:
             raise HeadraceError(
-                f"the checkpoint {checkpoint} holds adapters of another base: the weights of {self._model} are not "
-                "those that the run began with. Put the original model back, or submit a new run"
+                f"the checkpoint {checkpoint} contains adapters of another base: the weights of {self._model} have "
+                "changed since the run began. Restore the original model, or submit a new run"
             )
 
 

@@ -51,16 +51,16 @@ def packed_attention(
     """
     boundaries: Tensor | None = kwargs.get("cu_seq_lens_q")
     if boundaries is None:
-        raise NotPackableError("it does not tell its attention where rows begin")
+        raise NotPackableError("it does not pass the boundaries of rows to its attention")
     if attention_mask is not None:
-        raise NotPackableError("it brings an attention mask of its own")
+        raise NotPackableError("it passes its own attention mask")
     odd = {name for name, value in kwargs.items() if value is not None and value is not False}
     if odd := odd - _MEANT - _ROWS - _HARMLESS:
-        raise NotPackableError(f"its attention takes {', '.join(sorted(odd))}")
+        raise NotPackableError(f"its attention uses {', '.join(sorted(odd))}")
     if kwargs.get("dropout"):
         raise NotPackableError("its attention has dropout")
     if kwargs.get("is_causal") is False or not getattr(module, "is_causal", True):
-        raise NotPackableError("its attention looks ahead")
+        raise NotPackableError("its attention is not causal")
     scale: float | None = kwargs.get("scaling")
     window: int | None = kwargs.get("sliding_window")
     softcap: float | None = kwargs.get("softcap")
