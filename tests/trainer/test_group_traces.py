@@ -159,7 +159,7 @@ def test_a_setting_that_the_library_refuses_is_a_sentence_and_no_end_of_the_run(
         monkeypatch.setenv(variable, environment[variable])
     with caplog.at_level(logging.WARNING):
         traces = GroupTraces.from_environment(environment, run_id="run-a", replica_id="trainer-0")
-    assert "no traces are sent: OpenTelemetry refuses its settings, look at OTEL_*" in caplog.text
+    assert "no traces are sent: OpenTelemetry refuses its settings; check the OTEL_* variables" in caplog.text
     traces.trained([waiting(7, *LIFE)], step=4)
     traces.settled(["00000007"])
     traces.close(timeout_s=20)

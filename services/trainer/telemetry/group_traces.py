@@ -94,9 +94,11 @@ class GroupTraces:
             )
             return cls.through(processor, run_id=run_id, replica_id=replica_id)
         except ImportError as error:
-            log.warning('no traces are sent: %s. Where the trainer runs: pip install "headrace[tracing]"', error)
+            log.warning(
+                'no traces are sent: %s. Install it where the trainer runs: pip install "headrace[tracing]"', error
+            )
         except _NOT_OURS as error:
-            log.warning("no traces are sent: OpenTelemetry refuses its settings, look at OTEL_*: %s", error)
+            log.warning("no traces are sent: OpenTelemetry refuses its settings; check the OTEL_* variables: %s", error)
         return cls()
 
     @classmethod
@@ -133,7 +135,7 @@ class GroupTraces:
             try:
                 self._tell(life, Stamp("settled", at_s, self._replica_id))
             except _NOT_OURS as error:
-                log.warning("no more traces are sent: OpenTelemetry refuses that of group %s: %s", name, error)
+                log.warning("no more traces are sent: OpenTelemetry refuses the trace of group %s: %s", name, error)
                 self._tracers = {}
                 self._ended.clear()
 

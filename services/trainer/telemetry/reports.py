@@ -88,10 +88,7 @@ class Reports:
         failed = {tracker.name: tracker.failure for tracker in self._trackers if tracker.failure}
         new = [name for name in failed if name not in self._told]
         self._told.update(new)
-        return [
-            f"nothing more is reported to {name}: {failed[name]}; {self._directory}/{name}.log says more"
-            for name in new
-        ]
+        return [f"reports to {name} have stopped: {failed[name]}; see {self._directory}/{name}.log" for name in new]
 
     def close(self, *, timeout_s: float = 60.0) -> None:
         """Send the remaining reports. Takes at most ``timeout_s`` seconds."""

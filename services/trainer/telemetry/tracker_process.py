@@ -88,7 +88,7 @@ class TrackerProcess:
         """Wait for the end. Reports that take longer than ``timeout_s`` seconds are lost."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._fail(f"it was not done {timeout_s:.0f} s after the run was")
+            self._fail(f"it did not finish within {timeout_s:.0f} s after the run")
             if self._process is not None:
                 self._process.kill()
             self._thread.join(5)
@@ -139,7 +139,7 @@ class TrackerProcess:
             self._num_lost += self._num_waiting
             self._num_waiting = 0
         log.warning(
-            "nothing more is reported to %s: %s. %s has what it printed; the run is not affected",
+            "reports to %s have stopped: %s. Its output is in %s; the run is not affected",
             self.name,
             why,
             self._output,
