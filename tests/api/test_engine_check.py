@@ -130,7 +130,7 @@ async def test_the_next_generator_is_asked_when_one_cannot_say(
 @pytest.mark.parametrize(
     ("status", "answer", "sentence"),
     [(503, {}, "generator-0 answered 503"), (404, {}, "generator-0 answered 404"),
-     (200, {"verdict": "yes"}, "in a form unknown here")],
+     (200, {"verdict": "yes"}, "an unknown answer")],
 )  # fmt: skip
 async def test_a_generator_that_cannot_say_refuses_nothing(
     client: httpx.AsyncClient, run: Run, redis: Redis, generator: FakeGenerator,

@@ -79,13 +79,13 @@ async def test_a_run_is_asked_to_pause_and_shown_as_paused_once_its_rank_says_so
     assert paused["pause"] == {
         "by": "user", "since_s": 1000.0, "reward_func": None, "failed_ratio": 0.0, "last_failure": "",
     }  # fmt: skip
-    assert paused["waiting_for"] == "somebody to resume it"
+    assert paused["waiting_for"] == "a user to resume it"
     assert paused["started_at_s"] == asked.json()["started_at_s"]
 
     resumed = await client.post(f"/v1/runs/{run_id}/resume")
     assert resumed.status_code == 202
     assert (resumed.json()["status"], resumed.json()["desired"]) == ("paused", "run")
-    assert resumed.json()["waiting_for"] == "its training rank to go on"
+    assert resumed.json()["waiting_for"] == "its training rank to continue"
     assert await store.wishes(run_id) == Wishes("run", 1)
     await store.write_pause(run_id, None)
     going_on = await shown(client, run_id)

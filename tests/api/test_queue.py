@@ -43,7 +43,7 @@ async def test_a_submit_beyond_the_limit_is_refused_with_what_to_do_and_fits_whe
         refused = await client.post("/v1/runs", json=run, headers=headers)
         assert (refused.status_code, refused.json()["type"]) == (429, "/problems/too-many-queued-runs")
         assert refused.headers["Retry-After"] == "60"
-        assert "2 runs wait for their turn already" in refused.json()["detail"]
+        assert "2 runs are queued already" in refused.json()["detail"]
         assert "HEADRACE_MAX_QUEUED_RUNS" in refused.json()["detail"]
         assert len(list(settings.runs_dir.iterdir())) == 2, "nothing is left of it on the disk"
         assert (await client.post("/v1/runs?dry_run=true", json=run)).status_code == 200

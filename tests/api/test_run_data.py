@@ -67,7 +67,7 @@ async def test_rollouts_are_of_the_newest_step_unless_one_is_asked_for(
     assert (other.status_code, other.json()["type"]) == (400, "/problems/bad-cursor")
     missing = await client.get(path, params={"step": "3"})
     assert missing.status_code == 404
-    assert "those of 3 steps, 1 to 10" in missing.json()["detail"]
+    assert "rollouts of 3 steps, 1 to 10" in missing.json()["detail"]
 
 
 async def test_a_run_without_rollouts_has_none_yet(client: httpx.AsyncClient, run_dir: Path) -> None:

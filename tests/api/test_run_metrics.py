@@ -148,7 +148,7 @@ async def test_a_tracker_without_its_library_is_refused_at_submit(
     assert reply.status_code == 422
     (error,) = reply.json()["errors"]
     assert error["field"] == "report_to"
-    assert "wandb cannot be reported to: not installed" in error["message"]
+    assert "wandb cannot be used: not installed" in error["message"]
     assert 'pip install "headrace[report]"' in error["message"]
 
 

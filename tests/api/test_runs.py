@@ -165,7 +165,7 @@ async def test_a_running_run_shows_its_streams_its_generators_and_what_is_missin
     shown = (await client.get(f"/v1/runs/{run_id}")).json()
     assert shown["queues"] == {"prompts": 1, "completions": 1, "scored": 0, "dead_letters": 0}
     assert shown["generators"] == []
-    assert shown["waiting_for"].startswith("a generator: none that is alive serves this run")
+    assert shown["waiting_for"].startswith("a generator: no live generator serves this run")
 
     await redis.hset(keys.generators, "generator-0", '{"url": "http://127.0.0.1:1"}')
     await redis.hset(keys.generators, "generator-1", '{"url": "http://127.0.0.1:2"}')
@@ -216,7 +216,7 @@ async def test_why_a_generator_cannot_serve_a_run_is_shown_and_listed_until_it_d
 
     # The generator ends and registers again. Its message is shown until it serves.
     await refuse(redis, "generator", "generator-0", "it ended, saying: out of memory", run_id=run_id)
-    assert (await shown())["waiting_for"].endswith("What was said last: generator-0: it ended, saying: out of memory")
+    assert (await shown())["waiting_for"].endswith("Last messages: generator-0: it ended, saying: out of memory")
     async with registered(redis, RunKeys(run_id), **seat):
         assert (await shown())["waiting_for"] == (
             "a generator that can serve this run. generator-0 is loading the model: it ended, saying: out of memory"
@@ -250,7 +250,7 @@ async def test_replicas_that_did_not_even_start_are_shown_in_whichever_run_waits
     await store.set_status(run_id, "running")
     await store.write_progress(run_id, Progress(updated_at_s=time.time()))
     waiting = (await client.get(f"/v1/runs/{run_id}")).json()["waiting_for"]
-    assert waiting.endswith("What was said last: generator-0: HEADRACE_ENGINE_ARGS: vLLM has no such argument")
+    assert waiting.endswith("Last messages: generator-0: HEADRACE_ENGINE_ARGS: vLLM has no such argument")
     await take_back(redis, "generator", "generator-0", run_id=None)
     assert (await client.get(f"/v1/runs/{run_id}")).json()["refusals"] == []
 

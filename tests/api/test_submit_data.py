@@ -136,7 +136,7 @@ async def test_in_a_mixture_a_column_is_looked_for_where_the_option_applies(
     assert errors["datasets.1.columns"] == "there is no column tag; there are prompt, solution, level, source"
     own = {"columns": ["solution"]}
     errors = await refusal(client, run | {"datasets": [first | own, other | own], "columns": ["level"]})
-    assert "is not read; leave it out" in errors["columns"]
+    assert "is not used; leave it out" in errors["columns"]
 
 
 async def test_what_a_run_needs_around_it_is_asked_for(
@@ -151,7 +151,7 @@ async def test_what_a_run_needs_around_it_is_asked_for(
 
 async def test_an_option_that_changes_nothing_is_a_warning(client: httpx.AsyncClient, run: Run) -> None:
     (warning,) = await accepted(client, run | {"project": "mine"})
-    assert warning.startswith("project changes nothing: ")
+    assert warning.startswith("project has no effect: ")
 
 
 @pytest.mark.parametrize(("setting", "value"), [("num_train_epochs", 1e308), ("max_steps", 2**53)])

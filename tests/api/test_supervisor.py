@@ -66,7 +66,7 @@ async def test_a_rank_that_makes_no_progress_is_given_up_with_its_last_words(
     assert len(plan.pids()) == 6  # the first start and five restarts
     assert failed.reason == (
         "the training rank crashed with exit status 1 6 times without completing a step. "
-        f"It last said: the model is not there. All it said is in {record.run_dir}/rank.log"
+        f"It last said: the model is not there. Its log is {record.run_dir}/rank.log"
     )
 
 
@@ -189,7 +189,7 @@ async def test_a_crash_is_the_reason_for_waiting_until_the_next_rank_trains(
         await submit(api, run_config)
         await wait_until(plan.is_at_work)
         assert api.supervisor.note("run-a") == (
-            "its training rank, which crashed with exit status 1 and is being started again; "
+            "its training rank, which crashed with exit status 1 and is being restarted; "
             "it last said: the model is not there"
         )
         await api.store.write_progress("run-a", Progress(starting="loading the model", updated_at_s=time.time()))

@@ -45,7 +45,7 @@ def run_page(**more: Any) -> dict[str, Any]:
         (
             {
                 "waiting_kind": "restarting",
-                "waiting_for": "its training rank, which crashed with exit status 1 and is being started again; "
+                "waiting_for": "its training rank, which crashed with exit status 1 and is being restarted; "
                 "it last said: CUDA out of memory",
             },
             "run",

@@ -75,7 +75,7 @@ def test_a_run_in_which_nothing_moves_is_given_up_with_what_it_waits_for() -> No
 
 def test_a_paused_run_is_not_given_up_however_long_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.watch._POLL_EVERY_S", 0.05)
-    paused = RUN | {"status": "paused", "reason": "somebody asked for it", "waiting_for": "somebody to resume it"}
+    paused = RUN | {"status": "paused", "reason": "somebody asked for it", "waiting_for": "a user to resume it"}
     ended = RUN | {"status": "stopped", "reason": ""}
     with serving(script_of([*[paused] * 8, ended], ROWS)) as api, HeadraceClient(api.url, "k") as client:
         watch = follow(client, "run-a", console=console(), stall_s=0.1)

@@ -92,7 +92,7 @@ def test_keda_scales_on_groups_that_wait_or_are_worked_on(workload: str, kind: s
 
 def test_the_metrics_that_keda_asks_for_are_some_that_the_trainer_has() -> None:
     source = (CHART.parent.parent.parent / "services" / "trainer" / "run_api" / "run_metrics.py").read_text()
-    assert '"headrace_run_stream_depth", "Groups waiting or in work", "run_id", "stream"' in source
+    assert '"headrace_run_stream_depth", "Groups waiting or being worked on", "run_id", "stream"' in source
     assert '"headrace_rank_up", "1 while a training rank runs")' in source, "always there, and without labels"
 
 

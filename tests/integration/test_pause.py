@@ -87,7 +87,7 @@ def test_a_run_whose_grader_goes_away_pauses_outlives_a_kill_and_finishes_with_e
         stack.wait_for_step(run_id, going_on["progress"]["step"] + 2)
         stack.client.pause(run_id)
         held = until(stack, run_id, is_paused_by("user"))
-        assert held["waiting_for"] == "somebody to resume it"
+        assert held["waiting_for"] == "a user to resume it"
         assert "a user asked for it" in headrace(stack, "show", run_id)
         assert headrace(stack, "resume", run_id) == f"{run_id} goes on\n"
         run = stack.wait_for_end(run_id)

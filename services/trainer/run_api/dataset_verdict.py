@@ -28,7 +28,7 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
     errors: list[_Error] = []
     for source in summary.all_sources():
         if source.num_bad == source.num_checked or (source.num_bad and source.is_file):
-            errors.append((source.field, _found(source) + (". Mend or remove them" if source.is_file else "")))
+            errors.append((source.field, _found(source) + (". Fix or remove them" if source.is_file else "")))
         elif source.num_bad:
             warnings.append(f"{source.path}: {_found(source)}. Such rows are dropped and counted")
     errors = errors or [*_prompt_errors(config, summary), *_column_errors(config, summary), *_endless(config, summary)]
@@ -40,13 +40,14 @@ def judge_dataset(config: RunConfig, summary: DatasetSummary) -> Checked:
     if num_tokens > LARGEST:
         how_long = "max_steps" if config.max_steps > 0 else "num_train_epochs"
         return Checked(
-            errors=[(how_long, f"the run would be {steps:.3g} steps with {num_tokens:.3g} tokens; lower it")]
+            errors=[(how_long, f"the run would have {steps:.3g} steps with {num_tokens:.3g} tokens; lower it")]
         )
     warnings += _idle_renames(config, summary)
     warnings += _repetitions(config, summary, steps=steps, num_groups=num_groups)
     if steps < config.save_steps:
         warnings.append(
-            f"save_steps={config.save_steps} is more than the {steps} steps of the run: the only checkpoint is the last"
+            f"save_steps={config.save_steps} is more than the {steps} steps of the run: "
+            "only the last step gets a checkpoint"
         )
     derived: dict[str, Any] = {
         "num_rows": sum(source.num_rows for source in summary.sources),
@@ -126,7 +127,7 @@ def _column_errors(config: RunConfig, summary: DatasetSummary) -> Iterator[_Erro
         yield from _missing(f"{found.field}.columns", source.columns, [[*_renamed(config, source, found), *of_mixture]])
     applies = [[*_renamed(config, source, found), *of_mixture] for source, found in pairs if source.columns is None]
     if config.columns is not None and not applies:
-        yield "columns", "every entry of `datasets` has its own, so this one is not read; leave it out"
+        yield "columns", "every entry of `datasets` has its own, so this setting is not used; leave it out"
     else:
         yield from _missing("columns", config.columns, applies)
 
@@ -163,7 +164,10 @@ def _missing(setting: str, names: Iterable[str] | None, columns: Sequence[Sequen
 def _endless(config: RunConfig, summary: DatasetSummary) -> Iterator[_Error]:
     """Yield an error if the run is too long for its number of steps to be computed."""
     if config.max_steps < 0 and config.num_train_epochs * summary.epoch > LARGEST:
-        yield "num_train_epochs", f"{config.num_train_epochs:g} passes over {summary.epoch} prompts never end; lower it"
+        yield (
+            "num_train_epochs",
+            f"{config.num_train_epochs:g} passes over {summary.epoch} prompts are too many; lower it",
+        )
 
 
 def _repetitions(config: RunConfig, summary: DatasetSummary, *, steps: int, num_groups: int) -> list[str]:

@@ -57,7 +57,7 @@ class GeneratorAsker:
                 reasons.append(f"{replica_id} {answer}")
         why = "; ".join(reasons) or "no generator is alive yet"
         return EngineVerdict(
-            warnings=[f"vLLM's options were not checked: {why}. What it refuses is shown once the run is served"]
+            warnings=[f"vLLM's options were not checked: {why}. If vLLM refuses one, the run shows that later"]
         )
 
     async def _living(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ async def _ask(client: httpx.AsyncClient, url: str, question: str, *, timeout_s:
     try:
         return EngineVerdict.model_validate_json(response.content)
     except ValidationError:
-        return "answered in a form unknown here; are both of the same headrace version?"
+        return "sent an unknown answer; do both have the same headrace version?"
 
 
 def what_weakens_learning(config: RunConfig) -> list[str]:
@@ -95,9 +95,9 @@ def what_weakens_learning(config: RunConfig) -> list[str]:
     if not config.vllm_importance_sampling_mode.startswith("sequence"):
         return []
     return [
-        f"completions are sampled with {', '.join(restrictions)}: the trainer gives a completion less weight the less "
-        "likely the policy alone would have written it, and over a whole sequence that may be next to nothing. "
-        "vllm_importance_sampling_mode: token_truncate weighs token by token"
+        f"completions are sampled with {', '.join(restrictions)}, but the trainer computes logprobs without that, "
+        "so the importance weight of a whole completion may be close to 0. "
+        "vllm_importance_sampling_mode: token_truncate weights each token separately"
     ]
 
 

@@ -78,7 +78,7 @@ class IdempotencyKeys:
             raise Problem(
                 422,
                 "Idempotency key reused",
-                "This Idempotency-Key came with another body before. Send a new key with a new run.",
+                "This Idempotency-Key was used with another body. Send a new run with a new key.",
             )
         is_ours = found.run_id == run_id
         is_abandoned = claim.claimed_at_s - found.claimed_at_s > _ABANDONED_AFTER_S

@@ -34,7 +34,7 @@ def check_targets(targets: Iterable[str], directory: Path) -> None:
     if layers and unmatched:
         known = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
         raise UserError(
-            f"no linear layer of this model is called {' or '.join(unmatched)}; there are {known}. Leave "
+            f"no linear layer of this model is named {' or '.join(unmatched)}; its layers are {known}. Leave "
             "lora_target_modules out to give an adapter to each of them",
             field="lora_target_modules",
         )

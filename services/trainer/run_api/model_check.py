@@ -46,14 +46,14 @@ def check_model(config: RunConfig, *, lookup: HubLookup) -> list[str]:
         return []
     if not is_hub_id(config.model):
         raise UserError(
-            f"{config.model[:200]!r} is neither an absolute path nor a Hugging Face id. A relative path means "
-            "nothing to the trainer: give the absolute one (`headrace submit` makes it absolute for you)",
+            f"{config.model[:200]!r} is neither an absolute path nor a Hugging Face id. The trainer "
+            "cannot resolve a relative path: give the absolute one (`headrace submit` makes it absolute for you)",
             field="model",
         )
     try:
         found = lookup(config.model, config.model_revision)
     except UnavailableError as error:
-        return [f"the model was not checked: {config.model} is taken for an id on the hub, and {error}"]
+        return [f"the model was not checked: {config.model} is treated as a hub id, but {error}"]
     _refuse_code(found, where=f"{config.model} on the hub")
     _check_fit(config, found)
     return []
@@ -90,7 +90,7 @@ def hub_lookup(timeout_s: float, *, endpoint: str | None = None) -> HubLookup:
             raise UnavailableError(f"the Hugging Face hub did not answer ({type(error).__name__})") from error
         files = {sibling.rfilename for sibling in info.siblings or []}
         if files and "config.json" not in files:
-            raise UserError(f"{name} has no config.json on the hub: it is no transformers model", field="model")
+            raise UserError(f"{name} has no config.json on the hub: it is not a transformers model", field="model")
         return cast("Mapping[str, Any]", info.config or {})
 
     return lookup
@@ -110,11 +110,13 @@ def _check_directory(directory: Path) -> Mapping[str, Any]:
             field="model",
         )
     if not (directory / "config.json").is_file():
-        raise UserError(f"{directory} has no config.json, so it is no transformers model", field="model")
+        raise UserError(f"{directory} has no config.json, so it is not a transformers model", field="model")
     config = read_json(directory / "config.json")
     _refuse_code(config, where=str(directory / "config.json"))
     if not isinstance(config.get("model_type"), str):
-        raise UserError(f"{directory / 'config.json'} has no model_type, so it is no transformers model", field="model")
+        raise UserError(
+            f"{directory / 'config.json'} has no model_type, so it is not a transformers model", field="model"
+        )
     if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         raise UserError(
             f"{directory} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}); save it there with "
@@ -153,8 +155,8 @@ def read_json(path: Path) -> Mapping[str, Any]:
 def _refuse_code(config: Mapping[str, Any], *, where: str) -> None:
     if config.get("auto_map"):
         raise UserError(
-            f"{where} has auto_map: the model brings Python code of its own, which is never run here. Use an "
-            "architecture that transformers has built in",
+            f"{where} has auto_map: the model needs Python code from its repository, which is never run. Use an "
+            "architecture that is built into transformers",
             field="model",
         )
 

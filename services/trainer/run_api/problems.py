@@ -132,7 +132,7 @@ def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 def _on_disconnect(_request: Request, _error: Exception) -> JSONResponse:
     """Return an answer that no client will read. Without one, the log would show a failure of the service."""
-    return _answer(problem(400, "Incomplete body", "The connection was closed before the body was whole."))
+    return _answer(problem(400, "Incomplete body", "The connection was closed before the body was complete."))
 
 
 def _on_unavailable(_request: Request, error: Exception) -> JSONResponse:
@@ -143,5 +143,5 @@ def _on_unavailable(_request: Request, error: Exception) -> JSONResponse:
 
 def _on_unknown(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    detail = "The trainer's log says more. The runs themselves are not affected."
+    detail = "See the trainer's log. The runs themselves are not affected."
     return _answer(problem(500, "Internal error", detail))

@@ -26,8 +26,8 @@ def rank_command(run_id: str, config: RunConfig, settings: TrainerSettings) -> l
     if config.nnodes > 1:
         if not settings.rendezvous_endpoint:
             raise UserError(
-                f"nnodes={config.nnodes}, but HEADRACE_RENDEZVOUS_ENDPOINT is not set: say at which HOST:PORT of this "
-                "machine the training ranks of the other machines find this one's",
+                f"nnodes={config.nnodes}, but HEADRACE_RENDEZVOUS_ENDPOINT is not set: set it to the HOST:PORT of this "
+                "machine at which the training ranks of the other machines reach this one's",
                 field="nnodes",
             )
         try:

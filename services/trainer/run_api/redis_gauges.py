@@ -14,9 +14,11 @@ class RedisGauges:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._up = Gauge("headrace_redis_up", "1 while Redis answers the trainer", registry=registry)
-        self._used = Gauge("headrace_redis_memory_used_bytes", "Memory that Redis has taken", registry=registry)
+        self._used = Gauge("headrace_redis_memory_used_bytes", "Memory that Redis uses", registry=registry)
         self._most = Gauge(
-            "headrace_redis_memory_max_bytes", "maxmemory: beyond it writes are refused; 0 is none", registry=registry
+            "headrace_redis_memory_max_bytes",
+            "maxmemory: above it writes are refused; 0 means no limit",
+            registry=registry,
         )
         self._aof = Gauge(
             "headrace_redis_aof_writing", "1 while Redis appends to its file; 0 if off or failing", registry=registry

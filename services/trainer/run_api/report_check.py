@@ -12,7 +12,7 @@ def check_reports(report_to: Sequence[str]) -> list[tuple[str, str]]:
     return [
         (
             "report_to",
-            f"{' and '.join(missing)} cannot be reported to: not installed where the trainer runs. Install with "
+            f"{' and '.join(missing)} cannot be used: not installed where the trainer runs. Install with "
             '`pip install "headrace[report]"` there, or leave it out',
         )
     ]

@@ -62,7 +62,7 @@ async def check_rewards(
         errors = [("reward_funcs", message) for message in _messages(answer)] or [("reward_funcs", detail)]
         raise Problem(422, "Invalid run", f"reward_funcs: {detail}", errors=errors)
     if response.status_code == HTTPStatus.UNAUTHORIZED:
-        why = "it refuses the key" if api_key else "it asks for a key, and this trainer was started without one"
+        why = "it refuses the key" if api_key else "it requires a key, but this trainer was started without one"
         raise _unusable(url, f"{why}; start both services with the same HEADRACE_API_KEY")
     if response.status_code == HTTPStatus.FORBIDDEN and answer is not None:
         raise _unusable(url, f"it refuses the key that HEADRACE_API_KEY gives this trainer: {answer.get('detail')}")
@@ -109,6 +109,6 @@ def _unusable(url: str, why: str) -> Problem:
         503,
         "Rewarder unavailable",
         f"The reward functions could not be checked: the rewarder at {url} cannot be used: {why}. "
-        "Start it, or point HEADRACE_REWARDER_URL at the one that runs, and submit again.",
+        "Start it, or set HEADRACE_REWARDER_URL to the address of a running rewarder, and submit again.",
         headers={"Retry-After": "5"},
     )

@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1/runs/{run_id}", tags=["run data"])
 Api = Annotated[TrainerApi, Depends(trainer_api)]
 Cursor = Annotated[str | None, Query(max_length=MAX_CURSOR, description=MEANING)]
 MAX_STEP = 10**9
-_AFTER_STEP = "Only those above this optimizer step"
+_AFTER_STEP = "Only entries above this optimizer step"
 
 
 class Metrics(BaseModel):
@@ -44,7 +44,7 @@ class RunEvaluations(BaseModel):
 class Rollouts(BaseModel):
     """Rollouts trained in one optimizer step: prompt, completion, rewards, advantage, policy versions."""
 
-    step: int | None = Field(description="The optimizer step; null if nothing was written down yet")
+    step: int | None = Field(description="The optimizer step; null if no rollouts were logged yet")
     newest_step: int | None
     rollouts: list[dict[str, Any]]
     next_cursor: str | None = Field(description=NEXT_MEANING)
@@ -88,8 +88,10 @@ async def get_evaluations(
 async def get_events(
     run_id: str,
     api: Api,
-    last_event_id: Annotated[str | None, Header(description="Go on after this event")] = None,
-    after: Annotated[str | None, Query(max_length=64, description="The same, for clients without headers")] = None,
+    last_event_id: Annotated[str | None, Header(description="Continue after this event")] = None,
+    after: Annotated[
+        str | None, Query(max_length=64, description="Same as Last-Event-ID, for clients that cannot set headers")
+    ] = None,
 ) -> Response:
     """Stream the run's events from its beginning, or after the given event, until the run ends."""
     start = parse_event_id(last_event_id or after)
@@ -102,7 +104,7 @@ async def get_rollouts(
     run_id: str,
     api: Api,
     step: Annotated[
-        int | None, Query(ge=0, le=MAX_STEP, description="Optimizer step; the newest if left out"), WHOLE
+        int | None, Query(ge=0, le=MAX_STEP, description="Optimizer step; the newest by default"), WHOLE
     ] = None,
     limit: Annotated[int, Query(ge=1, le=500), WHOLE] = 50,
     cursor: Cursor = None,
@@ -120,8 +122,10 @@ async def get_rollouts(
     if step is None:
         step = newest
     elif step not in steps:
-        there = f"There are those of {len(steps)} steps, {steps[0]} to {steps[-1]}." if steps else "There are none yet."
-        raise Problem(404, "No such step", f"No rollouts of step {step} were written down. {there}", run_id=run_id)
+        there = (
+            f"There are rollouts of {len(steps)} steps, {steps[0]} to {steps[-1]}." if steps else "There are none yet."
+        )
+        raise Problem(404, "No such step", f"No rollouts of step {step} were logged. {there}", run_id=run_id)
     if step is None:
         return Rollouts(step=None, newest_step=None, rollouts=[], next_cursor=None)
     found, has_more = await asyncio.to_thread(read_rollouts, run_dir, step=step, offset=offset, limit=limit)
@@ -149,6 +153,8 @@ async def replay(run_id: str, entry: str, api: Api) -> dict[str, str]:
     """Put a buried group back into the stream it was buried from. Fix the cause first."""
     record = await existing_run(api, run_id)
     if record.status in TERMINAL:
-        raise Problem(409, "Run ended", f"The run is {record.status}; nobody would work on the group.", run_id=run_id)
+        raise Problem(
+            409, "Run ended", f"The run is {record.status}, so the group would not be processed.", run_id=run_id
+        )
     await replay_dead_letter(api.redis, run_id, entry)
     return {"run_id": run_id, "entry": entry, "status": "replayed"}

@@ -70,31 +70,29 @@ class RunMetrics:
         self._runs = self._gauge("headrace_runs", "Runs by status", "status")
         self._rank_up = self._gauge("headrace_rank_up", "1 while a training rank runs")
         self._restarts = self._gauge("headrace_rank_restarts_total", "Restarts of training ranks by this process")
-        self._starts = self._gauge(
-            "headrace_run_rank_starts", "Starts of its training rank, whatever ended the one before", "run_id"
-        )
+        self._starts = self._gauge("headrace_run_rank_starts", "Starts of its training rank, for any reason", "run_id")
         self._step = self._gauge("headrace_run_step", "Optimizer steps done", "run_id")
         self._max_steps = self._gauge("headrace_run_max_steps", "Optimizer steps of the whole run", "run_id")
         self._version = self._gauge("headrace_run_policy_version", "Newest policy version", "run_id")
         self._groups = self._gauge("headrace_run_groups", "Prompt groups by outcome", "run_id", "outcome")
         self._pushes = self._gauge("headrace_run_pushes", "Weight pushes by outcome", "run_id", "outcome")
-        self._probes_failed = self._gauge("headrace_run_probes_failed", "Generators taken out by the probe", "run_id")
-        self._depth = self._gauge("headrace_run_stream_depth", "Groups waiting or in work", "run_id", "stream")
+        self._probes_failed = self._gauge("headrace_run_probes_failed", "Generators removed by the probe", "run_id")
+        self._depth = self._gauge("headrace_run_stream_depth", "Groups waiting or being worked on", "run_id", "stream")
         self._max_staleness = self._gauge(
             "headrace_run_max_staleness_steps", "Staleness that no trained group exceeds", "run_id"
         )
-        self._generators = self._gauge("headrace_run_generators_alive", "Generators with a living lease", "run_id")
-        self._serving = self._gauge("headrace_run_generators_serving", "Of them, those that serve the run", "run_id")
+        self._generators = self._gauge("headrace_run_generators_alive", "Generators with a live lease", "run_id")
+        self._serving = self._gauge("headrace_run_generators_serving", "Live generators that serve the run", "run_id")
         self._left_out = self._gauge(
             "headrace_run_generators_left_out", "Generators that did not get the policy version pushed last", "run_id"
         )
-        self._rewarders = self._gauge("headrace_run_rewarders_alive", "Rewarders with a living lease", "run_id")
+        self._rewarders = self._gauge("headrace_run_rewarders_alive", "Rewarders with a live lease", "run_id")
         self._paused = self._gauge(
             "headrace_run_paused", "1 while it is paused, by a user or its rewards", "run_id", "by"
         )
         self._paused_s = self._gauge("headrace_run_paused_seconds", "How long it was paused so far", "run_id")
         self._disk_free = self._gauge(
-            "headrace_run_disk_free_bytes", "Room where its directory is, for checkpoints", "run_id"
+            "headrace_run_disk_free_bytes", "Free space on the disk of its directory", "run_id"
         )
         self._disk_size = self._gauge("headrace_run_disk_size_bytes", "Size of the disk of its directory", "run_id")
         self._redis_gauges = RedisGauges(self.registry)

@@ -60,8 +60,10 @@ class SubmittedRun(BaseModel):
     """Answer to a submit or to a dry run."""
 
     valid: bool = True
-    warnings: list[str] = Field(description="What may surprise; nothing that keeps the run from starting")
-    derived: dict[str, Any] = Field(description="What the settings amount to: steps, prompt groups, completions")
+    warnings: list[str] = Field(description="Possible surprises; the run starts all the same")
+    derived: dict[str, Any] = Field(
+        description="Quantities that follow from the settings: steps, prompt groups, completions"
+    )
     run: RunSummary | None = Field(default=None, description="The run; null in a dry run")
 
 
@@ -147,7 +149,7 @@ async def refuse_if_queue_is_full(api: TrainerApi) -> None:
     raise Problem(
         429,
         "Too many queued runs",
-        f"{most} runs wait for their turn already. Submit this one when some have ended, stop queued runs that are no "
+        f"{most} runs are queued already. Submit this one when some have ended, stop queued runs that are no "
         "longer wanted, or raise HEADRACE_MAX_QUEUED_RUNS.",
         headers={"Retry-After": "60"},
     )
@@ -161,8 +163,8 @@ async def _create_there(api: TrainerApi, valid: ValidRun, run_id: str) -> RunRec
         raise Problem(
             503,
             "Storage unavailable",
-            f"The run's directory could not be made in {api.settings.runs_dir}: {error.strerror}. Make room or mend "
-            "permissions there, or set HEADRACE_RUNS_DIR.",
+            f"The run's directory could not be created in {api.settings.runs_dir}: {error.strerror}. Free space or "
+            "fix the permissions there, or set HEADRACE_RUNS_DIR.",
         ) from error
     try:
         return await api.store.create(run_id, valid.config, run_dir=str(run_dir))
@@ -256,7 +258,7 @@ async def existing_run(api: TrainerApi, run_id: str) -> RunRecord:
 
 def _refuse_ended(record: RunRecord) -> None:
     if record.status in TERMINAL:
-        raise Problem(409, "Run ended", f"The run is {record.status}, and stays so.", run_id=record.run_id)
+        raise Problem(409, "Run ended", f"The run has ended: it is {record.status}.", run_id=record.run_id)
 
 
 async def _refuse_without_checkpoint(record: RunRecord) -> None:
@@ -266,13 +268,13 @@ async def _refuse_without_checkpoint(record: RunRecord) -> None:
     raise Problem(
         409,
         "No checkpoint",
-        f"The run failed before its first checkpoint: there is none in {checkpoints}. Submit it again.",
+        f"The run failed before its first checkpoint: {checkpoints} contains none. Submit it again.",
         run_id=record.run_id,
     )
 
 
 def _is_stopping(run_id: str) -> Problem:
-    detail = "The run was asked to stop, and does after the step it is in: it is neither paused nor resumed any more."
+    detail = "The run was asked to stop, and ends after its current step. It can no longer be paused or resumed."
     return Problem(409, "Run is stopping", detail, run_id=run_id)
 
 

@@ -137,7 +137,7 @@ class RunSupervisor:
             async with self._changing:
                 return await self._give_fleet_away()
         except NoRoomError as error:
-            log.warning("no run is begun now: %s", error)
+            log.warning("no run is started now: %s", error)
             return None
 
     async def _give_fleet_away(self) -> RunRecord | None:
@@ -201,7 +201,7 @@ class RunSupervisor:
                 self._notes[record.run_id] = says = room_for("the log of its training rank", where)
                 log.warning("run %s waits for %s", record.run_id, says)
                 if await self._pause_unless_asked_to_stop(record.run_id, self._settings.last_backoff_s):
-                    await self._end(record.run_id, "stopped", f"stopped while there was no room on the disk of {where}")
+                    await self._end(record.run_id, "stopped", f"stopped while the disk of {where} was full")
                     return None
 
     async def _run_rank(self, record: RunRecord) -> int:
@@ -237,7 +237,7 @@ class RunSupervisor:
                 return await rank.wait()
             overdue_s += self._settings.supervise_every_s if record is None or record.status in TERMINAL else 0.0
             if overdue_s > self._settings.rank_exit_grace_s:
-                log.error("run %s is over, but its training rank %d does not exit: killed", run_id, rank.pid)
+                log.error("run %s has ended, but its training rank %d does not exit: killed", run_id, rank.pid)
                 break
         return await rank.stop(grace_s=self._settings.rank_stop_grace_s)
 
@@ -250,14 +250,14 @@ class RunSupervisor:
         run_id = record.run_id
         now = await self._store.get(run_id)
         if now is None:
-            log.error("run %s is no longer in Redis; its directory %s is all that is left", run_id, record.run_dir)
+            log.error("run %s is no longer in Redis; only its directory %s is left", run_id, record.run_dir)
             return False
         if now.status in TERMINAL:
             log.info("run %s %s %s", run_id, now.status, now.reason)
             await self._store.lists.leave_others(run_id, now.status, waits_for_room=True)  # the rank may not have
             return False
         if status == FENCED:
-            log.warning("run %s: a newer trainer has taken it over; its rank is not started again here", run_id)
+            log.warning("run %s: a newer trainer has taken it over; its rank is not restarted here", run_id)
             self._fenced.add(run_id)
             return False
         if now.desired == "stop":
@@ -271,14 +271,14 @@ class RunSupervisor:
         if backoff_s is None:
             reason = (
                 f"the training rank {_how(status)} {restarts.without_progress} times without completing a step. "
-                f"It last said: {said or 'nothing'}. All it said is in {rank_log(record)}"
+                f"It last said: {said or 'nothing'}. Its log is {rank_log(record)}"
             )
             await self._end(run_id, "failed", reason)
             return False
         self.num_restarts += 1
-        log.warning("run %s: training rank %s, starting it again in %.1f s", run_id, _how(status), backoff_s)
+        log.warning("run %s: training rank %s, restarting it in %.1f s", run_id, _how(status), backoff_s)
         self._notes[run_id] = (
-            f"its training rank, which {_how(status)} and is being started again; it last said: {said or 'nothing'}"
+            f"its training rank, which {_how(status)} and is being restarted; it last said: {said or 'nothing'}"
         )
         if await self._pause_unless_asked_to_stop(run_id, backoff_s):
             await self._end(run_id, "stopped", _stopped_without_rank(record, status))

@@ -132,7 +132,7 @@ class RunValidator:
         except UserError as error:
             return Checked(errors=[(error.field or "model", str(error))])
         except TimeoutError:
-            return Checked(warnings=[f"the model was not checked: looking at it took longer than {timeout_s:g} s"])
+            return Checked(warnings=[f"the model was not checked: the check took longer than {timeout_s:g} s"])
         return Checked(warnings=warnings)
 
     async def _check_weight_dir(self, config: RunConfig) -> Checked:
@@ -211,8 +211,8 @@ def _is_a_place(source: DatasetSource) -> bool:
 
 def _not_a_place(source: DatasetSource) -> str:
     return (
-        f"{source.path[:200]!r} is neither an absolute path nor a Hugging Face id. A relative path means nothing to "
-        "the trainer: give the absolute one (`headrace submit` makes it absolute for you)"
+        f"{source.path[:200]!r} is neither an absolute path nor a Hugging Face id. The trainer cannot "
+        "resolve a relative path: give the absolute one (`headrace submit` makes it absolute for you)"
     )
 
 

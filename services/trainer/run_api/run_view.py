@@ -34,11 +34,11 @@ WaitingKind = Literal[
 class PauseView(BaseModel):
     """Why a run is paused."""
 
-    by: PausedBy = Field(description="user: until it is resumed. rewards: also until a group that tries them succeeds")
+    by: PausedBy = Field(description="user: until it is resumed. rewards: also until a group that tests them succeeds")
     since_s: float
-    reward_func: str | None = Field(description="The function that failed most; null if none did")
+    reward_func: str | None = Field(description="The function that failed most; null if no function failed")
     failed_ratio: float = Field(description="Share of its outcomes that were failures when the pause began")
-    last_failure: str = Field(description="What the last of them said")
+    last_failure: str = Field(description="Message of the last failure")
 
 
 class RunSummary(BaseModel):
@@ -47,8 +47,8 @@ class RunSummary(BaseModel):
     run_id: str
     name: str | None
     status: str = Field(description="queued, running, paused, finished, stopped or failed")
-    desired: str = Field(description="run, or pause or stop once somebody asked for it")
-    reason: str = Field(description="Why it ended as it did, or is paused")
+    desired: str = Field(description="run, or pause or stop after a request for it")
+    reason: str = Field(description="Why it ended or is paused")
     created_at_s: float
     started_at_s: float | None
     ended_at_s: float | None
@@ -60,10 +60,12 @@ class RunSummary(BaseModel):
 class ListedRun(RunSummary):
     """One run in a list, with the reason if it is waiting."""
 
-    waiting_for: str | None = Field(description="What the run needs to go on, in words; null when nothing is missing")
+    waiting_for: str | None = Field(
+        description="What the run needs to continue, in words; null when nothing is missing"
+    )
     waiting_kind: WaitingKind | None = Field(
-        description="The same for programs. restarting, silent_rank, push_failed and disk are for somebody to look at; "
-        "work: groups, or what else the training rank says"
+        description="The same for programs. restarting, silent_rank, push_failed and disk need a person's attention; "
+        "work: groups, or what else the training rank reports"
     )
 
 
@@ -73,7 +75,9 @@ class GeneratorView(BaseModel):
     replica_id: str
     url: str
     is_alive: bool
-    doing: str = Field(default="", description="What it does instead of serving the run, such as loading the model")
+    doing: str = Field(
+        default="", description="Its activity while it does not serve the run, such as loading the model"
+    )
 
     @property
     def replica(self) -> str:
@@ -92,7 +96,7 @@ class RefusalView(BaseModel):
     kind: Kind
     replica_id: str
     reason: str
-    at_s: float = Field(description="When it said so, in Unix seconds")
+    at_s: float = Field(description="Time of the refusal in Unix seconds")
 
     @property
     def replica(self) -> str:
@@ -115,7 +119,7 @@ class RunDetail(ListedRun):
     queues: Queues
     generators: list[GeneratorView]
     num_rewarders: int
-    refusals: list[RefusalView] = Field(description="Replicas that cannot serve it, each with what it said last")
+    refusals: list[RefusalView] = Field(description="Replicas that cannot serve the run, each with its last message")
     config: dict[str, Any]
 
 

@@ -56,7 +56,7 @@ def run_service() -> int:
         if unknown is not None:
             raise unknown from error
         refusals = {str(leaf) for leaf in known if isinstance(leaf, UserError)}
-        for sentence in sorted(refusals or {f"the trainer service ends, start it again: {leaf}" for leaf in known}):
+        for sentence in sorted(refusals or {f"the trainer service ends, restart it: {leaf}" for leaf in known}):
             log.critical("%s", sentence)
         return REFUSED if refusals else CRASHED
     return STOPPED
@@ -117,7 +117,7 @@ async def _serve(api: TrainerApi, metrics: RunMetrics, listener: socket.socket) 
         server.should_exit = True
         _, waiting = await asyncio.wait({supervising}, timeout=api.settings.rank_stop_grace_s + _HURRY_S)
         if waiting:
-            log.warning("the run supervisor is still waiting for Redis, and is ended; its run stays as it is")
+            log.warning("the run supervisor still waits for Redis, and is cancelled; its run keeps its status")
             supervising.cancel()
 
 

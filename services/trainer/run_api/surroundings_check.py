@@ -40,7 +40,7 @@ def check_surroundings(config: RunConfig, settings: TrainerSettings) -> list[tup
         errors.append(
             (
                 "push_to_hub",
-                "the trainer has no token of the Hugging Face Hub, so the model could not be uploaded: set HF_TOKEN "
+                "the trainer has no token for the Hugging Face Hub, so the model could not be uploaded: set HF_TOKEN "
                 "in its environment, or log in with `hf auth login` there, or leave push_to_hub out",
             )
         )

@@ -42,7 +42,7 @@ def waiting_for(
         return None
     if record.status == "queued":
         if record.desired == "pause":
-            return Waiting("user", "somebody to resume it: it was paused before it started")
+            return Waiting("user", "a user to resume it: it was paused before it started")
         if around.current_run is not None and around.current_run != record.run_id:
             return Waiting("queue", f"run {around.current_run} to end: the generator fleet serves one run at a time")
         return Waiting("queue", "its training rank to be started")
@@ -58,8 +58,8 @@ def waiting_for(
         return Waiting("rank", "its training rank to finish its step and stop")
     if record.pause is not None and record.pause.by == "user":
         if record.desired == "run":
-            return Waiting("rank", "its training rank to go on")
-        return Waiting("user", "somebody to resume it")
+            return Waiting("rank", "its training rank to continue")
+        return Waiting("user", "a user to resume it")
     if record.desired == "pause":
         return Waiting("rank", "its training rank to finish its batch and pause")
     if missing := _generator(around):
@@ -71,7 +71,7 @@ def _silent_rank(record: RunRecord, duration: str) -> str:
     log = f"{record.run_dir}/rank.log"
     if record.progress.starting:
         return f"its training rank, which has been {record.progress.starting} for {duration}; see {log}"
-    return f"its training rank, which has not reported for {duration}; what it said last is in {log}"
+    return f"its training rank, which has not reported for {duration}; its last messages are in {log}"
 
 
 def _generator(around: Surroundings) -> str:
@@ -82,11 +82,11 @@ def _generator(around: Surroundings) -> str:
     said = {it.replica_id: it for it in around.refusals if it.kind == "generator"}
     if not living and said:
         last = "; ".join(f"{it.replica}: {it.reason}" for it in list(said.values())[-_MAX_SAID:])
-        return f"a generator: none that is alive serves this run. What was said last: {last}"
+        return f"a generator: no live generator serves this run. Last messages: {last}"
     if not living:
         return (
-            "a generator: none that is alive serves this run. Start one with the same Redis, or look at the log of "
-            "the one that should be there"
+            "a generator: no live generator serves this run. Start one with the same Redis, or look at the log of "
+            "the generator that should be running"
         )
     if not all(generator.replica_id in said for generator in living):
         return ""
@@ -108,7 +108,7 @@ def _rank_or_rewarder(record: RunRecord, around: Surroundings) -> Waiting | None
         return Waiting(
             "rewarder",
             f"a rewarder: {around.queues.completions} groups wait to be scored and no rewarder is alive. "
-            f"{f'What was said last: {last}' if last else 'Start one'}",
+            f"{f'Last messages: {last}' if last else 'Start one'}",
         )
     says = record.progress.waiting_for
     if not says:

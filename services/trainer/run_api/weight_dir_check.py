@@ -23,7 +23,9 @@ def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
         there = next(parent for parent in (Path(path), *Path(path).parents) if parent.exists())
         if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
             return []
-        return [("weight_dir", f"the trainer cannot write to {there}: mend its permissions, or name another place")]
+        return [
+            ("weight_dir", f"the trainer cannot write to {there}: fix its permissions, or choose another directory")
+        ]
     name = f"check-{secrets.token_hex(8)}"
     try:
         store = open_store(weight_dir)
@@ -33,7 +35,7 @@ def check_weight_dir(weight_dir: str) -> list[tuple[str, str]]:
     except UserError as error:
         return [("weight_dir", str(error))]
     except PushError as error:
-        return [("weight_dir", f"{error}. The trainer writes, reads and removes the weights of this run there")]
+        return [("weight_dir", f"{error}. The trainer must be able to write, read and remove weights there")]
     if content != _CONTENT:
-        return [("weight_dir", f"{weight_dir} does not give back what was written to it")]
+        return [("weight_dir", f"{weight_dir} returned other content than was written to it")]
     return []

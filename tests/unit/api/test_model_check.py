@@ -110,7 +110,7 @@ def test_a_hub_that_does_not_answer_is_a_warning_and_no_refusal() -> None:
     def lookup(_name: str, _revision: str | None) -> Mapping[str, Any]:
         raise UnavailableError("the hub did not answer")
 
-    expected = "the model was not checked: org/model is taken for an id on the hub, and the hub did not answer"
+    expected = "the model was not checked: org/model is treated as a hub id, but the hub did not answer"
     assert check_model(config("org/model"), lookup=lookup) == [expected]
 
 
@@ -147,7 +147,7 @@ def test_target_modules_are_looked_for_in_the_headers_of_the_weight_files(model:
     assert check_model(found, lookup=nobody) == []
     error = refusal(config(model, use_peft=True, lora_target_modules=["q_proj", "up_proj", "proj"]))
     assert error.field == "lora_target_modules"
-    assert "no linear layer of this model is called up_proj or proj; there are k_proj, q_proj." in str(error)
+    assert "no linear layer of this model is named up_proj or proj; its layers are k_proj, q_proj." in str(error)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x10", struct.pack("<Q", 2**40), struct.pack("<Q", 4) + b"[1]]"])

@@ -14,12 +14,12 @@ EVALUATED: dict[str, Any] = {"dataset_test_split": "test", "eval_steps": 5}
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"project": "mine"}, "project changes nothing: it is a name in wandb and trackio"),
-        ({"project": "mine", "report_to": ["tensorboard"]}, "project changes nothing"),
-        ({"logging_steps": 5}, "logging_steps changes nothing: it is for report_to and log_completions"),
-        ({"max_steps": 4, "num_train_epochs": 1.0}, "num_train_epochs changes nothing: max_steps=4 says"),
-        ({"lr_scheduler_type": "constant_with_warmup"}, "lr_scheduler_type changes nothing: .*set warmup_steps"),
-        ({"max_eval_prompts": 256}, "max_eval_prompts changes nothing: there is nothing to evaluate on"),
+        ({"project": "mine"}, "project has no effect: only wandb and trackio use it"),
+        ({"project": "mine", "report_to": ["tensorboard"]}, "project has no effect"),
+        ({"logging_steps": 5}, "logging_steps has no effect: only report_to and log_completions use it"),
+        ({"max_steps": 4, "num_train_epochs": 1.0}, "num_train_epochs has no effect: max_steps=4 determines"),
+        ({"lr_scheduler_type": "constant_with_warmup"}, "lr_scheduler_type has no effect: .*set warmup_steps"),
+        ({"max_eval_prompts": 256}, "max_eval_prompts has no effect: the run has no evaluation data"),
     ],
 )
 def test_what_is_written_and_not_read_is_said(settings: dict[str, Any], sentence: str) -> None:

@@ -102,7 +102,7 @@ def test_what_the_supervisor_knows_comes_first() -> None:
 def test_a_silent_rank_is_reported_with_its_log() -> None:
     silent = record(progress=Progress(waiting_for="scored groups", updated_at_s=969.0))
     assert reason(silent) == (
-        "its training rank, which has not reported for more than 30 s; what it said last is in /runs/run-a/rank.log"
+        "its training rank, which has not reported for more than 30 s; its last messages are in /runs/run-a/rank.log"
     )
     silent = record(progress=Progress(updated_at_s=850.0), started_at_s=800.0)
     assert "which has not reported for more than 2 min" in (reason(silent) or "")
@@ -124,7 +124,9 @@ def test_a_rank_that_was_started_a_moment_ago_is_not_silent_yet() -> None:
 
 def test_a_dead_generator_is_as_good_as_none() -> None:
     for generators in ([], [DEAD]):
-        assert (reason(record(), surroundings(generators=generators)) or "").startswith("a generator: none")
+        assert (reason(record(), surroundings(generators=generators)) or "").startswith(
+            "a generator: no live generator"
+        )
     assert reason(record(), surroundings(generators=[DEAD, ALIVE])) == "scored groups"
 
 
@@ -135,7 +137,7 @@ def test_a_missing_rewarder_matters_once_something_waits_for_it() -> None:
     refused = RefusalView(kind="rewarder", replica_id="node-3", reason="it ended, saying: no math-verify", at_s=990.0)
     found = reason(record(), surroundings(num_rewarders=0, queues=Queues(completions=3), refusals=[refused]))
     assert found == (
-        "a rewarder: 3 groups wait to be scored and no rewarder is alive. What was said last: "
+        "a rewarder: 3 groups wait to be scored and no rewarder is alive. Last messages: "
         "rewarder node-3: it ended, saying: no math-verify"
     )
 
@@ -159,7 +161,7 @@ def test_generators_that_cannot_serve_the_run_are_named_with_what_they_say() -> 
 
 def test_of_generators_that_are_gone_the_last_words_are_told() -> None:
     assert reason(record(), surroundings(generators=[], refusals=[REFUSED])) == (
-        "a generator: none that is alive serves this run. What was said last: generator-0: no GPU here"
+        "a generator: no live generator serves this run. Last messages: generator-0: no GPU here"
     )
 
 
@@ -179,13 +181,15 @@ def test_a_paused_run_waits_for_whoever_can_let_it_go_on() -> None:
     by_user, by_rewards = (Pause(by, "a reason", 990.0) for by in ("user", "rewards"))
     assert reason(record(desired="pause")) == "its training rank to finish its batch and pause"
     held = record(status="paused", desired="pause", pause=by_user)
-    assert reason(held) == reason(held, surroundings(generators=[])) == "somebody to resume it"
-    assert reason(record(status="paused", pause=by_user)) == "its training rank to go on"
+    assert reason(held) == reason(held, surroundings(generators=[])) == "a user to resume it"
+    assert reason(record(status="paused", pause=by_user)) == "its training rank to continue"
     failing = record(status="paused", pause=by_rewards)
     assert reason(failing) == "scored groups", "what its rank says: which function is tried, and how often"
-    assert (reason(failing, surroundings(generators=[])) or "").startswith("a generator: none"), "nothing tries it"
+    assert (reason(failing, surroundings(generators=[])) or "").startswith("a generator: no live generator"), (
+        "nothing tries it"
+    )
     queued = record(status="queued", desired="pause", started_at_s=None, progress=Progress())
-    assert reason(queued) == "somebody to resume it: it was paused before it started"
+    assert reason(queued) == "a user to resume it: it was paused before it started"
     silent = record(status="paused", pause=by_rewards, progress=Progress(updated_at_s=900.0))
     assert "has not reported" in (reason(silent) or "")
 

@@ -46,5 +46,8 @@ def test_a_directory_is_looked_at_and_not_made(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert check_weight_dir(str(tmp_path / "file" / "below")) == [
-        ("weight_dir", f"the trainer cannot write to {tmp_path / 'file'}: mend its permissions, or name another place")
+        (
+            "weight_dir",
+            f"the trainer cannot write to {tmp_path / 'file'}: fix its permissions, or choose another directory",
+        )
     ]

@@ -213,13 +213,13 @@ def test_a_run_that_ended_is_not_paused_and_the_refusal_is_the_services(
 ) -> None:
     def script(asked: Asked) -> Any:
         if asked.method == "POST":
-            return problem(409, "The run is finished, and stays so.")
+            return problem(409, "The run has ended: it is finished.")
         return {"run_id": "run-a", "desired": "run", "status": "finished"}
 
     monkeypatch.setenv("HEADRACE_API_KEY", "k")
     with serving(script) as api:
         assert cli.main(["pause", "run-a", "--url", api.url]) == 1
-    assert capsys.readouterr().err == "headrace: The run is finished, and stays so.\n"
+    assert capsys.readouterr().err == "headrace: The run has ended: it is finished.\n"
 
 
 def test_rollouts_say_which_versions_of_which_trainer_sampled_them(

@@ -99,7 +99,7 @@ def test_the_newest_lines_are_read_without_the_rest(tmp_path: Path) -> None:
 def test_a_tracker_whose_library_is_missing_is_refused_with_what_to_install() -> None:
     ((field, sentence),) = check_reports(["json", "no_such_tracker"])
     assert field == "report_to"
-    assert "no_such_tracker cannot be reported to" in sentence
+    assert "no_such_tracker cannot be used" in sentence
     assert 'pip install "headrace[report]"' in sentence
     assert check_reports(["json"]) == check_reports([]) == []
 
