@@ -12,7 +12,7 @@ import argparse
 import sys
 
 _HELP = """\
-Samples completions for the run that is current in Redis. Everything is set by environment variables:
+Samples completions for the current run in Redis. All settings are environment variables:
 
   HEADRACE_REDIS_URL        where Redis is (redis://127.0.0.1:6379/0)
   HEADRACE_HOST, _PORT      where to listen (127.0.0.1, 8000)
@@ -20,13 +20,13 @@ Samples completions for the run that is current in Redis. Everything is set by e
   HEADRACE_PUSH_ADDRESS     name or address of this host on the network with the trainer; NCCL uses its interface
   HEADRACE_API_KEY          bearer key of /v1; or HEADRACE_API_KEY_FILE
   HEADRACE_INTERNAL_KEY     bearer key of /internal; or HEADRACE_INTERNAL_KEY_FILE
-  HEADRACE_API_KEYS_FILE    named keys with scopes; read again when it changes
+  HEADRACE_API_KEYS_FILE    file of named keys with scopes; reloaded when it changes
   HEADRACE_TLS_CERT_FILE    certificate to serve HTTPS with, and HEADRACE_TLS_KEY_FILE its key
   HEADRACE_REPLICA_ID       stable name of this replica (host name)
   HEADRACE_ENGINE_ARGS      JSON object of vLLM engine arguments, such as {"gpu_memory_utilization": 0.8}; they
-                            win over those of a run
-  HEADRACE_GPU_CLAIMS_DIR   directory in which the replicas of this machine share its GPUs out, with
-  HEADRACE_GPUS_PER_REPLICA GPUs for each (1); without it a replica uses what vLLM takes of all that it sees
+                            override a run's
+  HEADRACE_GPU_CLAIMS_DIR   directory that all replicas on this machine share; each claims its own GPUs there
+  HEADRACE_GPUS_PER_REPLICA GPUs that a replica claims (1); without the directory, vLLM chooses among all visible GPUs
   HEADRACE_METRICS_PORT     port of /metrics; 0 is off (0)
   HEADRACE_LOG_FORMAT       json or text (json)
 """

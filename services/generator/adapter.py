@@ -103,11 +103,11 @@ def check_can_serve(config: RunConfig, *, has_cuda: bool) -> None:
         return
     if has_cuda and config.dtype == "float32":
         raise UserError(
-            "vLLM computes adapters on a GPU in bfloat16 alone, and the run's dtype is float32; set dtype: bfloat16",
+            "vLLM computes adapters on a GPU only in bfloat16, but the run's dtype is float32; set dtype: bfloat16",
             field="dtype",
         )
     if config.load_in_4bit and not has_cuda:
-        raise UserError("load_in_4bit needs a GPU, and this generator runs on CPU; leave it out", field="load_in_4bit")
+        raise UserError("load_in_4bit needs a GPU, but this generator runs on CPU; leave it out", field="load_in_4bit")
     if config.load_in_4bit and importlib.util.find_spec("vllm_bnb_plugin") is None:
         raise UserError(
             "load_in_4bit needs the package vllm-bnb-plugin in the generator's environment: vLLM holds the base in 4 "

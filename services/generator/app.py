@@ -74,7 +74,7 @@ def make_app(
         """Return the installed releases and the GPUs."""
         return about("generator", replica_id=replica_id or settings.name)
 
-    not_ready = responses({503: "Not yet, or not now: reason says what it waits for"})
+    not_ready = responses({503: "Not ready; reason says what it is waiting for"})
     app.add_api_route("/livez", livez, tags=["health"])
     app.add_api_route("/readyz", readyz, tags=["health"], responses=not_ready)
     app.add_api_route("/health", health, tags=["health"], responses=not_ready)

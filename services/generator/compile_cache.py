@@ -32,7 +32,9 @@ def claim_compile_cache(environment: MutableMapping[str, str]) -> Path | None:
             directory.mkdir(parents=True, exist_ok=True)
             file = os.open(directory / "replica.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            log.warning("nothing that vLLM compiles is kept: %s cannot be written: %s", directory, error.strerror)
+            log.warning(
+                "vLLM's compiled graphs are not cached separately: %s cannot be written: %s", directory, error.strerror
+            )
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,7 +45,9 @@ def claim_compile_cache(environment: MutableMapping[str, str]) -> Path | None:
         _remove_broken(directory)
         environment[_VARIABLE] = str(directory)
         return directory
-    log.warning("nothing that vLLM compiles is kept apart: %d replicas on this machine use %s", _MAX_REPLICAS, root)
+    log.warning(
+        "vLLM's compiled graphs are not cached separately: %d replicas on this machine use %s", _MAX_REPLICAS, root
+    )
     return None
 
 
@@ -53,7 +57,9 @@ def _remove_broken(directory: Path) -> None:
             try:
                 ast.literal_eval(index.read_text(encoding="utf-8"))
             except (SyntaxError, ValueError):
-                log.warning("%s was left half-written by a generator that ended meanwhile: it is compiled again", index)
+                log.warning(
+                    "%s is incomplete, because a generator ended while it wrote the file: it is compiled again", index
+                )
                 index.unlink()
         except OSError as error:
             log.warning(

@@ -29,8 +29,8 @@ def apply_delta(target: torch.Tensor, data: bytes) -> None:
     delta = parse_delta(data)
     if (delta.num_elements, delta.item_bytes) != (target.numel(), target.element_size()):
         raise ValueError(
-            f"a delta for {delta.num_elements} elements of {delta.item_bytes} bytes came for a parameter with "
-            f"{target.numel()} of {target.element_size()}"
+            f"a delta for {delta.num_elements} elements of {delta.item_bytes} bytes was received for a parameter "
+            f"with {target.numel()} elements of {target.element_size()} bytes"
         )
     elements = target.detach().view(-1).view(_TORCH_INTEGERS[delta.item_bytes])
     if delta.values_as is Values.WHOLE:
@@ -52,7 +52,7 @@ def _read_positions(delta: Delta) -> npt.NDArray[np.int64] | npt.NDArray[np.bool
     written = np.frombuffer(delta.positions, np.uint8)
     if delta.positions_as is Positions.BITMAP:
         if written.size != (delta.num_elements + 7) // 8:
-            raise ValueError(f"a bitmap of {written.size} bytes came for {delta.num_elements} elements")
+            raise ValueError(f"a bitmap of {written.size} bytes was received for {delta.num_elements} elements")
         bits = np.unpackbits(written, bitorder="little").view(np.bool_)
         num_found = int(np.count_nonzero(bits[: delta.num_elements]))
         if num_found != delta.num_changed or bits[delta.num_elements :].any():

@@ -57,7 +57,7 @@ class DiskReader:
 
         def check() -> None:
             if self._is_over.is_set():
-                raise PushError("the trainer gave the push up, or died")
+                raise PushError("the trainer gave up the push, or died")
             if time.monotonic() > deadline:
                 raise PushError(f"reading the weights from {place.name} took longer than {timeout_s:.0f} s")
 
@@ -66,7 +66,7 @@ class DiskReader:
             self._apply(staging, name, manifest, check=check)
         wanted = chain[-1][1].checksum
         if staging.checksum() != wanted:
-            raise PushError(f"the weights read from {place.name} are not those that the trainer has")
+            raise PushError(f"the weights read from {place.name} differ from the trainer's")
         return wanted
 
     def leave(self) -> None:
@@ -80,10 +80,10 @@ class DiskReader:
         while (base := found[-1][1].base) is not None and found[-1][1].base_checksum != held:
             check()
             if len(found) == _MAX_CHAIN:
-                raise PushError(f"the deltas of {place.name} lead to no full version")
+                raise PushError(f"the chain of deltas of {place.name} does not end at a full version")
             manifest = read_manifest(self._store, base)
             if manifest.checksum != found[-1][1].base_checksum:
-                raise PushError(f"{base} is not the version that {found[-1][0]} starts from")
+                raise PushError(f"{base} is not the base version of {found[-1][0]}")
             found.append((base, manifest))
         return found[::-1]
 
@@ -95,7 +95,7 @@ class DiskReader:
             for name, tensor in tensors.items():
                 check()
                 if name not in missing:
-                    raise PushError(f"{directory} has {name}, which was not announced, or has it twice")
+                    raise PushError(f"{directory} has {name} twice, or it was not announced")
                 missing.remove(name)
                 try:
                     if manifest.encoding == "full":

@@ -218,7 +218,7 @@ def _build(spec: EngineSpec, extra_args: Mapping[str, Any], *, has_cuda: bool) -
     except RuntimeError as error:
         kill_children()
         options = f" and {', '.join(sorted(spec.of_run))}" if spec.of_run else ""
-        why = root_cause(otherwise=f"{what_it_says(error)} Its own lines in the generator's log say why")
+        why = root_cause(otherwise=f"{what_it_says(error)} See vLLM's lines in the generator's log")
         raise EngineDiedError(f"vLLM could not start with {spec.model}{options}: {why}") from error
 
 
@@ -241,7 +241,7 @@ def _sampled_logprobs(output: Any) -> list[float]:
     """Return the logprob of each sampled token. With ``logprobs=0``, vLLM returns only that one for each position."""
     flat = output.logprobs
     if flat is None or list(flat.token_ids) != list(output.token_ids):
-        raise EngineDiedError("vLLM's logprobs are not those of the sampled tokens; is this vLLM 0.32?")
+        raise EngineDiedError("vLLM's logprobs do not match the sampled tokens; is this vLLM 0.32?")
     return list(flat.logprobs)
 
 

@@ -99,7 +99,7 @@ def judge(config: Mapping[str, Any], of_replica: Mapping[str, Any]) -> EngineVer
         return EngineVerdict(errors=[EngineProblem(field=error.field or "vllm", message=str(error))])
     return EngineVerdict(
         warnings=[
-            f"vllm.{name} is overruled by HEADRACE_ENGINE_ARGS of the generators, which say {of_replica[name]!r}"
+            f"vllm.{name} is overridden by HEADRACE_ENGINE_ARGS of the generators, which set {of_replica[name]!r}"
             for name in spec.overruled(of_replica)
         ]
     )

@@ -46,7 +46,9 @@ def make_vllm_config(spec: EngineSpec, of_replica: Mapping[str, Any], *, has_cud
     longest = _check_model(spec)
     is_derived = "max_model_len" not in {*spec.of_run, *of_replica}
     if is_derived and longest is not None and args["max_model_len"] > longest:
-        log.warning("prompt and completion may have %s tokens, the model takes %s", args["max_model_len"], longest)
+        log.warning(
+            "prompt and completion may have %s tokens, but the model takes only %s", args["max_model_len"], longest
+        )
         args["max_model_len"] = longest
     try:
         config = AsyncEngineArgs(**args).create_engine_config()
@@ -152,6 +154,6 @@ def _check_adapters(model_config: Any) -> None:
     model_class, architecture = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
     if not supports_lora(model_class):
         raise UserError(
-            f"vLLM serves no adapters of {architecture}; leave use_peft out, and all weights are trained",
+            f"vLLM does not support adapters of {architecture}; leave use_peft out to train all weights",
             field="use_peft",
         )

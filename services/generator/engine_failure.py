@@ -86,7 +86,7 @@ def how_ended(exit_codes: Mapping[str, int]) -> str:
     """
     for name, code in sorted(exit_codes.items(), key=lambda item: item[1] in (0, -signal.SIGTERM)):
         if code == -signal.SIGKILL:
-            return f"its process {name} was killed by SIGKILL, as the kernel does when memory runs out (dmesg says so)"
+            return f"its process {name} was killed by SIGKILL, as the kernel does when memory runs out (see dmesg)"
         if code < 0:
             return f"its process {name} was killed by {signal_name(-code)}"
         return f"its process {name} ended with exit status {code}"

@@ -67,8 +67,8 @@ class EngineSpec:
         if not has_cuda and any(args.get(name) is not None for name in _SPECULATION):
             # vLLM 0.32's fallback for Triton's expand_kernel writes into a copy, so temperatures stay uninitialised.
             raise UserError(
-                "speculative decoding needs a GPU: vLLM's CPU build divides the logits by unset memory, and samples "
-                "something else than the policy. Leave speculative_config out",
+                "speculative decoding needs a GPU: vLLM's CPU build divides the logits by uninitialised memory, so it "
+                "does not sample from the policy. Leave speculative_config out",
                 field="vllm",
             )
         return args
@@ -91,7 +91,7 @@ def spec_for(config: RunConfig, *, has_cuda: bool) -> EngineSpec:
         )
     if config.vllm_enable_sleep_mode and not has_cuda:
         raise UserError(
-            "vllm_enable_sleep_mode gives GPU memory away, and this generator runs on CPU; leave it out",
+            "vllm_enable_sleep_mode releases GPU memory, but this generator runs on CPU; leave it out",
             field="vllm_enable_sleep_mode",
         )
     check_can_serve(config, has_cuda=has_cuda)

@@ -47,7 +47,7 @@ class EngineWatch:
     def look(self, engine: WatchedEngine, *, is_held: bool) -> str | None:
         """Return why the engine must be replaced, or None if it works or has nothing to do."""
         if self._stops.look(engine.pids):
-            return "vLLM's engine was stopped for a minute, as by SIGSTOP, and generates nothing"
+            return "vLLM's engine was stopped for a minute, for example by SIGSTOP, and generates nothing"
         has_work = engine.num_unfinished > 0 and not is_held
         is_silent = has_work and engine.num_steps == self._num_steps
         self._num_steps = engine.num_steps

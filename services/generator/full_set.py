@@ -58,7 +58,7 @@ class FullSet:
         strange = sorted(name for name, dtype, _ in announced if dtype.is_floating_point and dtype != wanted)
         if strange:
             raise ValueError(
-                f"{len(strange)} parameters are not in {wanted}, in which the engine computes, among them {strange[:3]}"
+                f"{len(strange)} parameters do not have the engine's dtype {wanted}, among them {strange[:3]}"
             )
         shadow = _Shadow(self._model)
         if not shadow.is_whole:

@@ -59,20 +59,20 @@ class GenerateRequest(BaseModel):
     prompts: Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         min_length=1, max_length=MAX_PROMPTS
     )
-    n: int = Field(default=1, ge=1, le=1024, description="Completions a prompt")
+    n: int = Field(default=1, ge=1, le=1024, description="Completions per prompt")
     repetition_penalty: float = Field(default=1.0, gt=0)
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=-1, description="0 and -1 are off")
+    top_k: int = Field(default=0, ge=-1, description="0 and -1 turn it off")
     min_p: float = Field(default=0.0, ge=0, le=1)
     max_tokens: int = Field(default=16, ge=1)
     logprobs: int | None = Field(
-        default=0, ge=0, le=20, description="0: of the sampled token alone; k: of the k likeliest too; null: none"
+        default=0, ge=0, le=20, description="0: only of the sampled token; k: also of the k likeliest; null: none"
     )
     structured_outputs_regex: str | None = None
     generation_kwargs: dict[str, Any] | None = Field(
         default=None,
-        description="Wins over the fields above; options of vLLM's SamplingParams",
+        description="Options of vLLM's SamplingParams; they override the fields above",
         json_schema_extra={"propertyNames": {"enum": [*sorted(FURTHER_OPTIONS | _SAMPLING)]}},
     )
 
@@ -82,7 +82,7 @@ class GenerateRequest(BaseModel):
         allowed = FURTHER_OPTIONS | _SAMPLING
         unknown = [name[:100] for name in sorted(set(options or {}) - allowed)[:10]]
         if unknown:
-            raise ValueError(f"no such option here: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
+            raise ValueError(f"unknown options: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
         named = {name: value for name, value in (options or {}).items() if name in _SAMPLING}
         try:
             cls.model_validate({"prompts": [""], **named})
@@ -141,7 +141,10 @@ class Sampler(Protocol):
 
 
 VersionSpan = Annotated[
-    list[int], Field(min_length=3, max_length=3, description="Policy version, first token, end of its tokens")
+    list[int],
+    Field(
+        min_length=3, max_length=3, description="Policy version, index of its first token, index after its last token"
+    ),
 ]
 
 
@@ -180,7 +183,7 @@ def make_generate_router(sampler: Sampler) -> APIRouter:
         except UnavailableError as error:
             return _refuse(problem(503, "Engine failed", str(error)))
         if sampled is None:
-            return _refuse(problem(_HUNG_UP, "Hung up", "The client went away."))
+            return _refuse(problem(_HUNG_UP, "Hung up", "The client disconnected."))
         return _answer(sampled, has_logprobs=body.logprobs is not None)
 
     return router

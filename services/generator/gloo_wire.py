@@ -118,7 +118,7 @@ class TrainerGroup:
             if _is_closed(self._lifeline):
                 _abandoned[:] = [(g, w) for g, w in _abandoned if not w.is_completed()]
                 _abandoned.append((group, work))
-                raise RuntimeError("the trainer gave the push up, or died")
+                raise RuntimeError("the trainer gave up the push, or died")
             time.sleep(min(_FIRST_POLL_S + _POLL_SHARE * (time.monotonic() - began_at), _LAST_POLL_S))
         work.wait()
 
@@ -176,7 +176,7 @@ def _within(timeout_s: float, enter: Callable[[], Any], *, lifeline: socket.sock
             answer = answers.get(timeout=_LOOK_EVERY_S)
             continue
         if _is_closed(lifeline):
-            raise RuntimeError("the trainer gave the push up, or died")
+            raise RuntimeError("the trainer gave up the push, or died")
         if time.monotonic() > deadline:
             raise RuntimeError(f"the trainer did not answer within {timeout_s:.0f} s in the rendezvous")
     if isinstance(answer, Exception):

@@ -73,13 +73,13 @@ def _visible(environment: MutableMapping[str, str], devices: Path) -> list[str]:
 
 def _why_none(environment: MutableMapping[str, str], devices: Path) -> str:
     if _VISIBLE in environment:
-        return f"this generator sees no GPU: {_VISIBLE} names none; name some, or leave the variable out"
+        return f"this generator sees no GPU: {_VISIBLE} is empty; name GPUs in it, or unset it"
     if (devices / "dxg").exists():
         return (
-            f"this generator sees no GPU: on WSL2 ({devices}/dxg) they are no devices of their own and cannot be "
+            f"this generator sees no GPU: on WSL2 ({devices}/dxg) GPUs are not separate devices and cannot be "
             f"counted; name them in {_VISIBLE}, such as 0"
         )
     return (
-        f"this generator sees no GPU: there is no {devices}/nvidia0; give its container some (the runtime nvidia, "
-        "NVIDIA_VISIBLE_DEVICES), and see that `nvidia-smi` lists them on the machine"
+        f"this generator sees no GPU: {devices}/nvidia0 does not exist; give its container GPUs (the runtime "
+        "nvidia, NVIDIA_VISIBLE_DEVICES), and check that `nvidia-smi` lists them on the machine"
     )

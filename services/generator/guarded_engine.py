@@ -113,7 +113,7 @@ class GuardedEngine:
 
     async def forget(self) -> None:
         """Have every worker discard what it has received."""
-        await self._workers("forgetting what was received", "forget")
+        await self._workers("discarding the received weights", "forget")
 
     async def hold(self) -> None:
         """Hold decoding; requests stay in flight."""
@@ -129,13 +129,13 @@ class GuardedEngine:
         await self._call("naming the version", self._engine.name_version(label), is_fatal=True)
         read_back = await self._call("reading the version back", self._engine.read_version(), is_fatal=True)
         if read_back != label:
-            raise self._die(f"policy version {label} was loaded, the engine says {read_back}")
+            raise self._die(f"policy version {label} was loaded, but the engine reports {read_back}")
 
     async def resume(self) -> None:
         """Resume decoding, and take back the cache's memory first if it was released."""
         if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
-            await self._call("taking the cache's memory back", self._engine.wake("kv_cache"), is_fatal=True)
-        await self._call("going on", self._engine.resume(), is_fatal=True)
+            await self._call("taking back the cache's memory", self._engine.wake("kv_cache"), is_fatal=True)
+        await self._call("resuming decoding", self._engine.resume(), is_fatal=True)
 
     async def sleep(self) -> None:
         """Release the engine's memory."""
@@ -146,7 +146,7 @@ class GuardedEngine:
     async def wake_weights(self) -> None:
         """Take back the memory of the weights if it was released. Its content is undefined."""
         if isinstance(self._engine, Sleeper) and self._engine.is_asleep:
-            await self._call("taking the weights' memory back", self._engine.wake("weights"), is_fatal=True)
+            await self._call("taking back the weights' memory", self._engine.wake("weights"), is_fatal=True)
 
     async def submit_probe(self, token_ids: Sequence[int]) -> "asyncio.Task[list[list[float]]]":
         """Queue a probe; see ReceivingEngine. Cancelling the returned task gives the probe up."""

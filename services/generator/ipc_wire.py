@@ -64,7 +64,7 @@ class IpcGroup:
             buffer = self._mapped()
             if not 0 < size <= min(buffer.numel(), chunk.numel() - start):
                 raise RuntimeError(
-                    f"the trainer says that {size} bytes are in its buffer, which is not what it announced"
+                    f"the trainer reports {size} bytes in its buffer, which does not match its announcement"
                 )
             chunk[start : start + size].copy_(buffer[:size])
             if buffer.device.type == "cuda":
@@ -121,7 +121,7 @@ def check_place(place: IpcBuffer, *, own_uuid: str) -> None:
     )
     is_event = len(event) == _EVENT_HANDLE_BYTES or not place.event_sync_required
     if len(handle) < _MIN_HANDLE_BYTES or not is_event or _REF_COUNTER.fullmatch(counter) is None:
-        raise RuntimeError("the handle in the join body is not that of a CUDA buffer")
+        raise RuntimeError("the handle in the join body does not belong to a CUDA buffer")
 
 
 def device_uuid(device: torch.device) -> str:

@@ -18,7 +18,9 @@ class GeneratorMetrics:
         self.tokens = Counter("headrace_generated_tokens", "Tokens sampled for prompt groups", registry=self.registry)
         self.published = Counter("headrace_groups_generated", "Groups published whole", registry=self.registry)
         self.duplicates = Counter(
-            "headrace_groups_generated_twice", "Groups another replica had published already", registry=self.registry
+            "headrace_groups_generated_twice",
+            "Groups that another replica had already published",
+            registry=self.registry,
         )
         self.inflight = Gauge("headrace_groups_in_flight", "Groups in the engine", registry=self.registry)
         self.window = Gauge("headrace_inflight_window", "Groups that may be in the engine", registry=self.registry)
@@ -31,16 +33,16 @@ class GeneratorMetrics:
         )
         self.preempted = Counter(
             "headrace_requests_preempted",
-            "Completions whose KV cache was given up for want of room, and computed again",
+            "Completions whose KV cache was evicted for lack of room, and recomputed",
             registry=self.registry,
         )
         self.recomputed = Counter(
             "headrace_requests_recomputed",
-            "Completions whose KV cache was computed again with the weights of a push",
+            "Completions whose KV cache was recomputed with the weights of a push",
             registry=self.registry,
         )
         self.policy_version = Gauge(
-            "headrace_generator_policy_version", "Policy version held; -1 is none", registry=self.registry
+            "headrace_generator_policy_version", "Policy version held; -1 if none is", registry=self.registry
         )
         self.held = Gauge("headrace_generator_held", "1 while decoding is held for a push", registry=self.registry)
 

@@ -74,7 +74,7 @@ class OpenAiRoutes:
         reason = self._why_closed()
         handlers = self._handlers
         if reason is not None or handlers is None:
-            await _send_unavailable(send, reason or "the engine is being changed")
+            await _send_unavailable(send, reason or "the engine is being replaced")
             return
         inner: Scope = {key: scope[key] for key in _KEPT & scope.keys()}
         if scope["path"] == MODELS_PATH:
@@ -166,7 +166,7 @@ class _Client:
         from vllm.platforms import current_platform
 
         if current_platform.is_cpu() and sampling_params.seed is not None:
-            raise VLLMValidationError("seed is not supported on CPU, where it would end the engine", parameter="seed")
+            raise VLLMValidationError("seed is not supported on CPU, where it would crash the engine", parameter="seed")
         kwargs["lora_request"] = self._lora_request
         # A request may set another priority in its body or a header, to run before the probe after a push and before
         # all training requests.

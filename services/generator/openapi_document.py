@@ -33,7 +33,7 @@ class _Sampling(_Open):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     stop: str | list[str] | None = Field(default=None)
-    stream: bool = Field(default=False, description="Answer with server-sent events, the last of them `[DONE]`")
+    stream: bool = Field(default=False, description="Answer with server-sent events; the last one is `[DONE]`")
 
 
 class CompletionRequest(_Sampling):
@@ -120,7 +120,7 @@ def _openai_routes() -> APIRouter:
     answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "headers": version}}
     streams: dict[str, Any] = {"text/event-stream": {}}
     streamed: dict[int | str, dict[str, Any]] = {200: {**answered[200], "content": streams}}
-    refused = responses({400: "vLLM does not take it", 404: "No such model"})
+    refused = responses({400: "vLLM refuses the request", 404: "No such model"})
 
     @router.post("/v1/completions", responses=streamed | refused)
     def create_completion(body: CompletionRequest) -> Completion:

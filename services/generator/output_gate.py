@@ -61,8 +61,7 @@ class OutputGate:
                 await self._opened.wait()
                 if num_refused != self._num_refused:
                     raise UnverifiedError(
-                        "this was being sampled when the weights were taken out of service: they could not be "
-                        "verified. Ask again"
+                        "the weights that sampled this could not be verified, and were taken out of service. Ask again"
                     )
                 yield output
 

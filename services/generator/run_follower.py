@@ -209,7 +209,7 @@ class RunFollower:
             return self._engine
         self._state.wait_for("loading the model")
         if overruled := spec.overruled(self._settings.engine_args):
-            log.warning("HEADRACE_ENGINE_ARGS win over the run's own %s", ", ".join(overruled))
+            log.warning("HEADRACE_ENGINE_ARGS override the run's %s", ", ".join(overruled))
         self._openai.close()
         if self._engine is not None:
             await self._engine.shutdown()
@@ -259,7 +259,7 @@ class RunFollower:
 
     def _require_living_engine(self) -> None:
         if self._engine is not None and self._engine.is_dead:
-            why = self._engine.why_dead(otherwise="its own log lines above say why")
+            why = self._engine.why_dead(otherwise="see its log lines above")
             raise EngineDiedError(f"vLLM's engine died: {why}")
         if self._engine is not None and (why := self._watch.look(self._engine, is_held=self._receiver.is_held)):
             raise EngineDiedError(why)

@@ -88,7 +88,7 @@ def _exit_code(failure: BaseException | None) -> int:
     if expected:
         log.critical("%s", expected[0])
     else:
-        log.critical("the generator failed in a way nobody foresaw", exc_info=failure)
+        log.critical("the generator failed with an unexpected error", exc_info=failure)
     return 1
 
 
@@ -99,7 +99,7 @@ def _reason(failure: BaseException) -> str:
     if known:
         return str(known[0])
     unknown = next(_leaves(failure))
-    return f"{type(unknown).__name__}: {unknown}; its log says more"
+    return f"{type(unknown).__name__}: {unknown}; see its log"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -69,5 +69,5 @@ class ServiceState:
             required = max(0, self.required_version.policy_version)
             return f"waiting for weights: none received yet, policy version {required} is required"
         if self._weights.is_asleep:
-            return "asleep until the next weights: the trainer has its GPU memory"
+            return "asleep until the next weights: the trainer uses its GPU memory"
         return None

@@ -23,18 +23,18 @@ class GeneratorSettings(ServiceSettings):
     )
     push_address: str = Field(
         default="",
-        description="Name or address of this host on the network with the trainer, whose interface NCCL then uses; "
-        "if empty, NCCL looks for one by itself",
+        description="Name or address of this host on the network with the trainer; NCCL uses its interface. "
+        "If empty, NCCL chooses one itself",
     )
     gpu_claims_dir: Path | None = Field(
-        default=None, description="Directory that all replicas on this machine share; each claims GPUs of its own there"
+        default=None, description="Directory that all replicas on this machine share; each claims its own GPUs there"
     )
     gpus_per_replica: int = Field(default=1, ge=1, description="GPUs that a replica claims in gpu_claims_dir")
     engine_args: Annotated[dict[str, Any], NoDecode] = Field(
-        default={}, description="JSON object of further vLLM engine arguments, which win over a run's and headrace's"
+        default={}, description="JSON object of vLLM engine arguments, which override a run's and headrace's"
     )
     poll_every_s: float = Field(default=0.25, gt=0, description="How often to ask Redis which run is current")
-    engine_check_timeout_s: float = Field(default=60.0, gt=0, description="How long vLLM may look at a run's options")
+    engine_check_timeout_s: float = Field(default=60.0, gt=0, description="How long vLLM may check a run's options")
     engine_hang_timeout_s: float = Field(
         default=300.0, gt=0, description="Longest time that a step of vLLM may take before its engine is replaced"
     )
@@ -58,7 +58,7 @@ class GeneratorSettings(ServiceSettings):
         if self.advertise_url and not self.advertise_url.startswith(f"{self.scheme}://"):
             raise ValueError(
                 f"advertise_url={self.advertise_url}, but this generator speaks {self.scheme}: with "
-                "HEADRACE_TLS_CERT_FILE it begins with https://, without with http://"
+                "HEADRACE_TLS_CERT_FILE it must begin with https://, otherwise with http://"
             )
         return self
 

@@ -61,7 +61,7 @@ class StagedWeights:
         """
         place = self.tensors.get(name)
         if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
-            raise ValueError(f"{name} {tensor.dtype} {tuple(tensor.shape)} came, and was not announced")
+            raise ValueError(f"{name} {tensor.dtype} {tuple(tensor.shape)} was received but not announced")
         place.copy_(tensor)
         self.changed(name)
 

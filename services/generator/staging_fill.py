@@ -49,7 +49,7 @@ def fill(
         return
     sizes: Sequence[int] | None = what.get("sizes")
     if sizes is not None and (held is None or what.get("base_checksum") != held):
-        raise RuntimeError("the trainer sends what changed in other weights than this worker has staged")
+        raise RuntimeError("the trainer's delta starts from other weights than this worker has staged")
     travelling = (
         specs if sizes is None else [(spec[0], torch.uint8, [size]) for spec, size in zip(specs, sizes, strict=True)]
     )

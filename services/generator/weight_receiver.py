@@ -338,7 +338,7 @@ class WeightReceiver:
         return serving
 
     def _die(self, reason: str) -> None:
-        log.error("the engine cannot go on: %s", reason)
+        log.error("the engine cannot continue: %s", reason)
         self.fatal_reason = self.fatal_reason or f"the engine cannot receive weights any more: {reason}"
         self.fatal.set()
 
@@ -348,7 +348,7 @@ class WeightReceiver:
 
     def _check_run(self, body: _Body) -> _Serving:
         if self._serving is None:
-            raise UnavailableError("this replica has no model loaded yet; ask again when GET says that it has")
+            raise UnavailableError("this replica has not loaded a model yet; ask again when GET reports one")
         if self.fatal.is_set():
             raise UnavailableError(self.fatal_reason)
         if body.run_id != self._serving.run_id:

@@ -244,8 +244,8 @@ class WeightSwap:
         if body.checksum is not None and arrived is not None and arrived != body.checksum:
             await self.engine.forget()
             raise PushError(
-                f"what arrived of policy version {body.policy_version} is not what the trainer sent: the checksum is "
-                f"{arrived}, and should be {body.checksum}"
+                f"policy version {body.policy_version} as received is not what the trainer sent: the checksum is "
+                f"{arrived}, but should be {body.checksum}"
             )
         self.staged_checksum = arrived if self._is_staged else None
 
@@ -254,7 +254,7 @@ class WeightSwap:
         try:
             checksum = await self.engine.received(update.body)
         except HeadraceError as error:
-            log.warning("%s; the old weights are served on" if update.held_at is None else "%s", error)
+            log.warning("%s; the old weights continue to be served" if update.held_at is None else "%s", error)
             update.failure = str(error)
             if not self.engine.is_stuck:
                 # Otherwise the trainer would wait for us to take the next chunk, and hold up all replicas until its

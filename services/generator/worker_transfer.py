@@ -151,7 +151,7 @@ class WorkerTransfer:
     def _receive_directly(self, specs: list[Spec], *, timeout_s: float) -> None:
         wire = self._entered()
         if isinstance(wire, DiskReader):
-            raise RuntimeError("weights on disk are read into staging memory, and this run has none")  # noqa: TRY004
+            raise RuntimeError("weights on disk are read into staging memory, but this run has none")  # noqa: TRY004
         self._staged = None
         reload = CheckedReload(self._model, self._vllm_config.model_config)
         reload.start()

@@ -31,5 +31,5 @@ async def test_a_model_that_vllm_serves_no_adapters_of_is_refused_before_an_engi
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     make_tiny_tokenizer().save_pretrained(tmp_path)
     spec = EngineSpec(str(tmp_path), None, "float32", 64, AdapterSpec(4, 8, None))
-    with pytest.raises(UserError, match="vLLM serves no adapters of GPT2LMHeadModel; leave use_peft out"):
+    with pytest.raises(UserError, match="vLLM does not support adapters of GPT2LMHeadModel; leave use_peft out"):
         await start_engine(spec, extra_args={}, has_cuda=False, timeout_s=100)

@@ -269,7 +269,11 @@ async def test_generate_takes_text_and_says_which_version_sampled_which_token(
     [
         ({"prompts": []}, 422, "prompts"),
         ({"prompts": ["a"], "images": []}, 422, "images"),
-        ({"prompts": ["a"], "generation_kwargs": {"logits_processors": ["x"]}}, 422, "no such option here"),
+        (
+            {"prompts": ["a"], "generation_kwargs": {"logits_processors": ["x"]}},
+            422,
+            "unknown options: logits_processors",
+        ),
         ({"prompts": ["a"], "generation_kwargs": {"seed": 7}}, 400, "seed is not supported on CPU"),
         ({"prompts": [[5] * 500]}, 400, "maximum"),
         ({"prompts": [[5], [99999]]}, 400, "out of vocabulary"),
@@ -387,6 +391,6 @@ async def test_without_weights_or_engine_the_policy_is_unavailable(
     await openai.open(engine)
     assert (no_weights.status_code, no_engine.status_code) == (503, 503)
     assert "waiting for weights: none received yet" in no_weights.json()["detail"]
-    assert "engine is being changed" in no_engine.json()["detail"]
+    assert "engine is being replaced" in no_engine.json()["detail"]
     assert no_engine.headers["content-type"] == "application/problem+json"
     assert (await client.get("/v1/models")).status_code == 200

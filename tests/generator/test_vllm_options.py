@@ -114,4 +114,6 @@ async def test_the_check_runs_in_a_process_of_its_own_and_says_what_is_overruled
     config = a_config(tiny_model, vllm={"max_num_seqs": 8}, generation_kwargs={"stop": ["a"]})
     verdict = await checker.check(config.model_dump(mode="json"))
     assert verdict.errors == []
-    assert verdict.warnings == ["vllm.max_num_seqs is overruled by HEADRACE_ENGINE_ARGS of the generators, which say 4"]
+    assert verdict.warnings == [
+        "vllm.max_num_seqs is overridden by HEADRACE_ENGINE_ARGS of the generators, which set 4"
+    ]

@@ -177,7 +177,7 @@ def test_settings_of_tls_that_contradict_each_other_are_refused(authority: Autho
         ServiceSettings(tls_key_file=issued.key)
     tls: dict[str, Any] = {"tls_cert_file": issued.cert, "tls_key_file": issued.key}
     with pytest.raises(
-        ValidationError, match=r"this generator speaks https: with HEADRACE_TLS_CERT_FILE it begins with"
+        ValidationError, match=r"this generator speaks https: with HEADRACE_TLS_CERT_FILE it must begin with"
     ):
         GeneratorSettings(advertise_url="http://generator:8000", **tls)
     with pytest.raises(ValidationError, match="this generator speaks http"):

@@ -8,9 +8,9 @@ import argparse
 import sys
 
 _HELP = """\
-Generator replicas without a model: times are drawn from a distribution, tokens are random. For benchmarks and planning;
-what a run trains on them is worth nothing. Everything of services.generator's environment but HEADRACE_ENGINE_ARGS is
-read, and:
+Generator replicas without a model: times are drawn from a distribution, tokens are random. For benchmarks and planning:
+a model trained on them is useless. Reads the environment variables of services.generator, except HEADRACE_ENGINE_ARGS,
+and:
 
 """
 

@@ -181,7 +181,7 @@ class SimulatedEngine:
         """Finish nothing more, and fail all requests in progress."""
         self._advance()
         self._clock.hold()
-        self._fail_all(UnavailableError("the run whose policy was asked is over"))
+        self._fail_all(UnavailableError("the run of this request is over"))
         self._set_timer()
 
     def _fail_all(self, error: UnavailableError) -> None:

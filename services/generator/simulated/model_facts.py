@@ -37,7 +37,7 @@ def read_model_facts(model: str, *, revision: str | None) -> ModelFacts:
     text = config.text_config or _Config()
     vocab_size = config.vocab_size or text.vocab_size
     if vocab_size is None or vocab_size < 2:
-        raise UserError(f"config.json of {model} does not say how large the vocabulary is", field="model")
+        raise UserError(f"config.json of {model} does not state the vocabulary size", field="model")
     eos = text.eos_token_id if config.eos_token_id is None else config.eos_token_id
     if isinstance(eos, list):
         eos = eos[0] if eos else None
@@ -64,7 +64,7 @@ def _config_path(model: str, revision: str | None) -> Path:
         import huggingface_hub
     except ImportError as error:
         raise UserError(
-            f"{model} is no directory, and huggingface-hub, which would fetch it, is not installed"
+            f"{model} is not a directory, and huggingface-hub, which could download it, is not installed"
         ) from error
     hub: Any = huggingface_hub  # partly untyped
     return Path(str(hub.hf_hub_download(model, "config.json", revision=revision)))

@@ -17,27 +17,31 @@ class SimulationSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="HEADRACE_SIMULATED_", extra="forbid", frozen=True)
 
-    seed: int = Field(default=0, ge=0, description="Of all draws; replica i draws from (seed, i)")
-    speed_up: float = Field(default=1.0, gt=0, description="Simulated seconds in a second")
+    seed: int = Field(default=0, ge=0, description="Seed of all draws; replica i draws from (seed, i)")
+    speed_up: float = Field(default=1.0, gt=0, description="Simulated seconds per second of real time")
 
-    first_token_s: float = Field(default=0.05, ge=0, description="Median time to the first token but for prefill, s")
-    first_token_sigma: float = Field(default=0.25, ge=0, description="Sigma of its logarithm")
-    prefill_tokens_per_s: float = Field(default=50_000.0, gt=0, description="Prompt tokens a second, added to it")
-    step_s: float = Field(default=0.012, gt=0, description="Time a token of a sequence alone, s")
-    step_s_per_sequence: float = Field(
-        default=0.0001, ge=0, description="Added to it for each further sequence that decodes at the same time, s"
+    first_token_s: float = Field(default=0.05, ge=0, description="Median time to the first token without prefill, s")
+    first_token_sigma: float = Field(default=0.25, ge=0, description="Sigma of the logarithm of first_token_s")
+    prefill_tokens_per_s: float = Field(
+        default=50_000.0, gt=0, description="Prompt tokens per second; the time is added to first_token_s"
     )
-    max_num_seqs: int = Field(default=256, ge=1, description="Sequences that decode at a time; others wait")
+    step_s: float = Field(default=0.012, gt=0, description="Time per token of a single sequence, s")
+    step_s_per_sequence: float = Field(
+        default=0.0001, ge=0, description="Added to step_s for each further sequence that decodes at the same time, s"
+    )
+    max_num_seqs: int = Field(default=256, ge=1, description="Sequences that decode at the same time; others wait")
 
     completion_tokens: float = Field(default=200.0, ge=1, description="Median length of a completion, tokens")
-    completion_tokens_sigma: float = Field(default=0.7, ge=0, description="Sigma of its logarithm; 0 is no spread")
-    surprise_nats: float = Field(default=0.5, gt=0, description="Mean of minus the logprob of a token, nats")
+    completion_tokens_sigma: float = Field(
+        default=0.7, ge=0, description="Sigma of the logarithm of completion_tokens; 0 makes all equal"
+    )
+    surprise_nats: float = Field(default=0.5, gt=0, description="Mean of a token's negative logprob, nats")
 
     transport: Literal["simulated", "gloo"] = Field(
-        default="simulated", description="simulated: pushes move no bytes; gloo: bytes are received and thrown away"
+        default="simulated", description="simulated: pushes move no bytes; gloo: bytes are received and discarded"
     )
     receive_bytes_per_s: float = Field(
-        default=10e9, gt=0, description="How fast a push that moves no bytes pretends to, bytes a second"
+        default=10e9, gt=0, description="Simulated speed of a push that moves no bytes, bytes per second"
     )
 
     def decode_step_s(self, num_sequences: int) -> float:

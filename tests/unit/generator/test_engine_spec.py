@@ -52,7 +52,7 @@ SLEEPING: dict[str, Any] = {"vllm_enable_sleep_mode": True, "max_staleness": 0, 
 def test_what_needs_a_gpu_is_refused_without_one_before_anything_starts(transport: str) -> None:
     with pytest.raises(UserError, match="use auto, gloo or disk"):
         spec_for(a_config(weight_transport=transport), has_cuda=False)
-    with pytest.raises(UserError, match="gives GPU memory away, and this generator runs on CPU"):
+    with pytest.raises(UserError, match="releases GPU memory, but this generator runs on CPU"):
         spec_for(a_config(**SLEEPING), has_cuda=False)
 
 
@@ -87,7 +87,7 @@ def test_adapters_on_a_gpu_are_served_in_bfloat16_alone() -> None:
 
 def test_a_base_in_4_bits_is_refused_on_cpu_and_without_the_package() -> None:
     config = a_config(use_peft=True, load_in_4bit=True, dtype="bfloat16")
-    with pytest.raises(UserError, match="needs a GPU, and this generator runs on CPU"):
+    with pytest.raises(UserError, match="needs a GPU, but this generator runs on CPU"):
         spec_for(config, has_cuda=False)
     if importlib.util.find_spec("vllm_bnb_plugin") is None:
         with pytest.raises(UserError, match="needs the package vllm-bnb-plugin"):

@@ -51,14 +51,14 @@ def test_one_that_finds_too_few_says_so_and_keeps_none(tmp_path: Path, devices: 
 def test_only_what_cuda_may_see_is_claimed(tmp_path: Path, devices: Path) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "3, 5"}
     assert claim_gpus(tmp_path, num_gpus=1, environment=environment, devices=devices) == ["3"]
-    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES names none"):
+    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES is empty"):
         claim_gpus(tmp_path, num_gpus=1, environment={"CUDA_VISIBLE_DEVICES": ""}, devices=devices)
 
 
 def test_one_that_was_given_none_says_so_and_does_not_blame_others(tmp_path: Path, devices: Path) -> None:
     for device in devices.glob("nvidia?"):
         device.unlink()
-    with pytest.raises(UserError, match=r"sees no GPU: there is no .*/nvidia0; give its container some"):
+    with pytest.raises(UserError, match=r"sees no GPU: .*/nvidia0 does not exist; give its container GPUs"):
         claim_gpus(tmp_path, num_gpus=1, environment={}, devices=devices)
     (devices / "dxg").touch()
     with pytest.raises(UserError, match=r"on WSL2 .* name them in CUDA_VISIBLE_DEVICES"):

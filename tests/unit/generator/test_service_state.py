@@ -43,7 +43,7 @@ def test_an_engine_that_sleeps_is_not_ready_and_keeps_nobody_waiting() -> None:
     state = ServiceState(weights)
     state.serve()
     assert state.why_not_ready() == "asleep until the next weights"
-    assert state.why_policy_closed() == "asleep until the next weights: the trainer has its GPU memory"
+    assert state.why_policy_closed() == "asleep until the next weights: the trainer uses its GPU memory"
     weights.is_asleep = False
     assert (state.why_not_ready(), state.why_policy_closed()) == (None, None)
 

@@ -24,7 +24,7 @@ async def engine() -> SimulatedEngine:
 
 @pytest.mark.parametrize(
     ("end", "why"),
-    [(SimulatedEngine.close, "the run whose policy was asked is over"),
+    [(SimulatedEngine.close, "the run of this request is over"),
      (SimulatedEngine.abort_all, "its weights were taken out of service")],
 )  # fmt: skip
 async def test_who_waits_for_a_request_that_is_not_finished_is_told(

@@ -178,8 +178,8 @@ def core() -> Iterator["subprocess.Popen[bytes]"]:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("dies", "vLLM's engine died: its own log lines above say why"),
-        ("is stopped", "vLLM's engine was stopped for a minute, as by SIGSTOP"),
+        ("dies", "vLLM's engine died: see its log lines above"),
+        ("is stopped", "vLLM's engine was stopped for a minute, for example by SIGSTOP"),
     ],
 )
 async def test_an_engine_that_fails_while_no_run_is_served_ends_the_generator(

@@ -142,7 +142,7 @@ def a_delta(**changes: object) -> bytes:
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: a_delta(num_elements=5), "5 elements of 2 bytes came for a parameter with 4 of 2"),
+        (lambda: a_delta(num_elements=5), "5 elements of 2 bytes was received for a parameter with 4 elements of 2"),
         (lambda: a_delta(item_bytes=4), "4 elements of 4 bytes"),
         (lambda: a_delta(item_bytes=3), "contradicts itself"),
         (lambda: a_delta(positions=b"\x00\x05"), "changes element 6 of 4"),
@@ -152,7 +152,7 @@ def a_delta(**changes: object) -> bytes:
         (lambda: a_delta(values=b"\x80\x01"), "0 bytes of values for 1 elements"),
         (lambda: a_delta(values=b"\x01\x01\x01"), "1 bytes of values for 0 elements"),
         (lambda: a_delta(values_as=Values.RAW), "2 bytes of values for 2 elements"),
-        (lambda: a_delta(positions_as=Positions.BITMAP), "bitmap of 2 bytes came for 4"),
+        (lambda: a_delta(positions_as=Positions.BITMAP), "bitmap of 2 bytes was received for 4"),
         (lambda: a_delta(positions_as=Positions.BITMAP, positions=b"\x11"), "with 2 changes has 1 bits set"),
         (lambda: a_delta(values_as=Values.WHOLE, positions=b"", values=bytes(8)), "contradicts itself"),
         (lambda: a_delta(values_as=Values.WHOLE, num_changed=4, values=bytes(8)), "contradicts itself"),

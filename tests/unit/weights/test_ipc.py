@@ -143,7 +143,7 @@ def test_a_size_that_was_not_announced_is_refused(communicator: IpcCommunicator)
         communicator.rendezvous(world_size=2, timeout_s=20)
         with contextlib.suppress(PushError):
             communicator.broadcast(torch.zeros(20, dtype=torch.uint8), timeout_s=5)
-        with pytest.raises(RuntimeError, match="20 bytes are in its buffer, which is not what it announced"):
+        with pytest.raises(RuntimeError, match="20 bytes in its buffer, which does not match its announcement"):
             receiving.result(timeout=120)
 
 
@@ -168,9 +168,9 @@ def place(**changes: Any) -> IpcBuffer:
     [
         ({"device_uuid": UUID.replace("8", "9")}, "ipc is for one GPU, set weight_transport: nccl"),
         ({"num_bytes": BUFFER_BYTES + 1}, "1001 bytes cannot be in 1000 bytes"),
-        ({"handle": base64.b64encode(b"short").decode()}, "not that of a CUDA buffer"),
-        ({"event_handle": base64.b64encode(b"short").decode()}, "not that of a CUDA buffer"),
-        ({"ref_counter_handle": base64.b64encode(b"/../etc/passwd").decode()}, "not that of a CUDA buffer"),
+        ({"handle": base64.b64encode(b"short").decode()}, "does not belong to a CUDA buffer"),
+        ({"event_handle": base64.b64encode(b"short").decode()}, "does not belong to a CUDA buffer"),
+        ({"ref_counter_handle": base64.b64encode(b"/../etc/passwd").decode()}, "does not belong to a CUDA buffer"),
     ],
 )
 def test_fields_that_cannot_be_a_buffer_on_our_gpu_never_reach_the_driver(
