@@ -46,7 +46,7 @@ class DemoResult:
 
 def add_arguments(parser: argparse.ArgumentParser, *, directory: str) -> None:
     """Add the arguments that all benchmarks of demo runs share."""
-    parser.add_argument("--seed", type=int, default=0, help="of every run (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of every run (0)")
     parser.add_argument("--steps", type=int, help="optimizer steps of each run (the demo's)")
     parser.add_argument("--directory", type=Path, default=Path(directory), help=f"where results are kept ({directory})")
 
@@ -60,7 +60,7 @@ def run_all(runs: Sequence[DemoRun], arguments: argparse.Namespace) -> list[Demo
         directory = arguments.directory.absolute() / f"seed-{arguments.seed}" / run.label
         found = _kept(directory, settings)
         if found is None:
-            sys.stderr.write(f"{head}: under way; its output goes to {directory / 'demo.log'}\n")
+            sys.stderr.write(f"{head}: running; its output goes to {directory / 'demo.log'}\n")
             found = _run(run.label, settings, directory, seed=arguments.seed)
         sys.stderr.write(f"{head}: {_summary(found)}\n")
         sys.stderr.flush()

@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.bench_generator", description="The generator's service and bare vLLM"
     )
-    parser.add_argument("--pairs", type=int, default=9, help="measured pairs of rounds a load (9)")
+    parser.add_argument("--pairs", type=int, default=9, help="measured pairs of rounds for each load (9)")
     parser.add_argument("--loads", type=int, nargs="+", default=list(GROUPS), choices=list(GROUPS), metavar="N")
     parser.add_argument(
         "--as-it-comes",

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps whose deltas are measured (3)")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--only", choices=["push", "delta"], help="leave the other half out")
-    parser.add_argument("--wire", metavar="RATE", help="of loopback, such as 1gbit; needs root")
+    parser.add_argument("--wire", metavar="RATE", help="rate of loopback, such as 1gbit; needs root")
     arguments = parser.parse_args()
     if arguments.wire and not wire.is_set_up():
         wire.set_up(arguments.wire, sys.argv[1:])
@@ -158,7 +158,7 @@ async def _pairs(
             bare_s = await asyncio.to_thread(bare.seconds)
             result = await sender.push(policy.named_weights, policy_version=pair + 1, prober=prober)
             if not result.members:
-                raise SystemExit(f"version {pair + 1} was not taken: {result.failed}")
+                raise SystemExit(f"no replica took version {pair + 1}: {result.failed}")
             say(
                 f"  {size}, pair {pair} of {num_pairs}: broadcast {1000 * bare_s:.1f} ms, push "
                 f"{1000 * result.total_s:.1f} ms, of which standstill {1000 * result.standstill_s:.1f} ms"

@@ -36,10 +36,10 @@ _READY_S = 300.0
 def main(argv: list[str] | None = None) -> int:
     """Measure and print, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_queue", description=__doc__)
-    parser.add_argument("--queued", type=int, default=500, help="runs that wait (500)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each (5)")
-    parser.add_argument("--steps", type=int, default=40, help="measured in each round (40)")
-    parser.add_argument("--limit", type=float, default=0.05, help="how much longer a step may take (0.05)")
+    parser.add_argument("--queued", type=int, default=500, help="number of queued runs (500)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds with and without queued runs (5)")
+    parser.add_argument("--steps", type=int, default=40, help="steps measured in each half of a round (40)")
+    parser.add_argument("--limit", type=float, default=0.05, help="share by which a step may take longer (0.05)")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as directory:
         result = _measure(Path(directory), arguments)
@@ -142,7 +142,7 @@ def _wait_for_steps(log: Path, count: int) -> int:
     deadline = time.monotonic() + _READY_S
     while (step := _newest_step(log)) < first + count:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the run stands at step {step}")
+            raise RuntimeError(f"the run has stalled at step {step}")
         time.sleep(0.05)
     return step
 

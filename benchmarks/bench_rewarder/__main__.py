@@ -32,8 +32,8 @@ def main() -> None:
         prog="python -m benchmarks.bench_rewarder", description="The reward service beside calling functions directly"
     )
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--rounds", type=int, default=5, help="medians are over these (5)")
-    parser.add_argument("--groups", type=int, default=1000, help="of the part concurrent (1000)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds over which medians are taken (5)")
+    parser.add_argument("--groups", type=int, default=1000, help="groups of the part concurrent (1000)")
     parser.add_argument("--rewarders", type=int, default=1, help="replicas in the parts concurrent and overhead (1)")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="reward workers")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of a run of the part pipeline (40)")
@@ -177,7 +177,7 @@ def _pipeline(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             seconds[name].append(side.step_s(name, num_steps=arguments.steps, num_warmup_steps=num_warmup_steps))
         say(
             f"pipeline, round {number + 1}: a step takes {seconds['instant_async'][-1]:.3f} s with an instant reward, "
-            f"{seconds['two_seconds'][-1]:.3f} s with one of 2 s"
+            f"{seconds['two_seconds'][-1]:.3f} s with a reward of 2 s"
         )
     pairs = zip(seconds["two_seconds"], seconds["instant_async"], strict=True)
     return {

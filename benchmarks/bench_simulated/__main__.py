@@ -31,11 +31,18 @@ def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_simulated", description=__doc__)
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 10, 50, 200], metavar="N")
-    parser.add_argument("--rounds", type=int, default=3, help="medians are over these (3)")
-    parser.add_argument("--seconds", type=float, default=90.0, help="measured in each run (90)")
-    parser.add_argument("--speed-up", type=float, default=0.5, help="simulated seconds in a second (0.5)")
-    parser.add_argument("--max-staleness", type=int, default=2, help="of the run; with it groups in flight grow (2)")
-    parser.add_argument("--length-sigma", type=float, default=0.7, help="of the lengths' logarithm; 0: all alike (0.7)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over which medians are taken (3)")
+    parser.add_argument("--seconds", type=float, default=90.0, help="measured seconds of each run (90)")
+    parser.add_argument("--speed-up", type=float, default=0.5, help="simulated seconds per second of real time (0.5)")
+    parser.add_argument(
+        "--max-staleness",
+        type=int,
+        default=2,
+        help="max_staleness of the run; a larger one allows more groups in flight (2)",
+    )
+    parser.add_argument(
+        "--length-sigma", type=float, default=0.7, help="sigma of the lengths' logarithm; 0 makes all equal (0.7)"
+    )
     parser.add_argument("--scorer", choices=("pass-through", "rewarder"), default="pass-through")
     arguments = parser.parse_args(argv)
     results: dict[int, list[Measured]] = {count: [] for count in arguments.replicas}

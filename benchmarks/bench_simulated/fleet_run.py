@@ -132,7 +132,7 @@ def _check(task: "asyncio.Task[None]", deadline: float) -> None:
     if task.done():
         task.result()
     if time.monotonic() > deadline:
-        raise SystemExit("the fleet did not get to work in time; its log is in the benchmark's directory")
+        raise SystemExit("the fleet did not start in time; its log is in the benchmark's directory")
 
 
 def _copy(seen: Seen) -> Seen:

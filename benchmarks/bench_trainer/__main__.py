@@ -85,10 +85,10 @@ def throughput(scratch: Path, device: torch.device, *, num_pairs: int) -> dict[s
     )
     say(
         f"throughput: {workload.num_parameters() / 1e6:.1f} million weights, vocabulary {workload.vocab_size}, "
-        f"{len(rollouts)} rollouts, {num_tokens} real tokens; padded to one rectangle they are {padded}"
+        f"{len(rollouts)} rollouts, {num_tokens} real tokens; {padded} tokens if padded to one rectangle"
     )
     best_size = _best_batch_size(scratch, model, workload, rollouts, device)
-    say(f"TRL is fastest with per_device_train_batch_size={best_size} and takes it from here on")
+    say(f"TRL is fastest with per_device_train_batch_size={best_size} and uses it from here on")
     rows = our_rows(rollouts, workload.num_generations, workload.vocab_size)
     by_mode: dict[str, Pairs] = {}
     for name, corrects in (("with old-logprob pass", True), ("without", False)):

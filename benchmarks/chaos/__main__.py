@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     own_disk = state_disk.enter("benchmarks.chaos", sys.argv[1:] if argv is None else argv)
     cells = _cells(arguments.only, engine=arguments.engine, own_disk=own_disk)
-    left_out = [] if own_disk else ["disk full: this user may not make a mount namespace"]
+    left_out = [] if own_disk else ["disk full: this user may not create a mount namespace"]
     for what in left_out:
         print(f"left out: {what}", flush=True)
     arguments.results.mkdir(parents=True, exist_ok=True)
@@ -59,25 +59,29 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of strikes, a seed (10)")
-    parser.add_argument("--faults", type=int, default=_UNLIMITED, metavar="N", help="end a seed after so many")
-    parser.add_argument(
-        "--seed", type=_seeds, dest="seeds", default=[0], metavar="N", help="the schedule follows it (0)"
-    )
-    parser.add_argument("--seeds", type=_seeds, metavar="A-B", help="one after the other, both ends included")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of strikes for each seed (10)")
+    parser.add_argument("--faults", type=int, default=_UNLIMITED, metavar="N", help="end each seed after N faults")
+    parser.add_argument("--seed", type=_seeds, dest="seeds", default=[0], metavar="N", help="seed of the schedule (0)")
+    parser.add_argument("--seeds", type=_seeds, metavar="A-B", help="run the seeds A to B, one after the other")
     parser.add_argument("--engine", choices=(workload.SIMULATED, workload.VLLM), default=workload.SIMULATED)
-    parser.add_argument("--max-steps", type=int, default=400, metavar="N", help="of a run; then the next begins (400)")
+    parser.add_argument(
+        "--max-steps", type=int, default=400, metavar="N", help="optimizer steps of a run, before the next begins (400)"
+    )
     limits = ", ".join(f"{seconds:g} with {engine}" for engine, seconds in STAND_S.items())
-    parser.add_argument("--stand-s", type=float, metavar="S", help=f"no step for so long: the run stands ({limits})")
     parser.add_argument(
-        "--results", type=Path, default=Path("chaos"), metavar="DIR", help="JSON, and what stood (chaos)"
+        "--stand-s", type=float, metavar="S", help=f"seconds without a step until a run has stalled ({limits})"
     )
     parser.add_argument(
-        "--only", action="append", metavar="TEXT", help="faults that have it in VICTIM: FAULT; may be repeated"
+        "--results",
+        type=Path,
+        default=Path("chaos"),
+        metavar="DIR",
+        help="directory for JSON files and stalled runs (chaos)",
     )
     parser.add_argument(
-        "--table", type=Path, nargs="+", metavar="JSON", help="add up earlier trials, and strike nothing"
+        "--only", action="append", metavar="TEXT", help="only faults with TEXT in VICTIM: FAULT; may be repeated"
     )
+    parser.add_argument("--table", type=Path, nargs="+", metavar="JSON", help="add up earlier trials, and run none")
     return parser
 
 
@@ -94,7 +98,7 @@ def _cells(only: list[str] | None, *, engine: str, own_disk: bool) -> list[tuple
     ]
     chosen = [cell for cell in cells if only is None or any(text in ": ".join(cell) for text in only)]
     if not chosen:
-        raise SystemExit(f"no fault has {only}; there are: {', '.join(': '.join(cell) for cell in cells)}")
+        raise SystemExit(f"no fault matches {only}; known faults: {', '.join(': '.join(cell) for cell in cells)}")
     return chosen
 
 

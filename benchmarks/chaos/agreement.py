@@ -125,11 +125,11 @@ def _wrong_evaluations(history: RunHistory, *, is_complete: bool) -> Iterable[st
     every, accounted, last = history.eval_steps, 0, 0
     reported = {int(row["step"]) for row in history.evaluations}
     if unreported := sorted(history.evaluation_rollouts.keys() - reported):
-        yield f"there are completions of evaluations of steps {unreported}, which no line reports"
+        yield f"evaluations of steps {unreported} have completions, but no line in evaluations.jsonl"
     for row in history.evaluations:
         step = int(row["step"])
         if step <= last:
-            yield f"the evaluation of step {step} comes after that of {last}"
+            yield f"the evaluation of step {step} comes after the evaluation of step {last}"
         last = step
         accounted += 1 + int(row["eval_skipped"])
         if accounted != step // every:

@@ -129,7 +129,7 @@ def _broken_aof(_: Fault, site: Site, dice: random.Random) -> Wound | None:
         newest = max(_data(site).glob("*/*.incr.aof"))
         with newest.open("ab") as file:
             file.write(dice.randbytes(_BROKEN_BYTES))
-        return f"noise behind {newest.stat().st_size - _BROKEN_BYTES} bytes"
+        return f"noise after {newest.stat().st_size - _BROKEN_BYTES} bytes"
 
     wound = _with_redis_dead(site, dice, break_it)
     return None if wound is None else Wound(wound.at_s, lambda: _repair(site.stack), wound.note)

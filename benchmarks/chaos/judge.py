@@ -55,9 +55,9 @@ def judge(history: RunHistory, *, has_ended: bool = True) -> Verdict:
     broken = verdict.broken
     if has_ended and history.status not in ("finished", "stopped"):
         broken.append(f"the run {history.status}: {history.reason}")
-    broken += [f"{place} is no JSON" for place in history.unreadable]
+    broken += [f"{place} is not JSON" for place in history.unreadable]
     if history.ledger is None:
-        broken.append("there is no checkpoint, and so no ledger")
+        broken.append("the run has no checkpoint, and so no ledger")
         return verdict
     ended_well = has_ended and history.status in ("finished", "stopped")
     trained = _judge_ledger(history.ledger, verdict, must_be_settled=ended_well)

@@ -36,7 +36,7 @@ def totals(trials: Sequence[TrialRecord]) -> str:
         "groups trained twice": f"{sum(len(run.twice) for run in runs)}",
         "highest staleness": f"{max((run.max_staleness for run in runs), default=0)}",
         "other promises broken": f"{sum(len(run.broken) for run in runs)}",
-        "runs that stood": f"{sum(len(trial.stood) for trial in trials)}",
+        "runs that stalled": f"{sum(len(trial.stood) for trial in trials)}",
         "processes left behind": f"{sum(len(trial.orphans) for trial in trials)}",
     }
     return "\n".join(["| what | number |", "|---|---|", *(f"| {what} | {number} |" for what, number in rows.items())])
@@ -48,7 +48,7 @@ def by_victim_and_fault(faults: Iterable[FaultRecord]) -> str:
     for fault in faults:
         cells.setdefault((fault.victim, fault.kind), []).append(fault)
     lines = [
-        "| victim | fault | number | recovery, median, s | worst, s | worst in a pair, s | stood |",
+        "| victim | fault | number | recovery, median, s | worst, s | worst in a pair, s | stalled |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for (victim, kind), found in sorted(cells.items()):

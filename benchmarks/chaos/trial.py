@@ -112,7 +112,7 @@ class Trial:
                 evidence = plan.results / f"seed-{plan.seed}-stood-{len(self._record.stood) + 1}"
                 waits_for = life.give_up(evidence)
                 self._record.stood.append(f"{evidence.name}: {waits_for}")
-                self._say(f"THE RUN STANDS; it waits for: {waits_for}. Its files are in {evidence}")
+                self._say(f"THE RUN HAS STALLED; it waits for: {waits_for}. Its files are in {evidence}")
             finally:
                 stack.end()
                 self._end_what_is_left()
@@ -133,7 +133,7 @@ class Trial:
                 self._look_for(life, strike.apart_s)
             wound = self._inject(fault, life, site)
             if wound is None:
-                self._say(f"{strike.number}: nobody to strike for: {fault}")
+                self._say(f"{strike.number}: no victim for: {fault}")
                 continue
             is_pair = len(strike.faults) > 1
             records.append(FaultRecord(fault.victim, fault.kind, fault.held_s, wound.at_s, wound.note, is_pair))

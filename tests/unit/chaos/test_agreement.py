@@ -134,7 +134,7 @@ def publish_other_weights_than_were_trained(files: Files) -> None:
             "metrics of step 3 dropped {'stale': 1, 'unscorable': 1}, the ledger {'stale': 1}",
         ),
         (count_fewer_admitted_groups_than_before, "metrics of step 3: groups/admitted falls from 6.0 to 5.0"),
-        (evaluate_a_step_twice, "the evaluation of step 1 comes after that of 1"),
+        (evaluate_a_step_twice, "the evaluation of step 1 comes after the evaluation of step 1"),
         (leave_out_an_evaluation, "2 evaluations are accounted for up to step 3; 3 were due"),
         (leave_out_the_last_evaluation, "1 evaluations were made or skipped; 3 were due"),
         (
@@ -143,7 +143,7 @@ def publish_other_weights_than_were_trained(files: Files) -> None:
         ),
         (
             keep_the_completions_of_an_evaluation_that_was_lost,
-            "there are completions of evaluations of steps [2], which no line reports",
+            "evaluations of steps [2] have completions, but no line in evaluations.jsonl",
         ),
         (
             miss_a_prompt_of_an_evaluation,

@@ -131,14 +131,14 @@ def test_a_torn_line_of_metrics_is_found(files: Files) -> None:
     files.verdict()
     with (files.run_dir / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 4, "stal')
-    assert judge(read_history(files.run, files.run_dir)).broken == [f"{files.run_dir.name}/metrics.jsonl:4 is no JSON"]
+    assert judge(read_history(files.run, files.run_dir)).broken == [f"{files.run_dir.name}/metrics.jsonl:4 is not JSON"]
 
 
 def test_a_run_without_a_checkpoint_is_found(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.verdict()
     shutil.rmtree(tmp_path / "checkpoints")
-    assert judge(read_history(files.run, tmp_path)).broken == ["there is no checkpoint, and so no ledger"]
+    assert judge(read_history(files.run, tmp_path)).broken == ["the run has no checkpoint, and so no ledger"]
 
 
 def test_groups_under_way_in_a_run_that_stands_are_not_lost(files: Files) -> None:

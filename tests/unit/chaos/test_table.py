@@ -29,7 +29,7 @@ def test_seeds_add_up() -> None:
     shown = table.tables([trial(0), trial(1), trial(3)])
     assert "| faults | 9, of them 6 in pairs |" in shown
     assert "| groups dropped, by reason | 6 stale |" in shown
-    assert "| runs that stood | 3 |" in shown
+    assert "| runs that stalled | 3 |" in shown
     assert "| hours | 1.5 |" in shown
     assert "| release | 0.1 |" in shown
     assert "| load average of the machine | 4.5, up to 10.0 |" in shown
