@@ -32,9 +32,7 @@ def claim_compile_cache(environment: MutableMapping[str, str]) -> Path | None:
             directory.mkdir(parents=True, exist_ok=True)
             file = os.open(directory / "replica.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            log.warning(
-                "vLLM's compiled graphs are not cached separately: %s cannot be written: %s", directory, error.strerror
-            )
+            log.warning("vLLM's compiled graphs are not kept: %s cannot be written: %s", directory, error.strerror)
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

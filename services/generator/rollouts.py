@@ -64,7 +64,7 @@ def _rollout(
         raise MessageError(f"rollout {rollout_id} has {len(completion.logprobs)} logprobs for {num_sampled} tokens")
     if any(map(math.isinf, completion.logprobs)) or all(map(math.isnan, completion.logprobs)):
         raise MessageError(
-            f"rollout {rollout_id} has a logprob that is infinite, or NaN for every token: the weights have diverged"
+            f"rollout {rollout_id} has an infinite logprob, or only NaN logprobs: the weights have diverged"
         )
     return Rollout(
         rollout_id=rollout_id,
