@@ -45,7 +45,7 @@ class Breaker:
         if left_s <= 0 and not self._is_probing:
             return None
         when = "it is being tried again now" if self._is_probing else f"it is tried again in {left_s:.0f} s"
-        return f"it failed {self._num_failures} times in a row ({self._why}) and is left alone; {when}"
+        return f"it failed {self._num_failures} times in a row ({self._why}) and is not called now; {when}"
 
     def starts(self) -> bool:
         """Record that a request is sent. Return whether it is the probe, which ``failed`` and ``gave_up`` need."""

@@ -13,8 +13,8 @@ _MAX_ROWS = 1024
 class RegisterRequest(EndpointSpec):
     """An endpoint's specification and name."""
 
-    name: str = Field(description="What runs call it: lower-case letters, digits, '_' and '-'")
-    replace: bool = Field(default=False, description="Take the place of another endpoint of that name")
+    name: str = Field(description="The name that runs use: lower-case letters, digits, '_' and '-'")
+    replace: bool = Field(default=False, description="Replace another endpoint of this name")
 
     def spec(self) -> EndpointSpec:
         """Return the specification, without the name."""
@@ -25,7 +25,7 @@ class EndpointState(Body):
     """The endpoint's current state as seen by one rewarder."""
 
     breaker: Literal["closed", "half-open", "open"]
-    detail: str = Field(description="Why nothing is sent to it now; empty if something is")
+    detail: str = Field(description="Why no requests are sent to it now; empty if they are")
     requests_in_flight: int
     requests_queued: int
 
@@ -33,7 +33,7 @@ class EndpointState(Body):
 class RewardDetails(RewardFunctionInfo):
     """A built-in function, or an endpoint with its specification and state."""
 
-    version: str = Field(default="", description="Of the specification; outcomes carry it")
+    version: str = Field(default="", description="The version of the specification, as in outcomes")
     endpoint: EndpointSpec | None = None
     state: EndpointState | None = None
 

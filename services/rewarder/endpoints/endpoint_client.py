@@ -191,7 +191,7 @@ class EndpointClient:
             if self.breaker.failed(failure.detail, time.monotonic(), is_probe=is_probe):
                 said = self.spec.breaker_failures, self.spec.breaker_pause_s, failure.detail
                 log.warning(
-                    "reward endpoint %s failed %d times in a row and is left alone for %g s: %s", self.name, *said
+                    "reward endpoint %s failed %d times in a row and is not called for %g s: %s", self.name, *said
                 )
             raise
         except EndpointThere:

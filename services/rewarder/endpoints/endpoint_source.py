@@ -197,7 +197,7 @@ class Endpoints:
 
     def _why_not_there(self, name: str, registered: Registered) -> str:
         if name in registered.unreadable:
-            return "it was registered by another release, which this one cannot read; register it again"
+            return "it was registered by another release, and this release cannot read it; register it again"
         if self.registry.is_gone(name):
             return "it was deleted; register it again with POST /v1/rewards"
         meant = _meant(name, registered)

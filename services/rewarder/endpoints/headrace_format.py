@@ -81,9 +81,11 @@ def _in_order(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for item in items:
         index = item.get("index")
         if type(index) is not int or not 0 <= index < len(items):
-            raise InvalidAnswerError(f"an item has no index from 0 to {len(items) - 1}; give all of them one, or none")
+            raise InvalidAnswerError(
+                f"an item has no index from 0 to {len(items) - 1}; give all items an index, or none"
+            )
         if index in by_index:
-            raise InvalidAnswerError(f"index {index} is there twice")
+            raise InvalidAnswerError(f"index {index} occurs twice")
         by_index[index] = item
     return [by_index[index] for index in range(len(items))]
 

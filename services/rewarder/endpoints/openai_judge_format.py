@@ -121,7 +121,7 @@ def _content(body: bytes) -> str:
     """Return the text that the judge wrote."""
     choices: object = as_object(parse_json(body), what="the answer").get("choices")
     if not isinstance(choices, list) or not choices:
-        raise InvalidAnswerError("the answer has no choices, so it is no chat completion")
+        raise InvalidAnswerError("the answer has no choices, so it is not a chat completion")
     choice = as_object(cast("list[object]", choices)[0], what="the choice")
     message = as_object(choice.get("message"), what="the message")
     content: object = message.get("content")
@@ -146,7 +146,7 @@ def _from_text(content: str, options: JudgeOptions) -> float:
     line = str(lines[-1])
     number = _NUMBER.match(line)
     if number is None or not _AFTER.fullmatch(line, number.end()):
-        raise InvalidAnswerError(f"the judge's score is no plain number: {_shown(line)}")
+        raise InvalidAnswerError(f"the judge's score is not a plain number: {_shown(line)}")
     if number[2] is not None and float(number[2]) != options.max_score:
         raise InvalidAnswerError(f"the judge's score is out of {number[2]}, not of {plain(options.max_score)}")
     return float(number[1])

@@ -76,7 +76,9 @@ class OutboundRules:
         if url.fragment or "#" in text:
             raise ForbiddenTargetError("the URL has a #fragment, which is never sent; leave it out")
         if not _HOST.fullmatch(_bracketed(host)):
-            raise ForbiddenTargetError("the URL has no host, or one with letters that no host name has")
+            raise ForbiddenTargetError(
+                "the URL has no host, or a host with characters that are not allowed in host names"
+            )
         self._check_port(host, DEFAULT_PORTS[url.scheme] if port is None else port)
         return url
 
@@ -114,7 +116,7 @@ class OutboundRules:
         if 1 <= port <= 65535 and any(allowed.port in (port, 0) for allowed in self.hosts if allowed.covers(host)):
             return
         raise ForbiddenTargetError(
-            f"port {port} is not one that reward endpoints may have; an operator allows it with "
+            f"reward endpoints may not use port {port}; an operator allows it with "
             f"HEADRACE_REWARD_ALLOWED_PORTS, or with {_bracketed(host)}:{port} in HEADRACE_REWARD_ALLOWED_HOSTS"
         )
 
@@ -130,7 +132,7 @@ def parse_hosts(text: str) -> tuple[AllowedHost, ...]:
     for entry in _entries(text):
         match = _ALLOWED_HOST.fullmatch(entry)
         if match is None:
-            raise ValueError(f"'{entry}' is no host; write name, name:port, name:* or *.domain")
+            raise ValueError(f"'{entry}' is not a host; write name, name:port, name:* or *.domain")
         port = match["port"]
         host = match["host"].strip("[]").lower().rstrip(".")
         found.append(AllowedHost(host, None if port is None else 0 if port == "*" else _port(port)))
@@ -144,7 +146,7 @@ def parse_networks(text: str) -> tuple[Network, ...]:
         try:
             found.append(ipaddress.ip_network(entry))
         except ValueError as error:
-            raise ValueError(f"'{entry}' is no network; write 10.1.0.0/16 or fd00::/8") from error
+            raise ValueError(f"'{entry}' is not a network; write 10.1.0.0/16 or fd00::/8") from error
     return tuple(found)
 
 
@@ -159,7 +161,7 @@ def parse_ports(text: str) -> tuple[tuple[int, int], ...]:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise ValueError(f"'{text}' is no port; write a number from 1 to 65535, or a range like 8000-8999")
+        raise ValueError(f"'{text}' is not a port; write a number from 1 to 65535, or a range like 8000-8999")
     return int(text)
 
 

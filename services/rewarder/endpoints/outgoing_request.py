@@ -105,8 +105,8 @@ class OutgoingRequests:
         host, port = target(url)
         if sent and url.scheme != "https" and not self._rules.is_named_by_operator(host, port):
             raise SecretError(
-                f"secret '{sent[0]}' would be sent over plain http://; use https://, or have an operator name the host "
-                "in HEADRACE_REWARD_ALLOWED_HOSTS"
+                f"secret '{sent[0]}' would be sent over plain http://; use https://, or ask an operator to name the "
+                "host in HEADRACE_REWARD_ALLOWED_HOSTS"
             )
         return {name: self._secrets.read(name, host=host) for name in spec.secret_names}
 

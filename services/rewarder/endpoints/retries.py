@@ -79,7 +79,7 @@ async def with_retries(
         if time.monotonic() + wait_s >= give_up_at:
             late = f"after {tries}; the next, in {wait_s:.3g} s, would be past the deadline of {timeout_s:g} s"
             raise ended(outcome, f"{detail} ({late})")
-        before = f"; the try before: {detail}"
+        before = f"; the previous try: {detail}"
         await asyncio.sleep(wait_s)
         try:
             await before_retry(reason, give_up_at - time.monotonic())

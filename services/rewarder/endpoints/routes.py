@@ -92,7 +92,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, li
             **no_redis,
             201: {
                 "model": RewardDetails,
-                "description": "Registered; 200: it was already, or took the place of another",
+                "description": "Registered; 200: it was registered already, or replaced another",
             },
         },
     )
@@ -103,7 +103,7 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, li
             detail = f'Another endpoint is registered as {body.name}. Choose another name, or send "replace": true.'
             raise RewardProblem(409, "Endpoint exists", detail)
         if written == "too-many":
-            raise RewardProblem(409, "Too many endpoints", f"There are {MAX_ENDPOINTS} of them already; delete some.")
+            raise RewardProblem(409, "Too many endpoints", f"There are {MAX_ENDPOINTS} endpoints already; delete some.")
         if written == "created":
             response.status_code = 201
             response.headers["Location"] = f"/v1/rewards/{body.name}"
@@ -115,14 +115,18 @@ def add_reward_routes(app: FastAPI, endpoints: Endpoints, *, busy: Responses, li
             return RewardDetails(**dict(_built_in(name)))
         return _details(await _client(endpoints, name))
 
-    @app.delete("/v1/rewards/{name}", status_code=204, summary="Forget an endpoint", responses=one | taken)
+    @app.delete("/v1/rewards/{name}", status_code=204, summary="Delete an endpoint", responses=one | taken)
     async def delete_reward(name: str) -> None:
         if built_in(name) is not None:
             raise RewardProblem(409, "Built-in reward", f"{name} is built in and cannot be deleted.")
         if not await endpoints.registry.delete(name):
             raise _no_such(name)
 
-    @app.post("/v1/rewards/{name}/test", summary="Call an endpoint once and show what was said", responses=busy | one)
+    @app.post(
+        "/v1/rewards/{name}/test",
+        summary="Call an endpoint once and show its requests and answers",
+        responses=busy | one,
+    )
     async def try_reward(name: str, body: TrialRequest) -> TrialReply:
         client = await _client(endpoints, name)
         return await trial(client, body.call(), requests=endpoints.requests, timeout_s=body.timeout_s)
@@ -145,9 +149,7 @@ async def _client(endpoints: Endpoints, name: str) -> EndpointClient:
 def _no_such(name: str) -> RewardProblem:
     shown = repr(printable(name))
     if built_in(name) is not None or ":" in name:
-        detail = (
-            f"{shown} is no reward endpoint: what is known of it is in GET /v1/rewards, and POST /v1/score tries it."
-        )
+        detail = f"{shown} is not a reward endpoint; see GET /v1/rewards. POST /v1/score tries it."
     else:
         detail = f"There is no reward endpoint {shown}. GET /v1/rewards lists them."
     return RewardProblem(404, "No such reward", detail)

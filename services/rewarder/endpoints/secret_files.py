@@ -43,7 +43,7 @@ class SecretFiles:
         if self._directory is None:
             raise SecretError(
                 f"secret '{name}' cannot be read: HEADRACE_REWARD_SECRETS_DIR of the rewarder is not set; point it at "
-                "a directory with one file a secret"
+                "a directory with one file per secret"
             )
         if not re.fullmatch(SECRET_NAME, name):
             raise SecretError("a secret is named with letters, digits, '.', '_' and '-'")
@@ -86,4 +86,4 @@ def _hosts(path: Path) -> tuple[AllowedHost, ...] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-        raise SecretError(f"the file {path.name} cannot be read, or holds what is no host name") from error
+        raise SecretError(f"the file {path.name} cannot be read, or has something that is not a host name") from error

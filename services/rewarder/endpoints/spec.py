@@ -63,32 +63,43 @@ class EndpointSpec(Body):
     """The specification of a reward endpoint."""
 
     url: str = Field(max_length=MAX_URL_CHARACTERS, description="https://, or http:// to a host the operator allows")
-    wire_format: WireFormatName = Field(default="headrace", description="How requests and answers look")
-    summary: str = Field(default="", max_length=300, description="One line for people")
+    wire_format: WireFormatName = Field(default="headrace", description="The format of requests and answers")
+    summary: str = Field(default="", max_length=300, description="A description in one line")
     scopes: list[Scope] = Field(
-        default=["runs", "score"], min_length=1, description="Who may use it: runs, and POST /v1/score"
+        default=["runs", "score"], min_length=1, description="Where it may be used: in runs, and in POST /v1/score"
     )
     timeout_s: float = Field(
-        default=30.0, gt=0, le=600, description="Deadline of a request with its retries; the run's own holds too"
+        default=30.0,
+        gt=0,
+        le=600,
+        description="Deadline of a request with its retries, in seconds; the run's own deadline applies too",
     )
-    max_retries: int = Field(default=2, ge=0, le=10, description="After connection errors, 429, 502, 503 and 504")
+    max_retries: int = Field(
+        default=2, ge=0, le=10, description="Retries after connection errors, 429, 502, 503 and 504"
+    )
     batch_size: int | None = Field(
-        default=None, ge=1, le=4096, description="Completions in a request; null is the whole group"
+        default=None, ge=1, le=4096, description="Completions per request; null is the whole group"
     )
-    max_concurrency: int = Field(default=16, ge=1, le=1024, description="Requests at a time, of one rewarder")
+    max_concurrency: int = Field(default=16, ge=1, le=1024, description="Requests at a time from one rewarder")
     max_queued: int = Field(
         default=10_000, ge=0, le=1_000_000, description="Requests that may wait for their turn; more are `overload`"
     )
-    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000, description="Of one rewarder")
-    tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12, description="Of one rewarder, estimated")
+    requests_per_minute: int | None = Field(default=None, ge=1, le=1_000_000, description="From one rewarder")
+    tokens_per_minute: int | None = Field(default=None, ge=1, le=10**12, description="From one rewarder, estimated")
     headers: dict[str, str | SecretHeader] = Field(default={}, max_length=MAX_HEADERS)
     signing_secret: SecretName | None = Field(default=None, description="Secret that bodies are signed with")
     send_completion_ids: bool = Field(default=True, description="Send token ids where the wire format has them")
-    breaker_failures: int = Field(default=5, ge=1, le=1000, description="In a row, after which it is left alone")
-    breaker_pause_s: float = Field(default=30.0, gt=0, le=3600, description="How long it is left alone")
-    openrlhf: OpenRlhfOptions | None = Field(default=None, description="Options of the wire format of that name")
+    breaker_failures: int = Field(
+        default=5, ge=1, le=1000, description="Failures in a row, after which it is not called for a while"
+    )
+    breaker_pause_s: float = Field(
+        default=30.0, gt=0, le=3600, description="How long it is not called then, in seconds"
+    )
+    openrlhf: OpenRlhfOptions | None = Field(default=None, description="Options of the wire format openrlhf")
 
-    openai_judge: JudgeOptions | None = Field(default=None, description="Model and rubric of that wire format")
+    openai_judge: JudgeOptions | None = Field(
+        default=None, description="Model and rubric of the wire format openai_judge"
+    )
 
     @field_validator("headers")
     @classmethod
@@ -98,14 +109,14 @@ class EndpointSpec(Body):
             if not _HEADER_NAME.fullmatch(name):
                 raise ValueError("a header's name has letters, digits and '-', at most 100 of them")
             if name.lower() in OURS:
-                raise ValueError(f"{name} is not yours to set: the rewarder sets it, or never sends it")
+                raise ValueError(f"{name} cannot be set: the rewarder sets it itself, or never sends it")
             if isinstance(value, str) and CARRIES_A_SECRET.search(name):
                 raise ValueError(
-                    f"the value of {name} would stand here for all to read; put it into a secret of the rewarder and "
+                    f"the value of {name} would be visible to all users; put it into a secret of the rewarder and "
                     'name that: {"secret": "judge-key", "prefix": "Bearer "}'
                 )
             if name.lower() in lowered:
-                raise ValueError(f"{name} is there twice")
+                raise ValueError(f"{name} occurs twice")
             text = value if isinstance(value, str) else value.prefix
             if len(text) > 2000 or not _HEADER_VALUE.fullmatch(text):
                 raise ValueError(f"the value of {name} must be printable ASCII, at most 2000 characters of it")
@@ -118,7 +129,9 @@ class EndpointSpec(Body):
     def _only_the_section_of_its_wire_format(self) -> Self:
         wrong = [section for section in SECTIONS if section != self.wire_format and getattr(self, section) is not None]
         if wrong:
-            raise ValueError(f"{', '.join(wrong)} is for that wire format, and wire_format is {self.wire_format}")
+            raise ValueError(
+                f"{', '.join(wrong)} is only for the wire format of that name, and wire_format is {self.wire_format}"
+            )
         return self
 
     @model_validator(mode="after")

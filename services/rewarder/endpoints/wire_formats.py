@@ -127,7 +127,7 @@ def parse_json(text: bytes | str, *, what: str = "the answer") -> Any:
         return json.loads(text, object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
-        raise InvalidAnswerError(f"{what} is no JSON{where}") from error
+        raise InvalidAnswerError(f"{what} is not JSON{where}") from error
 
 
 def finite_components(found: Mapping[str, Any]) -> dict[str, float]:
@@ -142,7 +142,7 @@ def finite_components(found: Mapping[str, Any]) -> dict[str, float]:
     for name, value in found.items():
         number = finite(value)
         if number is None:
-            raise InvalidAnswerError(f"component {component_name(name)!r} is no finite number")
+            raise InvalidAnswerError(f"component {component_name(name)!r} is not a finite number")
         components[component_name(name)] = number
     return components
 

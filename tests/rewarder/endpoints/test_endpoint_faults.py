@@ -127,7 +127,7 @@ async def test_the_breaker_opens_after_failures_in_a_row_and_a_probe_closes_it(
     (verdict, _) = await ask(endpoints, "judge", CALL)
     assert verdict.outcome == "overload"
     assert verdict.detail.startswith(
-        "endpoint judge: it failed 2 times in a row (it answered 500) and is left alone; it is tried again in 3"
+        "endpoint judge: it failed 2 times in a row (it answered 500) and is not called now; it is tried again in 3"
     )
     assert len(server.received) == 2, "nothing was sent"
     breaker = (await endpoints.client("judge")).breaker
@@ -154,7 +154,7 @@ async def test_the_log_has_every_outage_of_an_endpoint_and_its_end(
         if is_probe:
             monkeypatch.setattr(breaker, "_opened_at_s", time.monotonic() - 3600)
         await ask(endpoints, "judge", CALL)
-    left_alone = "reward endpoint judge failed 2 times in a row and is left alone for 3600 s: it answered 500"
+    left_alone = "reward endpoint judge failed 2 times in a row and is not called for 3600 s: it answered 500"
     assert caplog.messages == [left_alone, "reward endpoint judge answers again", left_alone]
 
 

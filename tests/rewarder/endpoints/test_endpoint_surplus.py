@@ -82,7 +82,7 @@ async def test_a_second_answer_that_comes_late_is_nobody_s_answer(
 @pytest.mark.parametrize(
     ("sent", "outcome", "detail"),
     [
-        (OK + b"Content-Length: 5\r\n\r\n[1.0, 0.5]", "invalid", "the answer is no JSON at character 5"),
+        (OK + b"Content-Length: 5\r\n\r\n[1.0, 0.5]", "invalid", "the answer is not JSON at character 5"),
         (OK + b"Content-Length: 50\r\n\r\n[1.0, 0.5]", "timeout", "it did not answer within 1 s"),
         (
             OK + b"Content-Length: 10\r\nContent-Length: 9\r\n\r\n[1.0, 0.5]",
@@ -97,7 +97,7 @@ async def test_a_second_answer_that_comes_late_is_nobody_s_answer(
         ),
         (OK + b"Transfer-Encoding: chunked\r\n\r\na\r\n[1.0, 0.5]9", "error", "the connection broke: "),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n[1.0, 0.5]", "error", "the connection broke: "),
-        (b"HTTP/1.1 204 No Content\r\nContent-Length: 10\r\n\r\n[1.0, 0.5]", "invalid", "the answer is no JSON"),
+        (b"HTTP/1.1 204 No Content\r\nContent-Length: 10\r\n\r\n[1.0, 0.5]", "invalid", "the answer is not JSON"),
     ],
     ids=lambda value: value.decode() if isinstance(value, bytes) else "",
 )

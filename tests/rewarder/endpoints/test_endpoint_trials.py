@@ -19,7 +19,7 @@ def test_who_tests_what_is_no_endpoint_is_told_how_to_try_it(client: httpx.Clien
     reply = client.post(f"/v1/rewards/{name}/test", json={})
     assert (reply.status_code, reply.json()["detail"]) == (
         404,
-        f"'{name}' is no reward endpoint: what is known of it is in GET /v1/rewards, and POST /v1/score tries it.",
+        f"'{name}' is not a reward endpoint; see GET /v1/rewards. POST /v1/score tries it.",
     )
 
 

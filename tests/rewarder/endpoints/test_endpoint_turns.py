@@ -148,7 +148,7 @@ async def test_an_endpoint_that_was_deleted_is_an_error_with_a_sentence(
     await register(endpoints, "judge", server.on("/judge", GOOD))
     assert await endpoints.knows("judge")
     assert await endpoints.registry.delete("judge")
-    assert await endpoints.knows("judge"), "or a run that names it would be told that it is no built-in reward"
+    assert await endpoints.knows("judge"), "or a run that names it would be told that it is not a built-in reward"
     with pytest.raises(RewardFailure, match="it was deleted; register it again with POST /v1/rewards") as failure:
         await ask(endpoints, "judge", CALL)
     assert failure.value.outcome == "error"

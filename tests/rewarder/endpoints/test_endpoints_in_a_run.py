@@ -160,5 +160,5 @@ async def test_a_record_that_cannot_be_read_is_said_to_be_one(
         await redis.hset("headrace:reward_endpoints", name, data)
         assert await endpoints.registry.delete("nothing") is False  # which reads the registry again
         assert await endpoints.knows(name)
-        with pytest.raises(RewardFailure, match="registered by another release, which this one cannot read"):
+        with pytest.raises(RewardFailure, match="registered by another release, and this release cannot read it"):
             await ask(endpoints, name, call_with("a"))

@@ -19,7 +19,7 @@ def test_a_breaker_opens_after_failures_in_a_row_only() -> None:
         breaker.failed("it answered 500", now, is_probe=breaker.starts())
     assert breaker.state == "open"
     assert breaker.why_not(5.0) == (
-        "it failed 2 times in a row (it answered 500) and is left alone; it is tried again in 9 s"
+        "it failed 2 times in a row (it answered 500) and is not called now; it is tried again in 9 s"
     )
 
 

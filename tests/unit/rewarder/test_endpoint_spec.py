@@ -100,7 +100,7 @@ def test_a_secret_may_be_for_some_hosts_alone(tmp_path: Path) -> None:
         with pytest.raises(SecretError, match=f"may not be sent to {host}: the file judge-key.hosts does not name"):
             secrets.read("judge-key", host=host)
     (tmp_path / "judge-key.hosts").write_text("http://judge.example/")
-    with pytest.raises(SecretError, match="holds what is no host name"):
+    with pytest.raises(SecretError, match="has something that is not a host name"):
         secrets.read("judge-key", host="judge.example")
 
 
@@ -135,15 +135,15 @@ def test_a_signature_can_be_checked_as_the_documentation_says() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("reward_allowed_hosts", "http://judge", "'http://judge' is no host"),
-        ("reward_allowed_networks", "x", "'x' is no network"),
-        ("reward_allowed_ports", "http", "'http' is no port"),
-        ("reward_secrets_dir", "/no/such", "/no/such is no directory"),
-        ("reward_ca_file", "/dev/null", "/dev/null holds no certificates"),
+        ("reward_allowed_hosts", "http://judge", "'http://judge' is not a host"),
+        ("reward_allowed_networks", "x", "'x' is not a network"),
+        ("reward_allowed_ports", "http", "'http' is not a port"),
+        ("reward_secrets_dir", "/no/such", "/no/such is not a directory"),
+        ("reward_ca_file", "/dev/null", "/dev/null does not hold certificates"),
         ("reward_limits", '{"acuracy_reward": {}}', "Did you mean 'accuracy_reward'"),
-        ("reward_limits", '{"judge": {}}', "'judge' is no built-in reward.*an endpoint has its own"),
-        ("reward_limits", '{"os.path:no such": {}}', "'os.path:no such' is no 'package.module:function'"),
-        ("reward_ca_file", "/no/such", "/no/such holds no certificates"),
+        ("reward_limits", '{"judge": {}}', "'judge' is not a built-in reward.*an endpoint has its limits"),
+        ("reward_limits", '{"os.path:no such": {}}', "'os.path:no such' is not of the form 'package.module:function'"),
+        ("reward_ca_file", "/no/such", "/no/such does not hold certificates"),
     ],
 )
 def test_a_wrong_setting_is_a_sentence(field: str, value: str, message: str) -> None:

@@ -119,14 +119,14 @@ def test_a_plain_score_is_read_and_brought_to_the_scale_of_a_reward(content: str
         ("I would give it an 8.", "the judge's answer has no line 'Score: N': ...I would give it an 8."),
         ("The score: 8", "no line 'Score: N'"),
         ("Score (0-10): 8", "no line 'Score: N'"),
-        ("Score: 7-8", "the judge's score is no plain number: 7-8"),
-        ("Score: 7 or 8", "no plain number"),
-        ("Score: 80%", "no plain number"),
-        ("Score: high", "no plain number: high"),
-        ("Score: 4\nScore: none", "no plain number: none"),
-        ("Score: 1e9", "no plain number"),
-        ("Score: nan", "no plain number"),
-        ("Score:", "no plain number"),
+        ("Score: 7-8", "the judge's score is not a plain number: 7-8"),
+        ("Score: 7 or 8", "not a plain number"),
+        ("Score: 80%", "not a plain number"),
+        ("Score: high", "not a plain number: high"),
+        ("Score: 4\nScore: none", "not a plain number: none"),
+        ("Score: 1e9", "not a plain number"),
+        ("Score: nan", "not a plain number"),
+        ("Score:", "not a plain number"),
         ("Score: 4/5", "the judge's score is out of 5, not of 10"),
         ("Score: 11", "the judge's score 11 is not on the scale from 0 to 10"),
         ("Score: -1", "the judge's score -1 is not on the scale from 0 to 10"),
@@ -158,7 +158,7 @@ def test_a_json_verdict_has_its_parts(content: str, expected: Verdict) -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("Score: 5", "the judge's answer is no JSON at character 0: Score: 5"),
+        ("Score: 5", "the judge's answer is not JSON at character 0: Score: 5"),
         ('{"score": 1, "score": 5}', "the judge's answer has 'score' twice in one object: {"),
         ("[5]", "the judge's answer is list, not an object"),
         ('{"score": "5"}', "no number called score"),
@@ -166,8 +166,8 @@ def test_a_json_verdict_has_its_parts(content: str, expected: Verdict) -> None:
         ('{"score": NaN}', "no number called score"),
         ('{"Score": 5}', "no number called score"),
         ('{"score": 12}', "is not on the scale"),
-        ("[" * 100_000, "is no JSON"),
-        ("```\n" + "\n" * 1_000_000, "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("```\n" + "\n" * 1_000_000, "is not JSON"),
     ],
 )
 def test_a_json_verdict_without_a_score_is_invalid(content: str, why: str) -> None:
@@ -179,7 +179,7 @@ def test_a_json_verdict_without_a_score_is_invalid(content: str, why: str) -> No
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ({"error": {"message": "no such model"}}, "the answer has no choices, so it is no chat completion"),
+        ({"error": {"message": "no such model"}}, "the answer has no choices, so it is not a chat completion"),
         ({"choices": []}, "the answer has no choices"),
         ({"choices": [1]}, "the choice is int, not an object"),
         ({"choices": [NOTHING]}, "the message is NoneType, not an object"),
@@ -237,7 +237,9 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], why: st
 def test_a_judge_needs_its_section_and_others_may_not_have_it() -> None:
     with pytest.raises(ValidationError, match='needs "openai_judge"'):
         EndpointSpec.model_validate({"url": "https://judge.example/v1", "wire_format": "openai_judge"})
-    with pytest.raises(ValidationError, match="openai_judge is for that wire format, and wire_format is trl"):
+    with pytest.raises(
+        ValidationError, match="openai_judge is only for the wire format of that name, and wire_format is trl"
+    ):
         EndpointSpec.model_validate({**spec().model_dump(), "wire_format": "trl"})
 
 
