@@ -343,7 +343,7 @@ async def test_a_case_that_cannot_be_prepared_any_more_is_failed_and_the_others_
     block = "import os\nos.remove('program.py')\nos.makedirs('program.py/x')\nos.chmod('program.py', 0)"
     (judged,) = await outcomes(scorer, f"print(2 * int(input()))\n{block}", tests=ECHO)
     assert (judged.outcome, judged.value) == ("scored", 0.5)
-    assert judged.detail.startswith("test 2 of 2: its program left no room for the next: ")
+    assert judged.detail.startswith("test 2 of 2: its program left no room for the next case: ")
 
 
 async def test_processes_that_a_crash_leaves_behind_do_not_count_against_the_next_start(scorer: Scorer) -> None:
@@ -407,9 +407,9 @@ async def test_a_row_without_usable_tests_is_not_applicable_whatever_the_complet
     for tests, says in [
         (None, "the row has no tests"),
         ([], "the row has no tests"),
-        ([1], "the row's tests are neither all text nor all tables of input and output"),
-        ([{"input": "1"}], "the row's tests are neither all text nor all tables of input and output"),
-        (["assert add(1, 2 == 3"], "the row's tests cannot be used: test 1 is no Python: '(' was never closed"),
+        ([1], "the row's tests must all be text, or all be tables of input and output"),
+        ([{"input": "1"}], "the row's tests must all be text, or all be tables of input and output"),
+        (["assert add(1, 2 == 3"], "the row's tests cannot be used: test 1 is not valid Python: '(' was never closed"),
     ]:
         completions = (fenced("def add(a, b): return a + b"), fenced("def add("), "No.")
         for judged in await outcomes_of_texts(scorer, *completions, tests=tests):

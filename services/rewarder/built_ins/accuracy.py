@@ -29,7 +29,7 @@ NUM_PATIENT_TIMEOUTS = 4
 """After this many timeouts in one call the short limit applies: 16 answers like 100000000! then take 20 s, not 32 s."""
 
 _BOXED = "\\boxed"
-NO_GOLD = Verdict("not_applicable", None, "the gold answer is no mathematical expression")
+NO_GOLD = Verdict("not_applicable", None, "the gold answer is not a mathematical expression")
 
 _LATEX = [
     LatexExtractionConfig(

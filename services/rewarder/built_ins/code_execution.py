@@ -135,7 +135,7 @@ def read_tests(row: object) -> RowTests | str:
         case = cast("dict[str, object]", test) if isinstance(test, dict) else {}
         texts = [_text(case.get(key)) for key in ("input", "output")]
         if None in texts:
-            return "the row's tests are neither all text nor all tables of input and output"
+            return "the row's tests must all be text, or all be tables of input and output"
         cases.append({"input": texts[0], "output": texts[1]})
     return RowTests("cases", cases)
 
@@ -146,7 +146,7 @@ def _why_no_python(tests: list[str]) -> str | None:
             with warnings.catch_warnings(action="ignore"):
                 compile(test, "<test>", "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            return f"the row's tests cannot be used: test {number} is no Python: {error}"
+            return f"the row's tests cannot be used: test {number} is not valid Python: {error}"
     return None
 
 
@@ -182,7 +182,7 @@ async def _judge(
         signal = max(0, -(finished.exit_code or 0))  # killed bwrap itself, so it was sent from outside the sandbox
         how = f"signal {signal}" if signal else finished.ended
         if said is not None and not signal:
-            return Verdict("scored", 0.0, f"it brought down its judge ({how})", _components(0, len(tests.tests)))
+            return Verdict("scored", 0.0, f"it made its judge fail ({how})", _components(0, len(tests.tests)))
         complaint = " ".join(finished.stderr.decode("utf-8", "replace").split())
         return Verdict("error", None, printable(f"the sandbox ended without a verdict ({how}): {complaint}"))
     if "unfit" in said:

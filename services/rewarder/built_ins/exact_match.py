@@ -33,7 +33,7 @@ def _judge(text: str, gold: object, *, after: str | None, ignore_case: bool) -> 
     if not accepted:
         return MISSING
     if after is not None and after not in text:
-        return Verdict("scored", 0.0, "it does not announce its answer")
+        return Verdict("scored", 0.0, "it does not have the text that 'after' names")
     return Verdict("scored", float(_comparable(text, after=after, ignore_case=ignore_case) in accepted))
 
 

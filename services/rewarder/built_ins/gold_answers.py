@@ -16,7 +16,7 @@ def gold_answers(solution: list[object] | None, answer: list[object] | None) -> 
         CallError: Both columns are missing.
     """
     if solution is None and answer is None:
-        raise CallError("needs the gold answers in a column 'solution' or 'answer', and there is neither")
+        raise CallError("needs the gold answers in a column 'solution' or 'answer', but there is neither column")
     if solution is None or answer is None:
         return (solution if solution is not None else answer) or []
     return [left if left is not None else right for left, right in zip(solution, answer, strict=True)]

@@ -57,7 +57,7 @@ def _judge(text: str, schema: object) -> Verdict:
     except (RecursionError, OverflowError) as error:  # an endless schema, or a number too large for a float
         return Verdict("error", None, printable(f"validating it ended with {type(error).__name__}: {error}"))
     except Unresolvable as error:
-        raise CallError(f"has a schema that refers to what is not in it: {error}") from error
+        raise CallError(f"has a schema with a reference to something outside it: {error}") from error
     return Verdict("scored", 1.0) if wrong is None else Verdict("scored", 0.0, printable(wrong))
 
 
@@ -69,7 +69,7 @@ def _what_is_wrong(text: str, schema: Any) -> str | None:
     try:
         value = json.loads(_json_of(text), parse_constant=_refuse)
     except (ValueError, RecursionError) as problem:
-        return f"it is no JSON: {problem or type(problem).__name__}"
+        return f"it is not JSON: {problem or type(problem).__name__}"
     validator = validator_for(schema)(schema, registry=REGISTRY)
     error: Any = next(validator.iter_errors(value), None)
     return None if error is None else f"{error.json_path}: {error.message}"
@@ -86,7 +86,7 @@ def _why_no_schema(written: str) -> str | None:
     try:
         schema: Any = json.loads(written)
         if not isinstance(schema, dict):
-            return f"it is no table but {type(schema).__name__}"
+            return f"it is not a table but {type(schema).__name__}"
         table = cast("dict[str, Any]", schema)
         with time_limit(VALIDATION_TIMEOUT_S):
             validator_for(table).check_schema(table)

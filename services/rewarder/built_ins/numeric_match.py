@@ -42,7 +42,7 @@ def numeric_match_reward(
     for completion, raw in zip(completions, golds, strict=True):
         gold = gold_number(raw)
         if gold is None:
-            detail = "the gold answer is no number"
+            detail = "the gold answer is not a number"
             verdicts.append(MISSING if raw is None else Verdict("not_applicable", None, detail))
             continue
         number = completion_number(text_of(completion), announced_only=announced_only)

@@ -32,11 +32,11 @@ def _judge(text: str, pattern: object, mode: str) -> Verdict:
     if pattern is None:
         return Verdict("not_applicable", None, "the row has no pattern")
     if not isinstance(pattern, str):
-        return Verdict("not_applicable", None, f"the row's pattern is no text but {type(pattern).__name__}")
+        return Verdict("not_applicable", None, f"the row's pattern is not text but {type(pattern).__name__}")
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        return Verdict("not_applicable", None, printable(f"the row's pattern is no regular expression: {error}"))
+        return Verdict("not_applicable", None, printable(f"the row's pattern is not a regular expression: {error}"))
     match: Callable[[str], object] = {
         "search": compiled.search,
         "match": compiled.match,

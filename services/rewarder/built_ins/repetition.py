@@ -24,7 +24,7 @@ def repetition_penalty_reward(
         sequences = [text_of(completion).lower().split() for completion in completions]
     elif completion_ids is None:
         raise CallError(
-            "needs 'completion_ids', which only a run has by itself: send it in the request, one list of token ids "
+            "needs 'completion_ids', which only a run sets by itself: send it in the request, one list of token ids "
             "for each completion, or count words with reward_kwargs: unit: words"
         )
     else:

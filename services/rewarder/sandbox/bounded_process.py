@@ -65,7 +65,9 @@ async def run_bounded(
             async with asyncio.timeout(_DRAIN_S):
                 await asyncio.gather(process.wait(), *beside, _read(process.stdout, stdout, output_bytes))
         except TimeoutError:
-            log.warning("the pipes of a program in the sandbox were open %g s after its end: closed here", _DRAIN_S)
+            log.warning(
+                "the pipes of a program in the sandbox were still open %g s after its end, and are closed now", _DRAIN_S
+            )
         finally:
             for task in beside:
                 task.cancel()

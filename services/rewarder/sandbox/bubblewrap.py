@@ -113,7 +113,7 @@ def usable_python() -> str:
         if candidate.is_file() and (os.geteuid() != 0 or _is_reachable_by_all(candidate.resolve())):
             return str(candidate.resolve())
     raise SandboxUnavailableError(
-        f"no Python that a program in the sandbox could use: as root the rewarder gives programs another user, who "
+        f"found no Python for programs in the sandbox: as root the rewarder runs programs as another user, which "
         f"cannot reach {candidates[1]}. Install python3, or name one with HEADRACE_SANDBOX_PYTHON"
     )
 

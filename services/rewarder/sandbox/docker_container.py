@@ -60,13 +60,13 @@ class DockerSandbox:
             raise
         except Exception as error:
             raise SandboxUnavailableError(
-                f"the Docker engine made no container of {self._image}: {_line(error)}. Pull the image, or name "
-                "another with HEADRACE_SANDBOX_IMAGE"
+                f"the Docker engine did not create a container of {self._image}: {_line(error)}. Pull the image, or "
+                "name another with HEADRACE_SANDBOX_IMAGE"
             ) from error
         try:
             return _converse(container, stdin, limits)
         except Exception as error:
-            raise SandboxUnavailableError(f"the Docker engine failed at a container: {_line(error)}") from error
+            raise SandboxUnavailableError(f"the Docker engine failed to run a container: {_line(error)}") from error
         finally:
             with contextlib.suppress(Exception):  # the engine may have removed it already (auto_remove)
                 container.remove(force=True)
@@ -97,7 +97,7 @@ class DockerSandbox:
 def _refuse_tls(client: Any) -> None:
     if str(client.api.base_url).startswith("https:"):
         raise SandboxUnavailableError(
-            f"the Docker engine at {client.api.base_url} is spoken to over TLS, where no program's input can be ended: "
+            f"the Docker engine at {client.api.base_url} is called over TLS, which cannot end a program's input: "
             "set DOCKER_HOST to a Unix socket or to TCP without TLS, or HEADRACE_SANDBOX=bubblewrap"
         )
 

@@ -157,14 +157,14 @@ async def test_an_engine_that_makes_no_container_is_no_sandbox() -> None:
         def create(self, image: str, **_options: Any) -> None:
             raise RuntimeError(f"no such image: {image}")
 
-    with pytest.raises(SandboxUnavailableError, match="no container of an-image: no such image: an-image"):
+    with pytest.raises(SandboxUnavailableError, match="not create a container of an-image: no such image: an-image"):
         await DockerSandbox(image="an-image", client=Refuses()).run("print(1)", limits=LIMITS)
 
 
 async def test_an_engine_over_tls_is_refused_and_gets_no_program() -> None:
     engine = PlayedEngine(says_nothing, url="https://engine:2376")
     try:
-        with pytest.raises(SandboxUnavailableError, match="https://engine:2376 is spoken to over TLS"):
+        with pytest.raises(SandboxUnavailableError, match="https://engine:2376 is called over TLS"):
             await DockerSandbox(image="an-image", client=engine).run("print(1)", limits=LIMITS)
     finally:
         engine.close()

@@ -162,7 +162,7 @@ def test_json_meets_a_schema_or_does_not() -> None:
     verdicts = json_schema_reward(completions, json_schema=PERSON)
     assert said(verdicts) == [RIGHT, RIGHT] + [WRONG] * 6
     assert verdicts[2].detail == "$.age: '3' is not of type 'integer'"
-    assert verdicts[6].detail == "it is no JSON: NaN is not JSON"
+    assert verdicts[6].detail == "it is not JSON: NaN is not JSON"
 
 
 def test_a_row_s_schema_may_be_text_and_one_that_is_none_is_not_applicable() -> None:
@@ -174,7 +174,7 @@ def test_a_row_s_schema_may_be_text_and_one_that_is_none_is_not_applicable() -> 
 def test_a_schema_refers_to_itself_and_to_nothing_elsewhere() -> None:
     within = {"$defs": {"n": {"type": "integer"}}, "items": {"$ref": "#/$defs/n"}}
     assert said(json_schema_reward(texts("[1]", '["1"]'), json_schema=within)) == [RIGHT, WRONG]
-    with pytest.raises(CallError, match="has a schema that refers to what is not in it"):
+    with pytest.raises(CallError, match="has a schema with a reference to something outside it"):
         json_schema_reward(texts("1"), json_schema={"$ref": "http://127.0.0.1:1/schema"})
 
 

@@ -111,7 +111,7 @@ def _run_asserts(payload: dict[str, Any], verdicts: Verdicts) -> None:
         try:
             compiled.append(compile(test, "<test>", "exec"))
         except (SyntaxError, ValueError, RecursionError) as error:
-            verdicts.say(unfit=f"test {index + 1} is no Python to that of the sandbox: {error}")
+            verdicts.say(unfit=f"test {index + 1} is not valid for the sandbox's Python: {error}")
     code: TestedCode | None = None
     names: dict[str, Any] = {"__name__": "tests"}
     of_code: dict[str, Any] = {}
@@ -156,7 +156,7 @@ def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
         except OSError as error:
             if index == 0:
                 raise  # no program has run yet, so the code is not the cause
-            verdicts.note(index, f"its program left no room for the next: {error}")
+            verdicts.note(index, f"its program left no room for the next case: {error}")
             continue
         with given:
             try:
@@ -171,11 +171,11 @@ def _run_cases(payload: dict[str, Any], verdicts: Verdicts) -> None:
         # No timeout here: on a busy machine the process may take long to end. The time of all tests is its limit.
         how = "" if is_too_much else how_it_ended(process, within_s=None)
         if is_too_much:
-            verdicts.note(index, f"it printed {_MAX_OUTPUT_BYTES >> 20} MiB and more")
+            verdicts.note(index, f"it printed {_MAX_OUTPUT_BYTES >> 20} MiB or more")
         elif how != " with exit code 0":
             verdicts.note(index, f"its process ended{how}")
         elif _lines(output.decode("utf-8", "replace")) != _lines(case["output"]):
-            verdicts.note(index, "another output")
+            verdicts.note(index, "the output differs")
         else:
             verdicts.passed[index] = True
         _sweep()
@@ -236,7 +236,7 @@ def main() -> None:
     payload = json.loads(sys.stdin.buffer.read())
     verdicts = Verdicts(payload["nonce"], len(payload["tests"]))
     if os.getpid() != 1 or ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        verdicts.say(unjudged="the judge is not alone in its sandbox")
+        verdicts.say(unjudged="the judge is not isolated in its sandbox")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = io.StringIO()  # discards what tests print
     threading.Thread(target=_end_in_time, args=(payload, verdicts), daemon=True).start()

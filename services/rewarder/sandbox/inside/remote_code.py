@@ -117,7 +117,7 @@ class TestedCode:
                     _take_over(given, decode(changed, self._object_of))
             return decode(reply["value"], self._object_of)
         except Exception as error:
-            raise self._lost(f"answered nonsense: {type(error).__name__}") from error
+            raise self._lost(f"sent an invalid reply: {type(error).__name__}") from error
 
     def check(self) -> None:
         """Raise CodeGoneError if the code was lost, even if a test caught the exception."""
@@ -149,7 +149,7 @@ class TestedCode:
                 elif name not in sys.stdlib_module_names:
                     found[name] = decode(value, self._object_of)
         except Exception as error:
-            raise CodeGoneError(f"answered nonsense: {type(error).__name__}") from error
+            raise CodeGoneError(f"sent an invalid reply: {type(error).__name__}") from error
         return found
 
     def _object_of(self, number: int) -> RemoteObject:
@@ -159,7 +159,7 @@ class TestedCode:
         if isinstance(value, RemoteObject):
             return int(value.__dict__["_number"])
         if any(value is given for given in self.names.values()):
-            raise TypeError(f"the code gives the test {type(value).__name__} where it wants something to pass back")
+            raise TypeError(f"the code gives the test {type(value).__name__} where it needs a value to pass back")
         raise UnfitTestError(f"passes {type(value).__name__} to the code; only plain data can be passed")
 
     def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
