@@ -162,8 +162,8 @@ def _load_model(directory: Path, name: str, dtype: str) -> Any:
     missing: list[str] = sorted(info["missing_keys"])
     if missing:
         raise UserError(
-            f"{name} is no reward model: its weights have no {', '.join(missing[:3])}, and random numbers would stand "
-            "there instead. A language model has no such head; use one that was trained as a reward model"
+            f"{name} is not a reward model: its weights do not have {', '.join(missing[:3])}, so they would be "
+            "random. A language model does not have this head; use a model that was trained as a reward model"
         )
     return model
 

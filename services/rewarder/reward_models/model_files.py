@@ -33,7 +33,7 @@ def check_config(directory: Path, *, name: str) -> str:
     if (directory / "adapter_config.json").is_file():
         raise UserError(f"{name} is an adapter (adapter_config.json); merge it into its base model and save that")
     if not (directory / "config.json").is_file():
-        raise UserError(f"{name} has no config.json, so it is no transformers model")
+        raise UserError(f"{name} has no config.json, so it is not a transformers model")
     configs = {file: _read_json(directory / file, name) for file in _WITH_AUTO_MAP if (directory / file).is_file()}
     for file, content in configs.items():
         if _has_auto_map(content):
@@ -43,7 +43,7 @@ def check_config(directory: Path, *, name: str) -> str:
             )
     config = configs["config.json"]
     if not isinstance(config.get("model_type"), str):
-        raise UserError(f"config.json of {name} has no model_type, so it is no transformers model")
+        raise UserError(f"config.json of {name} has no model_type, so it is not a transformers model")
     _check_num_labels(config, name)
     architectures: Any = config.get("architectures")
     if isinstance(architectures, list) and architectures:
@@ -60,7 +60,7 @@ def check_files(directory: Path, *, name: str) -> None:
                 f"the weights of {name} are in {others[0]}, which is pickle and may run code; headrace reads "
                 "safetensors: save the model again with save_pretrained of a current transformers"
             )
-        raise UserError(f"{name} has no *.safetensors, so no weights that headrace reads")
+        raise UserError(f"{name} has no *.safetensors, and headrace reads no other weights")
     if not any((directory / file).is_file() for file in _TOKENIZER_FILES):
         raise UserError(f"{name} has no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}); save it beside the model")
 
@@ -96,7 +96,7 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path.name} of {name} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path.name} of {name} is no JSON object")
+        raise UserError(f"{path.name} of {name} is not a JSON object")
     return cast("dict[str, Any]", content)
 
 

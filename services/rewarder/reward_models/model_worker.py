@@ -194,7 +194,7 @@ def load(request: Load, channel: socket.socket) -> "tuple[Classifier, Loaded]":
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error}") from error
     if not is_same:
-        raise UserError(f"the files of {name} were changed while it was loaded; try again when they are whole")
+        raise UserError(f"the files of {name} were changed while it was loaded; try again when they are complete")
     return model, Loaded(model.architecture, version[:VERSION_CHARACTERS], model.device, model.dtype)
 
 

@@ -28,7 +28,7 @@ class RewardModelMetrics:
         )
         self.tokens = Counter(
             "headrace_reward_model_tokens",
-            "Tokens that went through a reward model, and padding beside them",
+            "Tokens and padding that a reward model has processed",
             ["model", "kind"],
             registry=registry,
         )
@@ -41,9 +41,7 @@ class RewardModelMetrics:
             ["reason"],
             registry=registry,
         )
-        self.loaded = Gauge(
-            "headrace_reward_models_loaded", "Processes of reward models that are up", registry=registry
-        )
+        self.loaded = Gauge("headrace_reward_models_loaded", "Running processes of reward models", registry=registry)
 
     def observe_pass(self, model: str, done: Passed) -> None:
         """Count one forward pass."""

@@ -133,8 +133,8 @@ class RewardModels:
             missing = [package for package in _NEEDED if importlib.util.find_spec(package) is None]
             if missing:
                 raise UserError(
-                    f"'{name}' is a reward model, and this rewarder has no {', '.join(missing)}; install headrace with "
-                    "the extra rewarder-models where it runs: pip install 'headrace[rewarder-models]'"
+                    f"'{name}' is a reward model, and this rewarder does not have {', '.join(missing)}; install "
+                    "headrace with the extra rewarder-models where it runs: pip install 'headrace[rewarder-models]'"
                 )
             await self._make_room(name)
             if known is None:

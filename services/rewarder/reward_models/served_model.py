@@ -133,7 +133,7 @@ class ServedModel:
                 await self._until(lambda: self._loaded is not None or self._failure is not None)
         except TimeoutError:
             if self._described is None:
-                return f"{self.name} could not be looked at within {timeout_s:g} s; try again"
+                return f"{self.name} could not be checked within {timeout_s:g} s; try again"
         return None if self._failure is None else self._failure[0]
 
     async def close(self) -> None:

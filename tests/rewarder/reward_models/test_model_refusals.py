@@ -81,8 +81,8 @@ def of_no_type(model: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (without_config, "has no config.json, so it is no transformers model"),
-        (without_weights, "has no *.safetensors, so no weights that headrace reads"),
+        (without_config, "has no config.json, so it is not a transformers model"),
+        (without_weights, "has no *.safetensors, and headrace reads no other weights"),
         (
             with_pickled_weights,
             "are in pytorch_model.bin, which is pickle and may run code; headrace reads safetensors",
@@ -93,7 +93,7 @@ def of_no_type(model: Path) -> None:
         (with_three_labels, "gives 3 numbers for a text (num_labels in its config.json), and a reward is one"),
         (as_adapter, "is an adapter (adapter_config.json); merge it into its base model and save that"),
         (with_torn_config, "cannot be read: Expecting value: line 1 column 16"),
-        (of_no_type, "has no model_type, so it is no transformers model"),
+        (of_no_type, "has no model_type, so it is not a transformers model"),
     ],
 )
 async def test_files_that_will_not_do_are_refused(
@@ -108,7 +108,7 @@ async def test_files_that_will_not_do_are_refused(
 async def test_a_language_model_is_no_reward_model(models: RewardModels, tmp_path: Path) -> None:
     directory = make_tiny_model(tmp_path / "policy")
     said = await refusal(models, str(directory))
-    assert "is no reward model: its weights have no score.weight, and random numbers would stand there instead" in said
+    assert "is not a reward model: its weights do not have score.weight, so they would be random" in said
 
 
 async def test_a_head_for_two_labels_is_refused_also_where_the_config_does_not_say_so(
